@@ -1,0 +1,1 @@
+"""Experiments: every number that the documentation quotes comes out of here."""

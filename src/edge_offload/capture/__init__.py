@@ -1,0 +1,1 @@
+"""The virtual CUDA device, the recorder and the operator sequence search."""

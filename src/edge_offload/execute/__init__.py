@@ -1,0 +1,1 @@
+"""Running models and operator sequences: the same code on robot and server."""

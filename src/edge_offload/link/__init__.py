@@ -1,0 +1,1 @@
+"""Wire protocol, transport, keys, payload codecs, clock offset and link emulation."""

@@ -1,0 +1,1 @@
+"""ROS nodes: convert, call, publish. The only package that imports rospy."""

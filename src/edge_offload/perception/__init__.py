@@ -1,0 +1,1 @@
+"""What the applications do around a model: tracking, geometry, overlays."""

@@ -1,0 +1,1 @@
+"""Sensors and models of power; energy per inference."""

@@ -1,0 +1,1 @@
+"""Model replicas, sessions, quotas and admission on the machine with the GPU."""

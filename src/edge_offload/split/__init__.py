@@ -1,0 +1,1 @@
+"""Locality rules, partition plans, cost model, planners and the two-sided runtime."""

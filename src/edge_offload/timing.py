@@ -1,0 +1,45 @@
+"""What one inference cost: the report that every execution mode returns with its outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict
+
+from edge_offload.modes import Mode
+
+STAGES = ("queue", "encode", "uplink", "compute_robot", "compute_server", "downlink", "decode")
+
+
+@dataclass
+class InferenceReport:
+    """Cost of one inference as seen by the robot. Durations are seconds on the monotonic clock.
+
+    Attributes:
+        mode: the mode that really produced the outputs.
+        model: name of the model.
+        total_s: from the call to the outputs being usable.
+        stages_s: seconds per stage of :data:`STAGES`; a stage that did not happen is 0. Stages may overlap, so
+            their sum is not the total.
+        bytes_up, bytes_down: payload and headers given to, and taken from, the link (bytes).
+        round_trips: how often the caller blocked for a message that one of its own caused.
+        clock_error_s: bound on the error of ``uplink`` and ``downlink`` (they use the peer's clock), 0 if local.
+        emulated_slowdown: factor by which robot-side compute was slowed on purpose; 1 means not at all.
+        fallback_reason: why a requested mode was not the one that ran; empty when it was.
+    """
+
+    mode: Mode
+    model: str = ""
+    total_s: float = 0.0
+    stages_s: Dict[str, float] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    round_trips: int = 0
+    clock_error_s: float = 0.0
+    emulated_slowdown: float = 1.0
+    fallback_reason: str = ""
+
+    def __post_init__(self) -> None:
+        unknown = set(self.stages_s) - set(STAGES)
+        if unknown:
+            raise ValueError(f"unknown stages {sorted(unknown)}; the stages are {STAGES}")
+        self.stages_s = {name: float(self.stages_s.get(name, 0.0)) for name in STAGES}
