@@ -1,0 +1,86 @@
+"""What every network that finds people looks like from outside: prepare, module, interpret."""
+
+from __future__ import annotations
+
+from typing import Sequence, Tuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from edge_offload.models.letterbox import Letterbox, letterbox
+from edge_offload.models.people import People
+
+
+class PeopleModule(nn.Module):
+    """The part of an estimator that runs on a device: a dense network and its read-out.
+
+    It is an ordinary module: nothing in it knows where it runs. ``network`` has static shapes and maps uint8
+    [3, H, W] RGB to a tuple of dense float maps; that is the part worth tracing, exporting or splitting.
+    ``readout`` turns those maps into a few small tensors (decoding, top-k or non-maximum suppression), whose length
+    may depend on the data.
+    """
+
+    def __init__(self, network: nn.Module, readout: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.readout = readout
+
+    def forward(self, image: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        """Map uint8 [3, H, W] RGB to the small tensors that ``PersonEstimator.interpret`` takes."""
+        maps = self.network(image)
+        outputs: Tuple[torch.Tensor, ...] = self.readout(*maps)
+        return outputs
+
+
+class PersonEstimator:
+    """Finds people with keypoints in an image: host-side preparation, a device module, host-side interpretation.
+
+    ``interpret(module(prepare(bgr)))`` is one inference. The three steps are apart so that the middle one can run
+    anywhere.
+
+    Attributes:
+        name: the model's name in the registry.
+        module: plain PyTorch, in eval mode; uint8 [3, H, W] RGB in, a tuple of small tensors out.
+        trained: whether the weights come from training. If not (random weights for latency, split and parity
+            work), ``interpret`` finds nobody: random numbers are never presented as people.
+        size: long side of the network's input, pixels.
+        stride: both sides of the network's input are multiples of this, pixels.
+    """
+
+    pad_value = 114
+
+    def __init__(self, name: str, module: PeopleModule, size: int, stride: int, trained: bool) -> None:
+        self.name = name
+        self.module = module.eval()
+        self.size = size
+        self.stride = stride
+        self.trained = trained
+
+    def prepare(self, bgr: np.ndarray) -> Tuple[torch.Tensor, Letterbox]:
+        """Letterbox a uint8 [h, w, 3] BGR image into the uint8 [3, H, W] RGB input of ``module``.
+
+        Raises:
+            BadInput: not a non-empty uint8 colour image.
+        """
+        return letterbox(bgr, self.size, self.stride, self.pad_value)
+
+    def interpret(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> People:
+        """People in pixels of the original image, from the outputs of ``module``; nobody if not ``trained``.
+
+        Raises:
+            BadInput: the outputs do not have the shapes that ``module`` produces.
+        """
+        return self.decode(outputs, placement) if self.trained else People.empty()
+
+    def decode(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> People:
+        """Like ``interpret``, whatever the weights. For parity checks; never show it to a user as detection."""
+        raise TypeError(f"{type(self).__name__} does not define decode()")
+
+    def infer(self, bgr: np.ndarray) -> People:
+        """All three steps here and now."""
+        image, placement = self.prepare(bgr)
+        device = next(self.module.parameters()).device
+        with torch.inference_mode():
+            outputs = self.module(image.to(device))
+        return self.interpret(outputs, placement)

@@ -1,0 +1,95 @@
+"""Letterbox: scale an image into a network's input without changing its aspect, and map coordinates back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Tuple
+
+import cv2
+import numpy as np
+import torch
+
+from edge_offload.errors import BadInput
+
+MAX_SIDE = 8192
+"""Longest image side accepted, in pixels: a corrupt header must not make us allocate gigabytes."""
+
+
+@dataclass(frozen=True)
+class Letterbox:
+    """How an image was placed into the network's input.
+
+    Attributes:
+        scale_x, scale_y: input pixels per image pixel; they differ by rounding to whole pixels only.
+        left, top: input pixels of padding before the image.
+        image_width, image_height: size of the original image in pixels.
+        width, height: size of the network's input in pixels.
+    """
+
+    scale_x: float
+    scale_y: float
+    left: int
+    top: int
+    image_width: int
+    image_height: int
+    width: int
+    height: int
+
+    def to_image(self, xy: np.ndarray, clip: bool = False) -> np.ndarray:
+        """Map float [..., 2] points of the network's input to pixels of the original image."""
+        offset = np.array([self.left, self.top], dtype=np.float32)
+        scale = np.array([self.scale_x, self.scale_y], dtype=np.float32)
+        points = (np.asarray(xy, dtype=np.float32) - offset) / scale
+        if clip:
+            points = np.clip(points, 0, np.array([self.image_width, self.image_height], dtype=np.float32))
+        return points.astype(np.float32)
+
+    def boxes_to_image(self, boxes: np.ndarray, clip: bool = True) -> np.ndarray:
+        """Map float [n, 4] x1 y1 x2 y2 boxes of the network's input to pixels of the original image."""
+        return self.to_image(np.asarray(boxes, dtype=np.float32).reshape(-1, 2, 2), clip=clip).reshape(-1, 4)
+
+
+def letterbox(bgr: np.ndarray, size: int, stride: int, pad: int = 114) -> Tuple[torch.Tensor, Letterbox]:
+    """Scale ``bgr`` so that its long side is ``size``, pad both sides to multiples of ``stride``, convert to RGB.
+
+    Args:
+        bgr: uint8 [h, w, 3].
+        size: long side of the network's input, pixels; a multiple of ``stride``.
+        stride: coarsest stride of the network, pixels.
+        pad: grey value of the padding, which is split evenly between opposite sides.
+
+    Returns:
+        The uint8 [3, H, W] RGB tensor, contiguous, and the placement.
+
+    Raises:
+        BadInput: the image is not a non-empty uint8 colour image, or a size makes no sense.
+    """
+    if not isinstance(bgr, np.ndarray) or bgr.dtype != np.uint8 or bgr.ndim != 3 or bgr.shape[2] != 3:
+        found = f"{bgr.dtype} {bgr.shape}" if isinstance(bgr, np.ndarray) else type(bgr).__name__
+        raise BadInput(f"expected a uint8 [h, w, 3] BGR image, got {found}", remedy="convert the image to bgr8")
+    image_height, image_width = bgr.shape[:2]
+    if not 0 < min(bgr.shape[:2]) <= max(bgr.shape[:2]) <= MAX_SIDE:
+        raise BadInput(f"image of {image_width}x{image_height} pixels", remedy=f"sides must be 1 to {MAX_SIDE}")
+    if size % stride or not stride <= size <= MAX_SIDE:
+        raise BadInput(f"input size {size} is not a multiple of {stride} between {stride} and {MAX_SIDE}")
+    scale = size / max(image_width, image_height)
+    inner_width = max(1, round(image_width * scale))
+    inner_height = max(1, round(image_height * scale))
+    width = -(-inner_width // stride) * stride
+    height = -(-inner_height // stride) * stride
+    if (inner_width, inner_height) != (image_width, image_height):
+        bgr = cv2.resize(bgr, (inner_width, inner_height), interpolation=cv2.INTER_LINEAR)
+    left, top = (width - inner_width) // 2, (height - inner_height) // 2
+    canvas = np.full((3, height, width), pad, dtype=np.uint8)
+    canvas[:, top : top + inner_height, left : left + inner_width] = bgr[:, :, ::-1].transpose(2, 0, 1)
+    placement = Letterbox(
+        scale_x=inner_width / image_width,
+        scale_y=inner_height / image_height,
+        left=left,
+        top=top,
+        image_width=image_width,
+        image_height=image_height,
+        width=width,
+        height=height,
+    )
+    return torch.from_numpy(canvas), placement

@@ -1,0 +1,157 @@
+"""The registry: every model by name, built from its name and a few scalar options on robot and server alike."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Mapping, Tuple, Union
+
+import torch
+from torch import nn
+
+from edge_offload.errors import BadInput
+from edge_offload.models.base import PersonEstimator
+
+Scalar = Union[bool, int, float, str]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Facts on one model, and how to build it.
+
+    Attributes:
+        name: what a user writes.
+        summary: one line.
+        source: where the weights come from.
+        licence: of the weights (and of the code, where it differs).
+        options: names of the scalar options with their defaults; nothing else is accepted.
+        build: makes the estimator from the options, all of them given.
+        weights_bytes: size of the file that is downloaded or read, 0 if the weights are made up.
+        sha256: checksum of the weights as cached here, empty if there are none.
+    """
+
+    name: str
+    summary: str
+    source: str
+    licence: str
+    build: Callable[[Dict[str, Scalar]], PersonEstimator]
+    options: Mapping[str, Scalar] = field(default_factory=dict)
+    weights_bytes: int = 0
+    sha256: str = ""
+
+
+def entries() -> Dict[str, Entry]:
+    """All models that come with edge_offload, by name."""
+    from edge_offload.models import kapao, movenet
+
+    return {entry.name: entry for entry in (*movenet.entries(), *kapao.entries())}
+
+
+def is_own(name: str) -> bool:
+    """Whether ``name`` is a user's own factory (``package.module:factory``), which runs code by importing it.
+
+    A server must not build such a name because a peer asks for it, unless its operator has listed it.
+    """
+    return ":" in name
+
+
+def build_estimator(name: str, **options: Scalar) -> PersonEstimator:
+    """Build the person estimator ``name`` with its weights loaded.
+
+    Args:
+        name: a name of :func:`entries`, or ``package.module:factory`` of the user's own.
+        options: scalars only (they travel to the server in a message); the entry lists them with their defaults.
+
+    Raises:
+        BadInput: no such model or option, a value of the wrong type, or weights that cannot be had.
+    """
+    built = _build(name, options)
+    if not isinstance(built, PersonEstimator):
+        raise BadInput(f"model {name!r} is a {type(built).__name__}, not a PersonEstimator")
+    return built
+
+
+def build_module(name: str, **options: Scalar) -> nn.Module:
+    """Build the module of model ``name``: in eval mode, weights loaded, on the CPU. Arguments as `build_estimator`.
+
+    A factory of the user's own may return a plain ``nn.Module`` or a ``PersonEstimator``.
+    """
+    built = _build(name, options)
+    module = built.module if isinstance(built, PersonEstimator) else built
+    return module.eval()
+
+
+def _build(name: str, options: Mapping[str, Scalar]) -> Union[PersonEstimator, nn.Module]:
+    for key, value in options.items():
+        if not isinstance(value, (bool, int, float, str)):
+            raise BadInput(f"model {name!r}: option {key} is a {type(value).__name__}", remedy="use a scalar")
+    if is_own(name):
+        return _build_own(name, options)
+    table = entries()
+    if name not in table:
+        raise BadInput(f"no model named {name!r}", remedy=f"use one of {', '.join(table)} or package.module:factory")
+    entry = table[name]
+    return entry.build(_checked(entry, options))
+
+
+def _checked(entry: Entry, options: Mapping[str, Scalar]) -> Dict[str, Scalar]:
+    """The entry's defaults updated with ``options``; a whole number is accepted where a float is expected."""
+    merged = dict(entry.options)
+    for key, value in options.items():
+        if key not in merged:
+            raise BadInput(f"model {entry.name!r} has no option {key!r}", remedy=f"it has: {', '.join(merged)}")
+        wanted = type(merged[key])
+        if wanted is float and type(value) is int:
+            value = float(value)
+        if type(value) is not wanted:
+            raise BadInput(
+                f"model {entry.name!r}: option {key}={value!r} is {type(value).__name__}, expected {wanted.__name__}"
+            )
+        merged[key] = value
+    return merged
+
+
+def _build_own(name: str, options: Mapping[str, Scalar]) -> Union[PersonEstimator, nn.Module]:
+    module_name, _, attribute = name.partition(":")
+    try:
+        factory: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            factory = getattr(factory, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadInput(
+            f"cannot import model {name!r}: {error}", remedy="write package.module:factory, importable here"
+        ) from error
+    built = factory(**options)
+    if not isinstance(built, (PersonEstimator, nn.Module)):
+        raise BadInput(f"factory {name!r} returned a {type(built).__name__}", remedy="return nn.Module")
+    return built
+
+
+def state_hash(module: nn.Module) -> str:
+    """Hex sha256 over the names, dtypes, shapes and bytes of the module's state dict.
+
+    Two modules with the same hash compute the same function with the same numbers, whatever device they are on.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        header = f"{name}\0{str(tensor.dtype).split('.')[-1]}\0{tuple(tensor.shape)}\0"
+        digest.update(header.encode("utf-8"))
+        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    return digest.hexdigest()
+
+
+def describe(entry: Entry) -> Tuple[Tuple[str, str], ...]:
+    """The entry's facts as label and text, for people."""
+    size = f"{entry.weights_bytes / 1e6:.1f} MB" if entry.weights_bytes else "none to fetch"
+    options = " ".join(f"{key}={value}" for key, value in entry.options.items())
+    return (
+        ("model", entry.name),
+        ("what", entry.summary),
+        ("weights", entry.source),
+        ("licence", entry.licence),
+        ("size", size),
+        ("sha256", entry.sha256 or "-"),
+        ("options", options),
+    )
