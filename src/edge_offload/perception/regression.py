@@ -1,0 +1,104 @@
+"""Regression against a golden record: did a run over the same frames give the same people?
+
+A golden file is a JSON record (schema definition ``golden``): the model and its weights, and for every frame of a
+bag its stamp and the people found. Stamps and counts must agree exactly, boxes and scores within the tolerances
+written in the golden itself, so that a change of tolerance is a change that a reviewer sees.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any, Dict, List, Mapping, Sequence, Union
+
+import numpy as np
+
+from edge_offload import records
+from edge_offload.errors import BadInput
+
+BOX_TOLERANCE_PX = 0.5
+SCORE_TOLERANCE = 1e-3
+
+
+def person_record(track_id: int, box_xyxy_px: Sequence[float], score: float) -> Dict[str, Any]:
+    """One person as a golden file holds it: values rounded far below the tolerances, so that diffs stay short."""
+    return {"id": int(track_id), "box": [round(float(v), 2) for v in box_xyxy_px], "score": round(float(score), 4)}
+
+
+def golden(model: str, weights_sha256: str, mode: str, frames: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
+    """A golden record with the default tolerances. ``frames``: ``{stamp_ns, results, latencies, people}`` per frame."""
+    record = {
+        "model": model,
+        "weights_sha256": weights_sha256,
+        "mode": mode,
+        "tolerance": {"box_px": BOX_TOLERANCE_PX, "score": SCORE_TOLERANCE},
+        "frames": [dict(frame) for frame in frames],
+    }
+    records.validate("golden", record)
+    return record
+
+
+def load(path: Union[str, pathlib.Path]) -> Dict[str, Any]:
+    """Read and validate a golden file.
+
+    Raises:
+        BadInput: the file is missing, is not JSON, or does not fit the schema.
+    """
+    try:
+        record: Dict[str, Any] = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"cannot read golden file {path}: {error.strerror}", remedy="make it with --update") from error
+    except ValueError as error:
+        raise BadInput(f"golden file {path} is not JSON: {error}") from error
+    records.validate("golden", record)
+    return record
+
+
+def differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> List[str]:
+    """What in ``actual`` departs from the golden ``expected``, one sentence each; empty when the run is the same.
+
+    The mode is not compared: where a network runs must not change its results, which is what the golden is for.
+    """
+    found: List[str] = []
+    for key in ("model", "weights_sha256"):
+        if expected[key] != actual[key]:
+            found.append(f"{key}: golden was made with {expected[key]}, this run used {actual[key]}")
+    if found:
+        return found  # results of another network say nothing about a regression
+
+    by_stamp = {frame["stamp_ns"]: frame for frame in actual["frames"]}
+    wanted = {frame["stamp_ns"] for frame in expected["frames"]}
+    for stamp in sorted(set(by_stamp) - wanted):
+        found.append(f"frame {stamp}: a result with a stamp that no frame has")
+    for index, frame in enumerate(expected["frames"]):
+        name = f"frame {index} (stamp {frame['stamp_ns']} ns)"
+        result = by_stamp.get(frame["stamp_ns"])
+        if result is None:
+            found.append(f"{name}: no result with this stamp")
+            continue
+        for key in ("results", "latencies"):
+            if result[key] != frame[key]:
+                found.append(f"{name}: {result[key]} {key}, expected {frame[key]}")
+        found += _people_differences(name, frame["people"], result["people"], expected["tolerance"])
+    return found
+
+
+def _people_differences(
+    name: str, expected: Sequence[Mapping[str, Any]], actual: Sequence[Mapping[str, Any]], tolerance: Mapping[str, float]
+) -> List[str]:
+    if len(expected) != len(actual):
+        return [f"{name}: {len(actual)} people, expected {len(expected)}"]
+    found: List[str] = []
+    actual_by_id = {person["id"]: person for person in actual}
+    for person in expected:
+        other = actual_by_id.get(person["id"])
+        if other is None:
+            found.append(f"{name}: person {person['id']} is missing (ids here: {sorted(actual_by_id)})")
+            continue
+        box_error = float(np.abs(np.subtract(person["box"], other["box"])).max())
+        if not box_error <= tolerance["box_px"]:
+            found.append(f"{name}: person {person['id']}: box is off by {box_error:.2f} px (at most {tolerance['box_px']})")
+        score_error = abs(person["score"] - other["score"])
+        if not score_error <= tolerance["score"]:
+            found.append(f"{name}: person {person['id']}: score is off by {score_error:.2g} (at most {tolerance['score']})")
+    return found

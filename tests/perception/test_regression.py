@@ -1,0 +1,119 @@
+"""A golden goes red for every kind of change that matters, and only then."""
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_offload.errors import BadInput
+from edge_offload.perception import regression
+
+SHA = "a" * 64
+
+
+def make(frames=3, people=2, model="movenet"):
+    return regression.golden(
+        model,
+        SHA,
+        "local",
+        [
+            {
+                "stamp_ns": 10**9 + index * 10**8,
+                "results": 1,
+                "latencies": 1,
+                "people": [
+                    regression.person_record(number, (10 * number, 20, 10 * number + 30, 90 + index), 0.5 + number / 10)
+                    for number in range(people)
+                ],
+            }
+            for index in range(frames)
+        ],
+    )
+
+
+def test_same_run_has_no_differences():
+    assert regression.differences(make(), make()) == []
+
+
+@given(st.floats(-0.49, 0.49), st.floats(-9e-4, 9e-4))
+def test_within_tolerance_is_the_same(box_shift, score_shift):
+    actual = make()
+    actual["frames"][1]["people"][0]["box"][2] += box_shift
+    actual["frames"][1]["people"][0]["score"] += score_shift
+    assert regression.differences(make(), actual) == []
+
+
+def restamp(record):
+    record["frames"][1]["stamp_ns"] += 1
+
+
+def drop_frame(record):
+    del record["frames"][1]
+
+
+def drop_person(record):
+    record["frames"][1]["people"].pop()
+
+
+def change_id(record):
+    record["frames"][1]["people"][0]["id"] = 77
+
+
+def move_box(record):
+    record["frames"][1]["people"][0]["box"][0] += 0.6
+
+
+def nan_box(record):
+    record["frames"][1]["people"][0]["box"][0] = float("nan")
+
+
+def change_score(record):
+    record["frames"][1]["people"][0]["score"] += 2e-3
+
+
+def duplicate_result(record):
+    record["frames"][1]["results"] = 2
+
+
+def lose_latency(record):
+    record["frames"][1]["latencies"] = 0
+
+
+def change_model(record):
+    record["model"] = "kapao_s"
+
+
+def change_weights(record):
+    record["weights_sha256"] = "b" * 64
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        restamp, drop_frame, drop_person, change_id, move_box, nan_box, change_score, duplicate_result, lose_latency,
+        change_model, change_weights,
+    ],
+    ids=lambda function: function.__name__,
+)  # fmt: skip
+def test_goes_red(damage):
+    actual = copy.deepcopy(make())
+    damage(actual)
+    assert regression.differences(make(), actual)
+
+
+def test_where_it_ran_does_not_matter():
+    actual = make()
+    actual["mode"] = "server"
+    assert regression.differences(make(), actual) == []
+
+
+def test_missing_and_broken_files_name_the_cause(tmp_path):
+    with pytest.raises(BadInput, match="--update"):
+        regression.load(tmp_path / "none.json")
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(BadInput, match="not JSON"):
+        regression.load(tmp_path / "broken.json")
+    (tmp_path / "other.json").write_text('{"model": "movenet"}')
+    with pytest.raises(BadInput, match="weights_sha256"):
+        regression.load(tmp_path / "other.json")
