@@ -100,8 +100,8 @@ def _people_differences(
             continue
         box_error = float(np.abs(np.subtract(person["box"], other["box"])).max())
         if not box_error <= tolerance["box_px"]:
-            found.append(f"{name}: person {person['id']}: box off by {box_error:.2f} px (at most {tolerance['box_px']})")
+            found.append(f"{name}: person {person['id']}: box off by {box_error:.2f} px (of {tolerance['box_px']})")
         score_error = abs(person["score"] - other["score"])
         if not score_error <= tolerance["score"]:
-            found.append(f"{name}: person {person['id']}: score off by {score_error:.2g} (at most {tolerance['score']})")
+            found.append(f"{name}: person {person['id']}: score off by {score_error:.2g} (of {tolerance['score']})")
     return found
