@@ -1,0 +1,83 @@
+"""Byte compressors under the codecs: zstd and lz4, with output sizes known before anything is allocated."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import lz4.block
+import zstandard
+
+from edge_offload.errors import BadInput, ProtocolError
+
+from .payload import Buffer
+
+KINDS = ("", "lz4", "zstd")
+"""'' stores the bytes as they are."""
+
+ZSTD_LEVEL = 1  # the fastest level that still codes literals by Huffman: residuals have few matches
+_LZ4_LIMIT = 0x7E000000  # LZ4_MAX_INPUT_SIZE
+_LZ4_EXPANSION = 255  # a length byte adds at most 255 bytes of output
+_ZSTD_BLOCK = 128 * 1024  # one zstd block (3 header bytes and more) makes at most this much
+
+_local = threading.local()  # (de)compressor contexts must not be shared between threads
+
+
+def compress(kind: str, data: Any) -> Buffer:
+    """``data`` (contiguous bytes-like) coded by ``kind``. Releases the GIL.
+
+    Raises:
+        BadInput: more than 2 GB for lz4.
+    """
+    if kind == "zstd":
+        compressor = getattr(_local, "compressor", None)
+        if compressor is None:
+            compressor = _local.compressor = zstandard.ZstdCompressor(
+                level=ZSTD_LEVEL, write_content_size=True, write_checksum=False
+            )
+        coded: bytes = compressor.compress(data)
+        return coded
+    if kind == "lz4":
+        if memoryview(data).nbytes > _LZ4_LIMIT:
+            raise BadInput("lz4 codes at most 2 GB at once", remedy="use zstd")
+        coded = lz4.block.compress(data, store_size=False)
+        return coded
+    return memoryview(data)
+
+
+def expand(kind: str, coded: memoryview, size: int) -> Buffer:
+    """Exactly ``size`` bytes out of ``coded``. The caller has bounded ``size``. Releases the GIL.
+
+    Raises:
+        ProtocolError: damaged, or another size than promised.
+    """
+    try:
+        if kind == "zstd":
+            return _expand_zstd(coded, size)
+        if kind == "lz4":
+            if size > _LZ4_EXPANSION * max(coded.nbytes, 1):
+                raise ProtocolError(f"lz4: {coded.nbytes} bytes cannot hold {size}")
+            plain: Buffer = lz4.block.decompress(coded, uncompressed_size=size) if size else b""
+        else:
+            plain = coded
+    except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError, OverflowError, MemoryError) as error:
+        raise ProtocolError(f"damaged {kind} payload: {error}") from error
+    if len(plain) != size:
+        raise ProtocolError(f"{kind or 'stored'} payload holds {len(plain)} bytes instead of {size}")
+    return plain
+
+
+def _expand_zstd(coded: memoryview, size: int) -> Buffer:
+    # the frame's own claim decides how much zstandard allocates: hold it against the shape first
+    claimed = zstandard.get_frame_parameters(coded).content_size
+    if claimed != size:
+        raise ProtocolError(f"zstd payload claims {claimed} bytes instead of {size}")
+    if size > (coded.nbytes // 3 + 1) * _ZSTD_BLOCK:
+        raise ProtocolError(f"zstd: {coded.nbytes} bytes cannot hold {size}")
+    decompressor = getattr(_local, "decompressor", None)
+    if decompressor is None:
+        decompressor = _local.decompressor = zstandard.ZstdDecompressor()
+    plain: bytes = decompressor.decompress(coded, max_output_size=size, allow_extra_data=False)
+    if len(plain) != size:
+        raise ProtocolError(f"zstd payload holds {len(plain)} bytes instead of {size}")
+    return plain

@@ -1,0 +1,169 @@
+"""What travels: a descriptor (dtype, shape, codec) and the checks that bound it before anything is allocated."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
+
+import numpy as np
+
+from edge_offload.errors import BadInput, ProtocolError
+
+DTYPES: Dict[str, np.dtype] = {
+    name: np.dtype(name)
+    for name in (
+        "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
+        "float16", "float32", "float64", "complex64", "complex128",
+    )
+}  # fmt: skip
+"""The dtypes that may travel. Anything else (objects, strings, records, dates, big-endian) is refused."""
+
+MAX_DIMENSIONS = 32
+DEFAULT_MAX_BYTES = 256 * 1024 * 1024
+"""Largest array that :func:`edge_offload.link.codecs.decode` makes unless told otherwise (bytes)."""
+
+Buffer = Union[bytes, bytearray, memoryview]
+Params = Dict[str, Any]
+
+_KEYS = {"codec", "dtype", "shape", "params", "tensor", "stream"}
+_EMPTY_LIMIT = 1 << 40  # product of the other axes of an empty array: numpy refuses far larger ones by a ValueError
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One array, ready to send.
+
+    Attributes:
+        descriptor: plain dict (strings, ints, lists) that msgpack or JSON can carry.
+        buffers: bytes-like parts, in the order that ``decode`` wants them. They may alias the array that was encoded
+            (codec ``raw``): do not write to it before the parts have left.
+    """
+
+    descriptor: Dict[str, Any]
+    buffers: List[Buffer]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts together, without the descriptor."""
+        return sum(memoryview(part).nbytes for part in self.buffers)
+
+
+@dataclass(frozen=True)
+class Header:
+    """A descriptor after its checks: the array that it promises fits in memory."""
+
+    codec: str
+    dtype: np.dtype
+    shape: Tuple[int, ...]
+    params: Mapping[str, Any]
+    tensor: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        product = 1
+        for extent in self.shape:
+            product *= extent
+        return product
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the decoded array."""
+        return self.size * self.dtype.itemsize
+
+
+def check_array(array: np.ndarray) -> np.ndarray:
+    """``array`` as C-contiguous memory of the same shape and bits (a copy only where needed).
+
+    Raises:
+        BadInput: not an array, a dtype that does not travel, or big-endian.
+    """
+    if not isinstance(array, np.ndarray):
+        raise BadInput(f"cannot encode a {type(array).__name__}", remedy="pass a numpy array")
+    if array.dtype.name not in DTYPES:
+        raise BadInput(f"dtype {array.dtype} does not travel", remedy=f"use one of {', '.join(DTYPES)}")
+    if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big"):
+        raise BadInput("big-endian arrays do not travel", remedy="array.astype(array.dtype.newbyteorder('<'))")
+    if type(array) is not np.ndarray:
+        array = array.view(np.ndarray)
+    return array if array.flags.c_contiguous else array.copy(order="C")
+
+
+def bytes_of(array: np.ndarray) -> np.ndarray:
+    """The memory of a C-contiguous array as uint8 [nbytes], without a copy."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def array_from(data: Any, header: Header) -> np.ndarray:
+    """Array over ``data`` (bytes-like of exactly ``header.nbytes``), without a copy.
+
+    Raises:
+        ProtocolError: ``data`` has another length.
+    """
+    view = memoryview(data)
+    if view.nbytes != header.nbytes:
+        raise ProtocolError(f"{header.codec}: {view.nbytes} bytes where the shape needs {header.nbytes}")
+    if header.size == 0:
+        return np.empty(header.shape, header.dtype)
+    return np.frombuffer(view, dtype=header.dtype).reshape(header.shape)
+
+
+def check_descriptor(descriptor: Mapping[str, Any], max_bytes: int) -> Header:
+    """Parse a descriptor off the wire.
+
+    Raises:
+        ProtocolError: a key, type or size that is not allowed, or more than ``max_bytes`` once decoded.
+    """
+    if not isinstance(descriptor, Mapping):
+        raise ProtocolError(f"payload descriptor is a {type(descriptor).__name__}, not a map")
+    if not {"codec", "dtype", "shape"} <= set(descriptor) or not set(descriptor) <= _KEYS:
+        raise ProtocolError(f"payload descriptor has keys {sorted(map(str, descriptor))[:8]}")
+    codec, dtype, shape = descriptor["codec"], descriptor["dtype"], descriptor["shape"]
+    params, tensor = descriptor.get("params", {}), descriptor.get("tensor", "")
+    if not (isinstance(codec, str) and isinstance(dtype, str) and isinstance(tensor, str)):
+        raise ProtocolError("payload descriptor: codec, dtype and tensor are strings")
+    if dtype not in DTYPES:
+        raise ProtocolError(f"payload dtype {dtype[:32]!r} is not allowed")
+    if not isinstance(params, Mapping) or not all(isinstance(key, str) for key in params):
+        raise ProtocolError("payload descriptor: params is a map of names")
+    if not isinstance(shape, (list, tuple)) or len(shape) > MAX_DIMENSIONS:
+        raise ProtocolError("payload descriptor: shape is a list of at most 32 sizes")
+    product = DTYPES[dtype].itemsize
+    for extent in shape:
+        if type(extent) is not int or not 0 <= extent <= _EMPTY_LIMIT:
+            raise ProtocolError("payload descriptor: every size is a non-negative integer")
+        product *= max(extent, 1)
+        if product > max(max_bytes, _EMPTY_LIMIT if 0 in shape else 0):
+            raise ProtocolError(f"payload would decode to more than the {max_bytes} bytes allowed")
+    return Header(codec, DTYPES[dtype], tuple(shape), params, tensor)
+
+
+def check_buffers(buffers: Sequence[Any]) -> List[memoryview]:
+    """Every part as a flat read view.
+
+    Raises:
+        ProtocolError: not a list of contiguous bytes-like parts.
+    """
+    if not isinstance(buffers, (list, tuple)):
+        raise ProtocolError("payload parts are a list of buffers")
+    views = []
+    for part in buffers:
+        try:
+            view = memoryview(part)
+            views.append(view.cast("B") if view.nbytes else memoryview(b""))
+        except TypeError as error:
+            raise ProtocolError(f"payload part is not bytes: {error}") from error
+    return views
+
+
+def take_int(params: Mapping[str, Any], key: str, low: int, high: int) -> int:
+    """Integer parameter ``key`` in ``low..high``.
+
+    Raises:
+        ProtocolError: missing, of another type, or out of range.
+    """
+    value = params.get(key)
+    if type(value) is not int or not low <= value <= high:
+        raise ProtocolError(f"payload parameter {key} is not an integer in {low}..{high}")
+    return value

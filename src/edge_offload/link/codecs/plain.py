@@ -1,0 +1,63 @@
+"""Content-blind methods: ``raw`` (the memory as it is) and ``shuffle`` (bytes of equal weight together, compressed)."""
+
+from __future__ import annotations
+
+from typing import Any, List, Mapping
+
+import numpy as np
+
+from edge_offload.errors import ProtocolError
+
+from . import entropy
+from .method import Coded, Method, any_array
+from .payload import Buffer, Header, array_from, bytes_of
+
+
+def one_part(header: Header, parts: List[memoryview]) -> memoryview:
+    """The only part of a payload.
+
+    Raises:
+        ProtocolError: none or several, or parameters where there are none.
+    """
+    if len(parts) != 1 or header.params:
+        raise ProtocolError(f"{header.codec}: one part and no parameters expected")
+    return parts[0]
+
+
+def shuffled(array: np.ndarray) -> Buffer:
+    """Bytes of a C-contiguous array, all first bytes of the elements first, then all second ones, ..."""
+    data = bytes_of(array)
+    if array.dtype.itemsize == 1 or array.size < 2:
+        return memoryview(data)
+    return memoryview(np.ascontiguousarray(data.reshape(-1, array.dtype.itemsize).T).reshape(-1))
+
+
+def unshuffled(data: Buffer, itemsize: int) -> Buffer:
+    """Inverse of :func:`shuffled`."""
+    if itemsize == 1 or len(data) <= itemsize:
+        return data
+    planes = np.frombuffer(data, np.uint8).reshape(itemsize, -1)
+    return memoryview(np.ascontiguousarray(planes.T).reshape(-1))
+
+
+def _encode_raw(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Coded:
+    return {}, [memoryview(bytes_of(array))]
+
+
+def _decode_raw(header: Header, kind: str, parts: List[memoryview]) -> np.ndarray:
+    return array_from(one_part(header, parts), header)
+
+
+def _encode_shuffle(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Coded:
+    return {}, [entropy.compress(kind, shuffled(array))]
+
+
+def _decode_shuffle(header: Header, kind: str, parts: List[memoryview]) -> np.ndarray:
+    plain = entropy.expand(kind, one_part(header, parts), header.nbytes)
+    return array_from(unshuffled(plain, header.dtype.itemsize), header)
+
+
+RAW = Method("raw", "the memory as it is", ("",), True, _encode_raw, _decode_raw, any_array)
+SHUFFLE = Method(
+    "shuffle", "bytes of equal weight together", ("zstd", "lz4"), True, _encode_shuffle, _decode_shuffle, any_array
+)
