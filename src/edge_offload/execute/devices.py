@@ -1,0 +1,69 @@
+"""Where torch can compute on this machine, and why not elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Tuple
+
+import torch
+
+from edge_offload.errors import BadInput, Unsupported
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One kind of device.
+
+    Attributes:
+        name: what a user writes.
+        present: whether it can compute here.
+        detail: what it is, or why it is absent.
+        remedy: how to get it; empty when it is there.
+    """
+
+    name: str
+    present: bool
+    detail: str
+    remedy: str = ""
+
+
+def backends() -> Tuple[Backend, ...]:
+    """Every backend that edge_offload knows, the preferred one first."""
+    return (_cuda(), _cpu())
+
+
+def pick(name: str = AUTO) -> torch.device:
+    """The device named ``name``; ``auto`` is the first backend that is present.
+
+    Raises:
+        BadInput: no such backend.
+        Unsupported: it is absent here; the message says why.
+    """
+    known = {backend.name: backend for backend in backends()}
+    if name == AUTO:
+        return torch.device(next(backend.name for backend in known.values() if backend.present))
+    if name not in known:
+        raise BadInput(f"no device {name!r}", remedy=f"use one of: {AUTO}, {', '.join(known)}")
+    backend = known[name]
+    if not backend.present:
+        raise Unsupported(f"device {name!r} is absent: {backend.detail}", remedy=backend.remedy)
+    return torch.device(name)
+
+
+def _cpu() -> Backend:
+    return Backend("cpu", True, f"{torch.get_num_threads()} threads")
+
+
+def _cuda() -> Backend:
+    if torch.version.cuda is None:
+        return Backend(
+            "cuda",
+            False,
+            f"torch {torch.__version__} is built without CUDA",
+            "install a CUDA build of torch (not needed on a CPU server)",
+        )
+    if not torch.cuda.is_available():
+        return Backend("cuda", False, "torch finds no usable NVIDIA GPU", "check nvidia-smi and the driver's version")
+    return Backend("cuda", True, f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}")

@@ -1,0 +1,93 @@
+"""Run a module on a device so that the same fingerprint gives the same bits, on robot and server alike."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import List, Sequence, Tuple, Union
+
+import torch
+from torch import nn
+
+from edge_offload.errors import Unsupported
+
+#: Bytes. torch allocates at this alignment; vector kernels may take another path (other bits) for other addresses.
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Outputs of one inference, contiguous and on the CPU, and how long the computation took (seconds, monotonic)."""
+
+    outputs: Tuple[torch.Tensor, ...]
+    compute_s: float
+
+
+class ModuleExecutor:
+    """Owns a module on a device and runs it in inference mode.
+
+    Inputs are brought to one canonical form first (contiguous, aligned): kernels are chosen by strides and address
+    too, so that a channels-last tensor here and its copy from the wire there would not give equal bits.
+
+    Args:
+        module: what to run; it is put in eval mode and moved to ``device`` in place.
+        device: ``cpu`` or ``cuda``.
+    """
+
+    def __init__(self, module: nn.Module, device: Union[str, torch.device] = "cpu") -> None:
+        self.device = torch.device(device)
+        self.module = module.eval().to(self.device)
+        if self.device.type == "cuda":
+            # cuDNN's benchmark picks algorithms by timing, that is, by chance
+            torch.backends.cudnn.benchmark = False
+            torch.backends.cudnn.deterministic = True
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> Execution:
+        """One inference.
+
+        Returns:
+            The outputs in the order in which the module returns them.
+
+        Raises:
+            Unsupported: the module returned something that is neither a tensor nor a sequence of tensors.
+            Exception: whatever the module itself raises.
+        """
+        with torch.inference_mode():
+            canonical = [canonical_input(tensor) for tensor in inputs]
+            started = time.monotonic()
+            moved = [tensor.to(self.device) for tensor in canonical]
+            outputs = as_tensors(self.module(*moved))
+            fetched = tuple(tensor.detach().to("cpu").contiguous() for tensor in outputs)
+            return Execution(fetched, time.monotonic() - started)
+
+
+def canonical_input(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` on the CPU, contiguous and aligned to :data:`ALIGNMENT`; itself when it is that already."""
+    tensor = tensor.detach().to("cpu").contiguous()
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def as_tensors(result: object) -> Tuple[torch.Tensor, ...]:
+    """The tensors that a module returned: one tensor, or a tuple or list of them.
+
+    Raises:
+        Unsupported: anything else.
+    """
+    if isinstance(result, torch.Tensor):
+        return (result,)
+    if isinstance(result, (tuple, list)) and all(isinstance(item, torch.Tensor) for item in result):
+        return tuple(result)
+    raise Unsupported(
+        f"the model returned {_kind(result)}", remedy="let its forward return a tensor or a tuple of tensors"
+    )
+
+
+def state_versions(module: nn.Module) -> List[int]:
+    """Write counters of the module's parameters and buffers: they differ after a run that changed its own state."""
+    return [tensor._version for tensor in (*module.parameters(), *module.buffers())]
+
+
+def _kind(result: object) -> str:
+    if isinstance(result, (tuple, list)):
+        return f"a {type(result).__name__} of {', '.join(sorted({type(item).__name__ for item in result}))}"
+    return f"a {type(result).__name__}"

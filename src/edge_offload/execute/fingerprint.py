@@ -1,0 +1,122 @@
+"""What decides the bits of a result: robot and server exchange it, and equal fingerprints mean bit-equal results.
+
+One network gives different bits under another torch build, instruction set or thread count (1 against 2 threads alone
+moves MoveNet's heads by 2e-4), so a comparison of results is only exact where the fingerprints agree.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any, Dict, List, Mapping, Union
+
+import torch
+
+#: Environment variables that steer the choice of kernels in ATen, oneDNN and MKL.
+KERNEL_ENVIRONMENT = (
+    "ATEN_CPU_CAPABILITY",
+    "DNNL_MAX_CPU_ISA",
+    "ONEDNN_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+)
+
+_WORDS = {
+    "torch": "torch",
+    "torch_build": "torch build",
+    "machine": "machine architecture",
+    "device": "device type",
+    "device_name": "processor",
+    "cpu_capability": "CPU instruction set",
+    "threads": "threads",
+    "mkldnn": "oneDNN",
+    "flush_denormal": "flushing of denormals",
+    "matmul_precision": "float32 matmul precision",
+    "deterministic": "deterministic algorithms",
+    "environment": "kernel environment variables",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "cudnn_flags": "cuDNN flags",
+}
+
+
+def fingerprint(device: Union[str, torch.device] = "cpu") -> Dict[str, Any]:
+    """Everything that decides the bits of a result on ``device``; plain values only, so that it can be sent.
+
+    Call it in the thread that computes: thread count and denormal mode belong to a thread.
+    """
+    where = torch.device(device)
+    facts: Dict[str, Any] = {
+        "torch": str(torch.__version__),
+        "torch_build": str(torch.version.git_version),
+        "machine": platform.machine(),
+        "device": where.type,
+        "device_name": _device_name(where),
+        "cpu_capability": _cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "mkldnn": bool(torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()),
+        "flush_denormal": _flushes_denormals(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "environment": {name: os.environ[name] for name in KERNEL_ENVIRONMENT if name in os.environ},
+    }
+    if where.type == "cuda":
+        cudnn = torch.backends.cudnn
+        facts["cuda"] = str(torch.version.cuda)
+        facts["cudnn"] = cudnn.version() if cudnn.is_available() else None
+        facts["cudnn_flags"] = {
+            "enabled": bool(cudnn.enabled),
+            "benchmark": bool(cudnn.benchmark),
+            "deterministic": bool(cudnn.deterministic),
+            "conv_tf32": bool(cudnn.allow_tf32),
+            "matmul_tf32": bool(torch.backends.cuda.matmul.allow_tf32),
+        }
+    return facts
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> List[str]:
+    """What differs between two fingerprints, in words; empty when results are bit-equal.
+
+    >>> differences({"threads": 1}, {"threads": 2})
+    ['threads: 1 here, 2 there']
+    """
+    found = []
+    for key in sorted(set(ours) | set(theirs), key=str):
+        mine, other = ours.get(key), theirs.get(key)
+        if mine != other:
+            found.append(f"{_WORDS.get(key, key)}: {_show(mine)} here, {_show(other)} there")
+    return found
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "not stated"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}={item}" for key, item in sorted(value.items())) + "}"
+    return str(value)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as stream:
+            facts = dict(
+                (part.strip() for part in line.split(":", 1))
+                for line in stream.read().split("\n\n")[0].splitlines()
+                if ":" in line
+            )
+    except OSError:
+        return platform.processor() or platform.machine()
+    parts = [facts.get(key, "") for key in ("model name", "cpu family", "model", "CPU implementer", "CPU part")]
+    return " ".join(part for part in parts if part) or platform.machine()
+
+
+def _cpu_capability() -> str:
+    capability = getattr(torch.backends.cpu, "get_cpu_capability", None)
+    return str(capability()) if capability is not None else str(torch._C._get_cpu_capability())
+
+
+def _flushes_denormals() -> bool:
+    """torch can set the mode of a thread but not tell it, so compute with a denormal and look."""
+    return bool((torch.full((1,), 2e-39) * 0.5).item() == 0.0)
