@@ -1,0 +1,132 @@
+"""One call of one operator overload: argument tree, outputs, what it writes and what it aliases."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Callable, Dict, Iterator, Optional, Tuple, Union
+
+from edge_offload.errors import BadInput
+
+_NAME = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*")
+SYMBOL_KINDS = ("dtype", "device", "layout", "memory_format", "generator")
+MAX_DEPTH = 8
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The tensor with number ``id``, used as an argument."""
+
+    id: int
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """An enumerated torch constant: ``Symbol("dtype", "float32")``, ``Symbol("device", "cuda:0")``."""
+
+    kind: str
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in SYMBOL_KINDS:
+            raise BadInput(f"unknown kind of constant {self.kind!r}", remedy=f"one of {', '.join(SYMBOL_KINDS)}")
+
+
+Arg = Union[None, bool, int, float, complex, str, Ref, Symbol, Tuple["Arg", ...]]
+"""An argument: an immutable tree. Lists are tuples. A number where the schema says Tensor is a wrapped number."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One call.
+
+    Attributes:
+        name: overload, ``namespace.operator.overload``: ``aten.convolution.default``.
+        args: positional arguments.
+        kwargs: keyword arguments, sorted by name.
+        outputs: numbers of the values it makes, flattened; ``None`` where the overload returned no tensor there.
+        mutates: numbers of the argument values whose bytes it overwrites (in-place and ``out=`` overloads).
+        aliases: pairs (position in ``outputs``, number of an argument value): that output shares the argument's
+            storage, as views and in-place overloads do.
+        scope: where it came from (``layer1.0.conv1``); for people, not part of identity.
+    """
+
+    name: str
+    args: Tuple[Arg, ...] = ()
+    kwargs: Tuple[Tuple[str, Arg], ...] = ()
+    outputs: Tuple[Optional[int], ...] = ()
+    mutates: Tuple[int, ...] = ()
+    aliases: Tuple[Tuple[int, int], ...] = ()
+    scope: str = ""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise BadInput(f"{self.name!r} is not an operator overload", remedy="write namespace.operator.overload")
+        if list(self.kwargs) != sorted(self.kwargs, key=lambda pair: pair[0]):
+            object.__setattr__(self, "kwargs", tuple(sorted(self.kwargs, key=lambda pair: pair[0])))
+        keys = [key for key, _ in self.kwargs]
+        if len(set(keys)) != len(keys):
+            raise BadInput(f"{self.name}: a keyword is given twice: {keys}")
+
+    @property
+    def keywords(self) -> Dict[str, Arg]:
+        """Keyword arguments as a dictionary."""
+        return dict(self.kwargs)
+
+    @property
+    def base_name(self) -> str:
+        """Name without the overload: ``aten.convolution``."""
+        return self.name.rsplit(".", 1)[0]
+
+    def leaves(self) -> Iterator[Arg]:
+        """All leaves of positional, then keyword arguments, in order."""
+        for arg in self.args:
+            yield from walk(arg)
+        for _, arg in self.kwargs:
+            yield from walk(arg)
+
+    def reads(self) -> Tuple[int, ...]:
+        """Numbers of the values it takes, each once, in order of first appearance."""
+        return tuple(dict.fromkeys(leaf.id for leaf in self.leaves() if isinstance(leaf, Ref)))
+
+    def makes(self) -> Tuple[int, ...]:
+        """Numbers of the values it makes."""
+        return tuple(number for number in self.outputs if number is not None)
+
+    def renumbered(self, rename: Callable[[int], int]) -> Operator:
+        """The same call with every value number passed through ``rename``."""
+        return Operator(
+            self.name,
+            tuple(map_refs(arg, rename) for arg in self.args),
+            tuple((key, map_refs(arg, rename)) for key, arg in self.kwargs),
+            tuple(None if number is None else rename(number) for number in self.outputs),
+            tuple(rename(number) for number in self.mutates),
+            tuple((position, rename(number)) for position, number in self.aliases),
+            self.scope,
+        )
+
+
+def walk(arg: Arg, depth: int = 0) -> Iterator[Arg]:
+    """Leaves of an argument tree.
+
+    Raises:
+        BadInput: the tree is deeper than :data:`MAX_DEPTH`, or a leaf is of a type that no argument has.
+    """
+    if depth > MAX_DEPTH:
+        raise BadInput(f"arguments nested deeper than {MAX_DEPTH}")
+    if isinstance(arg, tuple):
+        for item in arg:
+            yield from walk(item, depth + 1)
+    elif arg is None or isinstance(arg, (bool, int, float, complex, str, Ref, Symbol)):
+        yield arg
+    else:
+        raise BadInput(f"an argument cannot be of type {type(arg).__name__}")
+
+
+def map_refs(arg: Arg, rename: Callable[[int], int]) -> Arg:
+    """The same tree with every value number passed through ``rename``."""
+    if isinstance(arg, Ref):
+        return Ref(rename(arg.id))
+    if isinstance(arg, tuple):
+        return tuple(map_refs(item, rename) for item in arg)
+    return arg

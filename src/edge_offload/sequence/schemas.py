@@ -1,0 +1,53 @@
+"""torch's own schema of an overload: look-up by name, and a hash that two torch versions can compare."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+from typing import Any, Dict, Iterable
+
+import torch
+
+from edge_offload.errors import Unsupported
+
+_NAME = re.compile(r"([A-Za-z_]\w*)\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
+
+
+@lru_cache(maxsize=8192)
+def overload(name: str) -> Any:
+    """The ``torch._ops.OpOverload`` called ``name`` (``aten.relu.default``).
+
+    The name is matched against a strict pattern and looked up in the dispatcher's registry only; it can never reach
+    a Python attribute that is not a registered operator.
+
+    Raises:
+        Unsupported: this torch has no such overload.
+    """
+    match = _NAME.fullmatch(name)
+    remedy = "install the torch or torchvision version that the program was recorded with"
+    if match is None:
+        raise Unsupported(f"{name!r} is not an operator overload")
+    namespace, operator, variant = match.groups()
+    schema_name = f"{namespace}::{operator}"
+    try:
+        torch._C._get_schema(schema_name, "" if variant == "default" else variant)
+    except RuntimeError:
+        raise Unsupported(f"torch {torch.__version__} has no operator {name}", remedy=remedy) from None
+    return getattr(getattr(getattr(torch.ops, namespace), operator), variant)
+
+
+def schema_text(name: str) -> str:
+    """The overload's schema as torch prints it, with argument names, types, defaults and alias marks."""
+    return str(overload(name)._schema)
+
+
+@lru_cache(maxsize=8192)
+def schema_hash(name: str) -> str:
+    """16 hexadecimal digits over :func:`schema_text`; equal on two sides means the overload is called the same way."""
+    return hashlib.blake2b(schema_text(name).encode("utf-8"), digest_size=8).hexdigest()
+
+
+def schema_hashes(names: Iterable[str]) -> Dict[str, str]:
+    """Overload name -> hash, for the handshake."""
+    return {name: schema_hash(name) for name in sorted(set(names))}
