@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Sequence, Tuple
 
 import numpy as np
@@ -33,7 +34,7 @@ class PeopleModule(nn.Module):
         return outputs
 
 
-class PersonEstimator:
+class PersonEstimator(abc.ABC):
     """Finds people with keypoints in an image: host-side preparation, a device module, host-side interpretation.
 
     ``interpret(module(prepare(bgr)))`` is one inference. The three steps are apart so that the middle one can run
@@ -73,9 +74,9 @@ class PersonEstimator:
         """
         return self.decode(outputs, placement) if self.trained else People.empty()
 
+    @abc.abstractmethod
     def decode(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> People:
         """Like ``interpret``, whatever the weights. For parity checks; never show it to a user as detection."""
-        raise TypeError(f"{type(self).__name__} does not define decode()")
 
     def infer(self, bgr: np.ndarray) -> People:
         """All three steps here and now."""

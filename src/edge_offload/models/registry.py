@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
+import pathlib
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Mapping, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Union
 
-import torch
 from torch import nn
 
 from edge_offload.errors import BadInput
 from edge_offload.models.base import PersonEstimator
+from edge_offload.models.cache import tensors_hash
 
 Scalar = Union[bool, int, float, str]
 
@@ -24,20 +24,28 @@ class Entry:
         name: what a user writes.
         summary: one line.
         source: where the weights come from.
-        licence: of the weights (and of the code, where it differs).
-        options: names of the scalar options with their defaults; nothing else is accepted.
+        licence: of the weights.
         build: makes the estimator from the options, all of them given.
-        weights_bytes: size of the file that is downloaded or read, 0 if the weights are made up.
-        sha256: checksum of the weights as cached here, empty if there are none.
+        options: names of the scalar options with their defaults; nothing else is accepted.
+        path_options: the options that name local files. A server must not take these from a peer.
+        fetch: puts the weights into the cache and returns their path; None where there is nothing to fetch.
+        cached: where ``fetch`` puts them.
+        weights_bytes: size of the cached file, 0 if there is none.
+        download_bytes: what ``fetch`` transfers, 0 if nothing.
+        sha256: checksum of the tensors in the cached file (:func:`edge_offload.models.cache.tensors_hash`).
     """
 
     name: str
     summary: str
     source: str
     licence: str
-    build: Callable[[Dict[str, Scalar]], PersonEstimator]
+    build: Callable[[Dict[str, Any]], PersonEstimator]
     options: Mapping[str, Scalar] = field(default_factory=dict)
+    path_options: Tuple[str, ...] = ()
+    fetch: Optional[Callable[[], pathlib.Path]] = None
+    cached: Optional[Callable[[], pathlib.Path]] = None
     weights_bytes: int = 0
+    download_bytes: int = 0
     sha256: str = ""
 
 
@@ -133,25 +141,4 @@ def state_hash(module: nn.Module) -> str:
 
     Two modules with the same hash compute the same function with the same numbers, whatever device they are on.
     """
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        header = f"{name}\0{str(tensor.dtype).split('.')[-1]}\0{tuple(tensor.shape)}\0"
-        digest.update(header.encode("utf-8"))
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-    return digest.hexdigest()
-
-
-def describe(entry: Entry) -> Tuple[Tuple[str, str], ...]:
-    """The entry's facts as label and text, for people."""
-    size = f"{entry.weights_bytes / 1e6:.1f} MB" if entry.weights_bytes else "none to fetch"
-    options = " ".join(f"{key}={value}" for key, value in entry.options.items())
-    return (
-        ("model", entry.name),
-        ("what", entry.summary),
-        ("weights", entry.source),
-        ("licence", entry.licence),
-        ("size", size),
-        ("sha256", entry.sha256 or "-"),
-        ("options", options),
-    )
+    return tensors_hash(module.state_dict())
