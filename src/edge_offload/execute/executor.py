@@ -57,14 +57,24 @@ class ModuleExecutor:
             started = time.monotonic()
             moved = [tensor.to(self.device) for tensor in canonical]
             outputs = as_tensors(self.module(*moved))
-            fetched = tuple(tensor.detach().to("cpu").contiguous() for tensor in outputs)
-            return Execution(fetched, time.monotonic() - started)
+            fetched = [tensor.detach().to("cpu").contiguous() for tensor in outputs]
+            elapsed = time.monotonic() - started
+        return Execution(tuple(_ordinary(tensor) for tensor in fetched), elapsed)
 
 
 def canonical_input(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` on the CPU, contiguous and aligned to :data:`ALIGNMENT`; itself when it is that already."""
     tensor = tensor.detach().to("cpu").contiguous()
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor that may be written outside inference mode, as one decoded from the wire may."""
+    if tensor.numel() == 0:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    with torch.inference_mode():
+        raw = tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
+    return torch.from_numpy(raw).view(tensor.dtype).reshape(tensor.shape)
 
 
 def as_tensors(result: object) -> Tuple[torch.Tensor, ...]:

@@ -101,13 +101,13 @@ def _device_name(device: torch.device) -> str:
         return str(torch.cuda.get_device_name(device))
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as stream:
-            facts = dict(
-                (part.strip() for part in line.split(":", 1))
-                for line in stream.read().split("\n\n")[0].splitlines()
-                if ":" in line
-            )
+            first = stream.read().split("\n\n")[0]
     except OSError:
         return platform.processor() or platform.machine()
+    facts: Dict[str, str] = {}
+    for line in first.splitlines():
+        key, _, value = line.partition(":")
+        facts[key.strip()] = value.strip()
     parts = [facts.get(key, "") for key in ("model name", "cpu family", "model", "CPU implementer", "CPU part")]
     return " ".join(part for part in parts if part) or platform.machine()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import FrozenSet, Iterable, Optional
+from typing import FrozenSet, Iterable, Optional, Set
 
 import torch
 
@@ -37,7 +37,7 @@ def parse_cores(text: str) -> FrozenSet[int]:
     Raises:
         BadInput: not such a list.
     """
-    found = set()
+    found: Set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         try:
