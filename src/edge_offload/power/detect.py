@@ -1,0 +1,99 @@
+"""Find the best source of power that this machine has, and say why the others are absent."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Optional, Union
+
+from edge_offload.errors import BadInput
+from edge_offload.power.ina3221 import Ina3221
+from edge_offload.power.meter import EnergyMeter
+from edge_offload.power.nvml import Nvml
+from edge_offload.power.rapl import Rapl
+from edge_offload.power.source import PowerSource
+from edge_offload.power.states import StateModel, StatePowers, StateTimeline
+from edge_offload.power.tegrastats import Tegrastats
+
+CHOICES = ("auto", "ina3221", "tegrastats", "rapl", "nvml", "model")
+
+
+@dataclass
+class Detection:
+    """What was found.
+
+    Attributes:
+        sources: measured sources that add up to this machine's power; empty means that only the model remains.
+        absent: for each source not used, why.
+    """
+
+    sources: List[PowerSource] = field(default_factory=list)
+    absent: Dict[str, str] = field(default_factory=dict)
+
+
+def detect(
+    choice: str = "auto",
+    root: Union[str, pathlib.Path] = "/",
+    nvml: Optional[Any] = None,
+    tegrastats: Optional[str] = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Detection:
+    """Open the best sources present.
+
+    A board's own input rail (INA3221, or tegrastats where sysfs is closed) is the whole robot computer, so it is used
+    alone. Without one, processor (RAPL) and GPU (NVML) are added up. ``choice`` picks one source by name instead.
+
+    Args:
+        choice: one of :data:`CHOICES`.
+        root: root of the file system to look in; tests pass a made-up tree.
+        nvml: NVML binding to use in place of ``pynvml``.
+        tegrastats: path of the program, if not in ``PATH``.
+        clock: monotonic seconds.
+
+    Raises:
+        BadInput: no such choice, or the one source asked for is not there (the message says why).
+    """
+    if choice not in CHOICES:
+        raise BadInput(f"unknown power source {choice!r}", remedy=f"use one of: {', '.join(CHOICES)}")
+    openers: Dict[str, Callable[[], PowerSource]] = {
+        "ina3221": lambda: Ina3221(root),
+        "tegrastats": lambda: Tegrastats(tegrastats, clock=clock),
+        "rapl": lambda: Rapl(root, clock),
+        "nvml": lambda: Nvml(nvml),
+    }
+    if choice == "model":
+        return Detection(absent=dict.fromkeys(openers, "the state model was asked for"))
+    if choice != "auto":
+        return Detection([openers[choice]()], {name: f"{choice} was asked for" for name in openers if name != choice})
+
+    found = Detection()
+    for name in ("ina3221", "tegrastats"):
+        if found.sources:
+            found.absent[name] = f"not needed: {found.sources[0].name} is the whole board"
+        else:
+            _open(found, name, openers[name])
+    whole = found.sources[0].name if found.sources else ""
+    for name in ("rapl", "nvml"):
+        if whole:
+            found.absent[name] = f"not needed: {whole} is the whole board"
+        else:
+            _open(found, name, openers[name])
+    return found
+
+
+def _open(found: Detection, name: str, opener: Callable[[], PowerSource]) -> None:
+    try:
+        found.sources.append(opener())
+    except BadInput as error:
+        found.absent[name] = str(error)
+
+
+def open_meter(
+    timeline: StateTimeline, choice: str = "auto", powers: Optional[StatePowers] = None, **options: Any
+) -> EnergyMeter:
+    """A started :class:`EnergyMeter` on the best sources here, with the state model over ``timeline`` behind them.
+
+    ``options`` go to the meter (``period_s``, ``max_gap_s``, ``history_s``, ``clock``).
+    """
+    return EnergyMeter(detect(choice).sources, StateModel(timeline, powers or StatePowers()), **options).start()

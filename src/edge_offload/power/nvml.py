@@ -1,0 +1,61 @@
+"""Power of NVIDIA GPU boards through NVML (package ``pynvml``, only where it is installed)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, List, Optional
+
+from edge_offload.errors import BadInput
+from edge_offload.power.source import PowerSource
+
+
+class Nvml(PowerSource):
+    """Sum over all GPU boards that NVML can read.
+
+    Args:
+        module: the NVML binding; by default ``pynvml`` is imported.
+
+    Raises:
+        BadInput: no binding, no driver, or no board that reports its power.
+    """
+
+    def __init__(self, module: Optional[Any] = None) -> None:
+        if module is None:
+            try:
+                module = importlib.import_module("pynvml")
+            except ImportError:
+                raise BadInput("NVML: pynvml is not installed", remedy="pip install nvidia-ml-py") from None
+        self._nvml = module
+        try:
+            module.nvmlInit()
+        except module.NVMLError as error:
+            raise BadInput(f"NVML: {error}", remedy="is an NVIDIA driver loaded?") from error
+        self._boards: List[Any] = []
+        names: List[str] = []
+        problem = "no GPU"
+        try:
+            for index in range(module.nvmlDeviceGetCount()):
+                board = module.nvmlDeviceGetHandleByIndex(index)
+                try:
+                    module.nvmlDeviceGetPowerUsage(board)
+                except module.NVMLError as error:  # integrated GPUs do not report it
+                    problem = str(error)
+                    continue
+                name = module.nvmlDeviceGetName(board)
+                self._boards.append(board)
+                names.append(name.decode() if isinstance(name, bytes) else str(name))
+        except module.NVMLError as error:
+            problem = str(error)
+        if not self._boards:
+            self.close()
+            raise BadInput(f"NVML: no board reports its power ({problem})")
+        self.name = "nvml " + "+".join(names)
+
+    def watts(self) -> float:
+        try:
+            return sum(float(self._nvml.nvmlDeviceGetPowerUsage(board)) for board in self._boards) * 1e-3
+        except self._nvml.NVMLError as error:
+            raise OSError(f"NVML: {error}") from error
+
+    def close(self) -> None:
+        self._nvml.nvmlShutdown()

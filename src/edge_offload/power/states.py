@@ -1,0 +1,234 @@
+"""The state model: power from what the robot is doing (computing, communicating, standing by), exact in time."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import math
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
+
+from edge_offload.errors import BadInput
+from edge_offload.power.source import MODEL, PowerSource
+from edge_offload.timing import InferenceReport
+
+COMPUTE = "compute"
+COMMUNICATE = "communicate"
+STATES: Tuple[str, ...] = (COMPUTE, COMMUNICATE)
+"""What a robot may be busy with; both at once is common (a transfer overlapped with compute), neither is standby."""
+
+Interval = Tuple[float, float]
+
+
+@dataclass(frozen=True)
+class StatePowers:
+    """Watts of the whole robot computer in each state. Defaults: a Jetson Xavier NX (Intra-DP and LOPInfer testbeds).
+
+    Raises:
+        BadInput: a state draws less than standby, or a number is negative.
+    """
+
+    inference: float = 13.35
+    communication: float = 4.25
+    standby: float = 4.04
+
+    def __post_init__(self) -> None:
+        for name in ("inference", "communication", "standby"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise BadInput(f"power model: {name} is {value} W", remedy="give watts, not negative")
+            if value < self.standby:
+                raise BadInput(f"power model: {name} ({value} W) is below standby ({self.standby} W)")
+
+    def watts(self, compute: bool, communicate: bool) -> float:
+        """Power in a state. What a state adds to standby adds up when both hold at once."""
+        return (
+            self.standby + (self.inference - self.standby) * compute + (self.communication - self.standby) * communicate
+        )
+
+
+@dataclass
+class _Busy:
+    """When one state held: disjoint closed intervals in order, and since when it holds now."""
+
+    starts: List[float] = field(default_factory=list)
+    ends: List[float] = field(default_factory=list)
+    depth: int = 0
+    since: float = 0.0
+
+    def add(self, start: float, end: float) -> None:
+        """Unite with [start, end]."""
+        first = bisect.bisect_left(self.ends, start)
+        last = bisect.bisect_right(self.starts, end)
+        if first < last:
+            start, end = min(start, self.starts[first]), max(end, self.ends[last - 1])
+        self.starts[first:last] = [start]
+        self.ends[first:last] = [end]
+
+    def overlap(self, t0: float, t1: float) -> float:
+        """Seconds within [t0, t1] during which the state held (ended intervals only)."""
+        first = bisect.bisect_left(self.ends, t0)
+        last = bisect.bisect_right(self.starts, t1)
+        return sum(max(0.0, min(self.ends[i], t1) - max(self.starts[i], t0)) for i in range(first, last))
+
+    def forget(self, before: float) -> None:
+        keep = bisect.bisect_left(self.ends, before)
+        del self.starts[:keep], self.ends[:keep]
+
+
+class StateTimeline:
+    """Thread-safe record of when the robot computed and communicated.
+
+    A state that several threads hold at once counts once. Intervals may also be added after the fact, overlapping or
+    out of order. What ended more than ``history_s`` ago is forgotten.
+
+    Args:
+        clock: monotonic seconds.
+        history_s: how far back questions may reach.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, history_s: float = 600.0) -> None:
+        self._clock = clock
+        self._history_s = history_s
+        self._lock = threading.Lock()
+        self._busy: Dict[str, _Busy] = {state: _Busy() for state in STATES}
+        self._horizon = -math.inf
+
+    @contextlib.contextmanager
+    def state(self, state: str) -> Iterator[None]:
+        """Hold ``state`` for the length of the ``with`` block."""
+        self.begin(state)
+        try:
+            yield
+        finally:
+            self.end(state)
+
+    def begin(self, state: str) -> None:
+        """Enter ``state`` now; every ``begin`` needs its ``end``."""
+        busy = self._of(state)
+        with self._lock:
+            if busy.depth == 0:
+                busy.since = self._clock()
+            busy.depth += 1
+
+    def end(self, state: str) -> None:
+        """Leave ``state`` now.
+
+        Raises:
+            BadInput: the state was not entered.
+        """
+        busy = self._of(state)
+        with self._lock:
+            if busy.depth == 0:
+                raise BadInput(f"state {state!r} ended without having begun")
+            busy.depth -= 1
+            if busy.depth == 0:
+                busy.add(busy.since, max(busy.since, self._clock()))
+                self._prune()
+
+    def add(self, state: str, start_s: float, end_s: float) -> None:
+        """Record that ``state`` held over [start_s, end_s].
+
+        Raises:
+            BadInput: the interval is reversed or not finite.
+        """
+        busy = self._of(state)
+        _check_interval(start_s, end_s)
+        with self._lock:
+            busy.add(start_s, end_s)
+            self._prune()
+
+    def add_report(self, report: InferenceReport, start_s: float) -> None:
+        """Record the robot's states during one inference that began at ``start_s``.
+
+        The stages are laid end to end in the order in which they happen, and cut at the end of the inference: the
+        report says how long each took, not when it started. Energy over the whole inference needs no more.
+        """
+        moment, end = start_s, start_s + report.total_s
+        for stage, state in (
+            ("queue", ""), ("encode", COMPUTE), ("compute_robot", COMPUTE), ("uplink", COMMUNICATE),
+            ("compute_server", ""), ("downlink", COMMUNICATE), ("decode", COMPUTE),
+        ):  # fmt: skip
+            begin, moment = moment, min(end, moment + report.stages_s[stage])
+            if state and moment > begin:
+                self.add(state, begin, moment)
+
+    def seconds(self, t0: float, t1: float) -> Dict[str, float]:
+        """How long each state held within [t0, t1], seconds. A state that holds now counts up to ``t1``.
+
+        Raises:
+            BadInput: the interval is reversed, or reaches back beyond what is remembered.
+        """
+        _check_interval(t0, t1)
+        with self._lock:
+            if t0 < self._horizon:
+                raise BadInput(
+                    f"states of {self._horizon - t0:.1f} s before the oldest remembered were asked for",
+                    remedy="make the timeline with a longer history_s",
+                )
+            return {state: self._held(busy, t0, t1) for state, busy in self._busy.items()}
+
+    @staticmethod
+    def _held(busy: _Busy, t0: float, t1: float) -> float:
+        total = busy.overlap(t0, t1)
+        start = max(t0, busy.since)
+        if busy.depth and start < t1:
+            # intervals added after the fact may already cover a part of the open one
+            total += (t1 - start) - busy.overlap(start, t1)
+        return total
+
+    def now(self) -> Dict[str, bool]:
+        """Which states hold now."""
+        with self._lock:
+            return {state: busy.depth > 0 for state, busy in self._busy.items()}
+
+    def _of(self, state: str) -> _Busy:
+        try:
+            return self._busy[state]
+        except KeyError:
+            raise BadInput(f"unknown state {state!r}", remedy=f"states: {', '.join(STATES)}") from None
+
+    def _prune(self) -> None:
+        before = self._clock() - self._history_s
+        if before > self._horizon and any(busy.ends and busy.ends[0] < before for busy in self._busy.values()):
+            self._horizon = before
+            for busy in self._busy.values():
+                busy.forget(before)
+
+
+class StateModel(PowerSource):
+    """Power and energy computed from a :class:`StateTimeline`; exact for the model, but a model."""
+
+    kind = MODEL
+
+    def __init__(self, timeline: StateTimeline, powers: Optional[StatePowers] = None) -> None:
+        self.timeline = timeline
+        self.powers = powers = powers or StatePowers()
+        self.name = f"state model ({powers.inference:g}/{powers.communication:g}/{powers.standby:g} W)"
+
+    def watts(self) -> float:
+        states = self.timeline.now()
+        return self.powers.watts(states[COMPUTE], states[COMMUNICATE])
+
+    def energy(self, t0: float, t1: float) -> float:
+        """Joules over [t0, t1].
+
+        Raises:
+            BadInput: the interval is reversed, or reaches back beyond what the timeline remembers.
+        """
+        held = self.timeline.seconds(t0, t1)
+        powers = self.powers
+        return (
+            powers.standby * (t1 - t0)
+            + (powers.inference - powers.standby) * held[COMPUTE]
+            + (powers.communication - powers.standby) * held[COMMUNICATE]
+        )
+
+
+def _check_interval(t0: float, t1: float) -> None:
+    if not (math.isfinite(t0) and math.isfinite(t1)):
+        raise BadInput(f"interval [{t0}, {t1}] is not finite")
+    if t1 < t0:
+        raise BadInput(f"interval ends {t0 - t1:.6f} s before it starts")
