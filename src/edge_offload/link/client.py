@@ -1,0 +1,456 @@
+"""The robot's end of the link: requests as Futures, over a connection that heals itself and never queues for the dead.
+
+One thread owns the sockets. Each connection is a fresh socket with a fresh epoch, so nothing written for one connection
+can reach another. While the state is not READY, requests fail at once; when the link is lost, the pending ones do.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import itertools
+import logging
+import os
+import random
+import threading
+import time
+from collections import Counter, deque
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Union
+
+import zmq
+
+from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolError
+from edge_offload.link import messages
+from edge_offload.link.clock import ClockReading
+from edge_offload.link.connection import ConnectionLost, Dialled, Timings
+from edge_offload.link.keys import KeyStore, split_address
+from edge_offload.link.messages import Limits, Message
+from edge_offload.link.wakeup import Wakeup
+
+log = logging.getLogger(__name__)
+
+
+class LinkState(enum.Enum):
+    """Where the link stands; the cause is :attr:`Client.cause`."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    REFUSED = "refused"
+    LOST = "lost"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """When and how large one request and its reply were. Seconds on this machine's monotonic clock.
+
+    Attributes:
+        queued_s: :meth:`Client.request` was called.
+        sent_s: the link's thread gave the message to ZeroMQ.
+        server_received_s, server_sent_s: the whole request was there; the reply was given to ZeroMQ there. Mapped with
+            the clock offset, off by at most ``clock_error_s``.
+        received_s: the whole reply was here.
+        clock_error_s: bound on the error of the two server times, s.
+        bytes_up, bytes_down: what the two messages took on the TCP connection, headers and encryption included.
+    """
+
+    queued_s: float
+    sent_s: float
+    server_received_s: float
+    server_sent_s: float
+    received_s: float
+    clock_error_s: float
+    bytes_up: int
+    bytes_down: int
+
+    @property
+    def uplink_s(self) -> float:
+        """Duration of the way up, s (never negative; off by at most ``clock_error_s``)."""
+        return max(0.0, self.server_received_s - self.sent_s)
+
+    @property
+    def downlink_s(self) -> float:
+        """Duration of the way down, s (never negative; off by at most ``clock_error_s``)."""
+        return max(0.0, self.received_s - self.server_sent_s)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The server's answer: ``body`` dict, ``buffers`` as views of the received memory, and the :class:`Transfer`."""
+
+    body: Dict[str, Any]
+    buffers: List[memoryview]
+    transfer: Transfer
+
+
+@dataclass
+class _Pending:
+    message: Message
+    header: bytes
+    future: Optional[Future]
+    queued_s: float
+    deadline_s: float
+    sent_s: float = 0.0
+    bytes_up: int = 0
+
+
+class Client:
+    """A connection to one server, kept up by a thread of its own.
+
+    Args:
+        address: ``tcp://host:port`` of the server (or of an emulated link in front of it).
+        keys: key directory; the default one if None.
+        hello: dict for the server's ``welcome`` callable, or a function that makes it anew for every connection.
+        on_state: called with (state, cause) on every change, on the link's thread; must return at once.
+        on_notify: called with (kind, body, buffers) for what the server sends unasked, on the link's thread.
+        timings: timeouts and heartbeat.
+        limits: bounds on one message, both ways.
+        max_pending: requests that may wait for an answer; more fail at once.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        keys: Optional[KeyStore] = None,
+        hello: Union[Dict[str, Any], Callable[[], Dict[str, Any]], None] = None,
+        on_state: Optional[Callable[[LinkState, str], None]] = None,
+        on_notify: Optional[Callable[[str, Dict[str, Any], List[memoryview]], None]] = None,
+        timings: Timings = Timings(),
+        limits: Limits = Limits(),
+        max_pending: int = 64,
+    ) -> None:
+        host, port = split_address(address)
+        self.address = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
+        self.counters: Counter = Counter()
+        self.session = os.urandom(16).hex()
+        self._keys = keys if keys is not None else KeyStore()
+        self._hello = hello if hello is not None else {}
+        self._on_state = on_state
+        self._on_notify = on_notify
+        self._timings = timings
+        self._limits = limits
+        self._max_pending = max_pending
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._state = LinkState.CONNECTING
+        self._cause = "not started"
+        self._error: Optional[EdgeOffloadError] = None
+        self._welcome: Dict[str, Any] = {}
+        self._clock = ClockReading()
+        self._epoch = 0
+        self._ids = itertools.count(1)
+        self._outbox: Deque[_Pending] = deque()
+        self._pending: Dict[int, _Pending] = {}
+        self._deadlines: List[Tuple[float, int]] = []
+        self._waiting = 0
+        self._stop = threading.Event()
+        self._wakeup = Wakeup()
+        self._thread: Optional[threading.Thread] = None
+
+    @property
+    def state(self) -> LinkState:
+        """Where the link stands now."""
+        return self._state
+
+    @property
+    def cause(self) -> str:
+        """Why the link stands there, in words."""
+        return self._cause
+
+    @property
+    def welcome(self) -> Dict[str, Any]:
+        """What the server's ``welcome`` callable returned for the latest connection."""
+        return self._welcome
+
+    @property
+    def clock(self) -> ClockReading:
+        """The server's clock: ``offset_s``, ``error_s``, ``rtt_s``, ``warning``."""
+        return self._clock
+
+    def start(self) -> Client:
+        """Begin to connect; returns at once.
+
+        Raises:
+            BadInput: no key is known for the server.
+        """
+        self._keys.server_public(self.address)
+        self._keys.ensure_pair("client")
+        self._thread = threading.Thread(target=self._run, name="edge_offload-client", daemon=True)
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Disconnect for good; what is pending fails with LinkLost."""
+        self._stop.set()
+        self._wakeup.wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self) -> Client:
+        return self.start()
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def wait_ready(self, timeout_s: float) -> Dict[str, Any]:
+        """Wait until requests can be sent; returns :attr:`welcome`.
+
+        Raises:
+            Refused: the server turned this robot away.
+            LinkLost: there was no connection within ``timeout_s``.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while self._state is not LinkState.READY:
+                if self._state is LinkState.REFUSED and self._error is not None:
+                    raise self._error
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or self._state is LinkState.CLOSED:
+                    raise LinkLost(
+                        f"no connection to {self.address} within {timeout_s:g} s ({self._cause})",
+                        remedy="check that 'edge-offload serve' runs there and that the address is right",
+                    )
+                self._changed.wait(left_s)
+            return self._welcome
+
+    def request(
+        self, kind: str, body: Optional[Dict[str, Any]] = None, buffers: Sequence[Any] = (), timeout_s: float = 5.0
+    ) -> Future:
+        """Ask the server; the Future yields a :class:`Reply`, or raises what went wrong.
+
+        ``buffers`` are C-contiguous (bytes, numpy arrays) and must not be changed until the Future is done: large ones
+        are not copied. Callbacks of the Future run on the link's thread.
+
+        The Future raises LinkLost (no connection, connection broke, no answer in ``timeout_s``, too much waiting
+        already), or the error that the server answered with.
+
+        Raises:
+            BadInput: the request cannot travel (name, body, size).
+        """
+        future: Future = Future()
+        problem = self._submit("request", kind, body, messages.byte_views(buffers), future, timeout_s)
+        if problem is not None:
+            future.set_exception(problem)
+        return future
+
+    def notify(self, kind: str, body: Optional[Dict[str, Any]] = None, buffers: Sequence[Any] = ()) -> None:
+        """Tell the server something; no answer follows. ``buffers`` are copied.
+
+        Raises:
+            BadInput: it cannot travel.
+            LinkLost: there is no connection.
+        """
+        copies = [memoryview(bytes(view)) for view in messages.byte_views(buffers)]
+        problem = self._submit("notify", kind, body, copies, None, 0.0)
+        if problem is not None:
+            raise problem
+
+    # ------------------------------------------------------------------ any thread
+
+    def _submit(
+        self,
+        type_: str,
+        kind: str,
+        body: Optional[Dict[str, Any]],
+        buffers: List[memoryview],
+        future: Optional[Future],
+        timeout_s: float,
+    ) -> Optional[LinkLost]:
+        now = time.monotonic()
+        message = Message(type_, self._epoch, next(self._ids), messages.check_name(kind), body or {}, (), buffers)
+        header = messages.pack_header(message, self._limits)
+        problem = messages.first_over([len(header), *(view.nbytes for view in buffers)], self._limits)
+        if problem:
+            raise BadInput(problem, remedy="send it in pieces")
+        with self._lock:
+            if self._state is not LinkState.READY or message.epoch != self._epoch:
+                return LinkLost(f"no connection to {self.address}: {self._cause}")
+            if self._waiting >= self._max_pending:
+                return LinkLost(f"{self._waiting} requests wait for {self.address} already")
+            self._waiting += 1
+            self._outbox.append(_Pending(message, header, future, now, now + timeout_s))
+        self._wakeup.wake()
+        return None
+
+    # ------------------------------------------------------------------ the link's thread
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        context = zmq.Context()
+        try:
+            while not self._stop.is_set():
+                refused: Optional[EdgeOffloadError] = None
+                self._epoch = random.SystemRandom().getrandbits(62) + 1
+                was_ready = False
+                try:
+                    self._serve(context)
+                except ConnectionLost as lost:
+                    was_ready = self._state is LinkState.READY
+                    refused = lost.refused
+                    reason = lost.reason
+                except EdgeOffloadError as error:
+                    refused, reason = error, str(error)
+                else:
+                    break
+                self._lost(reason, refused)
+                # half of the pause is random, so that many robots do not come back in step
+                pause_s = 0.05 if was_ready else min(self._timings.backoff_cap_s, max(0.05, pause_s * 2))
+                self._stop.wait(pause_s * random.uniform(0.5, 1.0))
+        finally:
+            self._set_state(LinkState.CLOSED, "closed")
+            self._fail_all(LinkLost(f"the connection to {self.address} was closed"))
+            context.destroy(linger=0)
+
+    def _serve(self, context: zmq.Context) -> None:
+        """One connection, from dialling to its end; returns only when the client is closed."""
+        hello = self._hello() if callable(self._hello) else self._hello
+        dialled = Dialled(
+            context,
+            self.address,
+            pair=self._keys.ensure_pair("client"),
+            server_public=self._keys.server_public(self.address),
+            hello={"app": hello, "session": self.session},
+            epoch=self._epoch,
+            timings=self._timings,
+            limits=self._limits,
+        )
+        with dialled:
+            poller = zmq.Poller()
+            poller.register(self._wakeup.descriptor, zmq.POLLIN)
+            for socket in dialled.sockets:
+                poller.register(socket, zmq.POLLIN)
+            while not self._stop.is_set():
+                poller.poll(self._poll_s(dialled) * 1e3)
+                self._wakeup.clear()
+                # what has arrived is looked at before any timeout: this thread may itself have been late
+                for message, received_s, size in dialled.receive():
+                    self._take(message, received_s, size)
+                dialled.check()
+                self._clock = dialled.clock.reading
+                if dialled.ready and self._state is not LinkState.READY:
+                    self._ready(dialled)
+                if dialled.ready:
+                    self._send(dialled)
+                self._expire()
+
+    def _poll_s(self, dialled: Dialled) -> float:
+        due_s = dialled.due_s()
+        if self._deadlines:
+            due_s = min(due_s, self._deadlines[0][0])
+        return max(0.0, due_s - time.monotonic())
+
+    def _ready(self, dialled: Dialled) -> None:
+        with self._changed:
+            self._welcome = dialled.welcome
+        self.counters["connections"] += 1
+        self._set_state(LinkState.READY, f"connected to {self.address}")
+
+    def _send(self, dialled: Dialled) -> None:
+        while self._outbox:
+            item = self._outbox.popleft()
+            item.bytes_up = dialled.send(item.header, item.message.buffers)
+            item.sent_s = time.monotonic()
+            if item.future is None:
+                with self._lock:
+                    self._waiting -= 1
+            else:
+                self._pending[item.message.id] = item
+                heapq.heappush(self._deadlines, (item.deadline_s, item.message.id))
+
+    def _take(self, message: Message, received_s: float, size: int) -> None:
+        if message.epoch != self._epoch:
+            self.counters["dropped: other epoch"] += 1
+        elif message.type == "notify":
+            self._notified(message)
+        elif message.type == "error" and message.id == 0:
+            self.counters["told: malformed"] += 1
+            log.warning("link: %s says: %s", self.address, messages.error_from(message.body))
+        elif message.type in ("reply", "error"):
+            item = self._pending.pop(message.id, None)
+            if item is None:
+                self.counters["dropped: late"] += 1
+            elif message.type == "error":
+                self._finish(item, messages.error_from(message.body))
+            elif len(message.times) != 2:
+                self._finish(item, ProtocolError("reply without times"))
+            else:
+                reading = self._clock
+                transfer = Transfer(
+                    item.queued_s,
+                    item.sent_s,
+                    reading.to_local(message.times[0]),
+                    reading.to_local(message.times[1]),
+                    received_s,
+                    reading.error_s,
+                    item.bytes_up,
+                    size,
+                )
+                self._finish(item, Reply(message.body, message.buffers, transfer))
+        else:
+            self.counters["malformed"] += 1
+
+    def _notified(self, message: Message) -> None:
+        if self._on_notify is None:
+            return
+        try:
+            self._on_notify(message.name, message.body, message.buffers)
+        except Exception:
+            # the application's bug must not take the link down with it
+            log.exception("link: on_notify() failed for %s", message.name)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][1] not in self._pending):
+            item = self._pending.pop(heapq.heappop(self._deadlines)[1], None)
+            if item is not None:
+                self.counters["timeouts"] += 1
+                waited_s = now - item.queued_s
+                self._finish(item, LinkLost(f"{self.address} did not answer {item.message.name} in {waited_s:.2f} s"))
+
+    def _finish(self, item: _Pending, outcome: Union[Reply, EdgeOffloadError]) -> None:
+        with self._lock:
+            self._waiting -= 1
+        if item.future is None:
+            return
+        try:
+            if isinstance(outcome, Reply):
+                item.future.set_result(outcome)
+            else:
+                item.future.set_exception(outcome)
+        except InvalidStateError:
+            self.counters["dropped: cancelled"] += 1
+
+    def _lost(self, reason: str, refused: Optional[EdgeOffloadError]) -> None:
+        self._error = refused
+        self._set_state(LinkState.REFUSED if refused is not None else LinkState.LOST, reason)
+        self._fail_all(LinkLost(f"the connection to {self.address} was lost: {reason}"))
+
+    def _fail_all(self, error: LinkLost) -> None:
+        # the state is not READY any more, so nothing is added to the outbox behind our back
+        items = [*self._pending.values(), *self._outbox]
+        self._pending.clear()
+        self._outbox.clear()
+        self._deadlines.clear()
+        for item in items:
+            self._finish(item, error)
+
+    def _set_state(self, state: LinkState, cause: str) -> None:
+        with self._changed:
+            if (state, cause) == (self._state, self._cause):
+                return
+            changed = state is not self._state
+            self._state, self._cause = state, cause
+            self._changed.notify_all()
+        if changed:
+            log.info("link: %s: %s", state.value, cause)
+        if self._on_state is not None:
+            try:
+                self._on_state(state, cause)
+            except Exception:
+                # the application's bug must not take the link down with it
+                log.exception("link: on_state() failed")
+
+

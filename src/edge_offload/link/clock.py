@@ -1,0 +1,93 @@
+"""The peer's clock as seen from here: offset with a guaranteed error bound, from ping/pong over the link.
+
+One exchange (sent t1, received there t2, answered there t3, received t4) proves, with no assumption about symmetry,
+t3 - t4 <= offset <= t2 - t1 (Cristian 1989). Older proofs are widened by the drift two quartz clocks can have, and all
+proofs of the window are intersected (Marzullo 1984): queueing in either direction only loosens a proof, never biases it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Deque, Optional, Tuple
+
+# two clocks, each within 100 parts per million of true time, uncorrected (the monotonic clock may be slewed on top)
+MAX_DRIFT = 3e-4
+WINDOW_S = 30.0
+WARN_S = 0.05
+
+
+@dataclass(frozen=True)
+class ClockReading:
+    """What is known of the peer's clock.
+
+    Attributes:
+        offset_s: peer's monotonic clock minus ours, s; nan before the first exchange.
+        error_s: the true offset lies within ``offset_s`` +- ``error_s``; inf before the first exchange.
+        rtt_s: shortest round trip of the last few exchanges, s; nan before the first.
+        wall_offset_s: peer's wall clock minus ours, s (message stamps of two hosts differ by this), within ``error_s``.
+        steps: how often one of the clocks was found to have jumped.
+    """
+
+    offset_s: float = math.nan
+    error_s: float = math.inf
+    rtt_s: float = math.nan
+    wall_offset_s: float = math.nan
+    steps: int = 0
+
+    @property
+    def warning(self) -> str:
+        """What is wrong with the clocks, in words; empty if nothing is."""
+        if self.error_s > WARN_S:
+            return f"clock offset of the peer is known only to {self.error_s * 1e3:.0f} ms: one-way times are not reliable"
+        if abs(self.wall_offset_s) > WARN_S:
+            return f"wall clocks differ by {self.wall_offset_s * 1e3:.0f} ms: synchronise both hosts (chrony)"
+        return ""
+
+    def to_local(self, peer_s: float) -> float:
+        """A time on the peer's monotonic clock, on ours."""
+        return peer_s - self.offset_s
+
+
+class PeerClock:
+    """Collects exchanges and keeps :attr:`reading` up to date. One thread samples; any thread may read."""
+
+    def __init__(self, max_drift: float = MAX_DRIFT, window_s: float = WINDOW_S) -> None:
+        self.reading = ClockReading()
+        self._max_drift = max_drift
+        self._window_s = window_s
+        self._proofs: Deque[Tuple[float, float, float]] = deque()  # (when here, lowest offset, highest offset)
+        self._round_trips: Deque[float] = deque(maxlen=8)
+        self._steps = 0
+
+    def sample(self, t1: float, t2: float, t3: float, t4: float, wall_difference_s: Optional[float] = None) -> bool:
+        """Take in one exchange; ``wall_difference_s`` is the peer's wall - monotonic difference minus ours.
+
+        Returns False, and learns nothing, if the four times contradict each other.
+        """
+        low, high = t3 - t4, t2 - t1
+        if not (low <= high and t1 <= t4 and t2 <= t3):
+            return False
+        while self._proofs and t4 - self._proofs[0][0] > self._window_s:
+            self._proofs.popleft()
+        self._proofs.append((t4, low, high))
+        bounds = self._intersect(t4)
+        if bounds is None:
+            # no offset explains old and new exchanges alike: a clock jumped (suspend, migration); believe the new one
+            self._proofs.clear()
+            self._proofs.append((t4, low, high))
+            self._round_trips.clear()
+            self._steps += 1
+            bounds = low, high
+        self._round_trips.append((t4 - t1) - (t3 - t2))
+        offset = (bounds[0] + bounds[1]) / 2
+        wall = self.reading.wall_offset_s if wall_difference_s is None else wall_difference_s + offset
+        self.reading = ClockReading(offset, (bounds[1] - bounds[0]) / 2, min(self._round_trips), wall, self._steps)
+        return True
+
+    def _intersect(self, now: float) -> Optional[Tuple[float, float]]:
+        slack = self._max_drift
+        low = max(proof[1] - slack * (now - proof[0]) for proof in self._proofs)
+        high = min(proof[2] + slack * (now - proof[0]) for proof in self._proofs)
+        return (low, high) if low <= high else None

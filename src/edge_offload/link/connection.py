@@ -1,0 +1,274 @@
+"""One connection of the client, from dialling to its end: handshake, heartbeat, what its loss means.
+
+A connection is alive while the peer is heard. A heartbeat that waits behind a large upload is no sign of death: its
+time to be answered begins when the kernel reports it acknowledged by the next hop, and until then the upload itself
+must make progress.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import zmq
+
+from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused
+from edge_offload.link import messages, tcp
+from edge_offload.link.clock import PeerClock
+from edge_offload.link.keys import KeyPair
+from edge_offload.link.messages import Limits, Message, VersionMismatch
+
+log = logging.getLogger(__name__)
+
+ZERO_COPY_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Patience, in seconds.
+
+    Attributes:
+        connect_s: for the TCP connection.
+        handshake_s: from there to the server's welcome (four round trips).
+        heartbeat_s: between pings; they also measure the clock offset and the round trip.
+        silence_s: without a sign of life before the connection is given up.
+        backoff_cap_s: longest pause between two attempts.
+    """
+
+    connect_s: float = 0.5
+    handshake_s: float = 1.5
+    heartbeat_s: float = 0.25
+    silence_s: float = 1.0
+    backoff_cap_s: float = 0.5
+
+
+class ConnectionLost(Exception):
+    """The connection is over; ``refused`` is set if the server said so."""
+
+    def __init__(self, reason: str, refused: Optional[EdgeOffloadError] = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.refused = refused
+
+
+@dataclass
+class _Ping:
+    """A heartbeat without an answer yet: when it was sent, bytes given to ZeroMQ up to it, when the next hop had it."""
+
+    sent_s: float
+    given: int
+    acked_s: Optional[float] = None
+
+
+class Dialled:
+    """A fresh DEALER socket on its way to, or in conversation with, a server. Used by one thread only."""
+
+    def __init__(
+        self,
+        context: zmq.Context,
+        address: str,
+        *,
+        pair: KeyPair,
+        server_public: str,
+        hello: Dict[str, Any],
+        epoch: int,
+        timings: Timings,
+        limits: Limits,
+    ) -> None:
+        self.address = address
+        self.ready = False
+        self.welcome: Dict[str, Any] = {}
+        self.clock = PeerClock()
+        self._epoch = epoch
+        self._timings = timings
+        self._limits = limits
+        self._pair = pair
+        self._tcp: Optional[tcp.Connection] = None
+        self._began_s = self._heard_s = time.monotonic()
+        self._ping_due_s = math.inf
+        self._pings: Dict[int, _Ping] = {}
+        self._ping_id = 0
+        self._given = 0
+        self._acked_base = 0
+        self._acked = 0
+        self._received = 0
+        self._acked_s = 0.0
+        socket: zmq.Socket = context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.reconnect_ivl = -1
+        socket.sndhwm = 0  # the client bounds what waits
+        socket.maxmsgsize = limits.max_message_bytes
+        socket.handshake_ivl = max(1, int(timings.handshake_s * 1e3))
+        socket.connect_timeout = max(1, int(timings.connect_s * 1e3))
+        socket.ipv6 = "[" in address
+        socket.curve_serverkey = server_public.encode("ascii")
+        socket.curve_publickey = pair.public.encode("ascii")
+        socket.curve_secretkey = pair.secret.encode("ascii")
+        self._socket = socket
+        self._monitor: zmq.Socket = socket.get_monitor_socket()
+        self.sockets = [self._socket, self._monitor]
+        socket.connect(address)
+        # fits the empty queue; leaves as soon as the handshake is through
+        socket.send(messages.pack_header(Message("hello", epoch, 0, "", hello), limits))
+
+    def __enter__(self) -> Dialled:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(0)
+
+    def due_s(self) -> float:
+        """When :meth:`check` must be called next, at the latest."""
+        now = time.monotonic()
+        if not self.ready:
+            return min(self._deadline_s(), now + 0.1)
+        return min(self._ping_due_s, now + 0.1)
+
+    def send(self, header: bytes, buffers: List[memoryview]) -> int:
+        """Give one message to ZeroMQ; returns the bytes it takes on the wire."""
+        parts: List[Any] = [header, *buffers]
+        for index, part in enumerate(parts):
+            flags = zmq.SNDMORE if index < len(parts) - 1 else 0
+            self._socket.send(part, flags, copy=len(part) < ZERO_COPY_BYTES)
+        size = messages.wire_bytes([len(part) for part in parts])
+        self._given += size
+        return size
+
+    def receive(self) -> Iterator[Tuple[Message, float, int]]:
+        """Messages for the application (replies, errors, notifications), with time of arrival and bytes on the wire.
+
+        Raises:
+            ConnectionLost: the server turned us away, or the connection broke.
+        """
+        yield from self._messages()
+        try:
+            self._events()
+        except ConnectionLost:
+            # a refusal may have come in the same moment as the break: it is the better reason
+            yield from self._messages()
+            raise
+
+    def check(self) -> None:
+        """Send heartbeats and look at the timeouts.
+
+        Raises:
+            ConnectionLost: one ran out.
+        """
+        now = time.monotonic()
+        if not self.ready:
+            if now > self._deadline_s():
+                what = "no connection" if self._tcp is None else "no welcome"
+                raise ConnectionLost(f"{what} within {now - self._began_s:.1f} s")
+            return
+        self._probe(now)
+        alive_s = self._heard_s
+        if self._pings:
+            oldest = next(iter(self._pings.values()))
+            alive_s = max(alive_s, oldest.sent_s, self._acked_s if oldest.acked_s is None else oldest.acked_s)
+        if self._pings and now - alive_s > self._timings.silence_s:
+            raise ConnectionLost(f"nothing heard for {now - self._heard_s:.1f} s")
+        if now >= self._ping_due_s:
+            self._ping(now)
+
+    def _deadline_s(self) -> float:
+        return self._began_s + (self._timings.connect_s if self._tcp is None else self._timings.handshake_s)
+
+    def _messages(self) -> Iterator[Tuple[Message, float, int]]:
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            now = time.monotonic()
+            self._heard_s = now
+            sizes = [len(frame) for frame in frames]
+            try:
+                problem = messages.first_over(sizes, self._limits)
+                if problem:
+                    raise ProtocolError(problem)
+                message = messages.unpack_header(frames[0].buffer, self._limits)
+            except VersionMismatch as error:
+                raise ConnectionLost(str(error), refused=error) from error
+            except ProtocolError as error:
+                log.warning("link: dropped a message of %s: %s", self.address, error)
+                continue
+            message.buffers = [frame.buffer for frame in frames[1:]]
+            if message.type == "welcome" and message.epoch == self._epoch and not self.ready:
+                self._welcomed(message, now)
+            elif message.type == "refused":
+                error = messages.error_from(message.body)
+                raise ConnectionLost(str(error), refused=error)
+            elif message.type == "pong":
+                self._ponged(message, now)
+            elif self.ready:
+                yield message, now, messages.wire_bytes(sizes)
+
+    def _welcomed(self, message: Message, now: float) -> None:
+        app = message.body.get("app")
+        self.welcome = app if isinstance(app, dict) else {}
+        self.ready = True
+        self._ping_due_s = now
+        counters = self._tcp.counters() if self._tcp is not None else None
+        if counters is not None:
+            # the welcome answers all that was sent before it: what is acknowledged now is where counting begins
+            self._acked_base = self._acked = counters.acked
+            self._received = counters.received
+
+    def _ping(self, now: float) -> None:
+        self._ping_id += 1
+        header = messages.pack_header(Message("ping", self._epoch, self._ping_id, "", {}, (time.monotonic(),)))
+        self.send(header, [])
+        self._pings[self._ping_id] = _Ping(now, self._given)
+        # the first few come quickly: the clock offset is wanted for the first replies
+        self._ping_due_s = now + (0.02 if self._ping_id < 5 else self._timings.heartbeat_s)
+
+    def _ponged(self, message: Message, now: float) -> None:
+        self._pings.pop(message.id, None)
+        if message.epoch == self._epoch and len(message.times) == 4:
+            sent_s, there_s, answered_s, wall = message.times
+            self.clock.sample(sent_s, there_s, answered_s, now, wall - (time.time() - time.monotonic()))
+
+    def _probe(self, now: float) -> None:
+        """Progress that the kernel reports counts as a sign of life of what is under way."""
+        counters = self._tcp.counters() if self._tcp is not None else None
+        if counters is None:
+            return
+        if counters.received != self._received:
+            self._received, self._heard_s = counters.received, now
+        if counters.acked != self._acked or self._acked_s == 0.0:
+            self._acked, self._acked_s = counters.acked, now
+        for ping in self._pings.values():
+            if ping.acked_s is None and self._acked - self._acked_base >= ping.given:
+                ping.acked_s = now
+
+    def _events(self) -> None:
+        while True:
+            try:
+                event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            kind, value = struct.unpack("=hi", event)
+            if kind == zmq.EVENT_CONNECTED:
+                self._began_s = time.monotonic()
+                try:
+                    self._tcp = tcp.Connection(value)
+                except OSError:
+                    raise ConnectionLost("the connection broke at once") from None
+            elif kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                raise ConnectionLost(
+                    "key refused",
+                    refused=Refused(
+                        f"the server at {self.address} does not know this robot's key",
+                        remedy=f"on the server run: edge-offload keys trust NAME '{self._pair.public}'",
+                    ),
+                )
+            elif kind in (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
+                raise ConnectionLost("the handshake failed")
+            elif kind in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
+                raise ConnectionLost("the connection broke" if self._tcp is not None else "connection refused")

@@ -1,0 +1,251 @@
+"""Keys: who this machine is, which robots a server lets in, and which server a robot believes.
+
+Everything lives in one directory, ``$EDGE_OFFLOAD_KEYS`` or ``$XDG_CONFIG_HOME/edge_offload/keys`` (mode 0700, files
+0600). ``client.json`` and ``server.json`` are CURVE key pairs, ``clients.json`` is the server's allow-list of client
+public keys, ``servers.json`` holds the public keys of servers this robot knows, by address.
+
+On loopback there is no ceremony: pairs are made on first use and the pairs of one directory trust each other. A server
+that others can reach needs a pair made on purpose (``edge-offload keys new``).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import json
+import os
+import pathlib
+import re
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, Optional, Tuple, Union
+
+import zmq
+from zmq.utils import z85
+
+from edge_offload.errors import BadInput
+
+ROLES = ("client", "server")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A CURVE key pair in Z85 (40 characters each); ``automatic`` if it was made on first use. Never printed whole."""
+
+    public: str
+    secret: str
+    automatic: bool
+
+    def __repr__(self) -> str:
+        return f"KeyPair(public={self.public!r}, secret=hidden, automatic={self.automatic})"
+
+
+def default_directory() -> pathlib.Path:
+    """Where keys live unless said otherwise."""
+    explicit = os.environ.get("EDGE_OFFLOAD_KEYS")
+    if explicit:
+        return pathlib.Path(explicit).expanduser()
+    config = os.environ.get("XDG_CONFIG_HOME")
+    return (pathlib.Path(config) if config else pathlib.Path.home() / ".config") / "edge_offload" / "keys"
+
+
+def split_address(address: str) -> Tuple[str, int]:
+    """Host and port of ``tcp://host:port`` or ``host:port`` (IPv6 hosts in brackets).
+
+    Raises:
+        BadInput: it is neither.
+    """
+    rest = address[len("tcp://") :] if address.startswith("tcp://") else address
+    host, colon, port = rest.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535 or "://" in rest:
+        raise BadInput(f"{address!r} is not an address", remedy="write host:port or tcp://host:port")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` names this machine alone (``localhost``, 127.0.0.0/8, ::1)."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_public(key: str) -> str:
+    """``key`` if it is a Z85 public key.
+
+    Raises:
+        BadInput: it is not.
+    """
+    try:
+        if len(key) == 40 and len(z85.decode(key.encode("ascii"))) == 32:
+            return key
+    except (ValueError, KeyError, UnicodeError):
+        pass
+    raise BadInput("that is not a public key", remedy="it is the 40 characters that 'edge-offload keys list' prints")
+
+
+class KeyStore:
+    """The key directory (see the module). Several processes may use it at once."""
+
+    def __init__(self, directory: Optional[Union[str, os.PathLike]] = None) -> None:
+        self.directory = pathlib.Path(directory) if directory is not None else default_directory()
+
+    def pair(self, role: str) -> Optional[KeyPair]:
+        """The pair of ``role`` (``client`` or ``server``), None if there is none yet."""
+        document = self._load(f"{role}.json")
+        if not document:
+            return None
+        try:
+            return KeyPair(
+                check_public(document["public"]), check_public(document["secret"]), bool(document.get("automatic", False))
+            )
+        except (KeyError, TypeError, BadInput) as error:
+            raise BadInput(
+                f"{self.directory / (role + '.json')} does not hold a key pair",
+                remedy=f"make a new one: edge-offload keys new {role} --force",
+            ) from error
+
+    def new_pair(self, role: str, automatic: bool = False, force: bool = False) -> KeyPair:
+        """Make and store a pair.
+
+        Raises:
+            BadInput: one made on purpose exists and ``force`` is not set.
+        """
+        if role not in ROLES:
+            raise BadInput(f"no keys for {role!r}", remedy=f"roles: {', '.join(ROLES)}")
+        with self._locked():
+            present = None if force else self.pair(role)
+            if present is not None and (automatic or not present.automatic):
+                if automatic:
+                    return present
+                raise BadInput(
+                    f"{self.directory / (role + '.json')} exists",
+                    remedy="--force replaces it; every peer must then be told the new public key",
+                )
+            public, secret = zmq.curve_keypair()
+            made = KeyPair(public.decode("ascii"), secret.decode("ascii"), automatic)
+            self._store(f"{role}.json", {"public": made.public, "secret": made.secret, "automatic": automatic})
+            return made
+
+    def ensure_pair(self, role: str) -> KeyPair:
+        """The pair of ``role``, made now if there is none (loopback's first use)."""
+        return self.pair(role) or self.new_pair(role, automatic=True)
+
+    def server_pair(self, host: str) -> KeyPair:
+        """The pair that a server bound to ``host`` uses.
+
+        Raises:
+            BadInput: others can reach ``host`` and nobody has made a pair on purpose.
+        """
+        if is_loopback(host):
+            return self.ensure_pair("server")
+        pair = self.pair("server")
+        if pair is None or pair.automatic:
+            raise BadInput(
+                f"refusing to listen on {host} without keys made on purpose",
+                remedy="run 'edge-offload keys new', then 'edge-offload keys trust NAME KEY' for every robot",
+            )
+        return pair
+
+    def server_public(self, address: str) -> str:
+        """The public key that the server at ``address`` must prove to have.
+
+        Raises:
+            BadInput: none is known.
+        """
+        host, port = split_address(address)
+        known = self.servers().get(f"{host}:{port}")
+        if known is not None:
+            return known
+        if is_loopback(host):
+            return self.ensure_pair("server").public
+        raise BadInput(
+            f"no key is known for the server {host}:{port}",
+            remedy=f"edge-offload keys trust --server {host}:{port} KEY (the server's 'edge-offload keys list' prints it)",
+        )
+
+    def clients(self) -> Dict[str, str]:
+        """The allow-list: name by client public key."""
+        return {str(key): str(name) for key, name in self._load("clients.json").items()}
+
+    def servers(self) -> Dict[str, str]:
+        """Known servers: public key by ``host:port``."""
+        return {str(address): str(key) for address, key in self._load("servers.json").items()}
+
+    def trust_client(self, name: str, public: str) -> None:
+        """Let the robot with this public key in; an earlier key of the same name is replaced."""
+        check_public(public)
+        if not _NAME.fullmatch(name):
+            raise BadInput(f"{name!r} cannot name a robot", remedy="use letters, digits and _.@-")
+        with self._locked():
+            clients = {key: known for key, known in self.clients().items() if known != name}
+            clients[public] = name
+            self._store("clients.json", clients)
+
+    def revoke_client(self, name_or_key: str) -> int:
+        """Take a robot off the allow-list; running servers cut its connections. Returns how many keys went."""
+        with self._locked():
+            clients = self.clients()
+            kept = {key: name for key, name in clients.items() if name_or_key not in (key, name)}
+            self._store("clients.json", kept)
+            return len(clients) - len(kept)
+
+    def trust_server(self, address: str, public: str) -> None:
+        """Expect the server at ``address`` to have this public key."""
+        check_public(public)
+        host, port = split_address(address)
+        with self._locked():
+            self._store("servers.json", {**self.servers(), f"{host}:{port}": public})
+
+    def allow_list_stamp(self) -> Tuple[Any, ...]:
+        """Changes whenever :meth:`clients` or the own client pair may have changed."""
+        stamps = []
+        for name in ("clients.json", "client.json"):
+            try:
+                status = os.stat(self.directory / name)
+                stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
+            except FileNotFoundError:
+                stamps.append((0, 0, 0))
+        return tuple(stamps)
+
+    def _load(self, name: str) -> Dict[str, Any]:
+        path = self.directory / name
+        try:
+            loaded = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise BadInput(f"cannot read {path}: {error}", remedy="repair it or move it away") from error
+        if not isinstance(loaded, dict):
+            raise BadInput(f"{path} does not hold a JSON object", remedy="repair it or move it away")
+        return loaded
+
+    def _store(self, name: str, document: Dict[str, Any]) -> None:
+        """Write atomically; a reader sees the old or the new file, never a part. mkstemp makes it 0600."""
+        descriptor, temporary = tempfile.mkstemp(dir=self.directory, prefix=f".{name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                json.dump(document, stream, indent=1)
+            os.replace(temporary, self.directory / name)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(self.directory / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise BadInput(
+                f"cannot write keys in {self.directory}: {error.strerror}", remedy="set EDGE_OFFLOAD_KEYS to a directory"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,516 @@
+"""The server's end of the link: one thread that owns a ROUTER socket and never blocks.
+
+``welcome`` and ``handle`` run on that thread and must return at once: hand work to a worker and answer later with
+:meth:`Request.reply` or :meth:`Request.fail`, from any thread, exactly once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
+
+import zmq
+
+from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused
+from edge_offload.link import messages
+from edge_offload.link.gate import Gate
+from edge_offload.link.keys import KeyStore, is_loopback, split_address
+from edge_offload.link.messages import Limits, Message, VersionMismatch
+from edge_offload.link.wakeup import Wakeup
+
+log = logging.getLogger(__name__)
+
+# parts at least this large travel without being copied into libzmq
+ZERO_COPY_BYTES = 64 << 10
+# how often a peer is told that it sends rubbish
+COMPLAINTS_PER_S = 10
+
+
+@dataclass(eq=False)
+class Peer:
+    """One connection of one robot; a reconnect is a new Peer.
+
+    Attributes:
+        name: the robot's name on the allow-list.
+        key: its public key.
+        session: random words that the client keeps over reconnects: resume by this, together with ``key``.
+        epoch: the connection, drawn by the client.
+        hello: the dict that the application on the robot sent.
+    """
+
+    name: str
+    key: str
+    session: str = ""
+    epoch: int = 0
+    hello: Dict[str, Any] = field(default_factory=dict)
+    identity: bytes = b""
+    user: str = ""
+    ready: bool = False
+    gone: bool = False
+    heard_s: float = 0.0
+    open_requests: Dict[int, int] = field(default_factory=dict)  # id -> payload bytes held by the application
+    unsent: Deque[Tuple[zmq.MessageTracker, int]] = field(default_factory=deque)
+    complaints: Deque[float] = field(default_factory=lambda: deque(maxlen=COMPLAINTS_PER_S))
+
+
+class Request:
+    """One request (or notification) of a peer.
+
+    Attributes:
+        peer: who asks.
+        kind: what for.
+        body: small facts.
+        buffers: payload parts, views of the received memory.
+        received_s: when the whole message was there, on this machine's monotonic clock.
+        bytes_up: bytes that the message took on the wire.
+        wants_reply: False for a notification.
+    """
+
+    def __init__(self, listener: Listener, peer: Peer, message: Message, received_s: float, bytes_up: int) -> None:
+        self.peer = peer
+        self.kind = message.name
+        self.body = message.body
+        self.buffers: List[memoryview] = message.buffers
+        self.received_s = received_s
+        self.bytes_up = bytes_up
+        self.wants_reply = message.type == "request"
+        self._id = message.id
+        self._listener = listener
+        self._answered = threading.Lock()
+
+    def reply(self, body: Optional[Dict[str, Any]] = None, buffers: Sequence[Any] = ()) -> None:
+        """Answer. ``buffers`` (C-contiguous) must not be changed afterwards. A peer that has gone gets nothing.
+
+        Raises:
+            BadInput: the answer cannot be sent (the peer is told), or there was one already.
+        """
+        self._once()
+        try:
+            self._listener._answer(self, "reply", body or {}, messages.byte_views(buffers))
+        except BadInput as error:
+            self._listener._answer(self, "error", messages.error_body(error), [])
+            raise
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an error; the robot's Future raises its like."""
+        self._once()
+        self._listener._answer(self, "error", messages.error_body(error), [])
+
+    def _once(self) -> None:
+        if not self._answered.acquire(blocking=False):
+            raise BadInput(f"the {self.kind} request was answered before", remedy="call reply or fail exactly once")
+
+
+class Listener:
+    """Accepts robots on a TCP address (CURVE, allow-list, bounded sizes) and hands their requests to ``handle``.
+
+    Args:
+        bind: ``tcp://host:port``; port 0 takes a free one (see :attr:`address`).
+        welcome: called with (peer, hello dict); its dict goes back to the client. Raise
+            :class:`~edge_offload.errors.Refused` to turn the peer away with a reason.
+        handle: called with every :class:`Request` of a welcomed peer.
+        gone: called with (peer, reason) when a welcomed peer's connection is over.
+        keys: key directory; the default one if None.
+        limits: bounds on one message.
+        peer_timeout_s: a peer that sends nothing (not even heartbeats) for so long is gone: the lease of what it holds.
+        max_open_requests: requests of one peer that may wait for an answer; more are refused with "full".
+        max_open_bytes: payload bytes of such requests; default twice the largest message.
+        clock: monotonic seconds (tests shift it).
+    """
+
+    def __init__(
+        self,
+        bind: str = "tcp://127.0.0.1:0",
+        *,
+        welcome: Callable[[Peer, Dict[str, Any]], Dict[str, Any]],
+        handle: Callable[[Request], None],
+        gone: Optional[Callable[[Peer, str], None]] = None,
+        keys: Optional[KeyStore] = None,
+        limits: Limits = Limits(),
+        peer_timeout_s: float = 3.0,
+        hello_timeout_s: float = 5.0,
+        max_connections: int = 64,
+        max_open_requests: int = 64,
+        max_open_bytes: Optional[int] = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counters: Counter = Counter()
+        self._bind = bind
+        self._welcome = welcome
+        self._handle = handle
+        self._gone = gone
+        self._keys = keys if keys is not None else KeyStore()
+        self._limits = limits
+        self._peer_timeout_s = peer_timeout_s
+        self._hello_timeout_s = hello_timeout_s
+        self._max_connections = max_connections
+        self._max_open_requests = max_open_requests
+        self._max_open_bytes = 2 * limits.max_message_bytes if max_open_bytes is None else max_open_bytes
+        self._clock = clock
+        self._instance = os.urandom(8).hex()
+        self._outbox: Deque[Tuple[Peer, Message, int]] = deque()
+        self._peers: Dict[str, Peer] = {}
+        self._by_identity: Dict[bytes, Peer] = {}
+        self._stop = threading.Event()
+        self._wakeup = Wakeup()
+        self._address = ""
+        self._thread: Optional[threading.Thread] = None
+        self._context: Optional[zmq.Context] = None
+
+    @property
+    def address(self) -> str:
+        """``tcp://host:port`` really bound."""
+        return self._address
+
+    @property
+    def public_key(self) -> str:
+        """The key that clients must know."""
+        return self._keys.server_pair(split_address(self._bind)[0]).public
+
+    def start(self) -> Listener:
+        """Bind and serve.
+
+        Raises:
+            BadInput: the address cannot be bound, or others can reach it and there are no keys made on purpose.
+        """
+        host, port = split_address(self._bind)
+        pair = self._keys.server_pair(host)
+        loopback = is_loopback(host)
+        if loopback:
+            self._keys.ensure_pair("client")
+        self._context = zmq.Context(io_threads=2)
+        self._socket: zmq.Socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        self._socket.curve_server = True
+        self._socket.curve_secretkey = pair.secret.encode("ascii")
+        self._socket.curve_publickey = pair.public.encode("ascii")
+        self._socket.zap_domain = b"edge_offload"
+        self._socket.router_mandatory = True
+        self._socket.maxmsgsize = self._limits.max_message_bytes
+        self._socket.handshake_ivl = int(self._hello_timeout_s * 1e3)
+        self._socket.backlog = 128
+        self._socket.ipv6 = ":" in host
+        self._gate = Gate(
+            self._context,
+            self._socket,
+            self._keys,
+            loopback=loopback,
+            max_undelivered_bytes=self._limits.max_message_bytes,
+            max_connections=self._max_connections,
+            hello_timeout_s=self._hello_timeout_s,
+            counters=self.counters,
+        )
+        try:
+            self._socket.bind(f"tcp://{f'[{host}]' if ':' in host else host}:{port if port else '*'}")
+        except zmq.ZMQError as error:
+            self._gate.close()
+            self._context.destroy(linger=0)
+            raise BadInput(
+                f"cannot listen on {self._bind}: {error.strerror}", remedy="choose another port, or stop who uses it"
+            ) from error
+        self._address = self._socket.last_endpoint.decode("ascii")
+        self._gate.start()
+        self._thread = threading.Thread(target=self._run, name="edge_offload-listener", daemon=True)
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Stop serving; connections break, ``gone`` is called for every peer."""
+        if self._thread is None:
+            return
+        self._stop.set()
+        self._wakeup.wake()
+        self._thread.join()
+        self._thread = None
+
+    def __enter__(self) -> Listener:
+        return self.start()
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def peers(self) -> List[Peer]:
+        """Welcomed peers, now."""
+        return [peer for peer in list(self._peers.values()) if peer.ready]
+
+    def notify(self, peer: Peer, kind: str, body: Optional[Dict[str, Any]] = None, buffers: Sequence[Any] = ()) -> None:
+        """Send a peer something that it did not ask for; nothing happens if it has gone.
+
+        Raises:
+            BadInput: it cannot be sent.
+        """
+        message = Message("notify", peer.epoch, 0, messages.check_name(kind), body or {})
+        message.buffers = messages.byte_views(buffers)
+        self._post(peer, message)
+
+    def disconnect(self, peer: Peer, error: EdgeOffloadError) -> None:
+        """Turn a welcomed peer away: it is told why, and everything it holds ends."""
+        self._post(peer, Message("refused", peer.epoch, 0, "", messages.error_body(error)))
+
+    # ------------------------------------------------------------------ any thread
+
+    def _answer(self, request: Request, type_: str, body: Dict[str, Any], buffers: List[memoryview]) -> None:
+        if not request.wants_reply:
+            return
+        message = Message(type_, request.peer.epoch, request._id, "", body, (request.received_s,), buffers)
+        self._post(request.peer, message)
+
+    def _post(self, peer: Peer, message: Message) -> None:
+        # checked here so that the caller learns of a bad body; packed again with the time of sending
+        header = messages.pack_header(message, self._limits)
+        problem = messages.first_over([len(header) + 64, *(view.nbytes for view in message.buffers)], self._limits)
+        if problem:
+            raise BadInput(problem, remedy="send it in pieces")
+        self._outbox.append((peer, message, 0))
+        self._wakeup.wake()
+
+    # ------------------------------------------------------------------ the listener's thread
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wakeup.descriptor, zmq.POLLIN)
+        swept_s = 0.0
+        try:
+            while not self._stop.is_set():
+                poller.poll(100)
+                self._wakeup.clear()
+                self._flush()
+                self._drain()
+                now = time.monotonic()
+                if now - swept_s >= 0.1:
+                    swept_s = now
+                    self._sweep()
+        finally:
+            for peer in list(self._peers.values()):
+                self._lose(peer, "the server stops")
+            self._gate.close()
+            self._socket.close(0)
+            if self._context is not None:
+                self._context.destroy(linger=0)
+
+    def _flush(self) -> None:
+        while self._outbox:
+            peer, message, _ = self._outbox.popleft()
+            self._send(peer, message)
+
+    def _drain(self) -> None:
+        for _ in range(256):  # come back to replies and timeouts even under a flood
+            try:
+                frames = self._receive()
+            except zmq.Again:
+                return
+            if frames is not None:
+                self._take(frames)
+                self._flush()
+
+    def _receive(self) -> Optional[List[zmq.Frame]]:
+        """One whole message; one of too many parts is taken off the socket part by part and None is returned."""
+        frames: List[zmq.Frame] = [self._socket.recv(zmq.NOBLOCK, copy=False)]
+        size = parts = 0
+        while frames[-1].more if parts == 0 else more:
+            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            more = frame.more
+            parts += 1
+            size += messages.wire_bytes([len(frame)])
+            if parts <= self._limits.max_parts + 1:
+                frames.append(frame)
+        if len(frames) < 2:
+            return None
+        user = _property(frames[1], "User-Id")
+        self._gate.delivered(user, frames[1].get(zmq.SRCFD), size)
+        if parts > self._limits.max_parts + 1:
+            peer = self._peer(frames[0].bytes, user)
+            if peer is not None:
+                self._complain(peer, 0, ProtocolError(f"message of {parts - 1} payload parts"))
+            return None
+        return frames
+
+    def _take(self, frames: List[zmq.Frame]) -> None:
+        received_s = self._clock()
+        peer = self._peer(frames[0].bytes, _property(frames[1], "User-Id"))
+        if peer is None:
+            return
+        peer.heard_s = time.monotonic()
+        sizes = [len(frame) for frame in frames[1:]]
+        try:
+            problem = messages.first_over(sizes, self._limits)
+            if problem:
+                raise ProtocolError(problem)
+            message = messages.unpack_header(frames[1].buffer, self._limits)
+        except VersionMismatch as error:
+            self.counters["refused: version"] += 1
+            self._refuse(peer, error)
+            return
+        except ProtocolError as error:
+            self._complain(peer, 0, error)
+            return
+        message.buffers = [frame.buffer for frame in frames[2:]]
+        if message.type == "hello":
+            self._hello(peer, message)
+        elif message.type not in ("request", "notify", "ping"):
+            self._complain(peer, message.id, ProtocolError(f"a client does not send {message.type}"))
+        elif not peer.ready or message.epoch != peer.epoch:
+            self._complain(peer, message.id, ProtocolError("say hello first"), message.epoch)
+        elif message.type == "ping":
+            self._pong(peer, message, received_s)
+        else:
+            self._dispatch(peer, message, received_s, messages.wire_bytes(sizes))
+
+    def _peer(self, identity: bytes, user: str) -> Optional[Peer]:
+        peer = self._peers.get(user)
+        if peer is not None:
+            return peer if peer.identity == identity else None
+        known = self._gate.identity(user)
+        if known is None:
+            self.counters["dropped: sender has gone"] += 1
+            return None
+        peer = Peer(name=known[1], key=known[0], identity=identity, user=user, heard_s=time.monotonic())
+        if len(identity) != 5 or identity[0] != 0:
+            # a routing id of one's own choosing could be the one of a robot that has just left: its replies go astray
+            self._gate.cut(user, "routing id set by the peer")
+            return None
+        self._peers[user] = peer
+        self._by_identity[identity] = peer
+        return peer
+
+    def _hello(self, peer: Peer, message: Message) -> None:
+        app, session = message.body.get("app"), message.body.get("session")
+        if peer.ready or not isinstance(app, dict) or not isinstance(session, str) or not 1 <= len(session) <= 64:
+            self._complain(peer, 0, ProtocolError("malformed or repeated hello"), message.epoch)
+            return
+        peer.hello, peer.session, peer.epoch = app, session, message.epoch
+        try:
+            answer = self._welcome(peer, app)
+        except EdgeOffloadError as error:
+            self.counters["refused: by the server"] += 1
+            self._refuse(peer, error)
+            return
+        except Exception as error:
+            # the application's bug must not take the link down with it
+            log.exception("link: welcome() failed")
+            self._refuse(peer, Refused(f"the server failed to answer hello: {type(error).__name__}"))
+            return
+        peer.ready = True
+        body = {
+            "app": answer,
+            "server": self._instance,
+            "lease_s": self._peer_timeout_s,
+            "max_message_bytes": self._limits.max_message_bytes,
+            "max_parts": self._limits.max_parts,
+        }
+        self._send(peer, Message("welcome", peer.epoch, 0, "", body))
+
+    def _pong(self, peer: Peer, message: Message, received_s: float) -> None:
+        if len(message.times) != 1:
+            self._complain(peer, message.id, ProtocolError("malformed ping"))
+            return
+        wall = time.time() - self._clock()
+        times = (message.times[0], received_s, self._clock(), wall)
+        self._send(peer, Message("pong", peer.epoch, message.id, "", {}, times))
+
+    def _dispatch(self, peer: Peer, message: Message, received_s: float, bytes_up: int) -> None:
+        request = Request(self, peer, message, received_s, bytes_up)
+        if message.type == "request":
+            if message.id in peer.open_requests:
+                self._complain(peer, 0, ProtocolError("request id used twice"))
+                return
+            held = sum(peer.open_requests.values()) + bytes_up
+            if len(peer.open_requests) >= self._max_open_requests or held > self._max_open_bytes:
+                self.counters["refused: full"] += 1
+                full = Refused("full: too many requests of this robot wait for an answer", remedy="wait for replies")
+                self._send(peer, Message("error", peer.epoch, message.id, "", messages.error_body(full), (received_s,)))
+                return
+            peer.open_requests[message.id] = bytes_up
+        self.counters[message.type] += 1
+        try:
+            self._handle(request)
+        except Exception as error:
+            # the request failed, the server lives
+            log.exception("link: handling %s of %s failed", request.kind, peer.name)
+            if request.wants_reply and not request._answered.locked():
+                request.fail(error)
+
+    def _send(self, peer: Peer, message: Message) -> None:
+        if peer.gone or self._by_identity.get(peer.identity) is not peer:
+            self.counters["dropped: receiver has gone"] += 1
+            return
+        if message.type in ("reply", "error"):
+            peer.open_requests.pop(message.id, None)
+            if len(message.times) == 1:
+                message.times = (message.times[0], self._clock())
+        parts: List[Any] = [messages.pack_header(message, self._limits), *message.buffers]
+        while peer.unsent and peer.unsent[0][0].done:
+            peer.unsent.popleft()
+        if sum(size for _, size in peer.unsent) > 2 * self._limits.max_message_bytes:
+            self._gate.cut(peer.user, "does not read its replies")
+            self._lose(peer, "does not read its replies")
+            return
+        try:
+            self._socket.send(peer.identity, zmq.SNDMORE | zmq.NOBLOCK)
+            for index, part in enumerate(parts):
+                flags = zmq.NOBLOCK | (zmq.SNDMORE if index < len(parts) - 1 else 0)
+                if len(part) >= ZERO_COPY_BYTES:
+                    tracker = self._socket.send(part, flags, copy=False, track=True)
+                    peer.unsent.append((tracker, len(part)))
+                else:
+                    self._socket.send(part, flags)
+        except zmq.Again:
+            self._gate.cut(peer.user, "does not read its replies")
+            self._lose(peer, "does not read its replies")
+        except zmq.ZMQError as error:
+            self.counters["dropped: receiver has gone"] += 1
+            self._lose(peer, f"connection broke ({error.strerror})")
+        if message.type == "refused":
+            self._lose(peer, str(message.body.get("cause", "refused")))
+
+    def _refuse(self, peer: Peer, error: EdgeOffloadError) -> None:
+        self._send(peer, Message("refused", peer.epoch, 0, "", messages.error_body(error)))
+
+    def _complain(self, peer: Peer, id_: int, error: ProtocolError, epoch: Optional[int] = None) -> None:
+        """Count a malformed message and tell its sender, but not for every one of a flood."""
+        self.counters["malformed"] += 1
+        now = time.monotonic()
+        if len(peer.complaints) == COMPLAINTS_PER_S and now - peer.complaints[0] < 1.0:
+            return
+        peer.complaints.append(now)
+        log.warning("link: dropped a message of %s: %s", peer.name, error)
+        self._send(peer, Message("error", peer.epoch if epoch is None else epoch, id_, "", messages.error_body(error)))
+
+    def _sweep(self) -> None:
+        for peer in list(self._peers.values()):
+            quiet_s = self._gate.quiet_s(peer.user)
+            if quiet_s is None:
+                self._lose(peer, "disconnected")
+            elif peer.ready and min(quiet_s, time.monotonic() - peer.heard_s) > self._peer_timeout_s:
+                self._gate.cut(peer.user, "lease ran out")
+                self._lose(peer, f"nothing heard for {self._peer_timeout_s:g} s")
+
+    def _lose(self, peer: Peer, reason: str) -> None:
+        if peer.gone:
+            return
+        peer.gone = True
+        self._peers.pop(peer.user, None)
+        if self._by_identity.get(peer.identity) is peer:
+            del self._by_identity[peer.identity]
+        peer.open_requests.clear()
+        if peer.ready and self._gone is not None:
+            try:
+                self._gone(peer, reason)
+            except Exception:
+                # the application's bug must not take the link down with it
+                log.exception("link: gone() failed")
+
+
+def _property(frame: zmq.Frame, name: str) -> str:
+    try:
+        return str(frame.get(name))
+    except zmq.ZMQError:
+        return ""
+
+
