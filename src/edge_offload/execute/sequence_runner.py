@@ -49,7 +49,7 @@ class SequenceRunner:
         for number, digest in sequence.constants.items():
             if digest not in constants:
                 raise BadInput(f"constant {digest[:12]} of value {number} is missing", remedy="load it first")
-            self._constants[number] = _fitting(constants[digest], sequence.values[number]).to(device)
+            self._constants[number] = _laid_out(constants[digest], sequence.values[number], device)
         self._free = free_after(sequence)
 
     def begin(self, inputs: Sequence[torch.Tensor]) -> Dict[int, torch.Tensor]:
@@ -103,3 +103,13 @@ def _fitting(tensor: torch.Tensor, value: Value) -> torch.Tensor:
     if dtype != value.dtype or not same:
         raise BadInput(f"value {value.id} must be {value.dtype}{list(value.shape)}, got {dtype}{list(shape)}")
     return tensor
+
+
+def _laid_out(tensor: torch.Tensor, value: Value, device: str) -> torch.Tensor:
+    """A weight with the recorded strides: the memory layout decides which kernel runs, and so the last bits."""
+    tensor = _fitting(tensor, value).to(device)
+    if value.strides is None:
+        return tensor.contiguous()
+    if tuple(tensor.stride()) == value.strides:
+        return tensor
+    return torch.empty_strided(value.shape, value.strides, dtype=tensor.dtype, device=device).copy_(tensor)

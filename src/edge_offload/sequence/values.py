@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from dataclasses import dataclass
-from typing import Dict, Optional, Tuple
+from typing import Dict, Optional, Tuple, Union
 
 from edge_offload.errors import BadInput
 
@@ -103,10 +103,8 @@ def contiguous_strides(shape: Tuple[int, ...]) -> Tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def content_digest(dtype: str, shape: Tuple[int, ...], payload: bytes) -> str:
+def content_digest(dtype: str, shape: Tuple[int, ...], payload: Union[bytes, memoryview]) -> str:
     """Name of a constant: hex BLAKE2b-256 over dtype, shape and row-major bytes.
-
-    ``payload`` may be any object with the buffer protocol.
 
     Raises:
         BadInput: the payload has not the number of bytes that dtype and shape say.

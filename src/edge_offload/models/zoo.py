@@ -1,0 +1,140 @@
+"""torchvision's networks with weights that make errors visible: for split, parity and latency work, not for detection.
+
+torchvision's wheels for CPU-only torch lack the compiled operators that its package registers on import, and a bare
+``import torchvision`` then fails. :func:`torchvision_package` defines the missing schemas first.
+
+Random networks hide errors. Their BatchNorm statistics let activations fade or blow up, layer scale is 1e-6, and
+some heads are all zeros. :func:`build` calibrates the statistics on smooth random images, sets layer scale to 1 and
+re-draws every head.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import Any, Dict
+
+import torch
+from torch import nn
+
+from edge_offload.errors import BadInput, Unsupported
+
+NETWORKS: Dict[str, str] = {
+    "vgg19_bn": "VGG19 with BatchNorm",
+    "resnet50": "ResNet-50",
+    "resnet152": "ResNet-152",
+    "densenet121": "DenseNet-121",
+    "convnext_tiny": "ConvNeXt, tiny",
+    "convnext_large": "ConvNeXt, large",
+    "regnet_x_3_2gf": "RegNetX-3.2GF",
+    "resnext101_32x8d": "ResNeXt-101 32x8d",
+    "mobilenet_v3_large": "MobileNetV3, large",
+    "efficientnet_b0": "EfficientNet-B0",
+    "vit_b_16": "Vision Transformer B/16",
+}
+"""Constructor in ``torchvision.models`` -> what it is."""
+
+_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_LIBRARY_ATTRIBUTE = "_edge_offload_library"
+
+
+@lru_cache(maxsize=1)
+def torchvision_package() -> Any:
+    """The ``torchvision`` package, with its missing operators defined where its wheel lacks them.
+
+    Raises:
+        Unsupported: torchvision is not installed, or does not fit this torch.
+    """
+    try:
+        import torchvision
+
+        return torchvision
+    except ImportError as error:
+        raise Unsupported("torchvision is not installed", remedy="pip install --no-deps torchvision") from error
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise Unsupported(f"torchvision does not fit torch {torch.__version__}: {error}") from error
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    library = torch.library.Library("torchvision", "DEF")
+    for schema in _SCHEMAS:
+        library.define(schema)
+    library.impl("nms", _nms, "CPU")
+    import torchvision
+    import torchvision.ops.boxes
+
+    setattr(torchvision, _LIBRARY_ATTRIBUTE, library)  # the registrations live as long as this object
+    torchvision.ops.boxes._assert_has_ops = lambda: None
+    return torchvision
+
+
+def _nms(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
+    """Greedy non-maximum suppression; boxes [n, 4] as x1 y1 x2 y2, scores [n]; int64 indices by falling score."""
+    order = scores.argsort(descending=True, stable=True)
+    ranked = boxes[order]
+    area = (ranked[:, 2] - ranked[:, 0]) * (ranked[:, 3] - ranked[:, 1])
+    alive = torch.ones(len(ranked), dtype=torch.bool, device=boxes.device)
+    keep = []
+    for index in range(len(ranked)):
+        if not alive[index]:
+            continue
+        keep.append(index)
+        low = torch.maximum(ranked[index, :2], ranked[index + 1 :, :2])
+        high = torch.minimum(ranked[index, 2:], ranked[index + 1 :, 2:])
+        overlap = (high - low).clamp(min=0).prod(dim=1)
+        alive[index + 1 :] &= ~(overlap / (area[index] + area[index + 1 :] - overlap) > iou_threshold)
+    return order[torch.tensor(keep, dtype=torch.int64, device=boxes.device)]
+
+
+def build(name: str, size: int = 224, seed: int = 0) -> nn.Module:
+    """The network called ``name``, float32, in eval mode, reproducible from ``seed``.
+
+    Args:
+        name: a key of :data:`NETWORKS`, or any other classification constructor of ``torchvision.models``.
+        size: side of the square input in pixels, for calibration (and for the Vision Transformer's positions).
+        seed: of weights and calibration images.
+
+    Raises:
+        BadInput: torchvision has no such network.
+    """
+    models = torchvision_package().models
+    constructor = getattr(models, name, None)
+    if constructor is None or not callable(constructor) or not name.islower():
+        raise BadInput(f"torchvision has no network {name!r}", remedy=f"known here: {', '.join(NETWORKS)}")
+    options = {"image_size": size} if name.startswith("vit_") else {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module: nn.Module = constructor(weights=None, **options)
+        make_errors_visible(module, smooth_images(4, size))
+    return module.eval()
+
+
+def make_errors_visible(module: nn.Module, images: torch.Tensor) -> None:
+    """Draw non-zero heads, set layer scale to 1, and calibrate BatchNorm on ``images`` [n, 3, h, w]."""
+    for layer in module.modules():
+        scale = getattr(layer, "layer_scale", None)
+        if isinstance(scale, nn.Parameter):
+            nn.init.ones_(scale)
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+            if layer.bias is not None:
+                nn.init.normal_(layer.bias, std=0.1)
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.reset_running_stats()
+            layer.momentum = None  # a cumulative average: one pass sets the statistics
+            layer.train()
+    with torch.no_grad():
+        module(images)
+    module.eval()
+
+
+def smooth_images(count: int, size: int) -> torch.Tensor:
+    """Random float32 images [count, 3, size, size], zero mean, unit deviation, with structure at several scales."""
+    images = torch.zeros(count, 3, size, size)
+    for cells in (4, 16, size):
+        coarse = torch.randn(count, 3, cells, cells)
+        images += nn.functional.interpolate(coarse, size=(size, size), mode="bilinear", align_corners=False)
+    return (images - images.mean()) / images.std()
