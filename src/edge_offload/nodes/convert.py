@@ -1,0 +1,197 @@
+"""Sensor messages to arrays, and back. Every size and encoding is checked before the data is touched."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+import cv2
+import numpy as np
+from sensor_msgs.msg import CompressedImage, Image, PointCloud2, PointField
+
+from edge_offload.errors import BadInput
+
+MAX_SIDE = 16384
+"""Pixels. No camera is larger; a larger figure is a corrupt message."""
+
+# encoding -> (bytes per pixel, conversion to BGR or None)
+_COLOUR: Dict[str, Tuple[int, Any]] = {
+    "bgr8": (3, None),
+    "8uc3": (3, None),
+    "rgb8": (3, cv2.COLOR_RGB2BGR),
+    "bgra8": (4, cv2.COLOR_BGRA2BGR),
+    "8uc4": (4, cv2.COLOR_BGRA2BGR),
+    "rgba8": (4, cv2.COLOR_RGBA2BGR),
+    "mono8": (1, cv2.COLOR_GRAY2BGR),
+    "8uc1": (1, cv2.COLOR_GRAY2BGR),
+    "yuv422": (2, cv2.COLOR_YUV2BGR_UYVY),
+    "yuv422_yuy2": (2, cv2.COLOR_YUV2BGR_YUY2),
+    # OpenCV names a Bayer pattern by the second row's second and third pixel
+    "bayer_rggb8": (1, cv2.COLOR_BayerBG2BGR),
+    "bayer_bggr8": (1, cv2.COLOR_BayerRG2BGR),
+    "bayer_gbrg8": (1, cv2.COLOR_BayerGR2BGR),
+    "bayer_grbg8": (1, cv2.COLOR_BayerGB2BGR),
+}
+
+_POINT_TYPES = {
+    PointField.INT8: "i1",
+    PointField.UINT8: "u1",
+    PointField.INT16: "i2",
+    PointField.UINT16: "u2",
+    PointField.INT32: "i4",
+    PointField.UINT32: "u4",
+    PointField.FLOAT32: "f4",
+    PointField.FLOAT64: "f8",
+}
+
+
+def image_to_bgr(message: Any) -> np.ndarray:
+    """Pixels of an ``Image`` or ``CompressedImage`` as uint8 [h, w, 3] BGR.
+
+    Raises:
+        BadInput: an encoding that is not known, an empty image, or data that does not fit the stated size.
+    """
+    if hasattr(message, "format"):
+        return _decompressed(message)
+    encoding = message.encoding.strip().lower()
+    if encoding not in _COLOUR:
+        known = ", ".join(sorted(_COLOUR))
+        raise BadInput(f"image encoding {message.encoding!r} is not supported", remedy=f"publish one of: {known}")
+    bytes_per_pixel, conversion = _COLOUR[encoding]
+    rows = _rows(message, bytes_per_pixel)
+    if bytes_per_pixel == 1:
+        pixels = rows
+    else:
+        pixels = rows.reshape(message.height, message.width, bytes_per_pixel)
+    if conversion is None:
+        return np.ascontiguousarray(pixels)
+    try:
+        converted: np.ndarray = cv2.cvtColor(np.ascontiguousarray(pixels), conversion)
+    except cv2.error as error:
+        raise BadInput(f"image {message.width}x{message.height} is no {message.encoding} image: {error.err}") from error
+    return converted
+
+
+def _rows(message: Any, bytes_per_pixel: int) -> np.ndarray:
+    """The bytes of an ``Image`` as uint8 [h, w * bytes_per_pixel], row padding removed."""
+    width, height, step = message.width, message.height, message.step
+    if width < 1 or height < 1:
+        raise BadInput(f"empty image ({width}x{height})")
+    if width > MAX_SIDE or height > MAX_SIDE:
+        raise BadInput(f"image of {width}x{height} pixels", remedy=f"no side may exceed {MAX_SIDE}")
+    line = width * bytes_per_pixel
+    if step < line:
+        raise BadInput(f"image step is {step} bytes, a row of {width} {message.encoding} pixels takes {line}")
+    have, need = len(message.data), step * (height - 1) + line
+    if have < need:
+        raise BadInput(f"truncated image: {have} bytes, {width}x{height} {message.encoding} takes {need}")
+    data = np.frombuffer(message.data, dtype=np.uint8)
+    if have >= step * height:
+        return data[: step * height].reshape(height, step)[:, :line]
+    return np.lib.stride_tricks.as_strided(data, (height, line), (step, 1), writeable=False)
+
+
+def _decompressed(message: Any) -> np.ndarray:
+    """The format string is not trusted (drivers disagree on it); the data says what it is."""
+    if "compresseddepth" in message.format.lower():
+        raise BadInput(f"compressed image of format {message.format!r} is a depth image")
+    if not message.data:
+        raise BadInput("empty compressed image")
+    data = np.frombuffer(message.data, dtype=np.uint8)
+    try:
+        pixels = cv2.imdecode(data, cv2.IMREAD_COLOR)
+    except cv2.error as error:
+        raise BadInput(f"compressed image of format {message.format!r} cannot be decoded: {error.err}") from error
+    if pixels is None:
+        raise BadInput(f"compressed image of format {message.format!r} cannot be decoded ({len(data)} bytes)")
+    return pixels
+
+
+def depth_to_metres(message: Any) -> np.ndarray:
+    """A depth ``Image`` as float32 [h, w] in metres; unknown depth is NaN.
+
+    Raises:
+        BadInput: not 16UC1 (millimetres) or 32FC1 (metres), or data that does not fit the stated size.
+    """
+    encoding = message.encoding.strip().lower()
+    if encoding in ("16uc1", "mono16"):
+        rows = np.ascontiguousarray(_rows(message, 2))
+        millimetres = rows.view(">u2" if message.is_bigendian else "<u2").astype(np.float32)
+        metres = np.where(millimetres > 0, millimetres * 1e-3, np.nan)
+    elif encoding == "32fc1":
+        rows = np.ascontiguousarray(_rows(message, 4))
+        metres = rows.view(">f4" if message.is_bigendian else "<f4").astype(np.float32)
+        metres = np.where(np.isfinite(metres) & (metres > 0), metres, np.nan)
+    else:
+        raise BadInput(f"depth encoding {message.encoding!r} is not supported", remedy="publish 16UC1 or 32FC1")
+    return metres.astype(np.float32)
+
+
+def bgr_to_image(bgr: np.ndarray, header: Any) -> Image:
+    """uint8 [h, w, 3] BGR as a ``bgr8`` message with ``header``."""
+    height, width = bgr.shape[:2]
+    return Image(header, height, width, "bgr8", 0, 3 * width, np.ascontiguousarray(bgr).tobytes())
+
+
+def bgr_to_jpeg(bgr: np.ndarray, header: Any, quality: int) -> CompressedImage:
+    """uint8 [h, w, 3] BGR as a JPEG message with ``header``; quality 1 to 100."""
+    done, coded = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, quality])
+    if not done:
+        raise BadInput(f"image of shape {bgr.shape} cannot be coded as JPEG")
+    return CompressedImage(header, "bgr8; jpeg compressed bgr8", coded.tobytes())
+
+
+def cloud_to_points(message: Any) -> np.ndarray:
+    """A ``PointCloud2`` as float32 [n, 4]: x, y, z in metres and intensity (0 where it has none).
+
+    Points with a coordinate that is not finite are left out.
+
+    Raises:
+        BadInput: no x, y and z, a layout that contradicts itself, or truncated data.
+    """
+    order = ">" if message.is_bigendian else "<"
+    wanted: List[Tuple[str, int, str]] = []
+    for item in message.fields:
+        if item.name in ("x", "y", "z", "intensity") and item.datatype in _POINT_TYPES:
+            kind = order + _POINT_TYPES[item.datatype]
+            if item.offset + np.dtype(kind).itemsize > message.point_step:
+                raise BadInput(f"point cloud: field {item.name} lies beyond a point's {message.point_step} bytes")
+            wanted.append((item.name, item.offset, kind))
+    names = [name for name, _, _ in wanted]
+    missing = [name for name in "xyz" if name not in names]
+    if missing:
+        raise BadInput(f"point cloud without {', '.join(missing)}")
+    line = message.width * message.point_step
+    have, need = len(message.data), message.row_step * (message.height - 1) + line if message.height else 0
+    if message.row_step < line or have < need:
+        raise BadInput(
+            f"truncated point cloud: {have} bytes, row step {message.row_step} for {message.height} rows of "
+            f"{message.width} points of {message.point_step} bytes"
+        )
+    layout = np.dtype(
+        {
+            "names": names,
+            "formats": [kind for _, _, kind in wanted],
+            "offsets": [offset for _, offset, _ in wanted],
+            "itemsize": message.point_step,
+        }
+    )
+    rows = [
+        np.frombuffer(message.data, dtype=layout, count=message.width, offset=row * message.row_step)
+        for row in range(message.height if message.width else 0)
+    ]
+    cloud = np.concatenate(rows) if rows else np.zeros(0, dtype=layout)
+    points = np.zeros((len(cloud), 4), dtype=np.float32)
+    for column, name in enumerate(("x", "y", "z", "intensity")):
+        if name in names:
+            points[:, column] = cloud[name]
+    finite: np.ndarray = points[np.isfinite(points[:, :3]).all(axis=1)]
+    return finite
+
+
+def points_to_cloud(points: np.ndarray, header: Any) -> PointCloud2:
+    """float32 [n, 4] (x, y, z in metres, intensity) as a ``PointCloud2`` with ``header``."""
+    packed = np.ascontiguousarray(points, dtype="<f4")
+    fields = [
+        PointField(name, 4 * index, PointField.FLOAT32, 1) for index, name in enumerate(("x", "y", "z", "intensity"))
+    ]
+    return PointCloud2(header, 1, len(packed), fields, False, 16, 16 * len(packed), packed.tobytes(), False)

@@ -1,0 +1,184 @@
+"""Where camera frames come from: a device, a video file, a folder of images. Knows nothing of ROS."""
+
+from __future__ import annotations
+
+import abc
+import pathlib
+import re
+from typing import List, Optional
+
+import cv2
+import numpy as np
+
+from edge_offload.errors import BadInput, EdgeOffloadError
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm")
+
+
+class SourceLost(EdgeOffloadError):
+    """A source that worked gives no more frames although it should (unplugged, file truncated)."""
+
+
+class FrameSource(abc.ABC):
+    """Gives frames one by one.
+
+    Attributes:
+        name: what is read, for people.
+        rate: frames per second that the source itself has, 0 if it has none.
+        live: whether frames come when they come (a device) rather than when asked for.
+    """
+
+    name: str
+    rate: float = 0.0
+    live: bool = False
+
+    @abc.abstractmethod
+    def read(self) -> Optional[np.ndarray]:
+        """The next frame, uint8 [h, w, 3] BGR, or None at the end.
+
+        Raises:
+            SourceLost: there should be one and is not.
+        """
+
+    @abc.abstractmethod
+    def rewind(self) -> None:
+        """Begin anew (a lost device is opened again).
+
+        Raises:
+            BadInput: it cannot be opened.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release what is held."""
+
+
+class VideoFile(FrameSource):
+    """A video file, in the container's own rate.
+
+    Raises:
+        BadInput: no such file, or it is no video.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = pathlib.Path(path).expanduser()
+        self.name = f"video {self._path}"
+        if not self._path.is_file():
+            raise BadInput(f"no video file {self._path}", remedy="give the path of a video")
+        self._capture = self._open()
+        rate = float(self._capture.get(cv2.CAP_PROP_FPS))
+        self.rate = rate if 0 < rate <= 1000 else 0.0
+        self._read = 0
+
+    def _open(self) -> cv2.VideoCapture:
+        capture = cv2.VideoCapture(str(self._path))
+        if not capture.isOpened():
+            raise BadInput(f"{self._path} is no video that OpenCV can read", remedy="convert it, for example to MP4")
+        return capture
+
+    def read(self) -> Optional[np.ndarray]:
+        read, frame = self._capture.read()
+        if not read:
+            if self._read == 0:
+                raise BadInput(f"{self._path} holds no frame that can be decoded")
+            return None
+        self._read += 1
+        image: np.ndarray = frame
+        return image
+
+    def rewind(self) -> None:
+        # seeking is unreliable in some containers
+        self._capture.release()
+        self._capture = self._open()
+        self._read = 0
+
+    def close(self) -> None:
+        self._capture.release()
+
+
+class ImageFolder(FrameSource):
+    """All images of a folder in the order of their names, numbers compared as numbers.
+
+    Raises:
+        BadInput: no such folder, or no image in it.
+    """
+
+    def __init__(self, path: str) -> None:
+        folder = pathlib.Path(path).expanduser()
+        self.name = f"images in {folder}"
+        if not folder.is_dir():
+            raise BadInput(f"no folder {folder}", remedy="give the path of a folder of images")
+        self._files: List[pathlib.Path] = sorted(
+            (file for file in folder.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES),
+            key=lambda file: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.name)],
+        )
+        if not self._files:
+            raise BadInput(f"no images in {folder}", remedy=f"it should hold files {', '.join(IMAGE_SUFFIXES)}")
+        self._next = 0
+
+    def read(self) -> Optional[np.ndarray]:
+        if self._next >= len(self._files):
+            return None
+        file = self._files[self._next]
+        self._next += 1
+        frame = cv2.imread(str(file), cv2.IMREAD_COLOR)
+        if frame is None:
+            raise BadInput(f"{file} is no image that OpenCV can read")
+        image: np.ndarray = frame
+        return image
+
+    def rewind(self) -> None:
+        self._next = 0
+
+    def close(self) -> None:
+        self._files = []
+
+
+class Device(FrameSource):
+    """A camera that the kernel knows (v4l2): ``/dev/video0`` or ``0``.
+
+    Raises:
+        BadInput: it cannot be opened.
+    """
+
+    live = True
+
+    def __init__(self, device: str, width: int = 0, height: int = 0, rate: float = 0.0) -> None:
+        self._device = device
+        self._wanted = (width, height, rate)
+        self.name = f"camera {device}"
+        self._capture = self._open()
+        reported = float(self._capture.get(cv2.CAP_PROP_FPS))
+        self.rate = reported if 0 < reported <= 1000 else 0.0
+
+    def _open(self) -> cv2.VideoCapture:
+        number = re.fullmatch(r"(?:/dev/video)?(\d+)", self._device)
+        path = pathlib.Path(f"/dev/video{number.group(1)}") if number else pathlib.Path(self._device)
+        if not path.exists():
+            raise BadInput(f"no camera {path}", remedy="plug it in; 'ls /dev/video*' shows those that are there")
+        capture = cv2.VideoCapture(str(path), cv2.CAP_V4L2)
+        if not capture.isOpened():
+            raise BadInput(f"camera {path} cannot be opened", remedy="check permissions (group video) and who uses it")
+        width, height, rate = self._wanted
+        if width and height:
+            capture.set(cv2.CAP_PROP_FRAME_WIDTH, width)
+            capture.set(cv2.CAP_PROP_FRAME_HEIGHT, height)
+        if rate:
+            capture.set(cv2.CAP_PROP_FPS, rate)
+        # a queue in the driver would add its age to every frame
+        capture.set(cv2.CAP_PROP_BUFFERSIZE, 1)
+        return capture
+
+    def read(self) -> Optional[np.ndarray]:
+        read, frame = self._capture.read()
+        if not read or frame is None:
+            raise SourceLost(f"{self.name} gives no frames", remedy="check its cable")
+        image: np.ndarray = frame
+        return image
+
+    def rewind(self) -> None:
+        self._capture.release()
+        self._capture = self._open()
+
+    def close(self) -> None:
+        self._capture.release()

@@ -1,0 +1,86 @@
+"""Parameters of a node: declared once with default and meaning, checked when read. Knows nothing of ROS."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+
+from edge_offload.errors import BadInput
+
+Value = Union[bool, int, float, str, list, dict]
+
+
+@dataclass(frozen=True)
+class Param:
+    """One private parameter. Its type is that of the default.
+
+    Attributes:
+        name: without the ``~``.
+        default: used when the parameter is not set.
+        doc: what it means, with the unit.
+        choices: the only values allowed; empty when any is.
+        low, high: bounds of a number, both included.
+    """
+
+    name: str
+    default: Value
+    doc: str
+    choices: Tuple[Value, ...] = ()
+    low: Optional[float] = None
+    high: Optional[float] = None
+
+
+def read(declared: Sequence[Param], raw: Mapping[str, Any]) -> Dict[str, Any]:
+    """Values of all declared parameters, from those that are set (``raw``) and the defaults.
+
+    Raises:
+        BadInput: a value has the wrong type or is out of bounds.
+    """
+    return {param.name: _checked(param, raw[param.name]) if param.name in raw else param.default for param in declared}
+
+
+def unknown(declared: Sequence[Param], raw: Iterable[str]) -> List[str]:
+    """Names that are set but not declared: most likely misspelt."""
+    return sorted(set(raw) - {param.name for param in declared})
+
+
+def _checked(param: Param, value: Any) -> Any:
+    wanted = type(param.default)
+    if wanted is float and type(value) is int:
+        value = float(value)
+    elif wanted is str and isinstance(value, bool):
+        value = str(value).lower()
+    elif wanted is str and isinstance(value, (int, float)):
+        # roslaunch turns what looks like a number into one: cores "0", camera "0"
+        value = str(value)
+    if type(value) is not wanted:
+        raise BadInput(
+            f"parameter ~{param.name} is {value!r}, a {type(value).__name__}", remedy=f"give a {wanted.__name__}"
+        )
+    if param.choices and value not in param.choices:
+        raise BadInput(
+            f"parameter ~{param.name} is {value!r}", remedy=f"use one of: {', '.join(map(str, param.choices))}"
+        )
+    if isinstance(value, (int, float)):
+        _check_bounds(param, value)
+    return value
+
+
+def _check_bounds(param: Param, value: float) -> None:
+    if not math.isfinite(value):
+        raise BadInput(f"parameter ~{param.name} is {value}", remedy="give a finite number")
+    if param.low is not None and value < param.low:
+        raise BadInput(f"parameter ~{param.name} is {value}", remedy=f"give at least {param.low:g}")
+    if param.high is not None and value > param.high:
+        raise BadInput(f"parameter ~{param.name} is {value}", remedy=f"give at most {param.high:g}")
+
+
+def table(declared: Sequence[Param]) -> str:
+    """The parameters as text for ``--help``."""
+    lines = []
+    for param in declared:
+        default = repr(param.default) if isinstance(param.default, str) else str(param.default)
+        choices = f" One of: {', '.join(map(str, param.choices))}." if param.choices else ""
+        lines.append(f"  ~{param.name:<18} {param.doc}{choices} (default: {default})")
+    return "\n".join(lines)
