@@ -1,0 +1,197 @@
+"""Training samples: images with people's boxes and keypoints, from COCO-keypoints files over images or a video."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import cv2
+import numpy as np
+
+from edge_offload.errors import BadInput
+from edge_offload.models.people import COCO_KEYPOINTS, People
+
+MAX_LABELS_BYTES = 1 << 30
+_K = len(COCO_KEYPOINTS)
+
+
+@dataclass
+class Sample:
+    """One image and the people in it.
+
+    Attributes:
+        image: uint8 [h, w, 3] BGR.
+        boxes: float32 [n, 4], x1 y1 x2 y2 pixels.
+        keypoints: float32 [n, 17, 3], x and y in pixels, visibility (0: not labelled; x and y mean nothing then).
+    """
+
+    image: np.ndarray
+    boxes: np.ndarray
+    keypoints: np.ndarray
+
+
+class Dataset:
+    """Samples by index, images scaled once so that their long side is ``size``; all of them stay in memory.
+
+    Args:
+        images: uint8 [h, w, 3] BGR images.
+        people: per image, boxes and keypoints in pixels of the image as given; a keypoint's third number is its
+            visibility.
+        size: long side of the images kept, pixels.
+    """
+
+    def __init__(
+        self, images: Sequence[np.ndarray], people: Sequence[Tuple[np.ndarray, np.ndarray]], size: int
+    ) -> None:
+        if len(images) != len(people) or not len(images):
+            raise BadInput(
+                f"{len(images)} images and labels for {len(people)}", remedy="give at least one labelled image"
+            )
+        self.size = size
+        self._samples = [_scaled(image, boxes, keypoints, size) for image, (boxes, keypoints) in zip(images, people)]
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._samples[index]
+
+    def boxes_wh(self) -> np.ndarray:
+        """Width and height of every box, float32 [total, 2], pixels: what anchors are fitted to."""
+        return np.concatenate([sample.boxes[:, 2:] - sample.boxes[:, :2] for sample in self._samples])
+
+
+def _scaled(image: np.ndarray, boxes: np.ndarray, keypoints: np.ndarray, size: int) -> Sample:
+    scale = size / max(image.shape[:2])
+    height, width = (max(1, round(side * scale)) for side in image.shape[:2])
+    interpolation = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
+    resized = cv2.resize(image, (width, height), interpolation=interpolation) if scale != 1 else image
+    factors = np.array([width / image.shape[1], height / image.shape[0]], dtype=np.float32)
+    moved = np.asarray(keypoints, dtype=np.float32).reshape(-1, _K, 3).copy()
+    moved[..., :2] *= factors
+    return Sample(resized, np.asarray(boxes, dtype=np.float32).reshape(-1, 4) * np.tile(factors, 2), moved)
+
+
+def load_coco(labels: Union[str, pathlib.Path], source: Union[str, pathlib.Path], size: int) -> Dataset:
+    """Read a COCO-keypoints file.
+
+    Args:
+        labels: the JSON file (``images``, ``annotations`` with ``bbox`` x y w h and ``keypoints`` 17 × x y v).
+        source: the folder that holds ``images[].file_name``, or a video file, of which ``images[].frame`` are used.
+        size: long side of the images kept, pixels.
+
+    Raises:
+        BadInput: a file is missing or is not what it should be; the message names it.
+    """
+    document = _read_json(pathlib.Path(labels))
+    by_image: Dict[Any, List[Mapping[str, Any]]] = {}
+    for annotation in document.get("annotations", []):
+        if not annotation.get("iscrowd"):
+            by_image.setdefault(annotation["image_id"], []).append(annotation)
+    entries = document.get("images", [])
+    images = _read_images(pathlib.Path(source), entries)
+    people = []
+    for entry in entries:
+        annotations = by_image.get(entry["id"], [])
+        boxes = np.array([annotation["bbox"] for annotation in annotations], dtype=np.float32).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        try:
+            keypoints = np.array([a.get("keypoints", [0] * 3 * _K) for a in annotations], dtype=np.float32)
+            people.append((boxes, keypoints.reshape(-1, _K, 3)))
+        except ValueError as error:
+            raise BadInput(f"{labels}: image {entry['id']}: keypoints are not {_K} × x y v") from error
+    return Dataset(images, people, size)
+
+
+def _read_json(path: pathlib.Path) -> Dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_LABELS_BYTES:
+            raise BadInput(f"{path} is over {MAX_LABELS_BYTES >> 20} MB")
+        document: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"cannot read labels {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise BadInput(f"labels {path} are not JSON: {error}") from error
+    if not document.get("images"):
+        raise BadInput(f"labels {path} list no images", remedy="give a COCO-keypoints file")
+    return document
+
+
+def _read_images(source: pathlib.Path, entries: Sequence[Mapping[str, Any]]) -> List[np.ndarray]:
+    if source.is_dir():
+        images = []
+        for entry in entries:
+            image = cv2.imread(str(source / entry["file_name"]), cv2.IMREAD_COLOR)
+            if image is None:
+                raise BadInput(f"cannot read image {source / entry['file_name']}")
+            images.append(image)
+        return images
+    frames = read_frames(source, [int(entry["frame"]) for entry in entries])
+    return [frames[int(entry["frame"])] for entry in entries]
+
+
+def read_frames(video: pathlib.Path, wanted: Sequence[int]) -> Dict[int, np.ndarray]:
+    """Decode the frames of ``video`` whose numbers (from 0) are in ``wanted``: uint8 [h, w, 3] BGR each.
+
+    Raises:
+        BadInput: the video cannot be opened or ends before the last of them.
+    """
+    capture = cv2.VideoCapture(str(video))
+    found: Dict[int, np.ndarray] = {}
+    missing = set(wanted)
+    try:
+        if not capture.isOpened():
+            raise BadInput(f"cannot open video {video}")
+        number = 0
+        while missing:
+            ok, frame = capture.read()
+            if not ok:
+                raise BadInput(f"video {video} ends at frame {number}; frame {max(missing)} was asked for")
+            if number in missing:
+                found[number] = frame
+                missing.discard(number)
+            number += 1
+    finally:
+        capture.release()
+    return found
+
+
+def coco_document(
+    people: Mapping[int, People], width: int, height: int, visible: float, video: Optional[str] = None
+) -> Dict[str, Any]:
+    """A COCO-keypoints document of people found in frames (by frame number).
+
+    Keypoints whose score reaches ``visible`` are labelled visible (2), the others not at all (0).
+    """
+    images: List[Dict[str, Any]] = []
+    annotations: List[Dict[str, Any]] = []
+    for number in sorted(people):
+        images.append(
+            {"id": number, "frame": number, "file_name": f"{number:06d}.png", "width": width, "height": height}
+        )
+        found = people[number]
+        for box, score, keypoints in zip(found.boxes, found.scores, found.keypoints):
+            seen = keypoints[:, 2] >= visible
+            flat = np.column_stack([keypoints[:, :2] * seen[:, None], 2 * seen]).round(2)
+            x, y, right, bottom = (float(v) for v in box)
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": number,
+                    "category_id": 1,
+                    "iscrowd": 0,
+                    "bbox": [round(v, 2) for v in (x, y, right - x, bottom - y)],
+                    "area": round((right - x) * (bottom - y), 2),
+                    "score": round(float(score), 4),
+                    "num_keypoints": int(seen.sum()),
+                    "keypoints": flat.flatten().tolist(),
+                }
+            )
+    return {
+        "info": {"description": "people labelled by a teacher network", "video": video or ""},
+        "images": images,
+        "annotations": annotations,
+        "categories": [{"id": 1, "name": "person", "keypoints": list(COCO_KEYPOINTS)}],
+    }
