@@ -6,10 +6,10 @@ can reach another. While the state is not READY, requests fail at once; when the
 
 from __future__ import annotations
 
-import enum
 import heapq
 import itertools
 import logging
+import math
 import os
 import random
 import threading
@@ -24,65 +24,15 @@ import zmq
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.link import messages
 from edge_offload.link.clock import ClockReading
-from edge_offload.link.connection import ConnectionLost, Dialled, Timings
+from edge_offload.link.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Timings
 from edge_offload.link.keys import KeyStore, split_address
-from edge_offload.link.messages import Limits, Message
+from edge_offload.link.messages import DEFAULT_LIMITS, Limits, Message
+from edge_offload.link.replies import LinkState, Reply, Transfer
 from edge_offload.link.wakeup import Wakeup
 
+__all__ = ["Client", "LinkState", "Reply", "Timings", "Transfer"]
+
 log = logging.getLogger(__name__)
-
-
-class LinkState(enum.Enum):
-    """Where the link stands; the cause is :attr:`Client.cause`."""
-
-    CONNECTING = "connecting"
-    READY = "ready"
-    REFUSED = "refused"
-    LOST = "lost"
-    CLOSED = "closed"
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """When and how large one request and its reply were. Seconds on this machine's monotonic clock.
-
-    Attributes:
-        queued_s: :meth:`Client.request` was called.
-        sent_s: the link's thread gave the message to ZeroMQ.
-        server_received_s, server_sent_s: the whole request was there; the reply was given to ZeroMQ there. Mapped with
-            the clock offset, off by at most ``clock_error_s``.
-        received_s: the whole reply was here.
-        clock_error_s: bound on the error of the two server times, s.
-        bytes_up, bytes_down: what the two messages took on the TCP connection, headers and encryption included.
-    """
-
-    queued_s: float
-    sent_s: float
-    server_received_s: float
-    server_sent_s: float
-    received_s: float
-    clock_error_s: float
-    bytes_up: int
-    bytes_down: int
-
-    @property
-    def uplink_s(self) -> float:
-        """Duration of the way up, s (never negative; off by at most ``clock_error_s``)."""
-        return max(0.0, self.server_received_s - self.sent_s)
-
-    @property
-    def downlink_s(self) -> float:
-        """Duration of the way down, s (never negative; off by at most ``clock_error_s``)."""
-        return max(0.0, self.received_s - self.server_sent_s)
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The server's answer: ``body`` dict, ``buffers`` as views of the received memory, and the :class:`Transfer`."""
-
-    body: Dict[str, Any]
-    buffers: List[memoryview]
-    transfer: Transfer
 
 
 @dataclass
@@ -118,8 +68,8 @@ class Client:
         hello: Union[Dict[str, Any], Callable[[], Dict[str, Any]], None] = None,
         on_state: Optional[Callable[[LinkState, str], None]] = None,
         on_notify: Optional[Callable[[str, Dict[str, Any], List[memoryview]], None]] = None,
-        timings: Timings = Timings(),
-        limits: Limits = Limits(),
+        timings: Timings = DEFAULT_TIMINGS,
+        limits: Limits = DEFAULT_LIMITS,
         max_pending: int = 64,
     ) -> None:
         host, port = split_address(address)
@@ -323,7 +273,7 @@ class Client:
             for socket in dialled.sockets:
                 poller.register(socket, zmq.POLLIN)
             while not self._stop.is_set():
-                poller.poll(self._poll_s(dialled) * 1e3)
+                poller.poll(math.ceil(self._poll_s(dialled) * 1e3))
                 self._wakeup.clear()
                 # what has arrived is looked at before any timeout: this thread may itself have been late
                 for message, received_s, size in dialled.receive():

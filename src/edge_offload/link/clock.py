@@ -2,7 +2,7 @@
 
 One exchange (sent t1, received there t2, answered there t3, received t4) proves, with no assumption about symmetry,
 t3 - t4 <= offset <= t2 - t1 (Cristian 1989). Older proofs are widened by the drift two quartz clocks can have, and all
-proofs of the window are intersected (Marzullo 1984): queueing in either direction only loosens a proof, never biases it.
+proofs of the window are intersected (Marzullo 1984): queueing in either direction loosens a proof, but never biases it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ClockReading:
     def warning(self) -> str:
         """What is wrong with the clocks, in words; empty if nothing is."""
         if self.error_s > WARN_S:
-            return f"clock offset of the peer is known only to {self.error_s * 1e3:.0f} ms: one-way times are not reliable"
+            return f"clock offset of the peer is known only to {self.error_s * 1e3:.0f} ms: do not trust one-way times"
         if abs(self.wall_offset_s) > WARN_S:
             return f"wall clocks differ by {self.wall_offset_s * 1e3:.0f} ms: synchronise both hosts (chrony)"
         return ""

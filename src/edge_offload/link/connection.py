@@ -46,6 +46,9 @@ class Timings:
     backoff_cap_s: float = 0.5
 
 
+DEFAULT_TIMINGS = Timings()
+
+
 class ConnectionLost(Exception):
     """The connection is over; ``refused`` is set if the server said so."""
 
@@ -202,8 +205,8 @@ class Dialled:
             if message.type == "welcome" and message.epoch == self._epoch and not self.ready:
                 self._welcomed(message, now)
             elif message.type == "refused":
-                error = messages.error_from(message.body)
-                raise ConnectionLost(str(error), refused=error)
+                refusal = messages.error_from(message.body)
+                raise ConnectionLost(str(refusal), refused=refusal)
             elif message.type == "pong":
                 self._ponged(message, now)
             elif self.ready:

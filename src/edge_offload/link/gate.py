@@ -162,7 +162,7 @@ class Gate:
         poller.register(self._zap, zmq.POLLIN)
         looked_s = refreshed_s = 0.0
         while not self._stop.is_set():
-            if poller.poll(TICK_S * 1e3):
+            if poller.poll(int(TICK_S * 1e3)):
                 self._answer()
             now = time.monotonic()
             if now - looked_s >= TICK_S:
@@ -178,7 +178,7 @@ class Gate:
     def _read_events(self) -> None:
         while True:
             try:
-                event, address = self._monitor.recv_multipart(zmq.NOBLOCK)
+                event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             kind, descriptor = struct.unpack("=hi", event)

@@ -100,9 +100,8 @@ class KeyStore:
         if not document:
             return None
         try:
-            return KeyPair(
-                check_public(document["public"]), check_public(document["secret"]), bool(document.get("automatic", False))
-            )
+            automatic = bool(document.get("automatic", False))
+            return KeyPair(check_public(document["public"]), check_public(document["secret"]), automatic)
         except (KeyError, TypeError, BadInput) as error:
             raise BadInput(
                 f"{self.directory / (role + '.json')} does not hold a key pair",
@@ -165,7 +164,7 @@ class KeyStore:
             return self.ensure_pair("server").public
         raise BadInput(
             f"no key is known for the server {host}:{port}",
-            remedy=f"edge-offload keys trust --server {host}:{port} KEY (the server's 'edge-offload keys list' prints it)",
+            remedy=f"edge-offload keys trust --server {host}:{port} KEY (there, 'edge-offload keys list' prints it)",
         )
 
     def clients(self) -> Dict[str, str]:
@@ -242,7 +241,8 @@ class KeyStore:
             descriptor = os.open(self.directory / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise BadInput(
-                f"cannot write keys in {self.directory}: {error.strerror}", remedy="set EDGE_OFFLOAD_KEYS to a directory"
+                f"cannot write keys in {self.directory}: {error.strerror}",
+                remedy="set EDGE_OFFLOAD_KEYS to a directory that can be written",
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

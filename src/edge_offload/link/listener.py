@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from dataclasses import dataclass, field
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import zmq
@@ -20,90 +19,14 @@ from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refus
 from edge_offload.link import messages
 from edge_offload.link.gate import Gate
 from edge_offload.link.keys import KeyStore, is_loopback, split_address
-from edge_offload.link.messages import Limits, Message, VersionMismatch
+from edge_offload.link.messages import DEFAULT_LIMITS, Limits, Message, VersionMismatch
+from edge_offload.link.peers import COMPLAINTS_PER_S, Peer, Request
 from edge_offload.link.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
 # parts at least this large travel without being copied into libzmq
 ZERO_COPY_BYTES = 64 << 10
-# how often a peer is told that it sends rubbish
-COMPLAINTS_PER_S = 10
-
-
-@dataclass(eq=False)
-class Peer:
-    """One connection of one robot; a reconnect is a new Peer.
-
-    Attributes:
-        name: the robot's name on the allow-list.
-        key: its public key.
-        session: random words that the client keeps over reconnects: resume by this, together with ``key``.
-        epoch: the connection, drawn by the client.
-        hello: the dict that the application on the robot sent.
-    """
-
-    name: str
-    key: str
-    session: str = ""
-    epoch: int = 0
-    hello: Dict[str, Any] = field(default_factory=dict)
-    identity: bytes = b""
-    user: str = ""
-    ready: bool = False
-    gone: bool = False
-    heard_s: float = 0.0
-    open_requests: Dict[int, int] = field(default_factory=dict)  # id -> payload bytes held by the application
-    unsent: Deque[Tuple[zmq.MessageTracker, int]] = field(default_factory=deque)
-    complaints: Deque[float] = field(default_factory=lambda: deque(maxlen=COMPLAINTS_PER_S))
-
-
-class Request:
-    """One request (or notification) of a peer.
-
-    Attributes:
-        peer: who asks.
-        kind: what for.
-        body: small facts.
-        buffers: payload parts, views of the received memory.
-        received_s: when the whole message was there, on this machine's monotonic clock.
-        bytes_up: bytes that the message took on the wire.
-        wants_reply: False for a notification.
-    """
-
-    def __init__(self, listener: Listener, peer: Peer, message: Message, received_s: float, bytes_up: int) -> None:
-        self.peer = peer
-        self.kind = message.name
-        self.body = message.body
-        self.buffers: List[memoryview] = message.buffers
-        self.received_s = received_s
-        self.bytes_up = bytes_up
-        self.wants_reply = message.type == "request"
-        self._id = message.id
-        self._listener = listener
-        self._answered = threading.Lock()
-
-    def reply(self, body: Optional[Dict[str, Any]] = None, buffers: Sequence[Any] = ()) -> None:
-        """Answer. ``buffers`` (C-contiguous) must not be changed afterwards. A peer that has gone gets nothing.
-
-        Raises:
-            BadInput: the answer cannot be sent (the peer is told), or there was one already.
-        """
-        self._once()
-        try:
-            self._listener._answer(self, "reply", body or {}, messages.byte_views(buffers))
-        except BadInput as error:
-            self._listener._answer(self, "error", messages.error_body(error), [])
-            raise
-
-    def fail(self, error: BaseException) -> None:
-        """Answer with an error; the robot's Future raises its like."""
-        self._once()
-        self._listener._answer(self, "error", messages.error_body(error), [])
-
-    def _once(self) -> None:
-        if not self._answered.acquire(blocking=False):
-            raise BadInput(f"the {self.kind} request was answered before", remedy="call reply or fail exactly once")
 
 
 class Listener:
@@ -131,7 +54,7 @@ class Listener:
         handle: Callable[[Request], None],
         gone: Optional[Callable[[Peer, str], None]] = None,
         keys: Optional[KeyStore] = None,
-        limits: Limits = Limits(),
+        limits: Limits = DEFAULT_LIMITS,
         peer_timeout_s: float = 3.0,
         hello_timeout_s: float = 5.0,
         max_connections: int = 64,
@@ -153,7 +76,7 @@ class Listener:
         self._max_open_bytes = 2 * limits.max_message_bytes if max_open_bytes is None else max_open_bytes
         self._clock = clock
         self._instance = os.urandom(8).hex()
-        self._outbox: Deque[Tuple[Peer, Message, int]] = deque()
+        self._outbox: Deque[Tuple[Peer, Message]] = deque()
         self._peers: Dict[str, Peer] = {}
         self._by_identity: Dict[bytes, Peer] = {}
         self._stop = threading.Event()
@@ -213,7 +136,8 @@ class Listener:
             raise BadInput(
                 f"cannot listen on {self._bind}: {error.strerror}", remedy="choose another port, or stop who uses it"
             ) from error
-        self._address = self._socket.last_endpoint.decode("ascii")
+        endpoint = self._socket.last_endpoint
+        self._address = endpoint.decode("ascii") if isinstance(endpoint, bytes) else str(endpoint)
         self._gate.start()
         self._thread = threading.Thread(target=self._run, name="edge_offload-listener", daemon=True)
         self._thread.start()
@@ -254,19 +178,13 @@ class Listener:
 
     # ------------------------------------------------------------------ any thread
 
-    def _answer(self, request: Request, type_: str, body: Dict[str, Any], buffers: List[memoryview]) -> None:
-        if not request.wants_reply:
-            return
-        message = Message(type_, request.peer.epoch, request._id, "", body, (request.received_s,), buffers)
-        self._post(request.peer, message)
-
     def _post(self, peer: Peer, message: Message) -> None:
         # checked here so that the caller learns of a bad body; packed again with the time of sending
         header = messages.pack_header(message, self._limits)
         problem = messages.first_over([len(header) + 64, *(view.nbytes for view in message.buffers)], self._limits)
         if problem:
             raise BadInput(problem, remedy="send it in pieces")
-        self._outbox.append((peer, message, 0))
+        self._outbox.append((peer, message))
         self._wakeup.wake()
 
     # ------------------------------------------------------------------ the listener's thread
@@ -296,7 +214,7 @@ class Listener:
 
     def _flush(self) -> None:
         while self._outbox:
-            peer, message, _ = self._outbox.popleft()
+            peer, message = self._outbox.popleft()
             self._send(peer, message)
 
     def _drain(self) -> None:
@@ -311,11 +229,11 @@ class Listener:
 
     def _receive(self) -> Optional[List[zmq.Frame]]:
         """One whole message; one of too many parts is taken off the socket part by part and None is returned."""
-        frames: List[zmq.Frame] = [self._socket.recv(zmq.NOBLOCK, copy=False)]
+        frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+        frames: List[zmq.Frame] = [frame]
         size = parts = 0
-        while frames[-1].more if parts == 0 else more:
+        while frame.more:
             frame = self._socket.recv(zmq.NOBLOCK, copy=False)
-            more = frame.more
             parts += 1
             size += messages.wire_bytes([len(frame)])
             if parts <= self._limits.max_parts + 1:
@@ -370,7 +288,8 @@ class Listener:
         if known is None:
             self.counters["dropped: sender has gone"] += 1
             return None
-        peer = Peer(name=known[1], key=known[0], identity=identity, user=user, heard_s=time.monotonic())
+        peer = Peer(name=known[1], key=known[0], identity=identity, user=user)
+        peer.since_s = peer.heard_s = time.monotonic()
         if len(identity) != 5 or identity[0] != 0:
             # a routing id of one's own choosing could be the one of a robot that has just left: its replies go astray
             self._gate.cut(user, "routing id set by the peer")
@@ -415,7 +334,7 @@ class Listener:
         self._send(peer, Message("pong", peer.epoch, message.id, "", {}, times))
 
     def _dispatch(self, peer: Peer, message: Message, received_s: float, bytes_up: int) -> None:
-        request = Request(self, peer, message, received_s, bytes_up)
+        request = Request(peer, message, received_s, bytes_up, self._post)
         if message.type == "request":
             if message.id in peer.open_requests:
                 self._complain(peer, 0, ProtocolError("request id used twice"))
@@ -433,7 +352,7 @@ class Listener:
         except Exception as error:
             # the request failed, the server lives
             log.exception("link: handling %s of %s failed", request.kind, peer.name)
-            if request.wants_reply and not request._answered.locked():
+            if not request.answered:
                 request.fail(error)
 
     def _send(self, peer: Peer, message: Message) -> None:
@@ -483,11 +402,15 @@ class Listener:
         self._send(peer, Message("error", peer.epoch if epoch is None else epoch, id_, "", messages.error_body(error)))
 
     def _sweep(self) -> None:
+        now = time.monotonic()
         for peer in list(self._peers.values()):
             quiet_s = self._gate.quiet_s(peer.user)
             if quiet_s is None:
                 self._lose(peer, "disconnected")
-            elif peer.ready and min(quiet_s, time.monotonic() - peer.heard_s) > self._peer_timeout_s:
+            elif not peer.ready and now - peer.since_s > self._hello_timeout_s:
+                self._gate.cut(peer.user, "no hello in time")
+                self._lose(peer, "no hello in time")
+            elif peer.ready and min(quiet_s, now - peer.heard_s) > self._peer_timeout_s:
                 self._gate.cut(peer.user, "lease ran out")
                 self._lose(peer, f"nothing heard for {self._peer_timeout_s:g} s")
 

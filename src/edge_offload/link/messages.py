@@ -53,6 +53,9 @@ class Limits:
     max_depth: int = 16
 
 
+DEFAULT_LIMITS = Limits()
+
+
 class VersionMismatch(Refused):
     """The peer speaks another version of the protocol; the message names both."""
 
@@ -87,11 +90,11 @@ def check_name(name: str) -> str:
         BadInput: it cannot.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise BadInput(f"{name!r} cannot name a request", remedy="use lower-case letters, digits, '_' and '.', up to 64")
+        raise BadInput(f"{name!r} cannot name a request", remedy="use lower-case letters, digits, _ and ., up to 64")
     return name
 
 
-def pack_header(message: Message, limits: Limits = Limits(), version: int = PROTOCOL_VERSION) -> bytes:
+def pack_header(message: Message, limits: Limits = DEFAULT_LIMITS, version: int = PROTOCOL_VERSION) -> bytes:
     """The first part of ``message`` on the wire.
 
     Raises:
@@ -113,7 +116,7 @@ def pack_header(message: Message, limits: Limits = Limits(), version: int = PROT
     return packed
 
 
-def unpack_header(header: Buffer, limits: Limits = Limits()) -> Message:
+def unpack_header(header: Buffer, limits: Limits = DEFAULT_LIMITS) -> Message:
     """Decode the first part of a message; ``buffers`` of the result is empty.
 
     Raises:
@@ -201,7 +204,7 @@ def error_body(error: BaseException) -> Dict[str, Any]:
 
 
 def error_from(body: Dict[str, Any]) -> EdgeOffloadError:
-    """The exception that an ``error`` or ``refused`` body stands for (:class:`RemoteError` if it names none of ours)."""
+    """The exception that an ``error`` or ``refused`` body stands for; RemoteError if it names none of ours."""
     kind = getattr(errors, str(body.get("type")), None)
     if not (isinstance(kind, type) and issubclass(kind, EdgeOffloadError)):
         kind = RemoteError

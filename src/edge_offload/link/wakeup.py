@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 
@@ -19,18 +20,14 @@ class Wakeup:
         if self._pending:
             return
         self._pending = True
-        try:
+        with contextlib.suppress(BlockingIOError):  # full: it is readable already
             os.write(self._write, b"w")
-        except BlockingIOError:
-            pass  # full: it is readable already
 
     def clear(self) -> None:
         """Call before looking at the work, so that work added during the look wakes again."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             while len(os.read(self.descriptor, 64)) == 64:
                 pass
-        except BlockingIOError:
-            pass
         # after the read: the other way round, a wake in between would be eaten and every later one be taken for merged
         self._pending = False
 
