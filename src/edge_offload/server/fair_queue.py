@@ -84,6 +84,12 @@ class FairQueue(Generic[Item]):
     def __len__(self) -> int:
         return self._count
 
+    def ahead_of(self, peer: Hashable) -> int:
+        """How many of the waiting items are served before one that ``peer`` would put now."""
+        with self._changed:
+            turn = len(self._waiting.get(peer, ())) + 1
+            return sum(min(len(items), turn) for other, items in self._waiting.items() if other != peer) + turn - 1
+
     def by_peer(self) -> Dict[Hashable, int]:
         """How many items wait per peer."""
         with self._changed:

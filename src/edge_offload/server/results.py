@@ -1,0 +1,138 @@
+"""Per-frame results on the server, for whoever watches there: a ROS node, a dashboard."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Callable, Deque, Dict, List, Mapping, Sequence, Tuple
+
+import torch
+
+from edge_offload.errors import EdgeOffloadError, ProtocolError
+from edge_offload.execute.tensors import check_descriptors, unpack
+from edge_offload.modes import Mode, parse_mode
+
+#: Bytes of outputs in one report.
+MAX_REPORT_BYTES = 8 << 20
+#: Results that wait for slow watchers; older ones are dropped.
+BACKLOG = 16
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FrameResult:
+    """What the network found in one frame, wherever it was computed.
+
+    Attributes:
+        peer: name of the robot.
+        model: name of the model.
+        mode: where it was computed.
+        meta: what the robot's program says of the frame (stamp, sequence number, letterbox…); plain values.
+        outputs: the network's outputs.
+        cost: the robot's figures (``total_s``, ``bytes_up``…); empty in mode ``server``, where the server does not
+            know them yet when it has the outputs.
+    """
+
+    peer: str
+    model: str
+    mode: Mode
+    meta: Mapping[str, Any]
+    outputs: Tuple[torch.Tensor, ...]
+    cost: Mapping[str, Any] = field(default_factory=dict)
+
+
+Watcher = Callable[[FrameResult], None]
+
+
+class ResultFeed:
+    """Hands results to watchers in a thread of its own, so that a slow watcher delays no inference."""
+
+    def __init__(self) -> None:
+        self._watchers: List[Watcher] = []
+        self._waiting: Deque[Callable[[], FrameResult]] = deque(maxlen=BACKLOG)
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="edge-offload-results", daemon=True)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call ``watcher`` with every result from now on (not in the caller's thread)."""
+        with self._changed:
+            self._watchers.append(watcher)
+
+    def start(self) -> None:
+        """Begin to call the watchers."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; what waits is dropped."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join(5.0)
+
+    def computed(self, result: FrameResult) -> None:
+        """A result that was computed here."""
+        self._offer(lambda: result)
+
+    def reported(self, peer: str, body: Mapping[str, Any], buffers: Sequence[Any]) -> None:
+        """A result that a robot reports; decoded later, in the feed's thread.
+
+        Raises:
+            ProtocolError, BadInput: the report is malformed or too large.
+        """
+        model, meta, cost = body.get("model"), body.get("meta", {}), body.get("cost", {})
+        if not isinstance(model, str) or not isinstance(meta, Mapping) or not isinstance(cost, Mapping):
+            raise ProtocolError("a report names a model and holds maps meta and cost")
+        mode = parse_mode(str(body.get("mode")))
+        check_descriptors(body.get("outputs"), len(buffers), max_bytes=MAX_REPORT_BYTES)
+        if sum(memoryview(part).nbytes for part in buffers) > 2 * MAX_REPORT_BYTES:
+            raise ProtocolError(f"a report carries at most {MAX_REPORT_BYTES} bytes")
+
+        def decoded() -> FrameResult:
+            outputs = unpack(body["outputs"], buffers, max_bytes=MAX_REPORT_BYTES)
+            return FrameResult(peer, model, mode, meta, outputs, cost)
+
+        self._offer(decoded)
+
+    def _offer(self, make: Callable[[], FrameResult]) -> None:
+        with self._changed:
+            if self._watchers and not self._closed:
+                self._waiting.append(make)
+                self._changed.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return
+                make = self._waiting.popleft()
+                watchers = list(self._watchers)
+            try:
+                result = make()
+            except EdgeOffloadError as error:
+                _log.warning("a robot's report cannot be read: %s", error)
+                continue
+            for watcher in watchers:
+                try:
+                    watcher(result)
+                except Exception:
+                    _log.exception("a watcher of results failed")
+
+
+def cost_of(report: Any) -> Dict[str, Any]:
+    """The figures of an :class:`~edge_offload.timing.InferenceReport` as plain values, for a report message."""
+    return {
+        "total_s": report.total_s,
+        "stages_s": dict(report.stages_s),
+        "bytes_up": report.bytes_up,
+        "bytes_down": report.bytes_down,
+        "round_trips": report.round_trips,
+        "clock_error_s": report.clock_error_s,
+        "emulated_slowdown": report.emulated_slowdown,
+        "fallback_reason": report.fallback_reason,
+    }
