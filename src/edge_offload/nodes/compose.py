@@ -1,0 +1,79 @@
+"""Messages of edge_offload from the library's own types, and back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict
+
+import rospy
+from std_msgs.msg import Header
+
+from edge_offload.modes import TABLE, Mode, parse_mode
+from edge_offload.timing import STAGES, InferenceReport
+from edge_offload_msgs.msg import Latency, OffloadMode
+
+MAX_DURATION_S = 2.0**31 - 1
+"""Seconds; what a ROS duration holds."""
+
+
+def duration(seconds: float) -> rospy.Duration:
+    """A ROS duration; what is not finite becomes 0, what is too long the longest there is."""
+    if not math.isfinite(seconds):
+        return rospy.Duration()
+    nanoseconds = round(min(max(seconds, -MAX_DURATION_S), MAX_DURATION_S) * 1e9)
+    # floats of seconds are truncated by Duration.from_sec
+    return rospy.Duration(*divmod(nanoseconds, 1_000_000_000))
+
+
+def copy_header(header: Any) -> Header:
+    """A header of its own with the same stamp and frame (publishing writes a sequence number into the one it gets)."""
+    return Header(stamp=header.stamp, frame_id=header.frame_id)
+
+
+def latency_message(report: InferenceReport, header: Any) -> Latency:
+    """What one inference cost, for the frame with ``header``. Figures of the link and the energy are left at 0."""
+    message = Latency(
+        header=copy_header(header),
+        frame_seq=header.seq,
+        model=report.model,
+        mode=report.mode.value,
+        mode_code=TABLE[report.mode].code,
+        fallback_reason=report.fallback_reason,
+        total=duration(report.total_s),
+        clock_error=duration(report.clock_error_s),
+        bytes_up=report.bytes_up,
+        bytes_down=report.bytes_down,
+        round_trips=report.round_trips,
+        emulated_slowdown=report.emulated_slowdown,
+        deadline_met=True,
+    )
+    for stage in STAGES:
+        setattr(message, stage, duration(report.stages_s[stage]))
+    return message
+
+
+def report_of(message: Any) -> InferenceReport:
+    """The report in a ``Latency`` message.
+
+    Raises:
+        BadInput: it names a mode that does not exist.
+    """
+    stages: Dict[str, float] = {stage: getattr(message, stage).to_sec() for stage in STAGES}
+    return InferenceReport(
+        mode=parse_mode(message.mode),
+        model=message.model,
+        total_s=message.total.to_sec(),
+        stages_s=stages,
+        bytes_up=message.bytes_up,
+        bytes_down=message.bytes_down,
+        round_trips=message.round_trips,
+        clock_error_s=message.clock_error.to_sec(),
+        emulated_slowdown=message.emulated_slowdown,
+        fallback_reason=message.fallback_reason,
+    )
+
+
+def mode_message(mode: Mode, policy: str, reason: str) -> OffloadMode:
+    """The mode in force from now on."""
+    header = Header(stamp=rospy.Time.now())
+    return OffloadMode(header=header, mode=mode.value, code=TABLE[mode].code, policy=policy, reason=reason)
