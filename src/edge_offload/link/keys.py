@@ -126,6 +126,8 @@ class KeyStore:
                     remedy="--force replaces it; every peer must then be told the new public key",
                 )
             public, secret = zmq.curve_keypair()
+            while public.startswith(b"-"):  # a command line would take it for an option
+                public, secret = zmq.curve_keypair()
             made = KeyPair(public.decode("ascii"), secret.decode("ascii"), automatic)
             self._store(f"{role}.json", {"public": made.public, "secret": made.secret, "automatic": automatic})
             return made

@@ -1,0 +1,139 @@
+"""Emulate a wireless link in front of a server, list the named links, steer a running emulator.
+
+examples:
+  edge-offload link emulate --listen 127.0.0.1:5701 --to 127.0.0.1:5700 --link wifi_93mbps
+  edge-offload link emulate --listen 127.0.0.1:5701 --to 10.0.0.5:5700 --trace my.csv --json-stats stats.json
+  edge-offload link emulate --listen 127.0.0.1:5701 --to 127.0.0.1:5700 --rate-mbps 20 --rtt-ms 10
+  edge-offload link control 127.0.0.1:5799 cut how=blackhole
+  edge-offload link control 127.0.0.1:5799 set mbps=5 rtt_s=0.2
+  edge-offload link list
+
+The robot is given the --listen address instead of the server's. No root is needed. A trace is a CSV with the columns
+t_s and MBps, Mbps or bytes_per_s (optionally rtt_ms, rtt_s, delay_ms or delay_s) and repeats for ever.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import signal
+import sys
+import threading
+from typing import Any, Dict, Optional
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Subcommands emulate, control, list, make-traces."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    emulate = actions.add_parser("emulate", help="relay a TCP port with a link's bandwidth and delay")
+    emulate.add_argument("--listen", required=True, metavar="HOST:PORT", help="where robots connect (port 0: any free)")
+    emulate.add_argument("--to", required=True, metavar="HOST:PORT", help="the server")
+    which = emulate.add_mutually_exclusive_group()
+    which.add_argument("--link", metavar="NAME", help="a named link ('edge-offload link list'); default wifi_93mbps")
+    which.add_argument("--trace", metavar="FILE", help="a CSV trace")
+    which.add_argument("--rate-mbps", type=float, metavar="R", help="constant bandwidth")
+    emulate.add_argument("--rtt-ms", type=float, metavar="D", help="round trip time of the link (default: 2.6)")
+    emulate.add_argument("--queue-kib", type=int, metavar="K", help="bytes that may wait per connection (default: 64)")
+    emulate.add_argument("--control", metavar="HOST:PORT", default="127.0.0.1:0", help="control socket (loopback)")
+    emulate.add_argument("--json-stats", metavar="FILE", help="keep this file up to date with the bytes carried")
+    control = actions.add_parser("control", help="steer a running emulator: stats, set, link, cut, restore, ...")
+    control.add_argument("address", metavar="HOST:PORT", help="the control address that 'emulate' printed")
+    control.add_argument("do", metavar="COMMAND", help="stats | set | link | cut | restore | corrupt | stalls")
+    control.add_argument("arguments", nargs="*", metavar="NAME=VALUE", help="e.g. mbps=5, how=blackhole")
+    actions.add_parser("list", help="the named links")
+    make = actions.add_parser("make-traces", help="write the synthetic traces again (always the same)")
+    make.add_argument("directory", nargs="?", help="where to (default: the installed package)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen action."""
+    return {"emulate": _emulate, "control": _control, "list": _list, "make-traces": _make}[args.action](args)
+
+
+def _emulate(args: argparse.Namespace) -> int:
+    from edge_offload.errors import BadInput
+    from edge_offload.link.control import ControlServer
+    from edge_offload.link.emulator import Emulator
+    from edge_offload.link.trace import BYTES_PER_MBIT, RTT_S, Link, Trace, load_trace, named_link
+
+    if args.rtt_ms is not None and not 0 <= args.rtt_ms < 60_000:
+        raise BadInput(f"--rtt-ms {args.rtt_ms:g} is not a round trip time")
+    if args.rate_mbps is not None and not 0 <= args.rate_mbps < 1e6:
+        raise BadInput(f"--rate-mbps {args.rate_mbps:g} is not a bandwidth")
+    if args.queue_kib is not None and args.queue_kib < 2:
+        raise BadInput("--queue-kib must be at least 2")
+    rtt_s = RTT_S if args.rtt_ms is None else args.rtt_ms / 1e3
+    if args.trace:
+        link = Link.of(pathlib.Path(args.trace).stem, load_trace(args.trace), rtt_s)
+    elif args.rate_mbps is not None:
+        link = Link.of("custom", Trace.constant(args.rate_mbps * BYTES_PER_MBIT), rtt_s)
+    else:
+        named = named_link(args.link or "wifi_93mbps")
+        link = Link(named.name, named.up, named.down, rtt_s / 2, rtt_s / 2)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with Emulator(args.listen, args.to, link, args.queue_kib and args.queue_kib << 10) as emulator:
+        control = ControlServer(emulator, args.control)
+        about = {"listen": emulator.address, "to": args.to, "link": link.name, "control": control.address}
+        print(json.dumps(about), flush=True)
+        try:
+            while not stop.wait(0.5):
+                _save(args.json_stats, emulator.stats())
+        finally:
+            control.close()
+            stats = emulator.stats()
+            _save(args.json_stats, stats)
+            print(json.dumps(stats), flush=True)
+    return 0
+
+
+def _save(path: Optional[str], stats: Dict[str, Any]) -> None:
+    """Replace the file at once: a reader never sees half of it."""
+    if not path:
+        return
+    from edge_offload import records
+    from edge_offload.errors import BadInput
+
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        records.write(temporary, "link_stats", stats)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror}") from error
+
+
+def _control(args: argparse.Namespace) -> int:
+    from edge_offload.errors import BadInput
+    from edge_offload.link.control import Control
+
+    arguments: Dict[str, Any] = {}
+    for item in args.arguments:
+        name, equals, text = item.partition("=")
+        if not equals:
+            raise BadInput(f"{item!r} is not NAME=VALUE")
+        try:
+            arguments[name] = json.loads(text)
+        except ValueError:
+            arguments[name] = text
+    with Control(args.address) as control:
+        print(json.dumps(control.do(args.do, **arguments)))
+    return 0
+
+
+def _list(_args: argparse.Namespace) -> int:
+    from edge_offload.link.trace import named_links
+
+    for name, text in named_links().items():
+        print(f"{name:16s}{text}")
+    return 0
+
+
+def _make(args: argparse.Namespace) -> int:
+    from edge_offload.link.trace import TRACE_DIRECTORY, write_traces
+
+    for path in write_traces(args.directory or TRACE_DIRECTORY):
+        print(path, file=sys.stdout)
+    return 0
