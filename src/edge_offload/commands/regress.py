@@ -1,0 +1,106 @@
+"""Step the images of a bag through the people node and compare the results with a golden file.
+
+Every image is published with its own stamp and the next follows when its result has come, so nothing is dropped by
+chance. Stamps and counts must be exact, boxes within 0.5 px, scores within 1e-3; the golden names the model and the
+checksum of its weights, and a run with another model is refused. Exit code 0: the same; 1: different, or not run.
+
+Needs ROS: source devel/setup.bash (or the install space) first. A master of its own is started on a free port.
+
+examples:
+  edge-offload regress walk.bag --golden walk.json --update     write the golden from this run
+  edge-offload regress walk.bag --golden walk.json              compare with it
+  edge-offload regress walk.bag --golden walk.json mode:=server link:=wifi_93mbps
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+
+from edge_offload.errors import BadInput, EdgeOffloadError
+
+SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("bag", type=pathlib.Path, help="bag file with images")
+    parser.add_argument("--golden", type=pathlib.Path, required=True, help="golden file (JSON)")
+    parser.add_argument("--update", action="store_true", help="write the golden from this run instead of comparing")
+    parser.add_argument("--topic", default="", help="topic of the images; not needed when the bag has only one")
+    parser.add_argument("--frames", type=int, default=0, help="only the first N images")
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds to wait for one result (60)")
+    parser.add_argument(
+        "launch_args", nargs="*", metavar="ARG:=VALUE", help="arguments of regress.launch (model, mode)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """See the module."""
+    from edge_offload.perception import regression
+
+    if not args.bag.is_file():
+        raise BadInput(f"no bag file {args.bag}")
+    strange = [item for item in args.launch_args if ":=" not in item]
+    if strange:
+        raise BadInput(f"unknown argument {strange[0]}", remedy="launch arguments look like mode:=server")
+    expected = None if args.update else regression.load(args.golden)
+    actual = step(args)
+    if expected is None:
+        args.golden.write_text(json.dumps(actual, indent=1) + "\n", encoding="utf-8")
+        people = sum(len(frame["people"]) for frame in actual["frames"])
+        print(f"wrote {args.golden}: {len(actual['frames'])} frames, {people} people, model {actual['model']}")
+        return 0
+    if args.frames:
+        expected = {**expected, "frames": expected["frames"][: args.frames]}
+    found = regression.differences(expected, actual)
+    for line in found[:SHOWN]:
+        print(line)
+    if len(found) > SHOWN:
+        print(f"… and {len(found) - SHOWN} more")
+    count = len(expected["frames"])
+    print(f"{count} frames, model {expected['model']}: {'the same' if not found else f'{len(found)} differences'}")
+    return 1 if found else 0
+
+
+def step(args: argparse.Namespace) -> dict:
+    """Run regress.launch over the bag and return what came out, as a golden record."""
+    from edge_offload.perception import regression
+
+    if not shutil.which("roslaunch"):
+        raise EdgeOffloadError("roslaunch is not on PATH", remedy="source devel/setup.bash first")
+    with tempfile.TemporaryDirectory(prefix="edge_offload-regress-") as folder:
+        out = pathlib.Path(folder) / "outcome.json"
+        port = free_port()
+        command = [
+            "roslaunch", "-p", str(port), "edge_offload", "regress.launch",
+            f"bag:={args.bag.resolve()}", f"out:={out}", f"timeout:={args.timeout}", *args.launch_args,
+        ]  # fmt: skip
+        # roslaunch would read an empty value as a missing one
+        command += [f"topic:={args.topic}"] if args.topic else []
+        command += [f"frames:={args.frames}"] if args.frames else []
+        environment = {
+            **os.environ,
+            "ROS_MASTER_URI": f"http://localhost:{port}",
+            "EDGE_OFFLOAD_PYTHON": os.environ.get("EDGE_OFFLOAD_PYTHON") or sys.executable,
+        }
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        if not out.is_file():
+            sys.stderr.write("\n".join(done.stdout.decode(errors="replace").splitlines()[-30:]) + "\n")
+            raise EdgeOffloadError("the run wrote no outcome", remedy="its last lines are above")
+        return regression.load(out)
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

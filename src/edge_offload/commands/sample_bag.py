@@ -1,0 +1,76 @@
+"""Write a bag of images from a video, the same every time: frame times become stamps, nothing is live.
+
+The sample video's people walk through it; it is what the regression test of this package steps through. The footage
+itself is not shipped: the bag is made on the machine that has the video. Needs ROS's rosbag (source devel/setup.bash).
+
+examples:
+  edge-offload sample-bag walk.bag
+  edge-offload sample-bag --video lab.mp4 --first 100 --every 2 --frames 50 lab.bag
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+
+from edge_offload.errors import BadInput, EdgeOffloadError
+
+EPOCH_NS = 1_600_000_000 * 10**9
+"""Stamp of a video's first frame: an arbitrary fixed time, as a video has none of its own."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("bag", type=pathlib.Path, help="bag file to write")
+    parser.add_argument("--video", type=pathlib.Path, help="video to read; default: the sample video")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first frame (0)")
+    parser.add_argument("--every", type=int, default=4, metavar="N", help="take every N-th frame (4)")
+    parser.add_argument("--frames", type=int, default=25, metavar="N", help="how many images (25)")
+    parser.add_argument("--topic", default="camera/image_raw", help="topic of the images (camera/image_raw)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """See the module."""
+    import cv2
+
+    from edge_offload.models.video import sample_video
+
+    try:
+        import genpy
+        import rosbag
+        from sensor_msgs.msg import Image
+        from std_msgs.msg import Header
+    except ImportError as error:
+        raise EdgeOffloadError(f"no ROS here ({error})", remedy="source devel/setup.bash first") from error
+    if args.first < 0 or args.every < 1 or args.frames < 1:
+        raise BadInput("--first must not be negative, --every and --frames at least 1")
+    video = args.video or sample_video()
+    capture = cv2.VideoCapture(str(video))
+    if not capture.isOpened():
+        raise BadInput(f"cannot open video {video}")
+    rate = capture.get(cv2.CAP_PROP_FPS) or 10.0
+    written = 0
+    # written aside and renamed: a bag that is there is a whole one
+    partial = args.bag.with_name(args.bag.name + ".part")
+    with rosbag.Bag(str(partial), "w", compression="lz4") as bag:
+        number = 0
+        while written < args.frames:
+            ok, frame = capture.read()
+            if not ok:
+                break
+            if number >= args.first and (number - args.first) % args.every == 0:
+                total_ns = EPOCH_NS + round(number * 1e9 / rate)
+                stamp = genpy.Time(total_ns // 10**9, total_ns % 10**9)
+                height, width = frame.shape[:2]
+                header = Header(seq=written, stamp=stamp, frame_id="camera_optical_frame")
+                image = Image(header, height, width, "bgr8", 0, 3 * width, frame.tobytes())
+                bag.write(args.topic, image, stamp)
+                written += 1
+            number += 1
+    capture.release()
+    if not written:
+        partial.unlink()
+        raise BadInput(f"video {video} has no frame {args.first}")
+    partial.replace(args.bag)
+    print(f"wrote {args.bag}: {written} images of {video} on {args.topic}")
+    return 0
