@@ -1,4 +1,4 @@
-"""Model replicas: whole models on the server's device, built from an allow-list, compared by the hash of their weights."""
+"""Model replicas: whole models on the device, built from an allow-list, compared by the hash of their weights."""
 
 from __future__ import annotations
 

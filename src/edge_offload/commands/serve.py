@@ -1,0 +1,128 @@
+"""Serve robots: run their networks on this machine's GPU or CPU.
+
+The server owns the device and answers robots over an encrypted link. On loopback, keys are made on first use; to be
+reached by others it needs keys made on purpose ('edge-offload keys new') and a list of robots ('edge-offload keys
+trust'). It runs only models that edge_offload comes with, plus factories that you name with --allow.
+
+  edge-offload serve                                      on this machine only, for a first try
+  edge-offload serve --bind tcp://0.0.0.0:5700            for robots on the network
+  edge-offload serve --allow my_package.nets:make_net     a model of your own, importable here
+
+Ctrl-C or SIGTERM ends it; robots then compute locally and come back when it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any, Dict, List
+
+DEFAULT_BIND = "tcp://127.0.0.1:5700"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("--bind", default=DEFAULT_BIND, metavar="ADDR", help=f"address to listen on ({DEFAULT_BIND})")
+    parser.add_argument("--device", default="auto", help="auto (the GPU if there is one), cpu or cuda")
+    parser.add_argument("--threads", type=int, metavar="N", help="compute threads; results are bit-equal only where "
+                        "robot and server use as many")  # fmt: skip
+    parser.add_argument("--cores", metavar="LIST", help="CPU cores to stay on, such as 0,2-3")
+    parser.add_argument("--allow", action="append", default=[], metavar="PACKAGE.MODULE:FACTORY",
+                        help="let robots open this model too; importing it runs its code here (may be repeated)")  # fmt: skip
+    parser.add_argument("--preload", action="append", default=[], metavar="MODEL",
+                        help="build this model before listening (may be repeated)")  # fmt: skip
+    parser.add_argument("--option", action="append", default=[], metavar="MODEL.OPTION=VALUE",
+                        help="an option of a model that holds here whatever a robot says, such as a path")  # fmt: skip
+    parser.add_argument("--max-models", type=int, default=8, metavar="N", help="models kept in memory (8)")
+    parser.add_argument("--max-input-mb", type=int, default=256, metavar="MB", help="inputs of one inference (256)")
+    parser.add_argument(
+        "--queue", type=int, default=4, metavar="N", help="requests that one robot may have waiting (4)"
+    )
+    parser.add_argument("--keys", metavar="DIR", help="key directory (default: the user's)")
+    parser.add_argument(
+        "--status-every", type=float, default=0.0, metavar="S", help="print a status line every S seconds"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop."""
+    stop = threading.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: stop.set())
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    say("loading torch")
+    from edge_offload.execute.threads import parse_cores
+    from edge_offload.link.keys import KeyStore
+    from edge_offload.server.replica_service import Quota
+    from edge_offload.server.server import OffloadServer
+
+    overrides = parse_overrides(args.option)
+    server = OffloadServer(
+        args.bind,
+        device=args.device,
+        threads=args.threads,
+        cores=parse_cores(args.cores) if args.cores else None,
+        allow=args.allow,
+        overrides=overrides,
+        keys=KeyStore(args.keys) if args.keys else None,
+        queue_per_peer=args.queue,
+        max_models=args.max_models,
+        quota=Quota(max_input_bytes=args.max_input_mb << 20),
+    )
+    for name in args.preload:
+        if stop.is_set():
+            return 0
+        say(f"building {name}")
+        began = time.monotonic()
+        server.preload(name)
+        say(f"built {name} in {time.monotonic() - began:.1f} s")
+    with server:
+        # one line on stdout that programs can wait for; everything else goes to stderr
+        print(f"listening on {server.address} device {server.device} pid {os.getpid()}", flush=True)
+        while not stop.wait(args.status_every or None):
+            say(status_line(server.status()))
+        say("stopping")
+    return 0
+
+
+def parse_overrides(texts: List[str]) -> Dict[str, Dict[str, Any]]:
+    """``{model: {option: value}}`` from ``MODEL.OPTION=VALUE``; values are JSON scalars, or else text.
+
+    Raises:
+        BadInput: not of that form.
+    """
+    import json
+
+    from edge_offload.errors import BadInput
+
+    found: Dict[str, Dict[str, Any]] = {}
+    for text in texts:
+        left, equals, value = text.partition("=")
+        model, dot, option = left.rpartition(".")
+        if not (equals and dot and model and option):
+            raise BadInput(f"--option {text!r}", remedy="write MODEL.OPTION=VALUE")
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            parsed = value
+        found.setdefault(model, {})[option] = parsed
+    return found
+
+
+def status_line(status: Any) -> str:
+    """One line on what the server does."""
+    models = ", ".join(f"{name} {facts.mean_s * 1e3:.1f} ms" for name, facts in status.models.items()) or "no inference"
+    return (
+        f"load {status.load:.0%}, {status.queue_length} waiting, {status.sessions} robots, {models}, "
+        f"{status.refused} refused, {status.failed} failed"
+    )
+
+
+def say(text: str) -> None:
+    """Progress, on stderr."""
+    print(f"edge-offload serve: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,167 @@
+"""The server process: a front that always answers, a worker that owns the device, services by kind of request."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
+
+from edge_offload.errors import EdgeOffloadError, ProtocolError
+from edge_offload.execute import devices
+from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.threads import pin
+from edge_offload.link.keys import KeyStore
+from edge_offload.link.listener import Listener
+from edge_offload.link.peers import Peer, Request
+from edge_offload.models.registry import Scalar
+from edge_offload.server.fair_queue import FairQueue
+from edge_offload.server.replica_service import Quota, ReplicaService
+from edge_offload.server.replicas import ReplicaPool
+from edge_offload.server.results import ResultFeed, Watcher
+from edge_offload.server.status import ServerStatus, StatusBook
+from edge_offload.server.worker import Worker
+
+Handler = Callable[[Request], None]
+_log = logging.getLogger(__name__)
+
+
+class OffloadServer:
+    """Serves robots: mode ``server``, status, and their per-frame reports.
+
+    The link's thread only checks and queues, so heartbeats are answered while the device computes.
+
+    Args:
+        bind: ``tcp://host:port``, port 0 for a free one.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        threads, cores: compute threads and CPU cores of this process; None leaves them.
+        allow: factories (``package.module:factory``) that robots may open besides the models of the registry.
+        overrides: options by model name that replace those that a robot sends.
+        keys: key directory; the default one if None.
+        queue_per_peer: requests that one robot may have waiting for the device.
+        queue_total: requests that may wait in all.
+        max_models: models kept at once.
+        quota: what one robot may hold.
+
+    Raises:
+        BadInput, Unsupported: the device is unknown or absent.
+    """
+
+    def __init__(
+        self,
+        bind: str = "tcp://127.0.0.1:0",
+        *,
+        device: str = devices.AUTO,
+        threads: Optional[int] = None,
+        cores: Optional[Iterable[int]] = None,
+        allow: Iterable[str] = (),
+        overrides: Optional[Mapping[str, Mapping[str, Scalar]]] = None,
+        keys: Optional[KeyStore] = None,
+        queue_per_peer: int = 4,
+        queue_total: int = 64,
+        max_models: int = 8,
+        quota: Optional[Quota] = None,
+    ) -> None:
+        self._device_name = devices.pick(device)
+        self._threads = threads
+        self._cores = None if cores is None else frozenset(cores)
+        self._fingerprint: Dict[str, Any] = {}
+        self._book = StatusBook(str(self._device_name))
+        self._feed = ResultFeed()
+        self.pool = ReplicaPool(self._device_name, allow, overrides, max_models)
+        self._device = Worker("edge-offload-device", FairQueue(queue_per_peer, queue_total), self._prepare_device)
+        self._loader = Worker("edge-offload-loader", FairQueue(queue_per_peer, queue_total))
+        self._replicas = ReplicaService(self.pool, self._device, self._loader, self._book, self._feed, quota)
+        self._handlers: Dict[str, Handler] = {
+            **self._replicas.handlers,
+            "status": self._answer_status,
+            "report": self._take_report,
+        }
+        self._listener = Listener(bind, welcome=self._welcome, handle=self._handle, gone=self._gone, keys=keys)
+
+    @property
+    def address(self) -> str:
+        """``tcp://host:port`` really bound."""
+        return self._listener.address
+
+    @property
+    def device(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return str(self._device_name)
+
+    def start(self) -> OffloadServer:
+        """Prepare the device, bind and serve.
+
+        Raises:
+            BadInput: the address cannot be bound, or the cores cannot be used.
+        """
+        self._device.start()
+        try:
+            self._loader.start()
+            self._feed.start()
+            self._listener.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Stop. An inference that runs is waited for, at most ``timeout_s``; robots fall back to local."""
+        self._listener.close()
+        for worker in (self._loader, self._device):
+            if not worker.close(timeout_s):
+                _log.warning("a computation was still running %g s after the server was told to stop", timeout_s)
+        self._feed.close()
+
+    def __enter__(self) -> OffloadServer:
+        return self.start()
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def preload(self, name: str, **options: Scalar) -> None:
+        """Build a model now and keep it for as long as the server runs. Call it before :meth:`start`.
+
+        Raises:
+            Refused, BadInput, RemoteError: as a robot that opens it would be told.
+        """
+        self.pool.acquire(name, options, None)
+
+    def on_result(self, watcher: Watcher) -> None:
+        """Call ``watcher`` with every frame's result, computed here or reported by a robot, in a thread of its own."""
+        self._feed.watch(watcher)
+
+    def status(self) -> ServerStatus:
+        """Load, queue, sessions and latencies now."""
+        return self._book.snapshot(len(self._device.queue), len(self._listener.peers()))
+
+    def robots(self) -> List[str]:
+        """Names of the robots that are connected."""
+        return [peer.name for peer in self._listener.peers()]
+
+    def _prepare_device(self) -> None:
+        pin(self._threads, self._cores)
+        self._fingerprint = fingerprint(self._device_name)
+
+    def _welcome(self, peer: Peer, _hello: Mapping[str, Any]) -> Dict[str, Any]:
+        _log.info("robot %s connected", peer.name)
+        return {"fingerprint": self._fingerprint, "device": self.device, "python": platform.python_version()}
+
+    def _gone(self, peer: Peer, reason: str) -> None:
+        _log.info("robot %s left: %s", peer.name, reason)
+        self._replicas.forget(peer)
+
+    def _handle(self, request: Request) -> None:
+        self._book.add(bytes_in=request.bytes_up)
+        handler = self._handlers.get(request.kind)
+        try:
+            if handler is None:
+                raise ProtocolError(f"this server answers no {request.kind!r}", "use the same release on both sides")
+            handler(request)
+        except EdgeOffloadError as error:
+            self._replicas.failed(request, error)
+
+    def _answer_status(self, request: Request) -> None:
+        request.reply(self.status().to_dict())
+
+    def _take_report(self, request: Request) -> None:
+        self._feed.reported(request.peer.name, request.body, request.buffers)
