@@ -1,0 +1,49 @@
+"""Who is who: overlap of boxes and the assignment of least cost."""
+
+from __future__ import annotations
+
+from typing import List, Tuple
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+Pairs = List[Tuple[int, int]]
+
+
+def iou_matrix(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Intersection over union of boxes [n, 4] and [m, 4] (x1 y1 x2 y2), float64 [n, m]; 0 for boxes without area."""
+    a = np.asarray(first, dtype=np.float64).reshape(-1, 4)
+    b = np.asarray(second, dtype=np.float64).reshape(-1, 4)
+    corner_low = np.maximum(a[:, None, :2], b[None, :, :2])
+    corner_high = np.minimum(a[:, None, 2:], b[None, :, 2:])
+    sides = np.clip(corner_high - corner_low, 0.0, None)
+    shared = sides[..., 0] * sides[..., 1]
+    union = area(a)[:, None] + area(b)[None, :] - shared
+    return np.where(union > 0, shared / np.where(union > 0, union, 1.0), 0.0)
+
+
+def area(boxes: np.ndarray) -> np.ndarray:
+    """Areas of boxes [n, 4], [n]; 0 where a box is inside out."""
+    sides = np.clip(boxes[:, 2:] - boxes[:, :2], 0.0, None)
+    return np.asarray(sides[:, 0] * sides[:, 1])
+
+
+def assign(cost: np.ndarray, limit: float) -> Tuple[Pairs, List[int], List[int]]:
+    """Pair rows with columns at the least total cost, where leaving a row and a column unpaired costs ``limit``.
+
+    Costs at or above ``limit`` (infinity too) are never paired, and never bend the pairs that are.
+
+    Returns:
+        the pairs in order of their rows, the rows left over, the columns left over.
+    """
+    rows, columns = cost.shape
+    pairs: Pairs = []
+    if rows and columns:
+        capped = np.minimum(cost, limit)
+        pairs = [(int(i), int(j)) for i, j in zip(*linear_sum_assignment(capped)) if cost[i, j] < limit]
+    taken_rows, taken_columns = {i for i, _ in pairs}, {j for _, j in pairs}
+    return (
+        pairs,
+        [i for i in range(rows) if i not in taken_rows],
+        [j for j in range(columns) if j not in taken_columns],
+    )

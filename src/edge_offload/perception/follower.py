@@ -1,0 +1,124 @@
+"""Follow a person: from where they are to a velocity, within limits, standing still whenever in doubt."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, fields
+from typing import Callable, Optional, Tuple
+
+from edge_offload.errors import BadInput
+
+
+@dataclass(frozen=True)
+class FollowerConfig:
+    """Limits and gains. SI units; distances and bearings are of the robot's base frame (x forward, y left).
+
+    Attributes:
+        distance: to keep from the person.
+        distance_dead_zone, bearing_dead_zone: errors smaller than this are left alone.
+        linear_gain, angular_gain: speed per error, 1/s.
+        max_linear, max_angular: limits of speed. The robot never drives backwards.
+        max_linear_acceleration, max_angular_acceleration: limits of change while driving.
+        stop_deceleration: how fast it stops when the target is lost or news are stale (harder than in driving).
+        target_timeout_s: the target counts as lost when not seen for this long.
+        result_timeout_s: results count as stale when none came for this long.
+    """
+
+    distance: float = 1.5
+    distance_dead_zone: float = 0.2
+    bearing_dead_zone: float = 0.05
+    linear_gain: float = 0.8
+    angular_gain: float = 1.5
+    max_linear: float = 0.8
+    max_angular: float = 1.2
+    max_linear_acceleration: float = 0.6
+    max_angular_acceleration: float = 2.5
+    stop_deceleration: float = 2.0
+    target_timeout_s: float = 1.0
+    result_timeout_s: float = 0.7
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if not (math.isfinite(value) and value >= 0):
+                raise BadInput(f"follower: {item.name} is {value}", remedy="give a number, not negative")
+
+
+@dataclass(frozen=True)
+class Command:
+    """Velocity to drive at: m/s forward, rad/s to the left; and why, in words."""
+
+    linear: float
+    angular: float
+    reason: str
+
+
+class Follower:
+    """Turns sightings into velocity commands.
+
+    ``see`` whenever a result arrives, ``command`` at a steady rate. Everything is timed by one monotonic clock, so
+    that silence stops the robot.
+    """
+
+    def __init__(self, config: Optional[FollowerConfig] = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config or FollowerConfig()
+        self._clock = clock
+        self._target: Optional[Tuple[float, float]] = None
+        self._target_s = self._result_s = -math.inf
+        self._linear = self._angular = 0.0
+        self._last_s: Optional[float] = None
+
+    def see(self, target: Optional[Tuple[float, float]], taken_s: float) -> None:
+        """Take in one result.
+
+        Args:
+            target: x and y of the person in the robot's base frame, metres; None: not seen in this frame.
+            taken_s: when the frame was taken, on the follower's clock. An older one than known changes nothing.
+        """
+        taken_s = min(taken_s, self._clock())
+        self._result_s = max(self._result_s, taken_s)
+        if target is not None and taken_s > self._target_s and all(math.isfinite(value) for value in target):
+            self._target, self._target_s = (float(target[0]), float(target[1])), taken_s
+
+    def command(self) -> Command:
+        """The velocity for now."""
+        now = self._clock()
+        step = 0.0 if self._last_s is None else min(max(0.0, now - self._last_s), 0.2)
+        self._last_s = now
+        config = self.config
+        if now - self._result_s > config.result_timeout_s:
+            return self._stop(step, "no results yet" if self._result_s == -math.inf else "results are stale")
+        if self._target is None or now - self._target_s > config.target_timeout_s:
+            return self._stop(step, "no target yet" if self._target is None else "target is lost")
+        linear, angular, reason = self._wish(*self._target)
+        slower = config.max_linear_acceleration if linear > 0 else config.stop_deceleration
+        self._linear = _toward(self._linear, linear, config.max_linear_acceleration * step, slower * step)
+        turn = config.max_angular_acceleration * step
+        self._angular = _toward(self._angular, angular, turn, turn)
+        return Command(self._linear, self._angular, reason)
+
+    def _wish(self, x: float, y: float) -> Tuple[float, float, str]:
+        """Speed that the errors call for, before acceleration is limited."""
+        config = self.config
+        bearing, gap = math.atan2(y, x), math.hypot(x, y) - config.distance
+        angular = 0.0 if abs(bearing) <= config.bearing_dead_zone else config.angular_gain * bearing
+        angular = max(-config.max_angular, min(config.max_angular, angular))
+        linear = 0.0 if gap <= config.distance_dead_zone else min(config.max_linear, config.linear_gain * gap)
+        linear *= max(0.0, math.cos(bearing)) ** 2  # first turn, then drive
+        if linear == 0.0 and angular == 0.0:
+            return 0.0, 0.0, "at the target"
+        return linear, angular, "following" if linear else "turning to the target"
+
+    def _stop(self, step: float, reason: str) -> Command:
+        braking = self.config.stop_deceleration * step
+        turn = self.config.max_angular_acceleration * step
+        self._linear = _toward(self._linear, 0.0, braking, braking)
+        self._angular = _toward(self._angular, 0.0, turn, turn)
+        return Command(self._linear, self._angular, reason)
+
+
+def _toward(value: float, wish: float, rise: float, fall: float) -> float:
+    """``value`` moved towards ``wish``: by at most ``rise`` away from zero, ``fall`` towards zero."""
+    limit = rise if abs(wish) > abs(value) and wish * value >= 0 else fall
+    return value + max(-limit, min(limit, wish - value))

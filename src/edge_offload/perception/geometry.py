@@ -1,0 +1,359 @@
+"""Where people are in space: pinhole cameras, depth images and the ground plane.
+
+Frames follow REP-103 and REP-105: an optical frame has x right, y down, z forward; a world frame has z up and the
+ground at z = 0. Metres and pixels.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Optional, Sequence, Tuple, Union
+
+import cv2
+import numpy as np
+import yaml
+
+from edge_offload.errors import BadInput
+
+MODELS: Mapping[str, Tuple[int, ...]] = {
+    "plumb_bob": (0, 4, 5),
+    "rational_polynomial": (8, 12, 14),
+    "equidistant": (4,),
+    "fisheye": (4,),
+}
+"""Distortion model → how many coefficients it may have."""
+
+_TORSO = (5, 6, 11, 12)  # shoulders, hips
+_ANKLES = (15, 16)
+
+
+@dataclass(frozen=True, eq=False)
+class Position:
+    """A point in space and how sure it is.
+
+    Attributes:
+        xyz: float64 [3], metres.
+        covariance: float64 [3, 3], square metres.
+        source: ``depth`` (a point of the torso's surface) or ``ground`` (where the feet stand).
+    """
+
+    xyz: np.ndarray
+    covariance: np.ndarray
+    source: str
+
+    @property
+    def distance(self) -> float:
+        """Metres from the origin of its frame."""
+        return float(np.linalg.norm(self.xyz))
+
+
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """Maps points of one frame into another: ``rotation @ point + translation``.
+
+    Raises:
+        BadInput: not a rotation, or not finite.
+    """
+
+    rotation: np.ndarray
+    translation: np.ndarray
+
+    def __post_init__(self) -> None:
+        rotation = np.asarray(self.rotation, dtype=np.float64)
+        translation = np.asarray(self.translation, dtype=np.float64)
+        if rotation.shape != (3, 3) or translation.shape != (3,) or not np.isfinite(translation).all():
+            raise BadInput("transform: needs a 3x3 rotation and a finite translation of 3")
+        if not np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-6) or np.linalg.det(rotation) < 0:
+            raise BadInput("transform: the matrix is not a rotation")
+        object.__setattr__(self, "rotation", rotation)
+        object.__setattr__(self, "translation", translation)
+
+    @classmethod
+    def from_quaternion(cls, xyz: Sequence[float], xyzw: Sequence[float]) -> Transform:
+        """From a translation and a quaternion x y z w, as tf has them.
+
+        Raises:
+            BadInput: the quaternion is not of 4 finite numbers, or is zero.
+        """
+        q = np.asarray(xyzw, dtype=np.float64)
+        norm = float(np.linalg.norm(q)) if q.shape == (4,) else 0.0
+        if not (np.isfinite(norm) and norm > 1e-9):
+            raise BadInput(f"transform: {list(xyzw)} is not a quaternion x y z w")
+        x, y, z, w = q / norm
+        rotation = np.array([
+            [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
+            [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
+            [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
+        ])  # fmt: skip
+        return cls(rotation, np.asarray(xyz, dtype=np.float64))
+
+    def points(self, points: np.ndarray) -> np.ndarray:
+        """Map points [..., 3]."""
+        return np.asarray(points @ self.rotation.T + self.translation)
+
+    def position(self, position: Position) -> Position:
+        """Map a position with its covariance."""
+        covariance = self.rotation @ position.covariance @ self.rotation.T
+        return Position(self.points(position.xyz), covariance, position.source)
+
+    def inverse(self) -> Transform:
+        """The way back."""
+        return Transform(self.rotation.T, -self.rotation.T @ self.translation)
+
+
+@dataclass(frozen=True, eq=False)
+class PinholeCamera:
+    """Intrinsics as in sensor_msgs/CameraInfo.
+
+    Attributes:
+        width, height: of the image, px.
+        matrix: K, float64 [3, 3].
+        distortion: D, float64 [k].
+        model: distortion model, one of :data:`MODELS`.
+        name: of the camera.
+        pose: maps the optical frame into :attr:`pose_frame`, when the calibration says so.
+
+    Raises:
+        BadInput: sizes, focal lengths or coefficients that make no sense.
+    """
+
+    width: int
+    height: int
+    matrix: np.ndarray
+    distortion: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    model: str = "plumb_bob"
+    name: str = "camera"
+    pose: Optional[Transform] = None
+    pose_frame: str = ""
+
+    def __post_init__(self) -> None:
+        matrix = np.asarray(self.matrix, dtype=np.float64)
+        distortion = np.asarray(self.distortion, dtype=np.float64).ravel()
+        if self.width < 1 or self.height < 1:
+            raise BadInput(f"camera {self.name}: image is {self.width}x{self.height}")
+        if matrix.shape != (3, 3) or not np.isfinite(matrix).all() or matrix[0, 0] <= 0 or matrix[1, 1] <= 0:
+            raise BadInput(
+                f"camera {self.name}: K is no camera matrix", remedy="calibrate it: focal lengths must be positive"
+            )
+        if self.model not in MODELS:
+            raise BadInput(
+                f"camera {self.name}: unknown distortion model {self.model!r}", remedy=f"use one of {', '.join(MODELS)}"
+            )
+        if len(distortion) not in MODELS[self.model] or not np.isfinite(distortion).all():
+            raise BadInput(f"camera {self.name}: {len(distortion)} coefficients do not fit model {self.model}")
+        object.__setattr__(self, "matrix", matrix)
+        object.__setattr__(self, "distortion", distortion)
+
+    def rays(self, pixels: np.ndarray) -> np.ndarray:
+        """Undistort pixels [n, 2]: directions [n, 3] in the optical frame, with z = 1; NaN where that fails."""
+        points = np.asarray(pixels, dtype=np.float64).reshape(-1, 1, 2)
+        if self.model in ("equidistant", "fisheye"):
+            normal = cv2.fisheye.undistortPoints(points, self.matrix, self.distortion)
+        else:
+            stop = (cv2.TERM_CRITERIA_COUNT | cv2.TERM_CRITERIA_EPS, 50, 1e-9)
+            normal = cv2.undistortPointsIter(points, self.matrix, self.distortion, np.eye(3), np.eye(3), stop)
+        rays = np.concatenate([normal.reshape(-1, 2), np.ones((len(points), 1))], axis=1)
+        # outside the range of the lens polynomial the iteration ends anywhere: keep only what projects back
+        error = np.linalg.norm(self.project(rays) - points.reshape(-1, 2), axis=1)
+        rays[~(error < 0.5)] = np.nan
+        return np.asarray(rays)
+
+    def project(self, points: np.ndarray) -> np.ndarray:
+        """Pixels [n, 2] of points [n, 3] in the optical frame; NaN for points that are not in front of the camera."""
+        points = np.asarray(points, dtype=np.float64).reshape(-1, 3)
+        front = points[:, 2] > 1e-9
+        pixels = np.full((len(points), 2), np.nan)
+        if front.any():
+            zero = np.zeros(3)
+            seen = points[front].reshape(-1, 1, 3)
+            if self.model in ("equidistant", "fisheye"):
+                projected, _ = cv2.fisheye.projectPoints(seen, zero, zero, self.matrix, self.distortion)
+            else:
+                projected, _ = cv2.projectPoints(seen, zero, zero, self.matrix, self.distortion)
+            pixels[front] = projected.reshape(-1, 2)
+        return pixels
+
+    def on_ground(
+        self, pixel: Union[np.ndarray, Sequence[float]], pose: Transform, max_range: float = 100.0
+    ) -> Optional[np.ndarray]:
+        """Where the ray through ``pixel`` meets the ground z = 0 of the frame that ``pose`` maps into, [3].
+
+        None when it does not: at or above the horizon, behind the camera, or further than ``max_range`` metres.
+        """
+        ray = self.rays(np.asarray([pixel]))[0]
+        direction = pose.rotation @ ray
+        height = pose.translation[2]
+        if not (np.isfinite(direction).all() and height > 0 and direction[2] < -1e-6):
+            return None
+        point = pose.translation - direction * (height / direction[2])
+        return None if np.linalg.norm(point - pose.translation) > max_range else point
+
+
+def camera_from_calibration(document: Mapping[str, Any], where: str = "calibration") -> PinholeCamera:
+    """A camera from a parsed YAML of ROS's camera_calibration; an extra key ``pose`` is described in config/.
+
+    Raises:
+        BadInput: a key is missing or does not fit; the message names it.
+    """
+    try:
+        pose = document.get("pose")
+        rows = document["camera_matrix"]["data"]
+        return PinholeCamera(
+            width=int(document["image_width"]),
+            height=int(document["image_height"]),
+            matrix=np.asarray(rows, dtype=np.float64).reshape(3, 3),
+            distortion=np.asarray(document.get("distortion_coefficients", {}).get("data", []), dtype=np.float64),
+            model=str(document.get("distortion_model", "plumb_bob")),
+            name=str(document.get("camera_name", "camera")),
+            pose=None if pose is None else Transform.from_quaternion(pose["xyz"], pose["quaternion_xyzw"]),
+            pose_frame="" if pose is None else str(pose["parent_frame"]),
+        )
+    except BadInput as error:
+        raise BadInput(f"{where}: {error.cause}", remedy=error.remedy) from None
+    except KeyError as error:
+        raise BadInput(f"{where}: no key {error}", remedy="write it with ROS's camera_calibration") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BadInput(f"{where}: {error}", remedy="write it with ROS's camera_calibration") from None
+
+
+def load_camera(path: Union[str, pathlib.Path]) -> PinholeCamera:
+    """Read a calibration YAML.
+
+    Raises:
+        BadInput: no such file, not YAML, or not a calibration.
+    """
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+        document = yaml.safe_load(text)
+    except OSError as error:
+        raise BadInput(f"calibration {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadInput(f"calibration {path} is not YAML: {error}") from None
+    if not isinstance(document, dict):
+        raise BadInput(f"calibration {path} holds no mapping", remedy="write it with ROS's camera_calibration")
+    return camera_from_calibration(document, str(path))
+
+
+def depth_in_metres(depth: np.ndarray, encoding: str) -> np.ndarray:
+    """A depth image as float32 metres, NaN where there is none (REP-118: 16UC1 in millimetres, 32FC1 in metres).
+
+    Raises:
+        BadInput: another encoding, or an array that does not fit it.
+    """
+    wanted = {"16UC1": np.uint16, "mono16": np.uint16, "32FC1": np.float32}.get(encoding)
+    if wanted is None:
+        raise BadInput(f"depth image: encoding {encoding!r}", remedy="publish 16UC1 (mm) or 32FC1 (m)")
+    if depth.ndim != 2 or depth.dtype.newbyteorder("=") != wanted:
+        raise BadInput(f"depth image: {depth.dtype} {depth.shape} is not {encoding}")
+    metres = depth.astype(np.float32) * (np.float32(1e-3) if wanted is np.uint16 else np.float32(1.0))
+    return np.where(np.isfinite(metres) & (metres > 0), metres, np.float32(np.nan))
+
+
+@dataclass(frozen=True)
+class Locator:
+    """Finds the position of a person, in the camera's optical frame.
+
+    Attributes:
+        camera: of the image in which the person was seen.
+        pose: maps the optical frame into a frame whose ground is z = 0; None: no ground plane is used.
+        keypoint_score: keypoints below this are not relied on.
+        depth_range: nearest and furthest believable depth, metres.
+        max_range: furthest point on the ground, metres.
+        tilt_error: how well the camera's tilt is known, radians (one sigma).
+    """
+
+    camera: PinholeCamera
+    pose: Optional[Transform] = None
+    keypoint_score: float = 0.3
+    depth_range: Tuple[float, float] = (0.2, 20.0)
+    max_range: float = 100.0
+    tilt_error: float = 0.005
+
+    def locate(
+        self, box: np.ndarray, keypoints: np.ndarray, depth: Optional[np.ndarray] = None, encoding: str = "32FC1"
+    ) -> Optional[Position]:
+        """Position by depth where there is a usable depth image, else by the ground plane, else None.
+
+        Args:
+            box: [4], px. ``keypoints``: [17, 3].
+            depth: an image aligned with the camera's, pixel by pixel.
+
+        Raises:
+            BadInput: the depth image has another size or encoding.
+        """
+        if depth is not None:
+            metres = depth_in_metres(depth, encoding)
+            if metres.shape != (self.camera.height, self.camera.width):
+                raise BadInput(
+                    f"depth image is {depth.shape[1]}x{depth.shape[0]}, the camera {self.camera.width}x"
+                    f"{self.camera.height}",
+                    remedy="align depth to colour (registered depth)",
+                )
+            position = self.by_depth(box, keypoints, metres)
+            if position is not None:
+                return position
+        return self.by_ground(box, keypoints)
+
+    def by_depth(self, box: np.ndarray, keypoints: np.ndarray, metres: np.ndarray) -> Optional[Position]:
+        """Median depth of the torso, from a depth image in metres; None where too little of it is seen."""
+        x1, y1, x2, y2 = torso_region(box, keypoints, self.keypoint_score)
+        left, top = max(0, int(np.floor(x1))), max(0, int(np.floor(y1)))
+        patch = metres[top : max(top, int(np.ceil(y2))), left : max(left, int(np.ceil(x2)))]
+        step = max(1, int(np.sqrt(patch.size / 4096)))
+        sampled = patch[::step, ::step]
+        low, high = self.depth_range
+        values = sampled[(sampled >= low) & (sampled <= high)]
+        if len(values) < max(5, 0.1 * sampled.size):
+            return None
+        depth = float(np.median(values))
+        near = values[np.abs(values - depth) < 0.5]  # what is behind or before the person is another surface
+        depth = float(np.median(near))
+        spread = 1.4826 * float(np.median(np.abs(near - depth)))
+        sigma = float(np.hypot(spread, 0.01 + 0.0025 * depth * depth))
+        centre = ((x1 + x2) / 2, (y1 + y2) / 2)
+        ray = self.camera.rays(np.asarray([centre]))[0]
+        if not np.isfinite(ray).all():
+            return None
+        wide = 0.15 * (x2 - x1) * depth / self.camera.matrix[0, 0]
+        covariance = sigma**2 * np.outer(ray, ray) + np.diag([wide**2, wide**2, 0.0])
+        return Position(ray * depth, covariance, "depth")
+
+    def by_ground(self, box: np.ndarray, keypoints: np.ndarray) -> Optional[Position]:
+        """Where the feet stand; None without a pose, with the feet out of the image, or above the horizon."""
+        if self.pose is None or box[3] >= self.camera.height - 1:
+            return None
+        ankles = keypoints[list(_ANKLES)]
+        sure = (ankles[:, 2] >= self.keypoint_score).all()
+        foot = np.array([ankles[:, 0].mean() if sure else (box[0] + box[2]) / 2, box[3]], dtype=np.float64)
+        point = self.camera.on_ground(foot, self.pose, self.max_range)
+        if point is None:
+            return None
+        height = float(box[3] - box[1])
+        sideways, upright = max(1.5, 0.03 * height), max(1.5, 0.04 * height)
+        upright = float(np.hypot(upright, self.tilt_error * self.camera.matrix[1, 1]))
+        columns = []
+        for offset, sigma in (((1.0, 0.0), sideways), ((0.0, 1.0), upright)):
+            # below the foot the ray always meets the ground, above it may not
+            moved = self.camera.on_ground(foot + np.array(offset), self.pose, 10 * self.max_range)
+            if moved is None:
+                return None
+            columns.append((moved - point) * sigma)
+        jacobian = np.stack(columns, axis=1)
+        covariance = jacobian @ jacobian.T + np.diag([0.0, 0.0, 0.03**2])
+        return self.pose.inverse().position(Position(point, covariance, "ground"))
+
+
+def torso_region(box: np.ndarray, keypoints: np.ndarray, min_score: float) -> Tuple[float, float, float, float]:
+    """Rectangle x1 y1 x2 y2 well inside the torso: by shoulders and hips where seen, else by the box's proportions."""
+    points = keypoints[list(_TORSO)]
+    x1, y1, x2, y2 = (float(value) for value in box)
+    if (points[:, 2] >= min_score).sum() >= 3:
+        sure = points[points[:, 2] >= min_score]
+        left, right = float(sure[:, 0].min()), float(sure[:, 0].max())
+        top, bottom = float(sure[:, 1].min()), float(sure[:, 1].max())
+        least = 0.1 * (x2 - x1)  # seen from the side, both shoulders fall on one line
+        middle, half = (left + right) / 2, max((right - left) * 0.4, least)
+        return middle - half, top + 0.1 * (bottom - top), middle + half, bottom - 0.1 * (bottom - top)
+    width, height = x2 - x1, y2 - y1
+    return x1 + 0.35 * width, y1 + 0.2 * height, x2 - 0.35 * width, y1 + 0.5 * height

@@ -1,0 +1,262 @@
+"""Draw tracked people and the state of the run on an image."""
+
+from __future__ import annotations
+
+import colorsys
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import cv2
+import numpy as np
+
+from edge_offload.errors import BadInput
+from edge_offload.models.people import SKELETON
+from edge_offload.modes import Mode
+from edge_offload.perception.tracking import TrackedPerson
+
+Colour = Tuple[int, int, int]
+
+_FONT = cv2.FONT_HERSHEY_SIMPLEX
+_WHITE: Colour = (245, 245, 245)
+_GREY: Colour = (170, 170, 170)
+_DARK: Colour = (28, 26, 24)
+_TARGET: Colour = (60, 220, 255)
+_MODE_COLOURS: Dict[Mode, Colour] = {
+    Mode.LOCAL: (60, 140, 240),
+    Mode.SERVER: (110, 180, 60),
+    Mode.REPLAY: (200, 150, 50),
+    Mode.SPLIT: (200, 90, 170),
+}
+_OTHER_MODE: Colour = (140, 140, 140)
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the status bar says of the frame; what is None is left out.
+
+    Attributes:
+        mode: the mode that produced the result.
+        model: name of the model.
+        latency_s: from the frame's arrival to its result, seconds.
+        bytes_up, bytes_down: for this frame.
+        joules: energy of this frame.
+        note: a remark, in words: why a fallback happened, for one.
+    """
+
+    mode: Mode
+    model: str
+    latency_s: Optional[float] = None
+    bytes_up: Optional[int] = None
+    bytes_down: Optional[int] = None
+    joules: Optional[float] = None
+    note: str = ""
+
+
+def colour_of(person_id: int) -> Colour:
+    """BGR colour of a person, the same for an id for ever; ids next to each other differ much (golden-ratio hues)."""
+    hue = (person_id * 0.618033988749895) % 1.0
+    lightness = (0.60, 0.68, 0.54)[person_id % 3]
+    red, green, blue = colorsys.hls_to_rgb(hue, lightness, 0.85)
+    return round(blue * 255), round(green * 255), round(red * 255)
+
+
+def draw(
+    bgr: np.ndarray,
+    people: Sequence[TrackedPerson],
+    status: Optional[Status] = None,
+    target_id: Optional[int] = None,
+    keypoint_score: float = 0.25,
+) -> np.ndarray:
+    """A copy of ``bgr`` with boxes, ids, scores and skeletons, the target marked, and a status bar.
+
+    Args:
+        bgr: uint8 [h, w, 3].
+        people: from the tracker; coasting ones are drawn dashed.
+        keypoint_score: keypoints below this are not drawn.
+
+    Raises:
+        BadInput: not a uint8 colour image.
+    """
+    if bgr.dtype != np.uint8 or bgr.ndim != 3 or bgr.shape[2] != 3 or not bgr.size:
+        raise BadInput(f"overlay: {bgr.dtype} {bgr.shape} is not a uint8 BGR image")
+    image = np.ascontiguousarray(bgr).copy()
+    scale = max(0.6, min(image.shape[0] / 576, image.shape[1] / 768))
+    ordered = sorted(people, key=lambda person: (person.id == target_id, person.box[3]))
+    for person in ordered:
+        _draw_skeleton(image, person, scale, keypoint_score)
+    for person in ordered:
+        _draw_box(image, person, scale, person.id == target_id)
+    taken: List[Tuple[int, int, int, int]] = []
+    for person in reversed(ordered):
+        _draw_label(image, person, scale, person.id == target_id, taken, top=_bar_height(scale) if status else 0)
+    if status is not None:
+        _draw_bar(image, status, people, target_id, scale)
+    return image
+
+
+def _thickness(scale: float, width: float) -> int:
+    return max(1, round(width * scale))
+
+
+def _point(x: float, y: float) -> Tuple[int, int]:
+    # far outside the image nothing is drawn, and cv2 takes 32-bit integers only
+    return int(np.clip(x, -1e5, 1e5)), int(np.clip(y, -1e5, 1e5))
+
+
+def _draw_skeleton(image: np.ndarray, person: TrackedPerson, scale: float, keypoint_score: float) -> None:
+    colour = colour_of(person.id)
+    seen = person.keypoints[:, 2] >= keypoint_score
+    points = [_point(x, y) for x, y, _ in person.keypoints]
+    small = person.height < 90 * scale
+    limb = _thickness(scale, 1.0 if person.coasting or small else 2.0)
+    limbs = [(points[a], points[b]) for a, b in SKELETON if seen[a] and seen[b]]
+    for a, b in limbs:
+        cv2.line(image, a, b, _DARK, limb + 2, cv2.LINE_AA)
+    for a, b in limbs:
+        cv2.line(image, a, b, colour, limb, cv2.LINE_AA)
+    if not person.coasting:
+        radius = _thickness(scale, 1.0 if small else 2.0)
+        for index in np.flatnonzero(seen):
+            cv2.circle(image, points[index], radius, _WHITE, -1, cv2.LINE_AA)
+
+
+def _draw_box(image: np.ndarray, person: TrackedPerson, scale: float, is_target: bool) -> None:
+    a, b = _point(*person.box[:2]), _point(*person.box[2:])
+    colour = colour_of(person.id)
+    if person.coasting:
+        _dashed(image, a, b, colour, max(4, round(7 * scale)))
+        return
+    cv2.rectangle(image, a, b, _DARK, _thickness(scale, 3.0), cv2.LINE_AA)
+    cv2.rectangle(image, a, b, colour, _thickness(scale, 1.4), cv2.LINE_AA)
+    if is_target:
+        _corners(image, a, b, _thickness(scale, 3.0))
+
+
+def _corners(image: np.ndarray, a: Tuple[int, int], b: Tuple[int, int], thickness: int) -> None:
+    """Brackets round the target."""
+    gap = 2 * thickness
+    length = max(6, min(b[0] - a[0], b[1] - a[1]) // 3)
+    for x, dx in ((a[0] - gap, 1), (b[0] + gap, -1)):
+        for y, dy in ((a[1] - gap, 1), (b[1] + gap, -1)):
+            for end in ((x + dx * length, y), (x, y + dy * length)):
+                cv2.line(image, (x, y), end, _DARK, thickness + 2, cv2.LINE_AA)
+            for end in ((x + dx * length, y), (x, y + dy * length)):
+                cv2.line(image, (x, y), end, _TARGET, thickness, cv2.LINE_AA)
+
+
+def _dashed(image: np.ndarray, a: Tuple[int, int], b: Tuple[int, int], colour: Colour, dash: int) -> None:
+    corners = [a, (b[0], a[1]), b, (a[0], b[1])]
+    for start, end in zip(corners, corners[1:] + corners[:1]):
+        length = max(abs(end[0] - start[0]), abs(end[1] - start[1]))
+        if length > 4 * max(image.shape):  # a box gone wild: not worth a million dashes
+            continue
+        for begin in range(0, length, 2 * dash):
+            stop = min(begin + dash, length)
+            from_, to = (
+                (start[0] + (end[0] - start[0]) * t // length, start[1] + (end[1] - start[1]) * t // length)
+                for t in (begin, stop)
+            )
+            cv2.line(image, from_, to, colour, 1, cv2.LINE_AA)
+
+
+def _draw_label(
+    image: np.ndarray,
+    person: TrackedPerson,
+    scale: float,
+    is_target: bool,
+    taken: List[Tuple[int, int, int, int]],
+    top: int,
+) -> None:
+    """The id and score above the box, moved down where the place is taken."""
+    text = f"{person.id}" if person.coasting else f"{person.id}  {person.score * 100:.0f}%"
+    if person.position is not None:
+        text += f"  {person.position.distance:.0f} m"
+    if is_target:
+        text = f"TARGET {text}"
+    size = 0.42 * scale
+    (width, height), base = cv2.getTextSize(text, _FONT, size, 1)
+    pad = _thickness(scale, 3.0)
+    left, bottom = _point(float(person.box[0]), float(person.box[1]))
+    left = int(np.clip(left, 0, max(0, image.shape[1] - width - 2 * pad)))
+    box_height = height + base + pad
+    y = max(top, bottom - box_height - (2 * pad if is_target else 0))
+    right = left + width + 2 * pad
+    for _ in range(8):
+        if not any(left < x2 and right > x1 and y < y2 and y + box_height > y1 for x1, y1, x2, y2 in taken):
+            break
+        y += box_height
+    y = int(min(y, max(0, image.shape[0] - box_height)))
+    taken.append((left, y, right, y + box_height))
+    background = _TARGET if is_target else colour_of(person.id)
+    if person.coasting:
+        background = tuple(value // 2 for value in background)  # type: ignore[assignment]
+    cv2.rectangle(image, (left, y), (right, y + box_height), background, -1)
+    ink = _WHITE if person.coasting else _DARK
+    cv2.putText(image, text, (left + pad, y + height + pad // 2 + 1), _FONT, size, ink, 1, cv2.LINE_AA)
+
+
+def _bar_height(scale: float) -> int:
+    return round(30 * scale)
+
+
+def _draw_bar(
+    image: np.ndarray, status: Status, people: Sequence[TrackedPerson], target_id: Optional[int], scale: float
+) -> None:
+    """One dark strip along the top: the mode as a chip, then figures, a note at its right end."""
+    height = min(_bar_height(scale), image.shape[0])
+    strip = image[:height]
+    cv2.addWeighted(strip, 0.22, np.full_like(strip, 24), 0.78, 0, strip)
+    size, base = 0.45 * scale, round(20 * scale)
+    pad = round(9 * scale)
+    name = str(status.mode).upper()
+    (width, _), _ = cv2.getTextSize(name, _FONT, size, _thickness(scale, 1.0))
+    cv2.rectangle(
+        image, (0, 0), (width + 2 * pad, height - 1), _MODE_COLOURS.get(status.mode, _OTHER_MODE), -1
+    )  # fmt: skip
+    cv2.putText(image, name, (pad, base), _FONT, size, _WHITE, _thickness(scale, 1.0), cv2.LINE_AA)
+    x = width + 4 * pad
+    for text, unit in _figures(status, people, target_id):
+        for part, colour in ((text, _WHITE), (unit, _GREY)):
+            if part:
+                cv2.putText(image, part, (x, base), _FONT, size, colour, 1, cv2.LINE_AA)
+                x += cv2.getTextSize(part, _FONT, size, 1)[0][0] + round(4 * scale)
+        x += round(14 * scale)
+    if status.note:
+        room = image.shape[1] - pad
+        note = _shortened(status.note, room - pad, size)
+        y = height + base
+        note_strip = image[height : 2 * height]
+        cv2.addWeighted(note_strip, 0.3, np.full_like(note_strip, 24), 0.7, 0, note_strip)
+        cv2.putText(image, note, (pad, y), _FONT, size, _MODE_COLOURS[Mode.LOCAL], 1, cv2.LINE_AA)
+
+
+def _figures(status: Status, people: Sequence[TrackedPerson], target_id: Optional[int]) -> List[Tuple[str, str]]:
+    """What the bar says, as pairs of a value and its unit or meaning."""
+    seen = sum(not person.coasting for person in people)
+    figures = [(status.model, "")]
+    if status.latency_s is not None:
+        figures.append((f"{status.latency_s * 1e3:.0f}", "ms"))
+    if status.bytes_up is not None:
+        figures.append((_size(status.bytes_up), "up"))
+    if status.bytes_down is not None:
+        figures.append((_size(status.bytes_down), "down"))
+    if status.joules is not None:
+        figures.append((f"{status.joules:.2f}", "J"))
+    figures.append((str(seen), "person" if seen == 1 else "people"))
+    if target_id is not None:
+        figures.append((f"#{target_id}", "target"))
+    return figures
+
+
+def _size(count: int) -> str:
+    if count < 1000:
+        return f"{count} B"
+    return f"{count / 1e3:.0f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"
+
+
+def _shortened(text: str, room: int, size: float) -> str:
+    """``text`` cut to ``room`` pixels. The font has ASCII only."""
+    text = text.encode("ascii", "replace").decode("ascii")
+    while len(text) > 4 and cv2.getTextSize(text, _FONT, size, 1)[0][0] > room:
+        text = text[:-4] + "..."
+    return text

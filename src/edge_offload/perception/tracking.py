@@ -1,0 +1,290 @@
+"""Multi-person tracking: detections in, people with stable ids out.
+
+A Kalman filter predicts every known box; detections are assigned to predictions by overlap, distance and pose
+(Hungarian method), confident ones first, weak ones only to people who were just seen (the two stages of ByteTrack).
+All times are the frames' own stamps, so irregular frames and skipped ones are nothing special.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from edge_offload.errors import BadInput
+from edge_offload.models.people import People
+from edge_offload.perception.assignment import assign, iou_matrix
+from edge_offload.perception.geometry import Position
+from edge_offload.perception.kalman import BoxFilter
+
+
+@dataclass(frozen=True)
+class TrackerConfig:
+    """Knobs of the tracker.
+
+    Attributes:
+        high_score: detections at or above this may start a track.
+        low_score: detections below this are ignored; in between they only keep known people going.
+        min_hits: detections needed before a person is reported (1 in the first frame).
+        max_lost_s: a person not seen for longer is forgotten, and gets a new id when they come back.
+        coast_s: a person not seen for up to this long is still reported, at the predicted place, marked ``coasting``.
+        keypoint_score: keypoints below this do not count when poses are compared.
+        duplicate_iou: a detection that overlaps a tracked person's by this much does not start another track.
+        back_step_s: stamps that go back by more than this mean that the recording started again: all are forgotten.
+        max_tracks: most people known at a time.
+    """
+
+    high_score: float = 0.3
+    low_score: float = 0.1
+    min_hits: int = 2
+    max_lost_s: float = 2.0
+    coast_s: float = 0.6
+    keypoint_score: float = 0.2
+    duplicate_iou: float = 0.6
+    back_step_s: float = 0.2
+    max_tracks: int = 100
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low_score <= self.high_score <= 1:
+            raise BadInput(f"tracker: scores must be 0 <= low ({self.low_score}) <= high ({self.high_score}) <= 1")
+        if self.min_hits < 1 or self.max_tracks < 1:
+            raise BadInput("tracker: min_hits and max_tracks must be at least 1")
+        if not 0 <= self.coast_s <= self.max_lost_s:
+            raise BadInput(f"tracker: coast_s ({self.coast_s}) must be from 0 to max_lost_s ({self.max_lost_s})")
+
+
+@dataclass(frozen=True, eq=False)
+class TrackedPerson:
+    """One person in one frame.
+
+    Attributes:
+        id: positive, never given to anyone else while the tracker lives.
+        box: float32 [4], x1 y1 x2 y2 px: as detected, or as predicted when ``coasting``.
+        score: of the newest detection.
+        keypoints: float32 [17, 3] (x px, y px, score): as detected, or moved along with the prediction.
+        velocity: float32 [2], px/s of the box centre.
+        age_s: seconds since first seen.
+        missed_s: seconds since last seen; 0 when seen in this frame.
+        coasting: not seen in this frame.
+        position: where they are in space, when known.
+    """
+
+    id: int
+    box: np.ndarray
+    score: float
+    keypoints: np.ndarray
+    velocity: np.ndarray
+    age_s: float
+    missed_s: float
+    coasting: bool
+    position: Optional[Position] = None
+
+    @property
+    def height(self) -> float:
+        """Height of the box, px."""
+        return float(self.box[3] - self.box[1])
+
+    def at(self, position: Optional[Position]) -> TrackedPerson:
+        """The same person with ``position`` filled in."""
+        return replace(self, position=position)
+
+
+class _Track:
+    """What is remembered of one person between frames."""
+
+    def __init__(self, box: np.ndarray, score: float, keypoints: np.ndarray, stamp_s: float, frame: int) -> None:
+        self.id = 0
+        self.filter = BoxFilter(box)
+        self.box = box
+        self.score = score
+        self.keypoints = keypoints
+        self.first_s = self.seen_s = stamp_s
+        self.frame = frame
+        self.hits = 1
+
+    def see(self, box: np.ndarray, score: float, keypoints: np.ndarray, stamp_s: float, frame: int) -> None:
+        self.filter.update(box)
+        self.box, self.score, self.keypoints = box, score, keypoints
+        self.seen_s = stamp_s
+        self.frame = frame
+        self.hits += 1
+
+    def moved_keypoints(self) -> np.ndarray:
+        """Keypoints of the newest detection, carried along with the predicted box."""
+        box = self.filter.box
+        shift = (box[:2] + box[2:] - self.box[:2] - self.box[2:]) / 2
+        moved = self.keypoints.copy()
+        moved[:, :2] += shift
+        return moved
+
+    def report(self, stamp_s: float, frame: int) -> TrackedPerson:
+        coasting = self.frame < frame
+        return TrackedPerson(
+            id=self.id,
+            box=self.filter.box if coasting else self.box.copy(),
+            score=float(self.score),
+            keypoints=self.moved_keypoints() if coasting else self.keypoints.copy(),
+            velocity=self.filter.rate[:2].astype(np.float32),
+            age_s=max(0.0, stamp_s - self.first_s),
+            missed_s=max(0.0, stamp_s - self.seen_s),
+            coasting=coasting,
+        )
+
+
+class Tracker:
+    """Follows people through a stream of detections. Deterministic: the same frames give the same ids."""
+
+    def __init__(self, config: Optional[TrackerConfig] = None) -> None:
+        self.config = config or TrackerConfig()
+        self._tracks: List[_Track] = []
+        self._next_id = 1
+        self._stamp_s: Optional[float] = None
+        self._frame = 0
+
+    def reset(self) -> None:
+        """Forget everyone. Ids go on counting: an id never means two people."""
+        self._tracks = []
+        self._stamp_s = None
+
+    def update(
+        self, people: People, stamp_s: float, image_size: Optional[Tuple[int, int]] = None
+    ) -> List[TrackedPerson]:
+        """Take in the detections of one frame.
+
+        Args:
+            people: what was detected; boxes without area are ignored.
+            stamp_s: the frame's stamp, seconds.
+            image_size: width and height, px; people last seen leaving the image are then dropped at once.
+
+        Returns:
+            everyone known in this frame, in order of id.
+
+        Raises:
+            BadInput: the stamp is not finite.
+        """
+        if not math.isfinite(stamp_s):
+            raise BadInput(f"tracker: frame stamp is {stamp_s}")
+        first = self._advance(stamp_s, image_size)
+        sides = people.boxes[:, 2:] - people.boxes[:, :2]
+        usable = (sides > 0).all(axis=1) & (people.scores >= self.config.low_score)
+        people = people.select(np.flatnonzero(usable))
+        strong = np.flatnonzero(people.scores >= self.config.high_score)
+        weak = np.flatnonzero(people.scores < self.config.high_score)
+
+        known = [track for track in self._tracks if track.id]
+        new = [track for track in self._tracks if not track.id]
+        unseen, strong_left = self._match(known, people, strong, stamp_s, limit=0.85)
+        recent = [track for track in unseen if track.frame == self._frame - 1]
+        self._match(recent, people, weak, stamp_s, limit=0.6)
+        dropped, strong_left = self._match(new, people, strong_left, stamp_s, limit=0.7)
+        for track in dropped:
+            self._tracks.remove(track)
+        self._start(people, strong_left, stamp_s, confirmed=first)
+        for track in self._tracks:
+            if not track.id and track.hits >= self.config.min_hits:
+                self._confirm(track)
+        self._drop_doubles()
+        reported = [t for t in self._tracks if t.id and stamp_s - t.seen_s <= self.config.coast_s]
+        return [track.report(stamp_s, self._frame) for track in sorted(reported, key=lambda track: track.id)]
+
+    def _advance(self, stamp_s: float, image_size: Optional[Tuple[int, int]]) -> bool:
+        """Predict everyone to ``stamp_s`` and forget whom to forget; whether this is the first frame."""
+        if self._stamp_s is not None and stamp_s < self._stamp_s - self.config.back_step_s:
+            self.reset()
+        first = self._stamp_s is None
+        step = 0.0 if self._stamp_s is None else max(0.0, stamp_s - self._stamp_s)
+        self._stamp_s = stamp_s
+        self._frame += 1
+        self._tracks = [t for t in self._tracks if stamp_s - t.seen_s <= self.config.max_lost_s]
+        for track in self._tracks:
+            track.filter.predict(step, hold_size=track.frame < self._frame - 1)
+        if image_size is not None:
+            self._tracks = [track for track in self._tracks if _inside(track.filter.mean[:2], image_size)]
+        return first
+
+    def _match(
+        self, tracks: Sequence[_Track], people: People, indices: np.ndarray, stamp_s: float, limit: float
+    ) -> Tuple[List[_Track], np.ndarray]:
+        """Assign detections ``indices`` to ``tracks``; the tracks and the indices that are left over."""
+        cost = self._cost(tracks, people.select(indices))
+        pairs, tracks_left, left = assign(cost, limit)
+        for row, column in pairs:
+            index = indices[column]
+            tracks[row].see(people.boxes[index], people.scores[index], people.keypoints[index], stamp_s, self._frame)
+        return [tracks[row] for row in tracks_left], indices[left]
+
+    def _cost(self, tracks: Sequence[_Track], people: People) -> np.ndarray:
+        """Cost [tracks, people] from 0 (the same) to 1, infinity where a pair is out of the question."""
+        cost = np.full((len(tracks), len(people)), math.inf)
+        if not cost.size:
+            return cost
+        overlap = iou_matrix(np.stack([track.filter.box for track in tracks]), people.boxes)
+        centres = (people.boxes[:, :2] + people.boxes[:, 2:]) / 2
+        heights = people.boxes[:, 3] - people.boxes[:, 1]
+        for row, track in enumerate(tracks):
+            offset = centres - track.filter.mean[:2]
+            spread = np.array(track.filter.centre_spread)
+            deviations = np.sqrt(((offset / spread) ** 2).sum(axis=1))
+            height = track.filter.mean[3]
+            near = (overlap[row] > 0.05) | (np.hypot(offset[:, 0], offset[:, 1]) < 0.6 * height)
+            alike = (heights < 2.0 * height) & (heights > 0.5 * height)
+            allowed = near & alike & (deviations < _GATE)
+            place = np.minimum(deviations / _GATE, 1.0)
+            pose = self._pose_distance(track.moved_keypoints(), people.keypoints, height)
+            pose = np.where(np.isnan(pose), 1 - overlap[row], pose)
+            cost[row, allowed] = (0.5 * (1 - overlap[row]) + 0.25 * place + 0.25 * pose)[allowed]
+        return cost
+
+    def _pose_distance(self, pose: np.ndarray, others: np.ndarray, height: float) -> np.ndarray:
+        """Mean distance of keypoints that both are sure of, 0 to 1 at a quarter of the height; NaN if too few."""
+        sure = (pose[None, :, 2] >= self.config.keypoint_score) & (others[:, :, 2] >= self.config.keypoint_score)
+        count = sure.sum(axis=1)
+        distance = np.hypot(others[:, :, 0] - pose[None, :, 0], others[:, :, 1] - pose[None, :, 1])
+        mean = (distance * sure).sum(axis=1) / np.maximum(count, 1)
+        return np.where(count >= 4, np.minimum(mean / (0.25 * height), 1.0), math.nan)
+
+    def _start(self, people: People, indices: np.ndarray, stamp_s: float, confirmed: bool) -> None:
+        for index in indices:
+            if len(self._tracks) >= self.config.max_tracks:
+                return
+            box = people.boxes[index]
+            seen = [track.box for track in self._tracks if track.frame == self._frame]
+            if seen and iou_matrix(box, np.stack(seen)).max() >= self.config.duplicate_iou:
+                continue
+            track = _Track(box, people.scores[index], people.keypoints[index], stamp_s, self._frame)
+            self._tracks.append(track)
+            if confirmed:
+                self._confirm(track)
+
+    def _confirm(self, track: _Track) -> None:
+        track.id = self._next_id
+        self._next_id += 1
+
+    def _drop_doubles(self) -> None:
+        """Forget an unseen track that has come to lie on one that is seen: it is the same person."""
+        seen = [track for track in self._tracks if track.frame == self._frame]
+        if not seen or len(seen) == len(self._tracks):
+            return
+        boxes = np.stack([track.box for track in seen])
+        since = np.array([track.first_s for track in seen])
+        kept = []
+        for track in self._tracks:
+            if track.frame == self._frame:
+                kept.append(track)
+                continue
+            overlap = iou_matrix(track.filter.box, boxes)[0]
+            # started after this one vanished, in its place: a new id for the same person
+            same = (overlap > 0.85) & (since > track.seen_s)
+            if not same.any():
+                kept.append(track)
+        self._tracks = kept
+
+
+_GATE = 4.0
+"""Standard deviations beyond which a detection is not a predicted person."""
+
+
+def _inside(centre: np.ndarray, image_size: Tuple[int, int]) -> bool:
+    return bool(0 <= centre[0] <= image_size[0] and 0 <= centre[1] <= image_size[1])
