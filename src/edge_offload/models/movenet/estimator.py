@@ -14,7 +14,7 @@ from edge_offload.models.movenet.network import STRIDE, MoveNet
 from edge_offload.models.movenet.readout import KEYPOINTS, ROW, Readout
 from edge_offload.models.people import People
 
-DEFAULTS: Dict[str, Any] = {"size": 512, "people": 6, "score": 0.2}
+DEFAULTS: Dict[str, Any] = {"size": 512, "people": 10, "score": 0.2}
 """Long side of the input in pixels, most people that can be found, least score of a person."""
 
 MAX_PEOPLE = 100

@@ -1,0 +1,109 @@
+"""Loads KAPAO weights: official checkpoints (pickled whole models), state dicts, and safetensors. Executes nothing."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any, Dict, Mapping
+
+import torch
+
+from edge_offload.errors import BadInput
+from edge_offload.models.kapao import inert
+from edge_offload.models.kapao.network import STRIDES, Kapao
+
+_CONTAINERS = ("ema", "model", "state_dict", "model_state_dict")
+
+
+def read_state(path: pathlib.Path) -> Dict[str, torch.Tensor]:
+    """The state dict in ``path`` (.pt, .pth or .safetensors) by parameter name, in the precision of the file.
+
+    A ``.pt`` file holds a dict with a pickled model under ``ema`` or ``model`` (official checkpoints; ``ema`` is
+    preferred, as there), or a state dict, at the top or under one of those keys or ``state_dict``.
+
+    Raises:
+        BadInput: the file is missing, damaged, or holds no named tensors.
+    """
+    if not path.is_file():
+        raise BadInput(f"no checkpoint at {path}")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    root = inert.read(path)
+    state = _find_state(root)
+    if not state:
+        raise BadInput(f"checkpoint {path} holds neither a model nor a state dict")
+    return state
+
+
+def load(network: Kapao, path: pathlib.Path) -> None:
+    """Copy the weights and anchors in ``path`` into ``network`` (float32), by name.
+
+    Raises:
+        BadInput: see :func:`read_state`; or the names or shapes are not those of this size of KAPAO.
+    """
+    state = _renamed(read_state(path))
+    expected = network.state_dict()
+    _complete_anchors(state)
+    # a counter of training steps, which inference never reads and some exports drop
+    for name in expected:
+        if name.endswith(".num_batches_tracked"):
+            state.setdefault(name, torch.zeros((), dtype=torch.int64))
+    missing = sorted(set(expected) - set(state))
+    unknown = sorted(set(state) - set(expected))
+    wrong = [name for name in expected if name in state and state[name].shape != expected[name].shape]
+    if missing or unknown or wrong:
+        parts = [
+            f"{label} {len(names)} ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''})"
+            for label, names in (("lacks", missing), ("has unknown", unknown), ("has of another shape", wrong))
+            if names
+        ]
+        raise BadInput(
+            f"checkpoint {path} is not this KAPAO: it {'; '.join(parts)}", remedy="check the size: n, s, m or l"
+        )
+    bad = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if bad:
+        raise BadInput(f"checkpoint {path}: {bad[0]} holds NaN or infinity")
+    network.load_state_dict({name: tensor.to(expected[name].dtype) for name, tensor in state.items()})
+
+
+def _read_safetensors(path: pathlib.Path) -> Dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors: Dict[str, torch.Tensor] = load_file(str(path))
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"checkpoint {path} cannot be read: {error}") from error
+    return tensors
+
+
+def _find_state(root: Any) -> Dict[str, torch.Tensor]:
+    if isinstance(root, inert.Inert):
+        return inert.module_tensors(root)
+    if not isinstance(root, Mapping):
+        return {}
+    tensors = {name: value for name, value in root.items() if isinstance(name, str) and isinstance(value, torch.Tensor)}
+    if tensors:
+        return tensors
+    for key in _CONTAINERS:
+        if root.get(key) is not None:
+            found = _find_state(root[key])
+            if found:
+                return found
+    return {}
+
+
+def _renamed(state: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+    """Without the prefixes that data-parallel wrappers and our own estimator put before YOLOv5's names."""
+    renamed = dict(state)
+    for prefix in ("module.", "network."):
+        if renamed and all(name.startswith(prefix) for name in renamed):
+            renamed = {name[len(prefix) :]: tensor for name, tensor in renamed.items()}
+    return renamed
+
+
+def _complete_anchors(state: Dict[str, torch.Tensor]) -> None:
+    """Later YOLOv5 code stores the anchors in strides only; in pixels they follow."""
+    anchors, grid = "model.33.anchors", "model.33.anchor_grid"
+    if anchors in state and grid not in state and state[anchors].shape == (len(STRIDES), 3, 2):
+        strides = torch.tensor(STRIDES, dtype=torch.float32).view(-1, 1, 1)
+        state[grid] = (state[anchors].float() * strides).view(len(STRIDES), 1, 3, 1, 1, 2)

@@ -1,0 +1,76 @@
+"""Exact greedy non-maximum suppression in plain PyTorch: any device, no extension, no loop over boxes.
+
+Candidates are taken best first in blocks. A block is first cleared of what the boxes kept so far suppress; inside the
+block the greedy rule "kept if no kept better box overlaps" is iterated as a matrix product until it no longer
+changes. The rule's solution is unique (each box depends on better ones only), so the fixed point is the greedy one.
+"""
+
+from __future__ import annotations
+
+from typing import List
+
+import torch
+
+BLOCK = 512
+"""Candidates compared at once: bounds the overlap matrix at BLOCK² numbers however many candidates there are."""
+
+SWEEPS = 8
+"""Iterations between two looks at whether the fixed point is reached. A look is a host read, which costs a round trip
+on a device far away; a chain of more than this many boxes, each suppressing the next, is rare."""
+
+
+def overlaps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Intersection over union of x1 y1 x2 y2 boxes, [n, 4] and [m, 4] to [n, m]; 0 for a pair without area."""
+    low = torch.maximum(a[:, None, :2], b[None, :, :2])
+    high = torch.minimum(a[:, None, 2:], b[None, :, 2:])
+    shared = (high - low).clamp(min=0).prod(2)
+    area_a = (a[:, 2:] - a[:, :2]).prod(1)
+    area_b = (b[:, 2:] - b[:, :2]).prod(1)
+    union = area_a[:, None] + area_b[None, :] - shared
+    return torch.where(union > 0, shared / union, torch.zeros_like(union))
+
+
+def nms(
+    boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, iou: float, max_det: int = 300
+) -> torch.Tensor:
+    """Indices of the boxes that survive, best first (ties: lower index first), at most ``max_det``.
+
+    Args:
+        boxes: float [n, 4], x1 y1 x2 y2.
+        scores: float [n].
+        classes: [n]; only boxes of one class suppress each other.
+        iou: a box is suppressed by a kept better one that overlaps it by more than this.
+    """
+    order = torch.argsort(scores, descending=True, stable=True)
+    kept: List[torch.Tensor] = []
+    count = 0
+    for block in order.split(BLOCK):
+        alive = torch.ones(block.numel(), dtype=torch.bool, device=boxes.device)
+        if kept:
+            before = torch.cat(kept)
+            alive = ~_suppresses(boxes, classes, before, block, iou).any(0)
+        inside = _suppresses(boxes, classes, block, block, iou).triu(1).to(torch.float32)
+        survivors = block[_fixed_point(inside, alive)]
+        kept.append(survivors)
+        count += survivors.numel()
+        if count >= max_det:
+            break
+    return torch.cat(kept)[:max_det] if kept else order
+
+
+def _suppresses(
+    boxes: torch.Tensor, classes: torch.Tensor, a: torch.Tensor, b: torch.Tensor, iou: float
+) -> torch.Tensor:
+    """bool [a, b]: whether a box of ``a`` would suppress one of ``b``."""
+    return (overlaps(boxes[a], boxes[b]) > iou) & (classes[a][:, None] == classes[b][None, :])
+
+
+def _fixed_point(suppresses: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
+    """The bool [n] solution of: kept[j] = alive[j] and no i with kept[i] and suppresses[i, j] (i better than j)."""
+    kept = alive
+    while True:
+        for _ in range(SWEEPS):
+            previous = kept
+            kept = alive & ((kept.to(suppresses.dtype) @ suppresses) == 0)
+        if torch.equal(previous, kept):
+            return kept

@@ -1,0 +1,90 @@
+"""Random weights for KAPAO: for latency, split and parity work only, never for finding people.
+
+They are made so that errors show: batch normalisation is calibrated, so that no map dies or explodes and a mistake of a
+millionth in any layer reaches the outputs, and the read-out has a few hundred candidates to suppress, as it has with
+trained weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Tuple
+
+import torch
+from torch import nn
+
+from edge_offload.models.kapao.network import ANCHORS_PER_LEVEL, OUTPUTS, Conv, Kapao
+
+CALIBRATION_SIDE = 192
+"""Side of the calibration image, pixels."""
+
+NORM_GAIN = 0.1
+"""Weight of the batch normalisations. Small values pass SiLU where it is nearly linear: there a signal neither dies out
+nor explodes through a hundred layers when the image is brighter than the one that the layers were calibrated on."""
+
+SCORE_SPREAD = 0.85
+"""Standard deviation of the raw scores, before the sigmoid, on the calibration image."""
+
+OBJECTNESS_BIAS = -1.5
+"""Lets about one anchor in a hundred pass a confidence of 0.5."""
+
+PERSON_BIAS = 1.0
+"""Makes persons among the 18 classes common enough for the read-out to have both kinds of objects."""
+
+SIGNIFICANT_BITS = 8
+"""Statistics are computed in float64 and rounded to this many bits: the last bits of a float differ between processors
+and thread counts, and robot and server must make the same weights from the same seed."""
+
+
+def fill(network: Kapao, seed: int) -> None:
+    """Fill ``network`` with random weights that depend on ``seed`` alone, on every machine."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, nn.Conv2d):
+                fan_in = module.weight[0].numel()
+                module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * math.sqrt(2.0 / fan_in))
+                if module.bias is not None:
+                    module.bias.zero_()
+            elif isinstance(module, nn.BatchNorm2d):
+                module.weight.fill_(NORM_GAIN)
+        coarse = torch.rand((1, 3, CALIBRATION_SIDE // 16, CALIBRATION_SIDE // 16), generator=generator)
+        fine = torch.rand((1, 3, CALIBRATION_SIDE, CALIBRATION_SIDE), generator=generator)
+        image = 0.8 * nn.functional.interpolate(coarse, scale_factor=16, mode="nearest") + 0.2 * fine
+        _calibrate(network, image.double())
+        for head in network.detect.m:
+            assert isinstance(head, nn.Conv2d) and head.bias is not None
+            biases = head.bias.view(ANCHORS_PER_LEVEL, OUTPUTS)
+            biases[:, 4] = OBJECTNESS_BIAS
+            biases[:, 5] = PERSON_BIAS
+
+
+def _calibrate(network: Kapao, image: torch.Tensor) -> None:
+    """Scale every layer by the mean power that it has for the float64 ``image`` [1, 3, h, w].
+
+    One number per layer: channels calibrated one by one on one image blow up on another.
+    """
+    precise = copy.deepcopy(network).double().eval()
+
+    def hook(ours: Conv, theirs: Conv) -> None:
+        def measure(_: nn.Module, __: Tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            power = _rounded(output.square().mean())
+            for norm in (ours.bn, theirs.bn):
+                assert isinstance(norm, nn.BatchNorm2d) and norm.running_var is not None
+                norm.running_var.fill_(power)
+
+        theirs.conv.register_forward_hook(measure)
+
+    for ours, theirs in zip(network.modules(), precise.modules()):
+        if isinstance(ours, Conv) and isinstance(theirs, Conv):
+            hook(ours, theirs)
+    for head, raw in zip(network.detect.m, precise.maps(image)):
+        assert isinstance(head, nn.Conv2d)
+        head.weight.mul_(_rounded(SCORE_SPREAD / raw.square().mean().sqrt()).float())
+
+
+def _rounded(value: torch.Tensor) -> torch.Tensor:
+    """A float64 scalar rounded to :data:`SIGNIFICANT_BITS` significant bits."""
+    mantissa, exponent = torch.frexp(value)
+    return torch.ldexp(torch.round(mantissa * 2**SIGNIFICANT_BITS), exponent - SIGNIFICANT_BITS)
