@@ -7,14 +7,14 @@ from typing import Any, Callable, List, Mapping, Tuple
 
 import numpy as np
 
-from edge_offload.errors import EdgeOffloadError
+from edge_offload.errors import BadInput
 
 from .payload import Buffer, Header, Params
 
 Coded = Tuple[Params, List[Buffer]]
 
 
-class NotApplicable(EdgeOffloadError):
+class NotApplicable(BadInput):
     """The content does not suit the method (too many distinct values, not an image, ...)."""
 
 

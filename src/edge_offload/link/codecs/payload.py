@@ -26,7 +26,7 @@ DEFAULT_MAX_BYTES = 256 * 1024 * 1024
 Buffer = Union[bytes, bytearray, memoryview]
 Params = Dict[str, Any]
 
-_KEYS = {"codec", "dtype", "shape", "params", "tensor", "stream"}
+_KEYS = {"codec", "dtype", "shape", "params", "tensor", "stream", "lossy"}
 _EMPTY_LIMIT = 1 << 40  # product of the other axes of an empty array: numpy refuses far larger ones by a ValueError
 
 
@@ -101,7 +101,7 @@ def array_from(data: Any, header: Header) -> np.ndarray:
     Raises:
         ProtocolError: ``data`` has another length.
     """
-    view = memoryview(data)
+    view = memoryview(data).cast("B") if len(data) else memoryview(b"")
     if view.nbytes != header.nbytes:
         raise ProtocolError(f"{header.codec}: {view.nbytes} bytes where the shape needs {header.nbytes}")
     if header.size == 0:

@@ -8,7 +8,7 @@ import numpy as np
 
 from edge_offload.errors import ProtocolError
 
-from . import entropy
+from . import entropy, kernels
 from .method import Coded, Method, any_array
 from .payload import Buffer, Header, array_from, bytes_of
 
@@ -28,20 +28,19 @@ def shuffled(array: np.ndarray) -> Buffer:
     """Bytes of a C-contiguous array, all first bytes of the elements first, then all second ones, ..."""
     data = bytes_of(array)
     if array.dtype.itemsize == 1 or array.size < 2:
-        return memoryview(data)
-    return memoryview(np.ascontiguousarray(data.reshape(-1, array.dtype.itemsize).T).reshape(-1))
+        return data.data
+    return kernels.shuffle(data, array.dtype.itemsize).data
 
 
 def unshuffled(data: Buffer, itemsize: int) -> Buffer:
     """Inverse of :func:`shuffled`."""
     if itemsize == 1 or len(data) <= itemsize:
         return data
-    planes = np.frombuffer(data, np.uint8).reshape(itemsize, -1)
-    return memoryview(np.ascontiguousarray(planes.T).reshape(-1))
+    return kernels.unshuffle(np.frombuffer(data, np.uint8), itemsize).data
 
 
 def _encode_raw(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Coded:
-    return {}, [memoryview(bytes_of(array))]
+    return {}, [bytes_of(array).data]
 
 
 def _decode_raw(header: Header, kind: str, parts: List[memoryview]) -> np.ndarray:

@@ -1,0 +1,343 @@
+"""``auto``: per tensor the lossless codec with the least encode + transfer + decode time, by measurement.
+
+A :class:`Selector` keeps, per kind of tensor and codec, the measured ratio and speeds. It measures on small samples of
+the tensors that really pass, and pays for that out of an allowance: at most :data:`EPSILON` of the time that sending
+everything raw would take. What is chosen is never predicted to be slower than raw, and a payload that did not shrink is
+sent raw.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from edge_offload.errors import BadInput
+
+from .coding import decode, encode_as
+from .difference import TEMPORAL, decode_difference, encode_difference
+from .image import frame_of
+from .method import NotApplicable
+from .payload import Encoded, check_array, check_buffers, check_descriptor
+from .portable import NONE
+
+AUTO = "auto"
+RAW = "raw"
+
+EPSILON = 0.05
+"""Share of the raw transfer time that may go into measuring."""
+
+DEFAULT_LINK_BYTES_PER_S = 11.6e6
+"""Used where nobody says how fast the link is: 93 Mbit/s, indoor Wi-Fi."""
+
+_SMALL = 1024  # bytes; below this raw costs less than thinking
+_SAMPLE = 1024  # elements looked at to tell the kind of content
+_LEAST_SLAB, _MOST_SLAB = 4 * 1024, 256 * 1024  # bytes of a sample that is really encoded
+_ASSUMED_SPEED = 150e6  # bytes/s of encoding and decoding an unknown codec, for planning the first sample
+_WEIGHT = 0.3  # of the newest measurement
+_REFRESH = 4  # choices between two samples of codecs not chosen
+_REPEATS = 2  # the first run of a codec in a thread also makes its contexts: the faster one counts
+
+Key = Tuple[str, str, str, int]
+Clock = Callable[[], float]
+
+
+@dataclass
+class Measured:
+    """What is known of one codec on one kind of tensor.
+
+    Attributes:
+        ratio: coded bytes per plain byte. encode_s, decode_s: seconds per plain byte on this machine.
+        samples: measurements so far.
+    """
+
+    ratio: float
+    encode_s: float
+    decode_s: float
+    samples: int = 1
+
+    def update(self, ratio: float, encode_s: Optional[float], decode_s: Optional[float]) -> None:
+        """Blend in a newer measurement."""
+        self.ratio += _WEIGHT * (ratio - self.ratio)
+        if encode_s is not None:
+            self.encode_s += _WEIGHT * (encode_s - self.encode_s)
+        if decode_s is not None:
+            self.decode_s += _WEIGHT * (decode_s - self.decode_s)
+        self.samples += 1
+
+
+@dataclass
+class _Kind:
+    """State of one kind of tensor."""
+
+    table: Dict[str, Measured]
+    allowance_s: float = 0.0
+    choices: int = 0
+
+
+class Selector:
+    """Measures and chooses.
+
+    Args:
+        epsilon: see :data:`EPSILON`.
+        seed: of the order in which codecs are measured and of where samples are taken.
+        peer_speed: the peer's decoding speed relative to this machine's.
+        clock: seconds, monotonic.
+
+    Safe to call from several threads.
+    """
+
+    def __init__(
+        self, epsilon: float = EPSILON, seed: int = 0, peer_speed: float = 1.0, clock: Clock = time.perf_counter
+    ) -> None:
+        if not (epsilon >= 0 and peer_speed > 0):
+            raise BadInput("epsilon is at least 0 and peer_speed above 0")
+        self._epsilon = epsilon
+        self._peer_speed = peer_speed
+        self._clock = clock
+        self._random = random.Random(seed)
+        self._kinds: Dict[Key, _Kind] = {}
+        self._lock = threading.RLock()
+
+    def select(
+        self, array: np.ndarray, link_bytes_per_s: Optional[float] = None, reference: Optional[np.ndarray] = None
+    ) -> str:
+        """Name of the codec for ``array``; with ``reference`` the temporal ones compete too.
+
+        Raises:
+            BadInput: the link rate is not a positive number.
+        """
+        rate = DEFAULT_LINK_BYTES_PER_S if link_bytes_per_s is None else float(link_bytes_per_s)
+        if not rate > 0:
+            raise BadInput(f"link rate of {link_bytes_per_s} bytes/s", remedy="give a positive number or None")
+        if array.nbytes < _SMALL:
+            return RAW
+        content = content_class(array)
+        names = candidates(array, content, reference is not None)
+        with self._lock:
+            kind = self._kinds.setdefault(_key(array, content), _Kind({}))
+            kind.choices += 1
+            kind.allowance_s += self._epsilon * array.nbytes / rate
+            self._measure(kind, names, array, reference, rate)
+            return min(
+                [RAW, *(name for name in names if name in kind.table)],
+                key=lambda name: self._predict(kind, name, array.nbytes, rate),
+            )
+
+    def _predict(self, kind: _Kind, name: str, nbytes: int, rate: float) -> float:
+        """Seconds from having the array here to having it there."""
+        if name == RAW:
+            return nbytes / rate
+        known = kind.table[name]
+        return nbytes * (known.encode_s + known.ratio / rate + known.decode_s / self._peer_speed)
+
+    def _measure(
+        self, kind: _Kind, names: List[str], array: np.ndarray, reference: Optional[np.ndarray], rate: float
+    ) -> None:
+        fresh = [name for name in names if name not in kind.table]
+        if not fresh and kind.choices % _REFRESH:
+            return
+        due = fresh
+        if not due:
+            # the likely and the seldom measured first; the codec in use is measured on every payload anyway
+            order = self._random.sample(names, len(names))
+            due = [
+                min(order, key=lambda name: kind.table[name].samples * self._predict(kind, name, array.nbytes, rate))
+            ]
+        size = min(_MOST_SLAB, int(kind.allowance_s * _ASSUMED_SPEED / (2 * _REPEATS * len(due))))
+        if size < min(_LEAST_SLAB, array.nbytes):
+            return
+        start = self._clock()
+        where = self._random.random()
+        sample = slab(array, size, where)
+        sample_reference = None if reference is None else slab(reference, size, where)
+        for name in due:
+            self._sample(kind, name, sample, sample_reference)
+        kind.allowance_s -= self._clock() - start
+
+    def _sample(self, kind: _Kind, name: str, sample: np.ndarray, reference: Optional[np.ndarray]) -> None:
+        encode_s, decode_s, ratio = math.inf, math.inf, 1.0
+        for _ in range(_REPEATS):
+            start = self._clock()
+            try:
+                encoded = _encode(name, sample, reference)
+            except NotApplicable:
+                encode_s, decode_s = self._clock() - start, 0.0
+                break
+            middle = self._clock()
+            _decode(encoded, reference)
+            encode_s, decode_s = min(encode_s, middle - start), min(decode_s, self._clock() - middle)
+            ratio = encoded.nbytes / sample.nbytes
+        self._record(kind, name, ratio, encode_s / sample.nbytes, decode_s / sample.nbytes)
+
+    def _record(self, kind: _Kind, name: str, ratio: float, encode_s: float, decode_s: Optional[float]) -> None:
+        known = kind.table.get(name)
+        if known is None:
+            kind.table[name] = Measured(ratio, encode_s, decode_s or 0.0)
+        else:
+            known.update(ratio, encode_s, decode_s)
+
+    def encode(
+        self, array: np.ndarray, link_bytes_per_s: Optional[float] = None, reference: Optional[np.ndarray] = None
+    ) -> Encoded:
+        """Encode ``array`` (C-contiguous) by the codec chosen, and learn from it."""
+        name = self.select(array, link_bytes_per_s, reference)
+        if name == RAW:
+            return encode_as(RAW, array, {})
+        start = self._clock()
+        try:
+            encoded: Optional[Encoded] = _encode(name, array, reference)
+        except NotApplicable:
+            encoded = None  # the content changed: remember it as a codec that saves nothing, and send raw
+        took = (self._clock() - start) / array.nbytes
+        ratio = 1.0 if encoded is None else encoded.nbytes / array.nbytes
+        with self._lock:
+            self._record(self._kinds[_key(array, content_class(array))], name, ratio, took, None)
+        return encode_as(RAW, array, {}) if encoded is None or ratio >= 1 else encoded
+
+    def report(self) -> List[Dict[str, Any]]:
+        """What has been measured: one row per kind of tensor and codec, for plans, tables and ``doctor``.
+
+        Keys: ``dtype layout content bytes_log2 codec ratio encode_s_per_byte decode_s_per_byte samples``;
+        ``ratio`` is plain bytes per coded byte.
+        """
+        with self._lock:
+            return [
+                {
+                    "dtype": key[0],
+                    "layout": key[1],
+                    "content": key[2],
+                    "bytes_log2": key[3],
+                    "codec": name,
+                    "ratio": 1 / max(known.ratio, 1e-9),
+                    "encode_s_per_byte": known.encode_s,
+                    "decode_s_per_byte": known.decode_s,
+                    "samples": known.samples,
+                }
+                for key, kind in self._kinds.items()
+                for name, known in kind.table.items()
+            ]
+
+
+def _key(array: np.ndarray, content: str) -> Key:
+    frame = frame_of(array.shape, NONE)
+    layout = "flat" if frame is None else f"{'interleaved' if frame.interleaved else 'planar'}{frame.channels}"
+    return array.dtype.name, layout, content, int(math.log2(array.nbytes))
+
+
+def content_class(array: np.ndarray) -> str:
+    """``sparse`` (nine zeros in ten), ``few`` (at most 16 values) or ``many``, by a sample of the elements."""
+    flat = array.reshape(-1)
+    sample = flat[:: max(1, flat.size // _SAMPLE)]
+    if 10 * int(np.count_nonzero(sample)) <= sample.size:
+        return "sparse"
+    return "few" if len(np.unique(sample)) <= 16 else "many"
+
+
+def candidates(array: np.ndarray, content: str, temporal: bool) -> List[str]:
+    """Codecs worth measuring for a kind of tensor, without ``raw``."""
+    names = ["shuffle+lz4", "shuffle+zstd"]
+    item = array.dtype.itemsize
+    if content != "many" and item <= 8:
+        names += ["bits", "bits+zstd"]
+    if content == "sparse" and item <= 8:
+        names += ["sparse+zstd"]
+    if frame_of(array.shape, NONE) is not None and content != "sparse":
+        if item == 1:
+            names += ["gradient+lz4", "gradient+zstd"]
+        elif item <= 8:
+            names += ["palette+zstd"]
+    if temporal and item <= 8:
+        names += list(TEMPORAL)
+    return names
+
+
+def slab(array: np.ndarray, nbytes: int, where: float) -> np.ndarray:
+    """A contiguous sample of about ``nbytes`` of an array that codes like the whole: rows of an image, or a run.
+
+    Args:
+        where: 0 (start) .. 1 (end).
+    """
+    if array.nbytes <= nbytes:
+        return array
+    frame = frame_of(array.shape, NONE)
+    if frame is not None:
+        per_row = frame.width * frame.channels * array.dtype.itemsize
+        rows = min(frame.height, max(8, nbytes // per_row))
+        images = min(frame.images, max(1, nbytes // (per_row * frame.height)))
+        first, start = int(where * (frame.height - rows)), int(where * (frame.images - images))
+        axis = 1 if frame.interleaved else 2
+        extents = [frame.images, frame.height, frame.width]
+        extents.insert(3 if frame.interleaved else 1, frame.channels)
+        stack = array.reshape(extents)[start : start + images]
+        return np.ascontiguousarray(stack.take(range(first, first + rows), axis=axis))
+    flat = array.reshape(-1)
+    count = max(1, nbytes // array.dtype.itemsize)
+    first = int(where * (flat.size - count))
+    return flat[first : first + count]
+
+
+def _encode(name: str, array: np.ndarray, reference: Optional[np.ndarray]) -> Encoded:
+    if name in TEMPORAL and reference is not None:
+        return encode_difference(array, reference, name)
+    return encode_as(name, array, {})
+
+
+def _decode(encoded: Encoded, reference: Optional[np.ndarray]) -> np.ndarray:
+    if encoded.descriptor["codec"] in TEMPORAL and reference is not None:
+        header = check_descriptor(encoded.descriptor, reference.nbytes)
+        return decode_difference(header, reference, check_buffers(encoded.buffers))
+    return decode(encoded.descriptor, encoded.buffers, 1 << 40)
+
+
+_shared = Selector()
+
+
+def select(array: np.ndarray, link_bytes_per_s: Optional[float] = None, stream: Any = None) -> str:
+    """Name of the codec that ``auto`` would take for ``array`` now (see :class:`Selector`).
+
+    Args:
+        link_bytes_per_s: goodput of the link.
+        stream: a :class:`~.stream.SendStream`: its own measurements are used, and its reference if it has one.
+    """
+    array = check_array(array)
+    if stream is None:
+        return _shared.select(array, link_bytes_per_s)
+    chosen: str = stream.selector.select(array, link_bytes_per_s, stream.reference(array))
+    return chosen
+
+
+def encode(
+    array: np.ndarray,
+    codec: str = AUTO,
+    *,
+    link_bytes_per_s: Optional[float] = None,
+    selector: Optional[Selector] = None,
+    **options: Any,
+) -> Encoded:
+    """Encode one array.
+
+    Args:
+        array: any shape and strides; dtype one of :data:`~.payload.DTYPES`, little-endian.
+        codec: ``auto`` (always lossless) or a name of :data:`~.catalogue.CODECS`.
+        link_bytes_per_s: goodput of the link, which ``auto`` weighs against its own speed; None:
+            :data:`DEFAULT_LINK_BYTES_PER_S`.
+        selector: measurements for ``auto``; None: one table for the whole process.
+        options: of the codec (``quality`` of ``jpeg``).
+
+    Returns:
+        Descriptor and parts. The part of ``raw`` aliases ``array``: do not write to it before the part has left.
+        A lossy codec says so: ``descriptor["lossy"]``.
+
+    Raises:
+        BadInput: the array cannot travel, no such codec, or the codec does not suit the array.
+    """
+    array = check_array(array)
+    if codec != AUTO:
+        return encode_as(codec, array, options)
+    return (selector or _shared).encode(array, link_bytes_per_s)

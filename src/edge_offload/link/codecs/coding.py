@@ -1,0 +1,59 @@
+"""Encoding with a codec given by name, and decoding: stateless."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, Sequence
+
+import numpy as np
+
+from edge_offload.errors import ProtocolError
+
+from .catalogue import CODECS, codec_named
+from .payload import DEFAULT_MAX_BYTES, Encoded, check_buffers, check_descriptor
+
+
+def encode_as(name: str, array: np.ndarray, options: Mapping[str, Any]) -> Encoded:
+    """Encode a C-contiguous array with exactly the named codec.
+
+    Raises:
+        BadInput: no such codec.
+        NotApplicable: dtype, shape or content does not suit it.
+    """
+    method, kind = codec_named(name)
+    params, parts = method.encode(array, kind, options)
+    descriptor: Dict[str, Any] = {"codec": name, "dtype": array.dtype.name, "shape": list(array.shape)}
+    if params:
+        descriptor["params"] = params
+    if not method.lossless:
+        descriptor["lossy"] = True
+    return Encoded(descriptor, parts)
+
+
+def decode(descriptor: Mapping[str, Any], buffers: Sequence[Any], max_bytes: int = DEFAULT_MAX_BYTES) -> np.ndarray:
+    """Decode what ``encode`` made, off an untrusted wire.
+
+    Args:
+        max_bytes: refuse payloads that decode to more than this.
+
+    Returns:
+        C-contiguous array, bit-equal to the encoded one (unless the codec is lossy). It may be a read-only view of
+        ``buffers``; copy it before writing to it.
+
+    Raises:
+        ProtocolError: anything that an encoder of this version would not have sent.
+    """
+    header = check_descriptor(descriptor, max_bytes)
+    parts = check_buffers(buffers)
+    if header.codec not in CODECS:
+        raise ProtocolError(f"payload codec {header.codec[:32]!r} cannot be decoded without its stream, or is unknown")
+    method, kind = CODECS[header.codec]
+    if not method.suits(header.dtype, header.shape):
+        raise ProtocolError(f"codec {header.codec} cannot have made {header.dtype.name} {list(header.shape)}")
+    if descriptor.get("lossy", False) is method.lossless:
+        raise ProtocolError(
+            f"codec {header.codec} is {'lossless' if method.lossless else 'lossy'}, its header denies it"
+        )
+    array = method.decode(header, kind, parts)
+    if array.dtype != header.dtype or array.shape != header.shape:
+        raise ProtocolError(f"codec {header.codec} made {array.dtype.name} {list(array.shape)} instead of its header")
+    return array

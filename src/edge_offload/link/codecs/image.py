@@ -1,0 +1,137 @@
+"""Predictors for 8-bit images: code what the neighbours do not foretell (``left``, ``gradient``, ``paeth``)."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+import numpy as np
+
+from edge_offload.errors import ProtocolError
+
+from . import entropy, kernels
+from .method import Coded, Method, NotApplicable
+from .payload import Header, array_from, bytes_of, take_int
+from .portable import NONE, PREDICTORS, Frame
+
+_LEAST_SIDE = 4  # pixels; anything smaller is not worth predicting
+_SAMPLE_ROWS = 32
+
+
+def frame_of(shape: Tuple[int, ...], predictor: int) -> Optional[Frame]:
+    """How an array of ``shape`` is a stack of images: [..., H, W, C<=4] interleaved, [..., C<=4, H, W] or [..., H, W].
+
+    Returns:
+        A frame without colour differences, or None if the shape is no image.
+    """
+    if len(shape) >= 3 and 1 <= shape[-1] <= 4 and min(shape[-3:-1]) >= _LEAST_SIDE:
+        images, height, width, channels, interleaved = shape[:-3], shape[-3], shape[-2], shape[-1], True
+    elif len(shape) >= 2 and min(shape[-2:]) >= _LEAST_SIDE:
+        height, width, interleaved = shape[-2], shape[-1], False
+        channels = shape[-3] if len(shape) >= 3 and 1 <= shape[-3] <= 4 else 1
+        images = shape[:-3] if channels > 1 else shape[:-2]
+    else:
+        return None
+    count = 1
+    for extent in images:
+        count *= extent
+    return Frame(count, channels, height, width, interleaved, predictor, False) if count else None
+
+
+def with_colour(data: np.ndarray, frame: Frame) -> Frame:
+    """``frame`` with colour differences switched on where a sample of ``data`` (uint8, flat) gets smaller by it."""
+    if frame.channels != 3:
+        return frame
+    stack = (frame.images, frame.height, frame.width, 3) if frame.interleaved else (frame.images, 3, *_sides(frame))
+    axis = 1 if frame.interleaved else 2
+    rows = min(frame.height, _SAMPLE_ROWS)
+    first = (frame.height - rows) // 2
+    middle = np.ascontiguousarray(data.reshape(stack)[:1].take(range(first, first + rows), axis=axis))
+    part = Frame(1, 3, rows, frame.width, frame.interleaved, frame.predictor, False)
+    planes = kernels.residual(middle.reshape(-1), part).reshape(3, -1)[:, frame.width :]
+    apart = _effort(planes[0]) + _effort(planes[2])
+    together = _effort(planes[0] - planes[1]) + _effort(planes[2] - planes[1])
+    if together >= apart:
+        return frame
+    return Frame(frame.images, 3, *_sides(frame), frame.interleaved, frame.predictor, True)
+
+
+def _sides(frame: Frame) -> Tuple[int, int]:
+    return frame.height, frame.width
+
+
+def _effort(plane: np.ndarray) -> int:
+    return int(np.abs(plane.view(np.int8).astype(np.int16)).sum())
+
+
+def frame_params(frame: Frame) -> Dict[str, Any]:
+    """What the decoder must know of ``frame`` besides its predictor."""
+    return {
+        "layout": [frame.images, frame.channels, frame.height, frame.width],
+        "interleaved": int(frame.interleaved),
+        "colour": int(frame.colour),
+    }
+
+
+def take_frame(params: Mapping[str, Any], predictor: int, size: int) -> Frame:
+    """Inverse of :func:`frame_params` for ``size`` elements.
+
+    Raises:
+        ProtocolError: the frame does not cover exactly ``size`` elements.
+    """
+    layout = params.get("layout")
+    if not isinstance(layout, (list, tuple)) or len(layout) != 4:
+        raise ProtocolError("image layout is a list of four sizes")
+    product = 1
+    for extent in layout:
+        if type(extent) is not int or not 1 <= extent <= size:
+            raise ProtocolError("image layout does not fit the shape")
+        product *= extent
+    colour = take_int(params, "colour", 0, 1)
+    if product != size or (colour and layout[1] != 3):
+        raise ProtocolError("image layout does not fit the shape")
+    interleaved = bool(take_int(params, "interleaved", 0, 1))
+    return Frame(layout[0], layout[1], layout[2], layout[3], interleaved, predictor, bool(colour))
+
+
+def encode_frame(data: np.ndarray, frame: Frame, kind: str) -> Coded:
+    """Code uint8 (flat) as ``frame`` says, with colour differences where they help."""
+    frame = with_colour(data, frame)
+    return frame_params(frame), [entropy.compress(kind, kernels.residual(data, frame), residual=True)]
+
+
+def decode_frame(coded: memoryview, frame: Frame, kind: str) -> np.ndarray:
+    """uint8 (flat) out of one coded part.
+
+    Raises:
+        ProtocolError: damaged.
+    """
+    planes = np.frombuffer(entropy.expand(kind, coded, frame.size), np.uint8)
+    return kernels.pixels(planes, frame)
+
+
+def suits_image(dtype: np.dtype, shape: Tuple[int, ...]) -> bool:
+    """Whether (dtype, shape) is a stack of 8-bit images."""
+    return dtype.itemsize == 1 and frame_of(shape, NONE) is not None
+
+
+def _method(name: str, summary: str, kinds: Tuple[str, ...]) -> Method:
+    predictor = PREDICTORS[name]
+
+    def encode(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Coded:
+        frame = frame_of(array.shape, predictor)
+        if frame is None or array.dtype.itemsize != 1:
+            raise NotApplicable(f"{array.dtype.name} {list(array.shape)} is not a stack of 8-bit images")
+        return encode_frame(bytes_of(array), frame, kind)
+
+    def decode(header: Header, kind: str, parts: List[memoryview]) -> np.ndarray:
+        if len(parts) != 1 or set(header.params) != {"layout", "interleaved", "colour"}:
+            raise ProtocolError(f"{header.codec}: one part and three parameters expected")
+        frame = take_frame(header.params, predictor, header.size)
+        return array_from(decode_frame(parts[0], frame, kind), header)
+
+    return Method(name, summary, kinds, True, encode, decode, suits_image)
+
+
+LEFT = _method("left", "8-bit images, difference to the left neighbour", ("zstd", "lz4"))
+GRADIENT = _method("gradient", "8-bit images, difference to left + upper - upper left", ("zstd", "lz4"))
+PAETH = _method("paeth", "8-bit images, difference to the nearest of three neighbours", ("zstd",))

@@ -1,0 +1,179 @@
+"""Builds ``kernels.c`` with the system's C compiler on first use and loads it; numpy serves until it is there.
+
+The library is cached under ``$XDG_CACHE_HOME/edge_offload/native`` by a hash of source, compiler, flags, interpreter
+and processor. ``EDGE_OFFLOAD_NATIVE=0`` keeps to numpy.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import pathlib
+import platform
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+import threading
+from typing import Any, List, Optional
+
+from edge_offload.errors import Unsupported
+
+_SOURCE = pathlib.Path(__file__).with_name("kernels.c")
+_MODULE = "edge_offload_kernels"
+_FLAGS = ["-O3", "-shared", "-fPIC", "-fno-strict-aliasing"]
+_BUILD_TIMEOUT_S = 120.0
+
+
+def cache_folder() -> pathlib.Path:
+    """Where built libraries are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return pathlib.Path(base) / "edge_offload" / "native"
+
+
+def compiler() -> List[str]:
+    """The C compiler as an argument list: ``$CC``, else cc, gcc or clang.
+
+    Raises:
+        Unsupported: there is none.
+    """
+    chosen = shlex.split(os.environ.get("CC", ""))
+    for candidate in [chosen] if chosen else [["cc"], ["gcc"], ["clang"]]:
+        if shutil.which(candidate[0]):
+            return candidate
+    raise Unsupported("no C compiler", remedy="apt install gcc, or set CC; until then numpy does the work")
+
+
+def library_path() -> pathlib.Path:
+    """Where the library for this source, compiler, interpreter and processor is, or will be.
+
+    Raises:
+        Unsupported: no compiler, or no Python headers.
+    """
+    headers = pathlib.Path(sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").exists():
+        raise Unsupported("no Python headers", remedy="apt install python3-dev; until then numpy does the work")
+    command = compiler()
+    try:
+        version = subprocess.run([*command, "--version"], capture_output=True, timeout=_BUILD_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unsupported(f"C compiler {command[0]} does not run: {error}") from error
+    parts = [_SOURCE.read_bytes(), version.stdout, repr([command, _FLAGS]).encode(), _processor().encode()]
+    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+    return cache_folder() / f"{_MODULE}-{digest}{sysconfig.get_config_var('EXT_SUFFIX') or '.so'}"
+
+
+def _processor() -> str:
+    """What -march=native depends on, so that a shared home folder serves unlike machines."""
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    wanted = ("model name", "flags", "features", "cpu part", "cpu implementer")
+    lines = {line.strip() for line in text.splitlines() if line.lower().startswith(wanted)}
+    return "\n".join([platform.machine(), *sorted(lines)])
+
+
+def build() -> pathlib.Path:
+    """Compile unless cached; safe against other processes doing the same. Returns the library's path.
+
+    Raises:
+        Unsupported: it cannot be built here; the message says why.
+    """
+    path = library_path()
+    if path.exists():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(path.parent / f"{_MODULE}.lock", "a", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file closes
+            if not path.exists():
+                _compile(path)
+    except OSError as error:
+        raise Unsupported(f"cannot build into {path.parent}: {error}", remedy="set XDG_CACHE_HOME") from error
+    return path
+
+
+def _compile(path: pathlib.Path) -> None:
+    include = f"-I{sysconfig.get_paths()['include']}"
+    log = ""
+    with tempfile.TemporaryDirectory(dir=str(path.parent)) as folder:
+        made = os.path.join(folder, path.name)
+        for tuning in (["-march=native"], ["-mcpu=native"], []):  # clang on ARM knows the second, not the first
+            command = [*compiler(), *_FLAGS, *tuning, include, str(_SOURCE), "-o", made]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False)
+            except subprocess.TimeoutExpired as error:
+                raise Unsupported(f"C compiler took more than {_BUILD_TIMEOUT_S:.0f} s") from error
+            if done.returncode == 0:
+                os.replace(made, path)
+                return
+            log = done.stderr
+    raise Unsupported(f"C compiler failed: {' '.join(log.split())[:300]}")
+
+
+def load(path: pathlib.Path) -> Any:
+    """The extension module at ``path``.
+
+    Raises:
+        Unsupported: it does not load.
+    """
+    loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(path))
+    spec = importlib.util.spec_from_loader(_MODULE, loader)
+    if spec is None:
+        raise Unsupported(f"{path.name} is not an extension module")
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        raise Unsupported(f"{path.name} does not load: {error}", remedy=f"delete {path.parent}") from error
+    return module
+
+
+class Builder:
+    """Provides the extension module: at once when cached, else from a background build.
+
+    Attributes:
+        why_not: why there is no module; empty while there is one, or may still be.
+    """
+
+    def __init__(self) -> None:
+        self.why_not = ""
+        self._module: Optional[Any] = None
+        self._lock = threading.Lock()
+        self._thread: Optional[threading.Thread] = None
+
+    def module(self, wait: bool = False) -> Optional[Any]:
+        """The module, or None while it is being built and when it cannot be. ``wait``: for the build to end."""
+        if self._module is not None or self.why_not:
+            return self._module
+        with self._lock:
+            if self._thread is None and not self._settled():
+                self._thread = threading.Thread(target=self._work, name="codec-kernels-build")
+                self._thread.start()
+            thread = self._thread
+        if wait and thread is not None:
+            thread.join()
+        return self._module
+
+    def _settled(self) -> bool:
+        if os.environ.get("EDGE_OFFLOAD_NATIVE", "1") == "0":
+            self.why_not = "EDGE_OFFLOAD_NATIVE=0"
+        else:
+            try:
+                path = library_path()
+                if path.exists():
+                    self._module = load(path)
+            except Unsupported as error:
+                self.why_not = str(error)
+        return self._module is not None or bool(self.why_not)
+
+    def _work(self) -> None:
+        try:
+            self._module = load(build())
+        except Unsupported as error:
+            self.why_not = str(error)

@@ -1,0 +1,85 @@
+"""Palette: floats (or wide integers) of at most 256 distinct values per channel travel as 8-bit indices.
+
+A normalised camera image is such a tensor: 8-bit pixels under one scale and offset per channel. The indices ascend
+with the values, so that they are the picture again and the image predictor works on them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Mapping, Tuple
+
+import numpy as np
+
+from edge_offload.errors import ProtocolError
+
+from . import entropy, image, kernels
+from .method import Coded, Method, NotApplicable
+from .payload import Header, array_from, take_int
+from .plain import shuffled, unshuffled
+from .portable import GRADIENT, NONE, PALETTE_LIMIT, Frame
+
+_PICTURE = 32  # from this many values on the indices are taken for a picture, below for labels
+_KEYS = {"layout", "interleaved", "colour", "picture", "counts"}
+
+
+def unsigned(array: np.ndarray) -> np.ndarray:
+    """Bit patterns of an array of itemsize 1, 2, 4 or 8 as unsigned integers, flat, without a copy."""
+    return array.reshape(-1).view(np.dtype(f"u{array.dtype.itemsize}"))
+
+
+def _channels(frame: Frame) -> Tuple[int, int, int]:
+    """(outer, channels, inner) extents of the frame's memory."""
+    pixels = frame.height * frame.width
+    if frame.interleaved:
+        return frame.images * pixels, frame.channels, 1
+    return frame.images, frame.channels, pixels
+
+
+def _encode(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Coded:
+    if not _suits(array.dtype, array.shape):
+        raise NotApplicable(f"{array.dtype.name} {list(array.shape)} has no palette")
+    frame = image.frame_of(array.shape, GRADIENT) or Frame(1, 1, 1, array.size, False, NONE, False)
+    found = kernels.palette(unsigned(array).reshape(_channels(frame)), array.dtype.kind, PALETTE_LIMIT)
+    if found is None:
+        raise NotApplicable(f"a channel holds more than {PALETTE_LIMIT} distinct values")
+    index, values = found
+    counts = [len(channel) for channel in values]
+    predictor = frame.predictor if max(counts) >= _PICTURE else NONE
+    frame = Frame(frame.images, frame.channels, frame.height, frame.width, frame.interleaved, predictor, False)
+    params, parts = image.encode_frame(index, frame, kind)
+    params.update(picture=int(predictor == GRADIENT), counts=counts)
+    return params, [entropy.compress(kind, shuffled(np.concatenate(values))), *parts]
+
+
+def _decode(header: Header, kind: str, parts: List[memoryview]) -> np.ndarray:
+    params = header.params
+    if len(parts) != 2 or set(params) != _KEYS:
+        raise ProtocolError(f"{header.codec}: two parts and five parameters expected")
+    predictor = GRADIENT if take_int(params, "picture", 0, 1) else NONE
+    frame = image.take_frame(params, predictor, header.size)
+    counts = params["counts"]
+    if frame.channels > 4 or not isinstance(counts, (list, tuple)) or len(counts) != frame.channels:
+        raise ProtocolError(f"{header.codec}: one palette per channel expected")
+    if not all(type(count) is int and 1 <= count <= PALETTE_LIMIT for count in counts):
+        raise ProtocolError(f"{header.codec}: a palette has 1 to {PALETTE_LIMIT} values")
+    item = header.dtype.itemsize
+    values = np.frombuffer(unshuffled(entropy.expand(kind, parts[0], sum(counts) * item), item), np.dtype(f"u{item}"))
+    table = np.zeros((frame.channels, PALETTE_LIMIT), values.dtype)
+    index = image.decode_frame(parts[1], frame, kind)
+    outer, channels, inner = _channels(frame)
+    start = 0
+    for channel, count in enumerate(counts):
+        table[channel, :count] = values[start : start + count]
+        start += count
+        if count < PALETTE_LIMIT and int(index.reshape(outer, channels, inner)[:, channel].max()) >= count:
+            raise ProtocolError(f"{header.codec}: an index points past its palette of {count} values")
+    return array_from(kernels.gather(index, table, outer, inner).view(np.uint8), header)
+
+
+def _suits(dtype: np.dtype, shape: Tuple[int, ...]) -> bool:
+    return dtype.itemsize in (2, 4, 8) and 0 not in shape
+
+
+PALETTE = Method(
+    "palette", "at most 256 values a channel, as 8-bit images", ("zstd", "lz4"), True, _encode, _decode, _suits
+)
