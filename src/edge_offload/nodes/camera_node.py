@@ -5,6 +5,7 @@ Publishes:
                                 in the playback of a file
   camera/image_raw/compressed   sensor_msgs/CompressedImage, JPEG, only while somebody listens
   camera/camera_info            sensor_msgs/CameraInfo with the frame's stamp, from ~calibration; latched
+  /tf_static                    where the camera is, if ~calibration holds a pose
 
 Subscribes (only with ~every_frame):
   kapao/people                  edge_offload_msgs/PersonArray: the result that the next frame waits for
@@ -22,7 +23,9 @@ from typing import Any, Optional
 
 import numpy as np
 import rospy
+import tf2_ros
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.base import Node
@@ -30,6 +33,9 @@ from edge_offload.nodes.calibration import fitted, load_calibration
 from edge_offload.nodes.convert import bgr_to_image, bgr_to_jpeg
 from edge_offload.nodes.frames import Device, FrameSource, ImageFolder, SourceLost, VideoFile
 from edge_offload.nodes.params import Param
+from edge_offload.nodes.transforms import transform_message
+from edge_offload.perception.geometry import load_camera
+from edge_offload_msgs.msg import PersonArray
 
 RETRY_S = 1.0
 
@@ -62,14 +68,15 @@ class CameraNode(Node):
         self._awaited: Optional[rospy.Time] = None
         self._published = 0
         self._source = self._open()
-        self._info: Optional[CameraInfo] = load_calibration(params["calibration"]) if params["calibration"] else None
+        self._info: Optional[CameraInfo] = None
+        if params["calibration"]:
+            self._info = load_calibration(params["calibration"])
+            self._announce_pose()
         # several frames may queue here: what a slow subscriber cannot take in is its own business to drop and count
         self._images = rospy.Publisher("camera/image_raw", Image, queue_size=8)
         self._jpegs = rospy.Publisher("camera/image_raw/compressed", CompressedImage, queue_size=2)
         self._infos = rospy.Publisher("camera/camera_info", CameraInfo, queue_size=8, latch=True)
         if params["every_frame"]:
-            from edge_offload_msgs.msg import PersonArray
-
             rospy.Subscriber("kapao/people", PersonArray, self.callback(self._on_result), queue_size=16)
         self._thread = threading.Thread(target=self._run, name="camera", daemon=True)
         self._thread.start()
@@ -103,6 +110,16 @@ class CameraNode(Node):
         self.health.value("source", source.name)
         rospy.loginfo(f"frames from {source.name}")
         return source
+
+    def _announce_pose(self) -> None:
+        """Publish the calibrated place of the camera, for as long as the node lives."""
+        camera = load_camera(self.params["calibration"])
+        if camera.pose is None:
+            return
+        self._tf = tf2_ros.StaticTransformBroadcaster()
+        self._tf.sendTransform(
+            transform_message(camera.pose, rospy.Time.now(), camera.pose_frame, self.params["frame_id"])
+        )
 
     def _on_result(self, message: Any) -> None:
         if message.header.stamp == self._awaited:
@@ -216,9 +233,7 @@ def _video_path(video: str) -> str:
     return str(sample_video())
 
 
-def _header(stamp: rospy.Time, frame_id: str) -> Any:
-    from std_msgs.msg import Header
-
+def _header(stamp: rospy.Time, frame_id: str) -> Header:
     return Header(stamp=stamp, frame_id=frame_id)
 
 

@@ -1,0 +1,198 @@
+"""watches a run from outside the network node, counts it, and writes its summary when it ends.
+
+Subscribes:
+  camera/image_raw          sensor_msgs/Image (or CompressedImage): only the stamps are looked at
+  kapao/people              edge_offload_msgs/PersonArray
+  offload/latency           edge_offload_msgs/Latency
+  kapao/overlay             sensor_msgs/Image, while a video is written
+
+Writes, in ~directory or beside ~json: the summary as JSON (schema definition "run"), overlay video and picture.
+
+The run ends by itself after ~frames results, after ~duration seconds, or when no frame has come for ~idle seconds;
+the node then exits (0, or 1 when there was no result), which ends the launch if the node is required.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+from typing import Any, Dict, List, Optional
+
+import genpy
+import rospy
+from sensor_msgs.msg import Image
+
+from edge_offload import records
+from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.nodes.base import Node
+from edge_offload.nodes.compose import report_of
+from edge_offload.nodes.convert import image_to_bgr
+from edge_offload.nodes.params import Param
+from edge_offload.nodes.slot import Slot, Worker
+from edge_offload.nodes.tally import Tally, table
+from edge_offload.nodes.ticker import Ticker
+from edge_offload.perception.video import VideoWriter, write_png
+from edge_offload_msgs.msg import Latency, PersonArray, Power
+
+SETTLE_S = 0.5
+"""Seconds without news after which nothing more is expected of a run that has ended."""
+
+
+class RunRecorder(Node):
+    """See the module's docstring."""
+
+    name = "run_recorder"
+    declared = (
+        Param("frames", 0, "end after so many results; 0: never", low=0),
+        Param("duration", 0.0, "end so many s after the first result; 0: never", low=0.0),
+        Param("idle", 0.0, "end when no frame and no result has come for so many s; 0: never", low=0.0),
+        Param("json", "", "file for the summary; none: <directory>/summary.json"),
+        Param("directory", "", "where the files go; none: beside ~json, else ~/.ros/edge_offload/<time>"),
+        Param("video", True, "write the overlay as a video"),
+        Param("video_rate", 10.0, "frames per second of that video", low=0.1, high=240.0),
+        Param("link", "", "name of the emulated link, for the summary"),
+    )
+
+    def start(self) -> None:
+        params = self.params
+        self._lock = threading.Lock()
+        self._tally = Tally()
+        self._first: Optional[float] = None
+        self._news = time.monotonic()
+        self._ended = False
+        self._best: Optional[Any] = None
+        self._most = -1
+        self._people: Dict[int, int] = {}
+        self._json = _paths(params["json"], params["directory"])
+        self._json.parent.mkdir(parents=True, exist_ok=True)
+        # small messages and a deep queue: nothing may be missed
+        rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=1000)
+        rospy.Subscriber("kapao/people", PersonArray, self.callback(self._on_people), queue_size=1000)
+        rospy.Subscriber("camera/image_raw", rospy.AnyMsg, self.callback(self._on_image), queue_size=1000)
+        self._overlays: Slot[Any] = Slot(capacity=16)
+        self._video: Optional[VideoWriter] = None
+        self._writer: Worker[Any] = Worker(self._overlays, self._write, self._on_write_error, "overlay")
+        self._writer.start()
+        if params["video"]:
+            self._video = VideoWriter(self._json.with_suffix(".avi"), params["video_rate"])
+            rospy.Subscriber("kapao/overlay", Image, self._overlays.put, queue_size=32, buff_size=2**24)
+        self._ticker = Ticker(0.1, self._check, self.fault)
+        self._ticker.start()
+
+    def stop(self) -> None:
+        if not hasattr(self, "_ticker"):
+            return
+        self._ticker.close()
+        # the network node drains too: wait for what it still sends
+        while time.monotonic() - self._news < SETTLE_S:
+            time.sleep(0.05)
+        if not self._writer.drain(10.0):
+            rospy.logwarn("the overlay video is incomplete: it could not be written in time")
+        self._summarise(self._files())
+
+    def refresh(self) -> None:
+        with self._lock:
+            tally = self._tally
+            faults = tally.faults()
+            self.health.value("frames", len(tally.published))
+            self.health.value("results", sum(tally.results.values()))
+        if faults and not self._ended:
+            self.health.warn("accounting", "; ".join(faults))
+        else:
+            self.health.clear("accounting")
+
+    def _on_image(self, message: Any) -> None:
+        # every message with a header starts with seq (4 bytes) and stamp (4 + 4 bytes)
+        buffer = message._buff
+        if len(buffer) < 12:
+            raise BadInput(f"message of {len(buffer)} bytes has no header")
+        stamp = genpy.Time(int.from_bytes(buffer[4:8], "little"), int.from_bytes(buffer[8:12], "little"))
+        with self._lock:
+            self._tally.frame(stamp.to_nsec())
+            self._news = time.monotonic()
+
+    def _on_people(self, message: Any) -> None:
+        stamp_ns = message.header.stamp.to_nsec()
+        with self._lock:
+            self._tally.result(stamp_ns)
+            self._people[stamp_ns] = len(message.people)
+            self._news = time.monotonic()
+            if self._first is None:
+                self._first = self._news
+
+    def _on_latency(self, message: Any) -> None:
+        measured = message.energy_source == Power.MEASURED
+        with self._lock:
+            self._tally.latency(message.header.stamp.to_nsec(), report_of(message), message.energy, measured)
+            self._news = time.monotonic()
+
+    def _write(self, message: Any) -> None:
+        bgr = image_to_bgr(message)
+        if self._video is not None:
+            self._video.write(bgr)
+        people = self._people.get(message.header.stamp.to_nsec(), 0)
+        if people > self._most:
+            self._best, self._most = bgr, people
+
+    def _on_write_error(self, _: Any, error: BaseException) -> None:
+        self.health.warn("video", f"overlay: {error}")
+        rospy.logwarn_throttle(10.0, f"overlay: {error}")
+
+    def _check(self) -> None:
+        params, now = self.params, time.monotonic()
+        with self._lock:
+            latencies, results = sum(self._tally.latencies.values()), sum(self._tally.results.values())
+            first, news = self._first, self._news
+        if self._ended:
+            return
+        if params["frames"] and min(latencies, results) >= params["frames"]:
+            self._end(f"{params['frames']} results")
+        elif params["duration"] and first is not None and now - first >= params["duration"]:
+            self._end(f"{params['duration']:g} s")
+        elif params["idle"] and first is not None and now - news >= params["idle"]:
+            self._end("no more frames")
+
+    def _end(self, reason: str) -> None:
+        self._ended = True
+        rospy.loginfo(f"the run ends: {reason}")
+        self.finish(reason)
+
+    def _files(self) -> List[str]:
+        files = []
+        try:
+            if self._video is not None:
+                path = self._video.close()
+                files += [] if path is None else [str(path)]
+            if self._best is not None:
+                files.append(str(write_png(self._json.with_suffix(".png"), self._best)))
+        except EdgeOffloadError as error:
+            rospy.logwarn(f"overlay: {error}")
+        return files
+
+    def _summarise(self, files: List[str]) -> None:
+        with self._lock:
+            try:
+                record = self._tally.summary(self.params["link"], files)
+                records.write(self._json, "run", record)
+            except (EdgeOffloadError, OSError) as error:
+                rospy.logerr(f"no summary: {error}")
+                self.exit_code = 1
+                return
+            faults = self._tally.faults()
+        text = f"\nSummary of the run\n{table(record)}\n  {'summary':<12} {self._json}"
+        text += "".join(f"\n  ACCOUNTING   {fault}" for fault in faults)
+        print(text, flush=True)
+
+
+def _paths(json_file: str, directory: str) -> pathlib.Path:
+    """Where the summary goes; the other files take its name with another suffix."""
+    if json_file:
+        chosen = pathlib.Path(json_file).expanduser()
+        return pathlib.Path(directory).expanduser() / chosen.name if directory else chosen
+    if directory:
+        return pathlib.Path(directory).expanduser() / "summary.json"
+    return pathlib.Path(f"~/.ros/edge_offload/{time.strftime('%Y-%m-%d_%H-%M-%S')}/summary.json").expanduser()
+
+
+NODE = RunRecorder

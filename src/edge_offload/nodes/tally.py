@@ -1,0 +1,123 @@
+"""Counts a run from outside the network node: which frames were published, which got a result, what it cost.
+
+Knows nothing of ROS. A frame is known by its stamp, so a node that re-stamps, drops or doubles a result is found out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional
+
+from edge_offload import records
+from edge_offload.errors import BadInput
+from edge_offload.modes import Mode
+from edge_offload.timing import InferenceReport
+
+
+@dataclass
+class Tally:
+    """What was seen, by stamp in nanoseconds."""
+
+    published: Dict[int, int] = field(default_factory=dict)
+    results: Counter = field(default_factory=Counter)
+    latencies: Counter = field(default_factory=Counter)
+    reports: List[InferenceReport] = field(default_factory=list)
+    energies: List[float] = field(default_factory=list)
+    energy_measured: bool = True
+
+    def frame(self, stamp_ns: int) -> None:
+        """A frame was published."""
+        self.published.setdefault(stamp_ns, len(self.published))
+
+    def result(self, stamp_ns: int) -> None:
+        """A list of people was published."""
+        self.results[stamp_ns] += 1
+
+    def latency(self, stamp_ns: int, report: InferenceReport, energy_j: float, measured: bool) -> None:
+        """The cost of a frame was published; energy is NaN when it is not known."""
+        self.latencies[stamp_ns] += 1
+        self.reports.append(report)
+        if math.isfinite(energy_j):
+            self.energies.append(energy_j)
+            self.energy_measured = self.energy_measured and measured
+
+    @property
+    def settled(self) -> int:
+        """Frames published up to the newest that has a result: what came later may still be under way."""
+        ranks = [self.published[stamp] for stamp in self.results if stamp in self.published]
+        return max(ranks) + 1 if ranks else 0
+
+    def faults(self) -> List[str]:
+        """What contradicts "every frame taken up gives exactly one result and one latency with its stamp"."""
+        found = []
+        strange = sorted((set(self.results) | set(self.latencies)) - set(self.published))
+        if strange:
+            found.append(f"{len(strange)} stamps of results belong to no frame seen (first: {strange[0]} ns)")
+        for name, counter in (("results", self.results), ("latencies", self.latencies)):
+            doubled = sorted(stamp for stamp, count in counter.items() if count > 1)
+            if doubled:
+                found.append(f"{len(doubled)} frames have several {name} (first: {doubled[0]} ns)")
+        unpaired = sorted(set(self.results) ^ set(self.latencies))
+        if unpaired:
+            found.append(f"{len(unpaired)} frames have a result or a latency, but not both (first: {unpaired[0]} ns)")
+        return found
+
+    def summary(self, link: str = "", overlay: Optional[List[str]] = None) -> Dict[str, Any]:
+        """The record ``run`` of the schema.
+
+        Raises:
+            BadInput: there was no result.
+        """
+        if not self.reports:
+            raise BadInput("no frame got a result", remedy="the first error above names the cause")
+        modes = Counter(report.mode for report in self.reports)
+        mode: Mode = modes.most_common(1)[0][0]
+        count = len(self.reports)
+        taken = sum(self.latencies.values())
+        known = sum(1 for stamp in self.latencies if stamp in self.published)
+        record: Dict[str, Any] = {
+            "frames_in": taken,
+            "frames_published": self.settled,
+            "frames_superseded": max(0, self.settled - known),
+            "results_out": sum(self.results.values()),
+            "model": self.reports[-1].model,
+            "mode": mode.value,
+            "frames_by_mode": {mode.value: number for mode, number in modes.most_common()},
+            "latency_s": records.latency_summary([report.total_s for report in self.reports]),
+            "bytes_up": sum(report.bytes_up for report in self.reports) / count,
+            "bytes_down": sum(report.bytes_down for report in self.reports) / count,
+            "round_trips": sum(report.round_trips for report in self.reports) / count,
+            "energy_j": sum(self.energies) / len(self.energies) if self.energies else 0.0,
+            "robot_slowdown": max(1.0, *(report.emulated_slowdown for report in self.reports), 1.0),
+        }
+        if self.energies:
+            record["energy_source"] = "measured" if self.energy_measured else "model"
+        if link:
+            record["link"] = link
+        if overlay:
+            record["overlay"] = overlay
+        return record
+
+
+def table(record: Dict[str, Any]) -> str:
+    """The summary as text for people."""
+    latency = record["latency_s"]
+    modes = ", ".join(f"{mode} {count}" for mode, count in record["frames_by_mode"].items())
+    slowdown = record["robot_slowdown"]
+    rows = [
+        ("frames", f"{record['frames_published']} published = {record['frames_in']} taken up"
+                   f" + {record['frames_superseded']} superseded by newer ones"),
+        ("results", f"{record['results_out']}"),
+        ("model, mode", f"{record['model']}, {modes}"),
+        ("latency", f"mean {latency['mean'] * 1e3:.0f} ms, p50 {latency['p50'] * 1e3:.0f} ms,"
+                    f" p99 {latency['p99'] * 1e3:.0f} ms"),
+        ("per frame", f"{record['bytes_up'] / 1e3:.1f} kB up, {record['bytes_down'] / 1e3:.1f} kB down,"
+                      f" {record['round_trips']:.2f} round trips"),
+        ("energy", f"{record['energy_j']:.2f} J per frame ({record.get('energy_source', 'not known')})"),
+        ("link", record.get("link", "-")),
+        ("robot", f"compute slowed {slowdown:g} times on purpose (emulation)" if slowdown > 1 else "full speed"),
+    ]  # fmt: skip
+    rows += [("written", path) for path in record.get("overlay", [])]
+    return "\n".join(f"  {name:<12} {text}" for name, text in rows)
