@@ -62,5 +62,5 @@ def tensors_hash(tensors: Mapping[str, torch.Tensor]) -> str:
         digest.update(header.encode("utf-8"))
         flat = tensor.detach().to("cpu").contiguous().reshape(-1)
         if flat.numel():
-            digest.update(memoryview(flat.view(torch.uint8).numpy()))
+            digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()

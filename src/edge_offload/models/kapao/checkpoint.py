@@ -27,11 +27,11 @@ def read_state(path: pathlib.Path) -> Dict[str, torch.Tensor]:
         raise BadInput(f"no checkpoint at {path}")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
-    root = inert.read(path)
-    state = _find_state(root)
-    if not state:
-        raise BadInput(f"checkpoint {path} holds neither a model nor a state dict")
-    return state
+    with inert.Checkpoint(path) as opened:
+        records = _find_records(opened.root)
+        if not records:
+            raise BadInput(f"checkpoint {path} holds neither a model nor a state dict")
+        return opened.tensors(records)
 
 
 def load(network: Kapao, path: pathlib.Path) -> None:
@@ -76,20 +76,16 @@ def _read_safetensors(path: pathlib.Path) -> Dict[str, torch.Tensor]:
     return tensors
 
 
-def _find_state(root: Any) -> Dict[str, torch.Tensor]:
+def _find_records(root: Any, depth: int = 0) -> Dict[str, inert.Tensor]:
     if isinstance(root, inert.Inert):
-        return inert.module_tensors(root)
-    if not isinstance(root, Mapping):
+        return inert.module_records(root)
+    if not isinstance(root, Mapping) or depth > 2:
         return {}
-    tensors = {name: value for name, value in root.items() if isinstance(name, str) and isinstance(value, torch.Tensor)}
-    if tensors:
-        return tensors
-    for key in _CONTAINERS:
-        if root.get(key) is not None:
-            found = _find_state(root[key])
-            if found:
-                return found
-    return {}
+    records = {name: value for name, value in root.items() if isinstance(name, str) and isinstance(value, inert.Tensor)}
+    if records:
+        return records
+    found = (_find_records(root[key], depth + 1) for key in _CONTAINERS if root.get(key) is not None)
+    return next((records for records in found if records), {})
 
 
 def _renamed(state: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:

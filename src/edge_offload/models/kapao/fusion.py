@@ -23,7 +23,7 @@ def fuse_keypoints(poses: np.ndarray, scores: np.ndarray, objects: np.ndarray, t
         x y score per keypoint. A keypoint that no object replaced has no confidence of its own: it carries the
         score of the pose that predicted it.
     """
-    fused = np.concatenate((poses, np.zeros_like(poses[..., :1])), axis=2).astype(np.float32)
+    fused: np.ndarray = np.concatenate((poses, np.zeros_like(poses[..., :1])), axis=2).astype(np.float32)
     takers = np.flatnonzero(scores > thresholds.conf_kp_person)
     if len(takers):
         for x, y, score, index in objects:

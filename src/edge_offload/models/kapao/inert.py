@@ -1,9 +1,10 @@
 """Reads the tensors out of a pickled PyTorch checkpoint without executing anything that the file asks for.
 
 A ``.pt`` file of the zip kind holds one pickle, which names classes and functions to call, and one raw member per
-storage. Here every name in the pickle becomes an inert stand-in, which only remembers what it was given, with these
-exceptions: tensors are rebuilt by code of this module, and ordered dicts are ordinary dicts. Nothing is imported,
-nothing is called, and every size is checked against the bytes that are there before anything is allocated.
+storage. Here every name in the pickle becomes an inert stand-in, which only remembers its state. The exceptions are
+handled by code of this module: tensors become records, which are made into tensors after the pickle has ended, and
+ordered dicts become plain ones. Nothing is imported, nothing that the file names is called, what the pickle is given
+cannot be altered by it, and every size is checked against the bytes that are there before anything is allocated.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import io
 import pathlib
 import pickle
 import zipfile
-from typing import Any, Dict, List, Tuple, Type
+from typing import Any, Dict, List, NoReturn, Tuple
 
 import torch
 
@@ -35,25 +36,22 @@ _STORAGE_DTYPES: Dict[str, torch.dtype] = {
 }
 
 
-class Inert(dict):  # type: ignore[type-arg]
-    """Stands in for an object of a class that is not imported: remembers its name, arguments and state."""
-
-    path = ""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        self.arguments = args
-        self.state: Any = None
+class Inert(dict):
+    """Stands in for an object of a class that is not imported: remembers its state, forgets everything else."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Inert:
         made = super().__new__(cls)
-        made.arguments, made.state = args, None
+        made.state = None
         return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.state: Any = None
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # type: ignore[override]
         return id(self)
 
     def append(self, item: Any) -> None:
@@ -66,112 +64,189 @@ class Inert(dict):  # type: ignore[type-arg]
         """Take an item of a pickled set, and forget it."""
 
 
-def _inert_class(module: str, name: str) -> Type[Inert]:
-    return type("Inert", (Inert,), {"path": f"{module}.{name}"})
+class _Ordered(Dict[Any, Any]):
+    """An ordered dict; attributes that a pickle hangs on it (a state dict's ``_metadata``) are forgotten."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Forget ``state``."""
 
 
-class _Storage:
-    """A storage named by the pickle: its dtype and its bytes."""
+class _Sealed:
+    """Base of what a pickle may use and must not alter."""
 
-    def __init__(self, dtype: torch.dtype, data: bytes) -> None:
+    __slots__ = ()
+
+    def __setstate__(self, state: Any) -> NoReturn:
+        raise pickle.UnpicklingError("the file tries to alter its reader")
+
+
+class _StorageType(_Sealed):
+    __slots__ = ("dtype",)
+
+    def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self.data = data
+
+
+class _Storage(_Sealed):
+    __slots__ = ("dtype", "member")
+
+    def __init__(self, dtype: torch.dtype, member: zipfile.ZipInfo) -> None:
+        self.dtype = dtype
+        self.member = member
+
+
+class Tensor(_Sealed):
+    """A tensor as the pickle describes it: a view of a storage, not looked at yet."""
+
+    __slots__ = ("offset", "size", "storage", "stride")
+
+    def __init__(self, storage: _Storage, offset: int, size: Tuple[int, ...], stride: Tuple[int, ...]) -> None:
+        self.storage = storage
+        self.offset = offset
+        self.size = size
+        self.stride = stride
+
+
+class _MakeTensor(_Sealed):
+    __slots__ = ()
+
+    def __call__(self, storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> Tensor:
+        if not (isinstance(storage, _Storage) and isinstance(size, tuple) and isinstance(stride, tuple)):
+            raise pickle.UnpicklingError("malformed tensor")
+        numbers = (offset, *size, *stride)
+        if len(size) != len(stride) or not all(type(n) is int and 0 <= n < 1 << 40 for n in numbers):
+            raise pickle.UnpicklingError("a tensor of impossible shape")
+        return Tensor(storage, offset, size, stride)
+
+
+class _First(_Sealed):
+    __slots__ = ()
+
+    def __call__(self, value: Any, *_: Any) -> Any:
+        return value
+
+
+class _MakeOrdered(_Sealed):
+    __slots__ = ()
+
+    def __call__(self, items: Any = ()) -> _Ordered:
+        return _Ordered(items)
+
+
+_ALLOWED: Dict[Tuple[str, str], _Sealed] = {
+    ("collections", "OrderedDict"): _MakeOrdered(),
+    ("torch._utils", "_rebuild_parameter"): _First(),
+    ("torch._utils", "_rebuild_parameter_with_state"): _First(),
+    ("torch._utils", "_rebuild_tensor"): _MakeTensor(),
+    ("torch._utils", "_rebuild_tensor_v2"): _MakeTensor(),
+    **{("torch", name): _StorageType(dtype) for name, dtype in _STORAGE_DTYPES.items()},
+}
 
 
 class _Unpickler(pickle.Unpickler):
-    """Resolves every global to an inert class, except for what rebuilds tensors and ordered dicts."""
+    """Resolves every global to :class:`Inert`, except for those of :data:`_ALLOWED`."""
 
     def __init__(self, stream: io.BytesIO, archive: zipfile.ZipFile, prefix: str) -> None:
         super().__init__(stream, encoding="utf-8", errors="replace")
         self._archive = archive
         self._prefix = prefix
-        self._storages: Dict[str, _Storage] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in (("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_tensor")):
-            return _rebuild_tensor
-        if (module, name) in (("torch._utils", "_rebuild_parameter"), ("torch._utils", "_rebuild_parameter_with_state")):
-            return _first
-        if (module, name) == ("collections", "OrderedDict"):
-            return _plain_dict
-        if module == "torch" and name in _STORAGE_DTYPES:
-            return _STORAGE_DTYPES[name]
-        return _inert_class(module, name)
+        return _ALLOWED.get((module, name), Inert)
 
     def persistent_load(self, identity: Any) -> _Storage:
         if not (isinstance(identity, tuple) and len(identity) >= 5 and identity[0] == "storage"):
             raise pickle.UnpicklingError("unknown kind of persistent object")
-        dtype, key, count = identity[1], identity[2], identity[4]
-        if not (isinstance(dtype, torch.dtype) and isinstance(key, str) and isinstance(count, int)):
+        kind, key = identity[1], identity[2]
+        if not (isinstance(kind, _StorageType) and isinstance(key, str)):
             raise pickle.UnpicklingError("malformed storage")
-        if key not in self._storages:
-            member = self._archive.getinfo(f"{self._prefix}data/{key}")
-            if member.compress_type != zipfile.ZIP_STORED:
-                raise pickle.UnpicklingError(f"storage {key} is compressed")
-            self._storages[key] = _Storage(dtype, self._archive.read(member))
-        return self._storages[key]
+        return _Storage(kind.dtype, self._archive.getinfo(f"{self._prefix}data/{key}"))
 
 
-def _plain_dict(items: Any = ()) -> Dict[Any, Any]:
-    return dict(items)
+class Checkpoint:
+    """A zip-kind ``.pt`` file, open for reading. Use as a context manager.
 
-
-def _first(value: Any, *_: Any) -> Any:
-    return value
-
-
-def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> torch.Tensor:
-    """A tensor of its own memory from a view of a storage, checked to lie inside it."""
-    if not isinstance(storage, _Storage):
-        raise pickle.UnpicklingError("a tensor without a storage")
-    numbers = (offset, *size, *stride)
-    if len(size) != len(stride) or not all(isinstance(n, int) and 0 <= n < 1 << 40 for n in numbers):
-        raise pickle.UnpicklingError("a tensor of impossible shape")
-    flat = torch.frombuffer(bytearray(storage.data), dtype=storage.dtype) if storage.data else torch.empty(0)
-    count = 1
-    for length in size:
-        count *= length
-    last = offset + sum((length - 1) * step for length, step in zip(size, stride))
-    # strides of zero could spell terabytes out of one number: a checkpoint's tensors never repeat their storage
-    if count and (last >= flat.numel() or count > flat.numel()):
-        raise pickle.UnpicklingError("a tensor reaches outside its storage")
-    if not count:
-        return torch.empty(size, dtype=storage.dtype)
-    return torch.as_strided(flat, size, stride, offset).clone()
-
-
-def read(path: pathlib.Path) -> Any:
-    """The object in a zip-kind ``.pt`` file, with tensors real and everything else plain or :class:`Inert`.
-
-    Raises:
-        BadInput: not such a file, damaged, or larger than the bounds; nothing of it has been executed.
+    Attributes:
+        root: the pickled object: plain containers and numbers, :class:`Tensor` records, and :class:`Inert` for
+            everything else.
     """
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise BadInput(f"checkpoint {path} has more than {MAX_FILE_BYTES >> 30} GiB")
-    if not zipfile.is_zipfile(path):
-        raise BadInput(
-            f"checkpoint {path} is not a zip-kind PyTorch file",
-            remedy="save it again with PyTorch 1.6 or newer, or as safetensors",
-        )
-    try:
-        with zipfile.ZipFile(path) as archive:
-            pickles = [info for info in archive.infolist() if info.filename.split("/")[1:] == ["data.pkl"]]
-            if len(pickles) != 1:
-                raise BadInput(f"checkpoint {path} has no single data.pkl")
-            member = pickles[0]
-            if member.file_size > MAX_PICKLE_BYTES:
-                raise BadInput(f"checkpoint {path}: its pickle has {member.file_size} bytes")
-            prefix = member.filename[: -len("data.pkl")]
-            return _Unpickler(io.BytesIO(archive.read(member)), archive, prefix).load()
-    except BadInput:
-        raise
-    except Exception as error:  # a hostile pickle can fail anywhere, in any way
-        raise BadInput(f"checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Open ``path`` and read its pickle.
+
+        Raises:
+            BadInput: not such a file, damaged, or larger than the bounds; nothing of it has been executed.
+        """
+        self._path = path
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise BadInput(f"checkpoint {path} has more than {MAX_FILE_BYTES >> 30} GiB")
+        if not zipfile.is_zipfile(path):
+            raise BadInput(
+                f"checkpoint {path} is not a zip-kind PyTorch file",
+                remedy="save it again with PyTorch 1.6 or newer, or as safetensors",
+            )
+        self._archive = zipfile.ZipFile(path)
+        try:
+            self.root = self._read_pickle()
+        except Exception as error:  # a hostile pickle can fail anywhere, in any way
+            self._archive.close()
+            raise BadInput(f"checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error
+        self._left = path.stat().st_size
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
+
+    def tensors(self, records: Dict[str, Tensor]) -> Dict[str, torch.Tensor]:
+        """Read the tensors that ``records`` describe.
+
+        Raises:
+            BadInput: a record reaches outside its storage, or together they hold more than the file.
+        """
+        try:
+            return {name: self._tensor(record) for name, record in records.items()}
+        except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, OSError, EOFError) as error:
+            raise BadInput(f"checkpoint {self._path} cannot be read: {error}") from error
+
+    def _read_pickle(self) -> Any:
+        pickles = [info for info in self._archive.infolist() if info.filename.split("/")[1:] == ["data.pkl"]]
+        if len(pickles) != 1:
+            raise pickle.UnpicklingError("it has no single data.pkl")
+        if pickles[0].file_size > MAX_PICKLE_BYTES:
+            raise pickle.UnpicklingError(f"its pickle has {pickles[0].file_size} bytes")
+        prefix = pickles[0].filename[: -len("data.pkl")]
+        order = prefix + "byteorder"
+        if order in self._archive.namelist() and self._read(self._archive.getinfo(order)) != b"little":
+            raise pickle.UnpicklingError("its numbers are big-endian")
+        return _Unpickler(io.BytesIO(self._read(pickles[0])), self._archive, prefix).load()
+
+    def _read(self, member: zipfile.ZipInfo) -> bytes:
+        if member.compress_type != zipfile.ZIP_STORED or member.file_size > self._path.stat().st_size:
+            raise pickle.UnpicklingError(f"{member.filename} is compressed")
+        return self._archive.read(member)
+
+    def _tensor(self, record: Tensor) -> torch.Tensor:
+        count = 1
+        for length in record.size:
+            count *= length
+        if not count:
+            return torch.empty((0,), dtype=record.storage.dtype)
+        # strides of zero could spell terabytes out of one number, and a million records the same storage
+        self._left -= count * torch.empty((), dtype=record.storage.dtype).element_size()
+        if self._left < 0:
+            raise pickle.UnpicklingError("its tensors hold more than the file does")
+        flat = torch.frombuffer(bytearray(self._read(record.storage.member)), dtype=record.storage.dtype)
+        last = record.offset + sum((length - 1) * step for length, step in zip(record.size, record.stride))
+        if last >= flat.numel():
+            raise pickle.UnpicklingError("a tensor reaches outside its storage")
+        return torch.as_strided(flat, record.size, record.stride, record.offset).clone()
 
 
-def module_tensors(root: Any) -> Dict[str, torch.Tensor]:
-    """The state dict of a pickled ``nn.Module`` (as :class:`Inert`), named as PyTorch would name it."""
-    found: Dict[str, torch.Tensor] = {}
+def module_records(root: Any) -> Dict[str, Tensor]:
+    """The tensors of a pickled ``nn.Module`` (as :class:`Inert`), named as its state dict would name them."""
+    found: Dict[str, Tensor] = {}
     pending: List[Tuple[str, Any]] = [("", root)]
     seen = set()
     while pending:
@@ -182,7 +257,7 @@ def module_tensors(root: Any) -> Dict[str, torch.Tensor]:
         for kind in ("_parameters", "_buffers"):
             members = node.state.get(kind)
             for name, value in members.items() if isinstance(members, dict) else ():
-                if isinstance(value, torch.Tensor):
+                if isinstance(value, Tensor):
                     found[f"{prefix}{name}"] = value
         children = node.state.get("_modules")
         if isinstance(children, dict):

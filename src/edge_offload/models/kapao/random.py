@@ -54,7 +54,8 @@ def fill(network: Kapao, seed: int) -> None:
         image = 0.8 * nn.functional.interpolate(coarse, scale_factor=16, mode="nearest") + 0.2 * fine
         _calibrate(network, image.double())
         for head in network.detect.m:
-            assert isinstance(head, nn.Conv2d) and head.bias is not None
+            assert isinstance(head, nn.Conv2d)
+            assert head.bias is not None
             biases = head.bias.view(ANCHORS_PER_LEVEL, OUTPUTS)
             biases[:, 4] = OBJECTNESS_BIAS
             biases[:, 5] = PERSON_BIAS
@@ -71,7 +72,8 @@ def _calibrate(network: Kapao, image: torch.Tensor) -> None:
         def measure(_: nn.Module, __: Tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             power = _rounded(output.square().mean())
             for norm in (ours.bn, theirs.bn):
-                assert isinstance(norm, nn.BatchNorm2d) and norm.running_var is not None
+                assert isinstance(norm, nn.BatchNorm2d)
+                assert norm.running_var is not None
                 norm.running_var.fill_(power)
 
         theirs.conv.register_forward_hook(measure)

@@ -37,8 +37,9 @@ class Readout(nn.Module):
         self.thresholds = thresholds
 
     def decode(self, maps: Tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Decode raw maps [1, 171, h, w] to float32 [sum of 3 h w, 57]: centre x y, w, h, objectness, classes, keypoints.
+        """Decode raw maps [1, 171, h, w] to float32 [sum of 3 h w, 57].
 
+        A row is centre x y, width, height, objectness, class scores, keypoint x y.
         With σ the raw score after the sigmoid, ``g`` the cell, ``s`` the stride and ``a`` the anchor:
         centre = (2σ − 0.5 + g) s, size = (2σ)² a, keypoint = (4σ − 2) a + g s.
         """

@@ -84,7 +84,7 @@ class Readout(nn.Module):
     def _weights(
         length: int, regressed: torch.Tensor, low: torch.Tensor, high: torch.Tensor, sigma: float
     ) -> torch.Tensor:
-        """Weight of every cell along one axis, [people, 17, length]: Gaussian about the regressed keypoint, 0 off the box."""
+        """Weights along one axis, [people, 17, length]: a Gaussian about the regressed keypoint, 0 outside the box."""
         cells = torch.arange(length, dtype=torch.float32, device=regressed.device)
         gaussian = torch.exp(-((cells - regressed.t()[..., None]) ** 2) / sigma)
         inside = (cells >= low[:, None]) & (cells < high[:, None])
