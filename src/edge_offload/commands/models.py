@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.action == "list":
         width = max(len(entry.name) for entry in chosen)
         for entry in chosen:
-            print(f"{entry.name:<{width}}  {_state(entry):<12}  {entry.summary}")
+            print(f"{entry.name:<{width}}  {_state(entry):<8}  {entry.summary}")
     else:
         print("\n\n".join(_describe(entry) for entry in chosen))
     if args.json:
@@ -68,7 +68,7 @@ def _fetch(entry: Entry) -> None:
 
 def _state(entry: Entry) -> str:
     if entry.cached is None:
-        return "built in"
+        return "-"
     return "cached" if entry.cached().exists() else "to fetch"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pathlib
 from dataclasses import dataclass, field
@@ -22,10 +23,11 @@ class Entry:
 
     Attributes:
         name: what a user writes.
+        kind: ``people`` (a :class:`PersonEstimator`) or ``classifier`` (a plain module on float [n, 3, h, w]).
         summary: one line.
         source: where the weights come from.
         licence: of the weights.
-        build: makes the estimator from the options, all of them given.
+        build: makes the model from the options, all of them given.
         options: names of the scalar options with their defaults; nothing else is accepted.
         path_options: the options that name local files. A server must not take these from a peer.
         fetch: puts the weights into the cache and returns their path; None where there is nothing to fetch.
@@ -36,10 +38,11 @@ class Entry:
     """
 
     name: str
+    kind: str
     summary: str
     source: str
     licence: str
-    build: Callable[[Dict[str, Any]], PersonEstimator]
+    build: Callable[[Dict[str, Any]], Union[PersonEstimator, nn.Module]]
     options: Mapping[str, Scalar] = field(default_factory=dict)
     path_options: Tuple[str, ...] = ()
     fetch: Optional[Callable[[], pathlib.Path]] = None
@@ -53,7 +56,27 @@ def entries() -> Dict[str, Entry]:
     """All models that come with edge_offload, by name."""
     from edge_offload.models import kapao, movenet
 
-    return {entry.name: entry for entry in (*movenet.entries(), *kapao.entries())}
+    return {entry.name: entry for entry in (*movenet.entries(), *kapao.entries(), *_zoo_entries())}
+
+
+def _zoo_entries() -> Tuple[Entry, ...]:
+    from edge_offload.models import zoo
+
+    def build(name: str, options: Dict[str, Any]) -> nn.Module:
+        return zoo.build(name, **options)
+
+    return tuple(
+        Entry(
+            name=name,
+            kind="classifier",
+            summary=f"{what} of torchvision, for split, parity and latency work",
+            source="random weights from a seed, calibrated",
+            licence="BSD-3-Clause (torchvision's code)",
+            build=functools.partial(build, name),
+            options={"size": 224, "seed": 0},
+        )
+        for name, what in zoo.NETWORKS.items()
+    )
 
 
 def is_own(name: str) -> bool:

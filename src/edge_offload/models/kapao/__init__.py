@@ -25,6 +25,7 @@ def entries() -> Tuple[Entry, ...]:
     return tuple(
         Entry(
             name=f"kapao_{scale}",
+            kind="people",
             summary=summary,
             source="your checkpoint (option checkpoint=FILE); without one, random weights that find nobody",
             licence="that of the checkpoint",

@@ -14,6 +14,7 @@ def entries() -> Tuple[Entry, ...]:
     return (
         Entry(
             name="movenet",
+            kind="people",
             summary="MoveNet-MultiPose Lightning: 17 keypoints, box and score per person, 4.7 M parameters",
             source=f"npm package {weights.PACKAGE}, converted from TensorFlow.js",
             licence="MIT (package), Apache-2.0 (original model)",
