@@ -1,0 +1,226 @@
+"""What a locality rule says of one operator, and the registry that finds the rule by name.
+
+An operator is *local* along an axis if a range of its output along that axis needs only a range of its inputs (its
+footprint), and *global* otherwise (LOPInfer Sec. IV-A). A rule looks at one call (a :class:`Site`) and answers with a
+:class:`Local`, or with ``None`` for global. No rule knows a model; an operator without a rule is global.
+
+Ranges are half-open and count rows along the axis; what has no axis is needed whole.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+
+import torch
+
+from edge_offload.errors import Unsupported
+from edge_offload.sequence import Operator, OperatorSequence, Ref
+from edge_offload.sequence.evaluate import flatten, resolve
+from edge_offload.sequence.operators import Arg
+from edge_offload.sequence.schemas import overload
+
+Range = Tuple[int, int]
+Footprint = Callable[[int, int], Range]
+
+EMPTY: Range = (0, 0)
+
+
+class Locality(str, enum.Enum):
+    """How an operator's output depends on its input."""
+
+    ELEMENT = "element"
+    """An output row needs the same row (activations, arithmetic, views that keep the axis)."""
+    BLOCK = "block"
+    """An output row needs a window of rows (convolution, pooling, interpolation, padding)."""
+    ROW = "row"
+    """An output row needs its own row as a whole (matrix product, softmax and norms along other axes)."""
+    GLOBAL = "global"
+    """An output needs everything: runs in one piece, on one side."""
+    FREE = "free"
+    """Depends on no input of the inference (a class token, a mask): runs wherever it is wanted, at no cost."""
+
+
+class Rows(Protocol):
+    """What a rule's ``run`` may read: exactly the rows that its footprint named, and whole values."""
+
+    def rows(self, number: int, low: int, high: int) -> torch.Tensor:
+        """Rows [low, high) of a value that has an axis."""
+
+    def whole(self, number: int) -> torch.Tensor:
+        """All of a value."""
+
+
+Run = Callable[[int, int, Rows], List[Any]]
+
+
+@dataclass(frozen=True)
+class Local:
+    """A local operator.
+
+    Attributes:
+        kind: ELEMENT, BLOCK or ROW.
+        axes: axis of each output along which rows count; ``None`` for an output that nothing may use.
+        length: number of rows of the outputs.
+        needs: value with an axis -> which of its rows the output rows [low, high) need. All other tensors among the
+            arguments are needed whole.
+        run: computes output rows [low, high); low < high.
+    """
+
+    kind: Locality
+    axes: Tuple[Optional[int], ...]
+    length: int
+    needs: Mapping[int, Footprint]
+    run: Run
+
+
+@dataclass
+class Site:
+    """One call, as a rule sees it.
+
+    Attributes:
+        sequence: the sequence that it is part of.
+        operator: the call.
+        axes: axis of every value that has one so far.
+        used: positions of the outputs that something reads.
+    """
+
+    sequence: OperatorSequence
+    operator: Operator
+    axes: Mapping[int, int]
+    used: Sequence[int]
+    bound: Dict[str, Arg] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.bound = _bind(self.operator)
+
+    def arg(self, name: str, default: Arg = None) -> Any:
+        """Argument ``name``, positional or keyword, or the schema's default."""
+        return self.bound.get(name, default)
+
+    def number(self, name: str) -> int:
+        """Number of the tensor given as ``name``; -1 if none was."""
+        arg = self.bound.get(name)
+        return arg.id if isinstance(arg, Ref) else -1
+
+    def shape(self, number: int) -> Tuple[int, ...]:
+        """Shape of a value."""
+        return self.sequence.values[number].shape
+
+    def axis(self, number: int) -> Optional[int]:
+        """Axis of a value, or ``None`` if it is only there as a whole."""
+        return self.axes.get(number)
+
+    @property
+    def output_shape(self) -> Tuple[int, ...]:
+        """Shape of the first output."""
+        first = self.operator.outputs[0]
+        assert first is not None
+        return self.sequence.values[first].shape
+
+    @property
+    def carried(self) -> Tuple[int, ...]:
+        """Numbers of the arguments that have an axis."""
+        return tuple(number for number in self.operator.reads() if number in self.axes)
+
+    def one_axis(self, axis: int) -> Tuple[Optional[int], ...]:
+        """``axis`` for the first output, none for the others."""
+        return (axis,) + (None,) * (len(self.operator.outputs) - 1)
+
+    def call(self, reader: Rows, /, **replaced: Any) -> List[Any]:
+        """Run the overload with some arguments replaced by finished Python objects; the rest is read whole."""
+        positional: List[Any] = []
+        keywords: Dict[str, Any] = {}
+        for argument in overload(self.operator.name)._schema.arguments:
+            name = argument.name
+            if name in replaced:
+                value = replaced[name]
+            elif name in self.bound:
+                value = resolve(self.bound[name], reader.whole)
+            else:
+                continue
+            if argument.kwarg_only:
+                keywords[name] = value
+            else:
+                positional.append(value)
+        return flatten(overload(self.operator.name)(*positional, **keywords))
+
+
+Rule = Callable[[Site], Optional[Local]]
+_RULES: Dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for overloads: ``aten.relu.default``, or ``aten.relu`` for every overload of it."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            if name in _RULES:
+                raise ValueError(f"{name} has two locality rules")
+            _RULES[name] = function
+        return function
+
+    return register
+
+
+def find_rule(operator: Operator) -> Optional[Rule]:
+    """The rule for this overload, or ``None`` (the operator is global)."""
+    return _RULES.get(operator.name) or _RULES.get(operator.base_name)
+
+
+def covered_names() -> Tuple[str, ...]:
+    """Every name that has a rule, sorted."""
+    return tuple(sorted(_RULES))
+
+
+def same_rows(low: int, high: int) -> Range:
+    """Footprint of element-wise and row-wise operators."""
+    return low, high
+
+
+def all_rows(length: int) -> Footprint:
+    """Footprint of an operand that is needed whole although its producer is split."""
+    return lambda low, high: (0, length)
+
+
+def normal(axis: int, rank: int) -> int:
+    """``axis`` counted from the front."""
+    return axis + rank if axis < 0 else axis
+
+
+def window(low: int, high: int, size: int, kernel: int, stride: int, padding: int, dilation: int) -> Range:
+    """Input rows of a sliding window's output rows [low, high), within [0, size); never empty for low < high."""
+    first = low * stride - padding
+    last = (high - 1) * stride - padding + dilation * (kernel - 1) + 1
+    first, last = min(max(first, 0), size - 1), max(min(last, size), 1)
+    return first, max(last, first + 1)
+
+
+def per_axis(value: Any, count: int, default: int) -> Tuple[int, ...]:
+    """An int-list argument as one number per spatial axis (torch accepts one number, one-element and empty lists)."""
+    if value is None or value == ():
+        return (default,) * count
+    if isinstance(value, int):
+        return (value,) * count
+    if len(value) == 1:
+        return tuple(value) * count
+    return tuple(value)
+
+
+@lru_cache(maxsize=4096)
+def _schema_arguments(name: str) -> Tuple[Any, ...]:
+    return tuple(overload(name)._schema.arguments)
+
+
+def _bind(operator: Operator) -> Dict[str, Arg]:
+    try:
+        arguments = _schema_arguments(operator.name)
+    except Unsupported:
+        return {}
+    bound: Dict[str, Arg] = {}
+    for argument, arg in zip((a for a in arguments if not a.kwarg_only), operator.args):
+        bound[argument.name] = arg
+    bound.update(operator.kwargs)
+    return bound
