@@ -21,7 +21,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple, 
 
 import zmq
 
-from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolError
+from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolError, Refused
 from edge_offload.link import messages
 from edge_offload.link.clock import ClockReading
 from edge_offload.link.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Timings
@@ -229,6 +229,7 @@ class Client:
 
     def _run(self) -> None:
         pause_s = 0.0
+        hang_ups = 0
         context = zmq.Context()
         try:
             while not self._stop.is_set():
@@ -239,8 +240,9 @@ class Client:
                     self._serve(context)
                 except ConnectionLost as lost:
                     was_ready = self._state is LinkState.READY
-                    refused = lost.refused
-                    reason = lost.reason
+                    hang_ups = hang_ups + 1 if lost.hung_up else 0
+                    refused = lost.refused if hang_ups < 2 else self._other_key()
+                    reason = str(refused) if refused is not None else lost.reason
                 except EdgeOffloadError as error:
                     refused, reason = error, str(error)
                 else:
@@ -253,6 +255,13 @@ class Client:
             self._set_state(LinkState.CLOSED, "closed")
             self._fail_all(LinkLost(f"the connection to {self.address} was closed"))
             context.destroy(linger=0)
+
+    def _other_key(self) -> Refused:
+        host, port = split_address(self.address)
+        return Refused(
+            f"{self.address} hangs up in the key exchange: it is not the server whose key is known here",
+            remedy=f"edge-offload keys trust --server {host}:{port} KEY (there, 'edge-offload keys list' prints it)",
+        )
 
     def _serve(self, context: zmq.Context) -> None:
         """One connection, from dialling to its end; returns only when the client is closed."""

@@ -25,6 +25,8 @@ from edge_offload.link.messages import Limits, Message, VersionMismatch
 log = logging.getLogger(__name__)
 
 ZERO_COPY_BYTES = 64 << 10
+# what a ZMTP 3 peer sends before anything else
+GREETING_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,15 @@ DEFAULT_TIMINGS = Timings()
 
 
 class ConnectionLost(Exception):
-    """The connection is over; ``refused`` is set if the server said so."""
+    """The connection is over; ``refused`` is set if the server said so.
 
-    def __init__(self, reason: str, refused: Optional[EdgeOffloadError] = None) -> None:
+    ``hung_up``: the server greeted, read our side of the key exchange and hung up without a word. That is what a server
+    with another key does; but also one that was killed at that moment, so once is no proof.
+    """
+
+    def __init__(self, reason: str, refused: Optional[EdgeOffloadError] = None, hung_up: bool = False) -> None:
         super().__init__(reason)
+        self.hung_up = hung_up
         self.reason = reason
         self.refused = refused
 
@@ -125,6 +132,8 @@ class Dialled:
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(0)
+        if self._tcp is not None:
+            self._tcp.release()
 
     def due_s(self) -> float:
         """When :meth:`check` must be called next, at the latest."""
@@ -261,6 +270,7 @@ class Dialled:
                 self._began_s = time.monotonic()
                 try:
                     self._tcp = tcp.Connection(value)
+                    self._tcp.hold()
                 except OSError:
                     raise ConnectionLost("the connection broke at once") from None
             elif kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -272,6 +282,10 @@ class Dialled:
                     ),
                 )
             elif kind in (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
-                raise ConnectionLost("the handshake failed")
+                counters = self._tcp.counters() if self._tcp is not None else None
+                greeted = counters is not None and counters.received >= GREETING_BYTES
+                raise ConnectionLost("the handshake broke off", hung_up=greeted)
+            elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED and self._tcp is not None:
+                self._tcp.release()
             elif kind in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
                 raise ConnectionLost("the connection broke" if self._tcp is not None else "connection refused")

@@ -31,10 +31,21 @@ class Connection:
         """Raises OSError if the descriptor is not open any more."""
         self.descriptor = descriptor
         self._inode = os.fstat(descriptor).st_ino
+        self._held: Optional[socket.socket] = None
+
+    def hold(self) -> None:
+        """Keep the connection's counters readable after its owner closes it, until :meth:`release`."""
+        self._held = self._duplicate()
+
+    def release(self) -> None:
+        """End :meth:`hold`: from now on the owner's close is the end."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     def counters(self) -> Optional[Counters]:
         """None if the connection is gone or the kernel does not count."""
-        duplicate = self._duplicate()
+        duplicate = self._held.dup() if self._held is not None else self._duplicate()
         if duplicate is None:
             return None
         with duplicate:
