@@ -94,7 +94,7 @@ class Site:
     bound: Dict[str, Arg] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.bound = _bind(self.operator)
+        self.bound = bind(self.operator)
 
     def arg(self, name: str, default: Arg = None) -> Any:
         """Argument ``name``, positional or keyword, or the schema's default."""
@@ -214,7 +214,8 @@ def _schema_arguments(name: str) -> Tuple[Any, ...]:
     return tuple(overload(name)._schema.arguments)
 
 
-def _bind(operator: Operator) -> Dict[str, Arg]:
+def bind(operator: Operator) -> Dict[str, Arg]:
+    """Arguments by the schema's names, as far as they were given; empty if torch has no such overload."""
     try:
         arguments = _schema_arguments(operator.name)
     except Unsupported:

@@ -124,8 +124,8 @@ def order_along_another_axis(site: Site) -> Optional[Local]:
 
 
 @rule("aten.sum.dim_IntList", "aten.mean.dim", "aten.amax", "aten.amin", "aten.argmax", "aten.argmin",
-      "aten.prod.dim_int", "aten.logsumexp", "aten.any.dim", "aten.all.dim", "aten.norm.ScalarOpt_dim", "aten.var.correction",
-      "aten.linalg_vector_norm", "aten.std.correction")  # fmt: skip
+      "aten.prod.dim_int", "aten.logsumexp", "aten.any.dim", "aten.all.dim", "aten.norm.ScalarOpt_dim",
+      "aten.var.correction", "aten.linalg_vector_norm", "aten.std.correction")  # fmt: skip
 def reduction(site: Site) -> Optional[Local]:
     """Over other axes than the split one."""
     source = site.number("self")

@@ -6,7 +6,7 @@ because the halo rows are the real ones.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch.nn import functional
@@ -253,6 +253,13 @@ def interpolation(site: Site) -> Optional[Local]:
     weights = _axis_weights(site, name, place, rank, size, dtype)
     if weights is None or weights.shape != (length, size):
         return None
+    others: Dict[int, torch.Tensor] = {}
+    for k in range(rank):
+        if k != place:
+            found = _axis_weights(site, name, k, rank, site.shape(source)[2 + k], dtype)
+            if found is None:
+                return None
+            others[2 + k] = found
     used = weights != 0
     first = used.to(torch.int8).argmax(dim=1).tolist()
     last = (size - used.flip(1).to(torch.int8).argmax(dim=1)).tolist()
@@ -265,7 +272,9 @@ def interpolation(site: Site) -> Optional[Local]:
         rows = reader.rows(source, start, stop)
         band = weights[low:high, start:stop].to(rows.dtype)
         mixed = _mix(rows, band, axis)
-        return [_other_axes(site, reader, name, mixed, place)]
+        for other, matrix in others.items():
+            mixed = _mix(mixed, matrix, other)
+        return [mixed]
 
     return Local(Locality.BLOCK, site.one_axis(axis), length, {source: needs}, run)
 
@@ -277,7 +286,7 @@ def _axis_weights(site: Site, name: str, place: int, rank: int, size: int, dtype
     probe = torch.eye(size, dtype=dtype).reshape(shape)
     others = [1 if k != place else site.output_shape[2 + k] for k in range(rank)]
     result = _resize(site, name, probe, others, place)
-    return None if result is None else result.reshape(size, -1).t().contiguous()
+    return None if result is None else torch.t(result.reshape(size, -1)).contiguous()
 
 
 def _resize(site: Site, name: str, value: torch.Tensor, sizes: List[int], keep: int) -> Optional[torch.Tensor]:
@@ -315,21 +324,7 @@ def _mix(rows: torch.Tensor, band: torch.Tensor, axis: int) -> torch.Tensor:
     """Output rows as the weighted sums that ``band`` says; plain selection where every weight is one."""
     if bool(((band == 1).sum(dim=1) == 1).all()) and bool(((band != 0).sum(dim=1) == 1).all()):
         return rows.index_select(axis, (band == 1).to(torch.int8).argmax(dim=1))
-    return torch.tensordot(rows, band, dims=([axis], [1])).movedim(-1, axis)
-
-
-def _other_axes(site: Site, reader: Rows, name: str, mixed: torch.Tensor, place: int) -> torch.Tensor:
-    """Interpolate the spatial axes other than the split one, one at a time, with the kernel's own weights."""
-    del reader
-    rank = mixed.dim() - 2
-    source = site.number(name)
-    for k in range(rank):
-        if k == place:
-            continue
-        size = site.shape(source)[2 + k]
-        weights = _axis_weights(site, name, k, rank, size, mixed.dtype)
-        assert weights is not None
-        mixed = _mix(mixed, weights, 2 + k)
+    mixed: torch.Tensor = torch.tensordot(rows, band, dims=([axis], [1])).movedim(-1, axis)
     return mixed
 
 

@@ -12,7 +12,7 @@ from edge_offload.errors import BadInput, Unsupported
 from edge_offload.sequence import Operator, OperatorSequence
 from edge_offload.sequence.schemas import overload
 from edge_offload.split import footprint_element, footprint_rows, footprint_shape, footprint_window
-from edge_offload.split.footprint import EMPTY, Local, Locality, Range, Site, find_rule
+from edge_offload.split.footprint import EMPTY, Local, Locality, Range, Site, bind, find_rule
 
 _REGISTERED = (footprint_element, footprint_rows, footprint_shape, footprint_window)
 
@@ -185,8 +185,17 @@ def _look_up(site: Site) -> Optional[Local]:
 
 
 def _is_random(operator: Operator) -> bool:
-    """Whether two calls may differ, as far as anyone knows: the two sides must not both make such a value."""
+    """Whether two calls may differ, as far as anyone knows: the two sides must not both make such a value.
+
+    Operators with built-in dropout are tagged as random by torch even where the dropout is off.
+    """
     try:
-        return torch.Tag.nondeterministic_seeded in overload(operator.name).tags
+        found = overload(operator.name)
     except Unsupported:
         return True
+    if torch.Tag.nondeterministic_seeded not in found.tags:
+        return False
+    bound = bind(operator)
+    names = {argument.name for argument in found._schema.arguments}
+    return not (("train" in names and bound.get("train") is False)
+                or ("dropout_p" in names and bound.get("dropout_p", 0.0) == 0.0))  # fmt: skip
