@@ -9,6 +9,9 @@ from typing import Callable, Optional, Tuple
 
 from edge_offload.errors import BadInput
 
+_TURN_ONLY = math.radians(70)
+"""Bearing from which the robot only turns."""
+
 
 @dataclass(frozen=True)
 class FollowerConfig:
@@ -105,7 +108,7 @@ class Follower:
         angular = 0.0 if abs(bearing) <= config.bearing_dead_zone else config.angular_gain * bearing
         angular = max(-config.max_angular, min(config.max_angular, angular))
         linear = 0.0 if gap <= config.distance_dead_zone else min(config.max_linear, config.linear_gain * gap)
-        linear *= max(0.0, math.cos(bearing)) ** 2  # first turn, then drive
+        linear *= math.cos(bearing) ** 2 if abs(bearing) < _TURN_ONLY else 0.0
         if linear == 0.0 and angular == 0.0:
             return 0.0, 0.0, "at the target"
         return linear, angular, "following" if linear else "turning to the target"

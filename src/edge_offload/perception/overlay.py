@@ -86,9 +86,10 @@ def draw(
         _draw_skeleton(image, person, scale, keypoint_score)
     for person in ordered:
         _draw_box(image, person, scale, person.id == target_id)
+    top = 0 if status is None else _bar_height(scale) * (2 if status.note else 1)
     taken: List[Tuple[int, int, int, int]] = []
     for person in reversed(ordered):
-        _draw_label(image, person, scale, person.id == target_id, taken, top=_bar_height(scale) if status else 0)
+        _draw_label(image, person, scale, person.id == target_id, taken, top=top)
     if status is not None:
         _draw_bar(image, status, people, target_id, scale)
     return image
@@ -107,15 +108,15 @@ def _draw_skeleton(image: np.ndarray, person: TrackedPerson, scale: float, keypo
     colour = colour_of(person.id)
     seen = person.keypoints[:, 2] >= keypoint_score
     points = [_point(x, y) for x, y, _ in person.keypoints]
-    small = person.height < 90 * scale
+    small = person.height < 150 * scale
     limb = _thickness(scale, 1.0 if person.coasting or small else 2.0)
     limbs = [(points[a], points[b]) for a, b in SKELETON if seen[a] and seen[b]]
     for a, b in limbs:
-        cv2.line(image, a, b, _DARK, limb + 2, cv2.LINE_AA)
+        cv2.line(image, a, b, _DARK, limb + (1 if small else 2), cv2.LINE_AA)
     for a, b in limbs:
         cv2.line(image, a, b, colour, limb, cv2.LINE_AA)
     if not person.coasting:
-        radius = _thickness(scale, 1.0 if small else 2.0)
+        radius = 0 if small else _thickness(scale, 2.0)
         for index in np.flatnonzero(seen):
             cv2.circle(image, points[index], radius, _WHITE, -1, cv2.LINE_AA)
 
@@ -167,24 +168,23 @@ def _draw_label(
     taken: List[Tuple[int, int, int, int]],
     top: int,
 ) -> None:
-    """The id and score above the box, moved down where the place is taken."""
-    text = f"{person.id}" if person.coasting else f"{person.id}  {person.score * 100:.0f}%"
+    """The id and score above the box, moved up where the place is taken."""
+    text = f"{person.id}" if person.coasting else f"{person.id} {person.score * 100:.0f}%"
     if person.position is not None:
-        text += f"  {person.position.distance:.0f} m"
+        text += f" {person.position.distance:.0f}m"
     if is_target:
         text = f"TARGET {text}"
-    size = 0.42 * scale
+    size = 0.38 * scale
     (width, height), base = cv2.getTextSize(text, _FONT, size, 1)
     pad = _thickness(scale, 3.0)
     left, bottom = _point(float(person.box[0]), float(person.box[1]))
     left = int(np.clip(left, 0, max(0, image.shape[1] - width - 2 * pad)))
     box_height = height + base + pad
-    y = max(top, bottom - box_height - (2 * pad if is_target else 0))
     right = left + width + 2 * pad
-    for _ in range(8):
-        if not any(left < x2 and right > x1 and y < y2 and y + box_height > y1 for x1, y1, x2, y2 in taken):
-            break
-        y += box_height
+    lift = 4 * pad if is_target else 0
+    above = [bottom - lift - box_height * (1 + step) for step in range(4)]
+    places = [y for y in above if y >= top] or [max(top, bottom)]
+    y = next((y for y in places if not _overlaps((left, y, right, y + box_height), taken)), places[0])
     y = int(min(y, max(0, image.shape[0] - box_height)))
     taken.append((left, y, right, y + box_height))
     background = _TARGET if is_target else colour_of(person.id)
@@ -193,6 +193,11 @@ def _draw_label(
     cv2.rectangle(image, (left, y), (right, y + box_height), background, -1)
     ink = _WHITE if person.coasting else _DARK
     cv2.putText(image, text, (left + pad, y + height + pad // 2 + 1), _FONT, size, ink, 1, cv2.LINE_AA)
+
+
+def _overlaps(area: Tuple[int, int, int, int], others: Sequence[Tuple[int, int, int, int]]) -> bool:
+    left, top, right, bottom = area
+    return any(left < x2 and right > x1 and top < y2 and bottom > y1 for x1, y1, x2, y2 in others)
 
 
 def _bar_height(scale: float) -> int:

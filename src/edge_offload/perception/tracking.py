@@ -36,7 +36,7 @@ class TrackerConfig:
         max_tracks: most people known at a time.
     """
 
-    high_score: float = 0.3
+    high_score: float = 0.25
     low_score: float = 0.1
     min_hits: int = 2
     max_lost_s: float = 2.0
