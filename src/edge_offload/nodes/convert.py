@@ -106,24 +106,19 @@ def _decompressed(message: Any) -> np.ndarray:
     return pixels
 
 
-def depth_to_metres(message: Any) -> np.ndarray:
-    """A depth ``Image`` as float32 [h, w] in metres; unknown depth is NaN.
+def depth_pixels(message: Any) -> Tuple[np.ndarray, str]:
+    """A depth ``Image`` as it comes: uint16 or float32 [h, w], and its encoding (16UC1: millimetres, 32FC1: metres).
 
     Raises:
-        BadInput: not 16UC1 (millimetres) or 32FC1 (metres), or data that does not fit the stated size.
+        BadInput: another encoding, or data that does not fit the stated size.
     """
-    encoding = message.encoding.strip().lower()
-    if encoding in ("16uc1", "mono16"):
-        rows = np.ascontiguousarray(_rows(message, 2))
-        millimetres = rows.view(">u2" if message.is_bigendian else "<u2").astype(np.float32)
-        metres = np.where(millimetres > 0, millimetres * 1e-3, np.nan)
-    elif encoding == "32fc1":
-        rows = np.ascontiguousarray(_rows(message, 4))
-        metres = rows.view(">f4" if message.is_bigendian else "<f4").astype(np.float32)
-        metres = np.where(np.isfinite(metres) & (metres > 0), metres, np.nan)
-    else:
+    encoding = {"16uc1": "16UC1", "mono16": "16UC1", "32fc1": "32FC1"}.get(message.encoding.strip().lower())
+    if encoding is None:
         raise BadInput(f"depth encoding {message.encoding!r} is not supported", remedy="publish 16UC1 or 32FC1")
-    return metres.astype(np.float32)
+    size, kind = (2, "u2") if encoding == "16UC1" else (4, "f4")
+    rows = np.ascontiguousarray(_rows(message, size))
+    pixels = rows.view((">" if message.is_bigendian else "<") + kind)
+    return pixels.astype(np.dtype(kind)), encoding
 
 
 def bgr_to_image(bgr: np.ndarray, header: Any) -> Image:

@@ -20,11 +20,11 @@ def main(node: str) -> None:
 
 
 def command() -> None:
-    """Run the ``edge-offload`` command line and exit with its code."""
+    """Run the ``edge-offload`` command line, less what roslaunch adds to the arguments, and exit with its code."""
     _use_configured_python()
     from edge_offload.cli import main as run_command
 
-    sys.exit(run_command())
+    sys.exit(run_command([argument for argument in sys.argv[1:] if not argument.startswith(("__name:=", "__log:="))]))
 
 
 def _use_configured_python() -> None:

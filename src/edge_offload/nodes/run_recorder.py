@@ -46,7 +46,7 @@ class RunRecorder(Node):
     declared = (
         Param("frames", 0, "end after so many results; 0: never", low=0),
         Param("duration", 0.0, "end so many s after the first result; 0: never", low=0.0),
-        Param("idle", 0.0, "end when no frame and no result has come for so many s; 0: never", low=0.0),
+        Param("idle", 0.0, "end when all frames have results and no more came for so many s; 0: never", low=0.0),
         Param("json", "", "file for the summary; none: <directory>/summary.json"),
         Param("directory", "", "where the files go; none: beside ~json, else ~/.ros/edge_offload/<time>"),
         Param("video", True, "write the overlay as a video"),
@@ -144,13 +144,15 @@ class RunRecorder(Node):
         with self._lock:
             latencies, results = sum(self._tally.latencies.values()), sum(self._tally.results.values())
             first, news = self._first, self._news
+            # a slow network may still work on the last frame
+            settled = self._tally.settled >= len(self._tally.published)
         if self._ended:
             return
         if params["frames"] and min(latencies, results) >= params["frames"]:
             self._end(f"{params['frames']} results")
         elif params["duration"] and first is not None and now - first >= params["duration"]:
             self._end(f"{params['duration']:g} s")
-        elif params["idle"] and first is not None and now - news >= params["idle"]:
+        elif params["idle"] and first is not None and now - news >= params["idle"] * (1 if settled else 20):
             self._end("no more frames")
 
     def _end(self, reason: str) -> None:

@@ -1,0 +1,120 @@
+"""The network of a node: its model, where it runs, and the link to the server."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Mapping, Optional, Sequence, Tuple
+
+from edge_offload.execute.threads import pin
+from edge_offload.link.client import Client
+from edge_offload.link.keys import KeyStore
+from edge_offload.link.replies import LinkState
+from edge_offload.manager.runtime import OffloadedModule
+from edge_offload.models.registry import build_estimator, state_hash
+from edge_offload.modes import Mode
+from edge_offload.nodes.compose import duration
+from edge_offload.nodes.cores import resolve
+from edge_offload.nodes.health import Health
+from edge_offload.nodes.params import Param
+from edge_offload.timing import InferenceReport
+
+
+class Network:
+    """A person estimator whose module runs here or on a server, and what it says on /diagnostics."""
+
+    declared: ClassVar[Tuple[Param, ...]] = (
+        Param("model", "movenet", "name of the model ('edge-offload models list'), or package.module:factory"),
+        Param("model_options", {}, "options of the model, such as {size: 512}"),
+        Param("server", "", "address of the server, tcp://host:port; none: everything runs here"),
+        Param("keys", "", "key directory; none: the user's"),
+        Param("codec", "auto", "coding of what travels; auto is lossless"),
+        Param("slowdown", 1.0, "factor by which compute on this machine is slowed on purpose (emulation)", low=1.0),
+        Param("threads", 0, "compute threads; 0: torch's default", low=0),
+        Param("cores", "any", "CPU cores to stay on: 0, 2-3, first, second or any"),
+    )
+
+    def __init__(self, params: Mapping[str, Any], health: Health) -> None:
+        self._params = params
+        self._health = health
+        self._pinned = False
+        self._module: Optional[OffloadedModule] = None
+        self._pin()
+        self.estimator = build_estimator(params["model"], **params["model_options"])
+        self.weights_sha256 = state_hash(self.estimator.module)
+        self._client: Optional[Client] = None
+        if params["server"]:
+            keys = KeyStore(params["keys"]) if params["keys"] else None
+            self._client = Client(params["server"], keys=keys, on_state=self._link_changed)
+        self._module = OffloadedModule(
+            self.estimator.name if params["model"] == self.estimator.name else params["model"],
+            self.estimator.module,
+            self._client,
+            options=params["model_options"],
+            codec=params["codec"],
+            robot_slowdown=params["slowdown"],
+            report_results=True,
+        )
+        if self._client is not None:
+            self._client.start()
+        health.value("model", self.estimator.name)
+        if not self.estimator.trained:
+            health.warn("weights", f"model {self.estimator.name} has random weights: it finds nobody")
+
+    def _pin(self) -> None:
+        pin(self._params["threads"] or None, resolve(self._params["cores"]))
+
+    def _link_changed(self, state: LinkState, cause: str) -> None:
+        if self._module is not None:
+            self._module.link_changed(state, cause)
+
+    def run(self, inputs: Sequence[Any], mode: Mode, deadline_s: Optional[float], meta: Mapping[str, Any]) -> Any:
+        """One inference; see :meth:`edge_offload.manager.runtime.OffloadedModule.run`. Call it in one thread."""
+        assert self._module is not None
+        if not self._pinned:
+            # torch keeps the number of threads per thread, and this is the one that computes
+            self._pin()
+            self._pinned = True
+        return self._module.run(inputs, mode, deadline_s, meta)
+
+    def refresh(self, needed: bool) -> None:
+        """Say on /diagnostics how the link stands; ``needed``: the mode asked for cannot do without it."""
+        if self._module is None:
+            return
+        for mode, state in self._module.state().items():
+            self._health.value(f"mode {mode}", state)
+        if not needed:
+            self._health.clear("link")
+            self._health.clear("fallback")
+        elif self._client is None:
+            self._health.warn("link", "no server is configured (~server), so everything runs on the robot")
+        elif self._client.state is not LinkState.READY:
+            self._health.warn("link", f"no server at {self._client.address}: {self._client.cause}")
+        else:
+            self._health.clear("link")
+        if self._client is not None and self._client.clock.warning and self._client.state is LinkState.READY:
+            self._health.warn("clock", self._client.clock.warning)
+        else:
+            self._health.clear("clock")
+
+    def note(self, report: InferenceReport) -> None:
+        """Say on /diagnostics why the last frame ran elsewhere than asked for."""
+        if report.fallback_reason:
+            self._health.count("frames that fell back to local")
+            self._health.warn("fallback", report.fallback_reason)
+        else:
+            self._health.clear("fallback")
+
+    def describe_link(self, message: Any) -> None:
+        """Fill in what a ``Latency`` message says of the link."""
+        if self._client is None or self._client.state is not LinkState.READY:
+            return
+        reading = self._client.clock
+        message.connected = True
+        message.link_round_trip = duration(reading.rtt_s)
+        message.clock_offset = duration(reading.offset_s)
+        if not message.round_trips:
+            message.clock_error = duration(reading.error_s)
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._client is not None:
+            self._client.close()
