@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "robot and server use as many")  # fmt: skip
     parser.add_argument("--cores", metavar="LIST", help="CPU cores to stay on, such as 0,2-3")
     parser.add_argument("--allow", action="append", default=[], metavar="PACKAGE.MODULE:FACTORY",
-                        help="let robots open this model too; importing it runs its code here (may be repeated)")  # fmt: skip
+                        help="let robots open this model too; importing it runs its code (repeatable)")  # fmt: skip
     parser.add_argument("--preload", action="append", default=[], metavar="MODEL",
-                        help="build this model before listening (may be repeated)")  # fmt: skip
+                        help="build this model before listening (repeatable)")  # fmt: skip
     parser.add_argument("--option", action="append", default=[], metavar="MODEL.OPTION=VALUE",
                         help="an option of a model that holds here whatever a robot says, such as a path")  # fmt: skip
     parser.add_argument("--max-models", type=int, default=8, metavar="N", help="models kept in memory (8)")

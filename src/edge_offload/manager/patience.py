@@ -22,8 +22,8 @@ class PatienceLimits:
     factor: float = 3.0
     slack_s: float = 0.05
     floor_s: float = 0.1
-    cap_s: float = 2.0
-    first_s: float = 2.0
+    cap_s: float = 5.0
+    first_s: float = 5.0
 
 
 class Patience:

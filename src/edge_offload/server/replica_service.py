@@ -109,7 +109,7 @@ class ReplicaService:
         request.reply({})
 
     def infer(self, request: Request) -> None:
-        """``{handle, inputs, codec, wait_s, meta}`` → ``{outputs, decode_s, queue_s, compute_s, encode_s}``, with buffers.
+        """``{handle, inputs, codec, wait_s, meta}`` → ``{outputs, decode_s, queue_s, compute_s, encode_s}``.
 
         ``wait_s`` is how long the robot waits: what cannot be ready by then is refused at once, and never computed.
 

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Callable, Deque, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Deque, List, Mapping, Sequence, Tuple
 
 import torch
 
@@ -122,17 +122,3 @@ class ResultFeed:
                     watcher(result)
                 except Exception:
                     _log.exception("a watcher of results failed")
-
-
-def cost_of(report: Any) -> Dict[str, Any]:
-    """The figures of an :class:`~edge_offload.timing.InferenceReport` as plain values, for a report message."""
-    return {
-        "total_s": report.total_s,
-        "stages_s": dict(report.stages_s),
-        "bytes_up": report.bytes_up,
-        "bytes_down": report.bytes_down,
-        "round_trips": report.round_trips,
-        "clock_error_s": report.clock_error_s,
-        "emulated_slowdown": report.emulated_slowdown,
-        "fallback_reason": report.fallback_reason,
-    }

@@ -1,0 +1,206 @@
+"""A network that runs wherever it is told to, and on the robot when that fails: one call, one result."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import nn
+
+from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.execute.executor import ModuleExecutor, canonical_input
+from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.tensors import TensorSpec, pack
+from edge_offload.link.client import Client
+from edge_offload.link.replies import LinkState
+from edge_offload.manager.patience import PatienceLimits
+from edge_offload.manager.runners import Attempt, FailedAttempt, LocalRunner, Runner
+from edge_offload.manager.server_mode import ServerRunner
+from edge_offload.models import registry
+from edge_offload.modes import Mode
+from edge_offload.timing import InferenceReport
+
+#: Bytes of outputs that are reported to the server for those who watch there.
+MAX_REPORT_BYTES = 8 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class OffloadedModule:
+    """A module of the robot that also runs on a server, mode by mode, call by call. Thread-safe.
+
+    Connecting and opening the model happen in the background: until the server is there, calls are answered locally
+    and say so. After any fault (connection lost, late reply, refusal, error of the server, unreadable reply) the call
+    is answered locally too; a late reply is dropped.
+
+    Pin the robot's threads (:func:`edge_offload.execute.threads.pin`) before making one: its fingerprint is taken then.
+
+    Args:
+        name: of the model in the registry (also the server's), or ``package.module:factory``.
+        module: the robot's own copy; put in eval mode and moved to ``device``.
+        client: the link, or None for a robot without a server. Its owner starts and closes it. Wire
+            :meth:`link_changed` to its ``on_state``, and the model is open again before the next frame asks.
+        options: what ``module`` was built with, for the server to build the same.
+        device: where the robot computes.
+        codec: payload codec, both ways; ``auto`` is lossless.
+        robot_slowdown: emulate a robot that is so many times slower; 1 does not.
+        patience: bounds on the wait for a reply.
+        example: inputs of the shapes to come, so that the model is opened before the first frame.
+        report_results: tell the server the results of calls with ``meta`` that it did not compute itself.
+
+    Raises:
+        BadInput: a slowdown below 1.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        client: Optional[Client] = None,
+        *,
+        options: Optional[Mapping[str, registry.Scalar]] = None,
+        device: Union[str, torch.device] = "cpu",
+        codec: str = "auto",
+        robot_slowdown: float = 1.0,
+        patience: Optional[PatienceLimits] = None,
+        example: Optional[Sequence[torch.Tensor]] = None,
+        report_results: bool = False,
+    ) -> None:
+        self.name = name
+        self._client = client
+        self._report_results = report_results
+        executor = ModuleExecutor(module, device)
+        own = fingerprint(executor.device)
+        self._local = LocalRunner(executor, robot_slowdown)
+        self._server: Optional[ServerRunner] = None
+        self._runners: Dict[Mode, Runner] = {Mode.LOCAL: self._local}
+        if client is not None:
+            self._server = ServerRunner(
+                name,
+                options or {},
+                client,
+                state_hash=lambda: registry.state_hash(executor.module),
+                own_fingerprint=own,
+                codec=codec,
+                limits=patience,
+            )
+            self.add_runner(self._server)
+            if example is not None:
+                self._server.prepare(tuple(TensorSpec.of(tensor) for tensor in example))
+
+    def add_runner(self, runner: Runner) -> None:
+        """Let ``runner`` run its mode from now on."""
+        self._runners[runner.mode] = runner
+
+    def modes(self) -> Tuple[Mode, ...]:
+        """The modes that can be asked for."""
+        return tuple(self._runners)
+
+    def obstacle(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
+        """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
+        runner = self._runners.get(mode)
+        return f"mode {mode} is not available for model {self.name!r}" if runner is None else runner.obstacle(inputs)
+
+    def link_changed(self, state: LinkState, cause: str) -> None:
+        """For the client's ``on_state``: see ``client``."""
+        if self._server is not None:
+            self._server.link_changed(state, cause)
+
+    def state(self) -> Dict[str, str]:
+        """Each mode's state in words (``server``: the link, the model, and whether results are bit-equal)."""
+        return {mode.value: runner.state() for mode, runner in self._runners.items()}
+
+    def run(
+        self,
+        inputs: Sequence[torch.Tensor],
+        mode: Mode = Mode.LOCAL,
+        deadline_s: Optional[float] = None,
+        meta: Optional[Mapping[str, Any]] = None,
+    ) -> Tuple[Tuple[torch.Tensor, ...], InferenceReport]:
+        """One inference: exactly one result, in ``mode`` or locally.
+
+        Args:
+            inputs: what the module takes; one that is not contiguous is copied first, so that modes agree bit for bit.
+            mode: where to run.
+            deadline_s: seconds from now until the result is due. The wait for a server leaves room for a local
+                computation before it; the local computation itself is never cut short.
+            meta: facts on the frame (stamp, sequence number, letterbox) for those who watch on the server.
+
+        Returns:
+            The outputs in the module's order, on the CPU, and what they cost. ``report.mode`` is the mode that ran,
+            ``report.fallback_reason`` says why it is not the one asked for.
+
+        Raises:
+            BadInput: an input is not a tensor.
+            Exception: what the module itself raises when the robot runs it.
+        """
+        began = time.monotonic()
+        canonical = [_checked(tensor) for tensor in inputs]
+        attempt: Optional[Attempt] = None
+        reason = ""
+        lost_bytes = lost_trips = 0
+        if mode is not Mode.LOCAL:
+            reason = self.obstacle(mode, canonical) or ""
+            if not reason:
+                try:
+                    attempt = self._runners[mode].run(canonical, deadline_s, self._local.expected_s(), meta or {})
+                except EdgeOffloadError as error:
+                    reason = f"{mode}: {error}"
+                    if isinstance(error, FailedAttempt):
+                        lost_bytes, lost_trips = error.bytes_up, 1
+        ran = mode
+        if attempt is None:
+            ran, attempt = Mode.LOCAL, self._local.run(canonical)
+        report = InferenceReport(
+            mode=ran,
+            model=self.name,
+            total_s=time.monotonic() - began,
+            stages_s=attempt.stages_s,
+            bytes_up=attempt.bytes_up + lost_bytes,
+            bytes_down=attempt.bytes_down,
+            round_trips=attempt.round_trips + lost_trips,
+            clock_error_s=attempt.clock_error_s,
+            emulated_slowdown=self._local.slowdown,
+            fallback_reason=reason,
+        )
+        if self._report_results and meta is not None and ran is not Mode.SERVER:
+            self.report(attempt.outputs, report, meta)
+        return attempt.outputs, report
+
+    def report(self, outputs: Sequence[torch.Tensor], report: InferenceReport, meta: Mapping[str, Any]) -> bool:
+        """Tell the server a frame's result, for its operator; False when it could not be sent. Never waits."""
+        if self._client is None or self._client.state is not LinkState.READY:
+            return False
+        if sum(tensor.numel() * tensor.element_size() for tensor in outputs) > MAX_REPORT_BYTES:
+            return False
+        cost = {
+            "total_s": report.total_s,
+            "stages_s": dict(report.stages_s),
+            "bytes_up": report.bytes_up,
+            "bytes_down": report.bytes_down,
+            "round_trips": report.round_trips,
+            "emulated_slowdown": report.emulated_slowdown,
+            "fallback_reason": report.fallback_reason,
+        }
+        try:
+            descriptors, buffers = pack(outputs)
+            body = {
+                "model": self.name,
+                "mode": report.mode.value,
+                "meta": dict(meta),
+                "outputs": descriptors,
+                "cost": cost,
+            }
+            self._client.notify("report", body, buffers)
+        except EdgeOffloadError as error:
+            _log.debug("a result was not reported: %s", error)
+            return False
+        return True
+
+
+def _checked(tensor: object) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise BadInput(f"an input is a {type(tensor).__name__}, not a tensor")
+    return canonical_input(tensor)
