@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import tempfile
-from typing import Optional, Tuple, Union
+from typing import Iterator, Optional, Tuple, Union
 
 import cv2
 import numpy as np
@@ -41,6 +42,17 @@ def write_png(path: Union[str, pathlib.Path], image: np.ndarray) -> pathlib.Path
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", remedy="choose a folder that can be written") from error
     return path
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep OpenCV from writing to stderr that a codec is missing: that is expected, and the next one is tried."""
+    level = cv2.utils.logging.getLogLevel()
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    try:
+        yield
+    finally:
+        cv2.utils.logging.setLogLevel(level)
 
 
 class VideoWriter:
@@ -87,6 +99,10 @@ class VideoWriter:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(f"{self.path}: {error.strerror}") from error
+        with _quiet():
+            return self._first_that_works(size)
+
+    def _first_that_works(self, size: Tuple[int, int]) -> cv2.VideoWriter:
         suffixes = [self.path.suffix.lower()] + [".avi"] * (self.path.suffix.lower() != ".avi")
         for suffix in suffixes:
             self._temporary = self.path.with_name(f".{self.path.stem}.{os.getpid()}.part{suffix}")
