@@ -16,16 +16,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from edge_offload.errors import BadInput
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     from edge_offload.models.base import PersonEstimator
     from edge_offload.perception.pipeline import Run
+    from edge_offload.timing import InferenceReport
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,10 +94,30 @@ def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[s
             say(f"connecting to {args.server}")
             client.start()
             client.wait_ready(10.0)
-        yield lambda inputs: module.run(inputs, mode)
+        opened = client is None
+
+        def run_network(inputs: Sequence[torch.Tensor]) -> Tuple[Tuple[torch.Tensor, ...], InferenceReport]:
+            nonlocal opened
+            if not opened:
+                wait_until_open(lambda: module.obstacle(mode, inputs))
+                opened = True
+            return module.run(inputs, mode)
+
+        yield run_network
     finally:
         if client is not None:
             client.close()
+
+
+def wait_until_open(obstacle: Callable[[], Optional[str]], timeout_s: float = 20.0) -> None:
+    """Give the server time to build the model, so that the first frames are not computed here; then go on anyway."""
+    end = time.monotonic() + timeout_s
+    reason = obstacle()
+    while reason is not None and time.monotonic() < end:
+        time.sleep(0.05)
+        reason = obstacle()
+    if reason is not None:
+        say(f"going on without the server for now: {reason}")
 
 
 def track(args: argparse.Namespace, estimator: PersonEstimator, network: Run) -> Tuple[List[str], Dict[str, Any]]:

@@ -47,12 +47,12 @@ def write_png(path: Union[str, pathlib.Path], image: np.ndarray) -> pathlib.Path
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep OpenCV from writing to stderr that a codec is missing: that is expected, and the next one is tried."""
-    level = cv2.utils.logging.getLogLevel()
-    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    level = cv2.getLogLevel()
+    cv2.setLogLevel(0)
     try:
         yield
     finally:
-        cv2.utils.logging.setLogLevel(level)
+        cv2.setLogLevel(level)
 
 
 class VideoWriter:
