@@ -53,7 +53,7 @@ class PersonEstimator(abc.ABC):
 
     def __init__(self, name: str, module: PeopleModule, size: int, stride: int, trained: bool) -> None:
         self.name = name
-        self.module = module.eval()
+        self.module = module.eval().requires_grad_(False)
         self.size = size
         self.stride = stride
         self.trained = trained

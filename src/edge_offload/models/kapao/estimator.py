@@ -73,7 +73,7 @@ class KapaoEstimator(PersonEstimator):
 
 
 def _ready(network: Kapao, fused: bool) -> Kapao:
-    network.eval().requires_grad_(False)
+    network.eval()
     return fuse(network) if fused else network
 
 

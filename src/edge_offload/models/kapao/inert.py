@@ -185,13 +185,16 @@ class Checkpoint:
                 f"checkpoint {path} is not a zip-kind PyTorch file",
                 remedy="save it again with PyTorch 1.6 or newer, or as safetensors",
             )
-        self._archive = zipfile.ZipFile(path)
+        self._left = path.stat().st_size
+        try:
+            self._archive = zipfile.ZipFile(path)
+        except Exception as error:  # a damaged directory fails in as many ways as it has fields
+            raise self._unreadable(error) from error
         try:
             self.root = self._read_pickle()
         except Exception as error:  # a hostile pickle can fail anywhere, in any way
             self._archive.close()
-            raise BadInput(f"checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error
-        self._left = path.stat().st_size
+            raise self._unreadable(error) from error
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -207,8 +210,11 @@ class Checkpoint:
         """
         try:
             return {name: self._tensor(record) for name, record in records.items()}
-        except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, OSError, EOFError) as error:
-            raise BadInput(f"checkpoint {self._path} cannot be read: {error}") from error
+        except Exception as error:  # damaged members, see above
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> BadInput:
+        return BadInput(f"checkpoint {self._path} cannot be read: {type(error).__name__}: {error}")
 
     def _read_pickle(self) -> Any:
         pickles = [info for info in self._archive.infolist() if info.filename.split("/")[1:] == ["data.pkl"]]
