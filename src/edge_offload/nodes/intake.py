@@ -49,6 +49,7 @@ class ImageIntake:
         self._slot = slot
         self._last: Optional[Tuple[str, int]] = None
         self._news_s = time.monotonic()
+        self._closed = False
         # every message reaches the slot, which is where frames give way: 64 cannot come between two looks at it.
         # In keep_all mode nothing may be dropped, whatever comes.
         self._queue = None if keep_all else 64
@@ -74,6 +75,8 @@ class ImageIntake:
 
     def refresh(self) -> None:
         """Look for a publisher, and tell when images stay away. Call it about once a second."""
+        if self._closed:
+            return
         if self._transport == "auto":
             self._follow_publisher()
         health, topic = self._node.health, rospy.resolve_name(self._topic)
@@ -103,6 +106,7 @@ class ImageIntake:
 
     def close(self) -> None:
         """Take no more images in."""
+        self._closed = True
         for subscriber in (self._raw, self._compressed):
             if subscriber is not None:
                 subscriber.unregister()

@@ -148,6 +148,7 @@ class KapaoNode(Node):
             "seq": header.seq,
             "frame_id": header.frame_id,
             "image": [self._size[0], self._size[1]],
+            "options": self.params["model_options"],
         }
         return self._network.run(inputs, self._mode, left, meta)
 

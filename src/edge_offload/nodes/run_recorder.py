@@ -59,8 +59,8 @@ class RunRecorder(Node):
         self._lock = threading.Lock()
         self._tally = Tally()
         self._first: Optional[float] = None
-        self._news = time.monotonic()
-        self._ended = False
+        self._news = self._frame_news = time.monotonic()
+        self._ended = ""
         self._best: Optional[Any] = None
         self._most = -1
         self._people: Dict[int, int] = {}
@@ -84,9 +84,11 @@ class RunRecorder(Node):
         if not hasattr(self, "_ticker"):
             return
         self._ticker.close()
-        # the network node drains too: wait for what it still sends
-        while time.monotonic() - self._news < SETTLE_S:
-            time.sleep(0.05)
+        if not self._ended:
+            # ended from outside: the network node drains too, so wait for what it still sends
+            self._news = time.monotonic()
+            while time.monotonic() - self._news < SETTLE_S:
+                time.sleep(0.05)
         if not self._writer.drain(10.0):
             rospy.logwarn("the overlay video is incomplete: it could not be written in time")
         self._summarise(self._files())
@@ -94,10 +96,10 @@ class RunRecorder(Node):
     def refresh(self) -> None:
         with self._lock:
             tally = self._tally
-            faults = tally.faults()
+            faults = tally.faults(final=False)
             self.health.value("frames", len(tally.published))
             self.health.value("results", sum(tally.results.values()))
-        if faults and not self._ended:
+        if faults:
             self.health.warn("accounting", "; ".join(faults))
         else:
             self.health.clear("accounting")
@@ -109,23 +111,35 @@ class RunRecorder(Node):
             raise BadInput(f"message of {len(buffer)} bytes has no header")
         stamp = genpy.Time(int.from_bytes(buffer[4:8], "little"), int.from_bytes(buffer[8:12], "little"))
         with self._lock:
-            self._tally.frame(stamp.to_nsec())
-            self._news = time.monotonic()
+            if not self._ended:
+                self._tally.frame(stamp.to_nsec())
+                self._frame_news = time.monotonic()
 
     def _on_people(self, message: Any) -> None:
         stamp_ns = message.header.stamp.to_nsec()
         with self._lock:
+            if self._ended:
+                return
             self._tally.result(stamp_ns)
             self._people[stamp_ns] = len(message.people)
-            self._news = time.monotonic()
-            if self._first is None:
-                self._first = self._news
+            self._note_result()
 
     def _on_latency(self, message: Any) -> None:
         measured = message.energy_source == Power.MEASURED
         with self._lock:
+            if self._ended:
+                return
             self._tally.latency(message.header.stamp.to_nsec(), report_of(message), message.energy, measured)
-            self._news = time.monotonic()
+            self._note_result()
+
+    def _note_result(self) -> None:
+        """Called with the lock held, in the very message that may complete the run."""
+        self._news = time.monotonic()
+        if self._first is None:
+            self._first = self._news
+        wanted = self.params["frames"]
+        if wanted and self._tally.complete >= wanted:
+            self._end(f"{wanted} results")
 
     def _write(self, message: Any) -> None:
         bgr = image_to_bgr(message)
@@ -142,21 +156,17 @@ class RunRecorder(Node):
     def _check(self) -> None:
         params, now = self.params, time.monotonic()
         with self._lock:
-            latencies, results = sum(self._tally.latencies.values()), sum(self._tally.results.values())
-            first, news = self._first, self._news
+            if self._ended or self._first is None:
+                return
             # a slow network may still work on the last frame
-            settled = self._tally.settled >= len(self._tally.published)
-        if self._ended:
-            return
-        if params["frames"] and min(latencies, results) >= params["frames"]:
-            self._end(f"{params['frames']} results")
-        elif params["duration"] and first is not None and now - first >= params["duration"]:
-            self._end(f"{params['duration']:g} s")
-        elif params["idle"] and first is not None and now - news >= params["idle"] * (1 if settled else 20):
-            self._end("no more frames")
+            patience = params["idle"] * (1 if self._tally.settled >= len(self._tally.published) else 20)
+            if params["duration"] and now - self._first >= params["duration"]:
+                self._end(f"{params['duration']:g} s")
+            elif params["idle"] and now - max(self._news, self._frame_news) >= patience:
+                self._end("no more frames")
 
     def _end(self, reason: str) -> None:
-        self._ended = True
+        self._ended = reason
         rospy.loginfo(f"the run ends: {reason}")
         self.finish(reason)
 
@@ -175,6 +185,8 @@ class RunRecorder(Node):
     def _summarise(self, files: List[str]) -> None:
         with self._lock:
             try:
+                if self._ended:
+                    self._tally.drop_half()
                 record = self._tally.summary(self.params["link"], files)
                 records.write(self._json, "run", record)
             except (EdgeOffloadError, OSError) as error:

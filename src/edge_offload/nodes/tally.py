@@ -49,18 +49,39 @@ class Tally:
         ranks = [self.published[stamp] for stamp in self.results if stamp in self.published]
         return max(ranks) + 1 if ranks else 0
 
-    def faults(self) -> List[str]:
-        """What contradicts "every frame taken up gives exactly one result and one latency with its stamp"."""
+    @property
+    def complete(self) -> int:
+        """Frames that have a result and a latency."""
+        return len(set(self.results) & set(self.latencies))
+
+    def drop_half(self) -> None:
+        """Forget the newest frame if only half of its answer is here: the count was stopped between the two."""
+        newest = max([*self.results, *self.latencies], default=None)
+        if newest is None or (newest in self.results and newest in self.latencies):
+            return
+        if newest in self.latencies:
+            self.reports.pop()
+        self.results.pop(newest, None)
+        self.latencies.pop(newest, None)
+
+    def faults(self, final: bool = True) -> List[str]:
+        """What contradicts "every frame taken up gives exactly one result and one latency with its stamp".
+
+        While the run lasts (not ``final``) a frame may have its result and not its latency yet, or the reverse.
+        """
         found = []
-        strange = sorted((set(self.results) | set(self.latencies)) - set(self.published))
-        if strange:
+        first = min(self.published, default=0)
+        answered = set(self.results) | set(self.latencies)
+        # whoever listens from the middle on sees answers to frames that it has not seen
+        strange = sorted(stamp for stamp in answered - set(self.published) if stamp > first)
+        if strange and final:
             found.append(f"{len(strange)} stamps of results belong to no frame seen (first: {strange[0]} ns)")
         for name, counter in (("results", self.results), ("latencies", self.latencies)):
             doubled = sorted(stamp for stamp, count in counter.items() if count > 1)
             if doubled:
                 found.append(f"{len(doubled)} frames have several {name} (first: {doubled[0]} ns)")
         unpaired = sorted(set(self.results) ^ set(self.latencies))
-        if unpaired:
+        if unpaired and final:
             found.append(f"{len(unpaired)} frames have a result or a latency, but not both (first: {unpaired[0]} ns)")
         return found
 
