@@ -1,0 +1,119 @@
+"""People out of the outputs that a server computed, or that a robot reported to it. Nothing in them is trusted."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, TypeVar
+
+import numpy as np
+
+from edge_offload.errors import BadInput
+from edge_offload.models.base import PersonEstimator
+from edge_offload.models.letterbox import Letterbox
+from edge_offload.models.registry import build_estimator, entries
+from edge_offload.perception.tracking import TrackedPerson, Tracker
+from edge_offload.server.results import FrameResult
+
+MAX_PIXELS = 64_000_000
+MAX_TEXT = 256
+KEPT = 16
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Recent(OrderedDict):
+    """A dictionary of the :data:`KEPT` entries that were used last."""
+
+    def of(self, key: K, make: Callable[[], V]) -> V:
+        """The entry of ``key``, made where there is none."""
+        if key not in self:
+            self[key] = make()
+            while len(self) > KEPT:
+                self.popitem(last=False)
+        self.move_to_end(key)
+        value: V = self[key]
+        return value
+
+
+class Facts:
+    """What a robot says of a frame.
+
+    Attributes:
+        stamp_ns: when it was captured.
+        seq, frame_id: of its header.
+        size: width and height in pixels.
+        options: of the model, scalars by name.
+
+    Raises:
+        BadInput: something is missing or makes no sense.
+    """
+
+    def __init__(self, meta: Mapping[str, Any]) -> None:
+        self.stamp_ns = _whole(meta, "stamp_ns", 0, 2**32 * 10**9 - 1)
+        self.seq = _whole(meta, "seq", 0, 2**32 - 1)
+        self.frame_id = str(meta.get("frame_id", ""))[:MAX_TEXT]
+        image = meta.get("image")
+        if not isinstance(image, list) or len(image) != 2 or not all(type(side) is int for side in image):
+            raise BadInput("a report says no image size")
+        self.size: Tuple[int, int] = (image[0], image[1])
+        if min(self.size) < 1 or self.size[0] * self.size[1] > MAX_PIXELS:
+            raise BadInput(f"a report is about an image of {image[0]}x{image[1]} pixels")
+        options = meta.get("options", {})
+        if not isinstance(options, dict) or not all(isinstance(v, (bool, int, float, str)) for v in options.values()):
+            raise BadInput("a report's model options are no scalars")
+        self.options: Dict[str, Any] = dict(options)
+
+
+def _whole(meta: Mapping[str, Any], key: str, low: int, high: int) -> int:
+    value = meta.get(key)
+    if type(value) is not int or not low <= value <= high:
+        raise BadInput(f"a report has no valid {key}")
+    return value
+
+
+class Interpreter:
+    """Turns outputs into tracked people, with a tracker for every robot and model.
+
+    Args:
+        allow: factories of the operator's own that may be imported; a name off the wire never is otherwise.
+    """
+
+    def __init__(self, allow: Iterable[str] = ()) -> None:
+        self._allow = frozenset(allow)
+        self._estimators: Recent = Recent()
+        self._placements: Recent = Recent()
+        self._trackers: Recent = Recent()
+
+    def people(self, result: FrameResult, facts: Facts) -> List[TrackedPerson]:
+        """The people in one frame of one robot.
+
+        Raises:
+            BadInput: a model that is not allowed, or outputs that are not those of the model.
+        """
+        estimator = self._estimator(result.model, facts.options)
+        if estimator is None or not estimator.trained:
+            return []
+        found = estimator.interpret(result.outputs, self._placement(estimator, facts))
+        tracker: Tracker = self._trackers.of((result.peer, result.model), Tracker)
+        return tracker.update(found, facts.stamp_ns * 1e-9, facts.size)
+
+    def _estimator(self, name: str, options: Dict[str, Any]) -> Optional[PersonEstimator]:
+        entry = entries().get(name)
+        if entry is None and name not in self._allow:
+            raise BadInput(f"a robot reports results of model {name[:MAX_TEXT]!r}, which is not known here")
+        if entry is not None:
+            if entry.kind != "people":
+                return None
+            # files are this machine's own business
+            options = {key: value for key, value in options.items() if key not in entry.path_options}
+        key = (name, json.dumps(options, sort_keys=True))
+        return self._estimators.of(key, lambda: build_estimator(name, **options))
+
+    def _placement(self, estimator: PersonEstimator, facts: Facts) -> Letterbox:
+        width, height = facts.size
+        return self._placements.of(
+            (estimator.size, estimator.stride, facts.size),
+            lambda: estimator.prepare(np.zeros((height, width, 3), dtype=np.uint8))[1],
+        )
