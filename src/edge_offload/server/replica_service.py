@@ -124,9 +124,10 @@ class ReplicaService:
         wait_s = body.get("wait_s")
         if wait_s is not None and (not isinstance(wait_s, (int, float)) or not 0 <= wait_s < 1e6):
             raise ProtocolError("wait_s is a number of seconds")
-        self._admit(request.peer, opened, wait_s)
+        own_s = self._book.expected_s(opened.replica.name)
+        self._admit(request.peer, own_s, wait_s)
         self._device.submit(
-            request.peer, lambda: self._guarded(request, lambda: self._compute(request, opened, wait_s))
+            request.peer, lambda: self._guarded(request, lambda: self._compute(request, opened, wait_s)), own_s
         )
 
     def forget(self, peer: Peer) -> None:
@@ -148,14 +149,10 @@ class ReplicaService:
             )
         return found
 
-    def _admit(self, peer: Peer, opened: Opened, wait_s: Optional[float]) -> None:
+    def _admit(self, peer: Peer, own_s: float, wait_s: Optional[float]) -> None:
         if wait_s is None:
             return
-        typical_s = self._book.typical_s()
-        ahead_s = typical_s * self._device.queue.ahead_of(peer)
-        if self._device.busy:
-            ahead_s += max(typical_s - self._device.busy_for_s(), 0.0)
-        own_s = self._book.expected_s(opened.replica.name)
+        ahead_s = self._device.ahead_s(peer)
         if ahead_s > 0 and ahead_s + own_s > wait_s:
             raise Refused(
                 f"full: a result would take {ahead_s + own_s:.3f} s, the robot waits {wait_s:.3f} s",

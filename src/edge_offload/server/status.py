@@ -104,11 +104,6 @@ class StatusBook:
             samples = self._latency.get(model)
             return sum(samples) / len(samples) if samples else 0.0
 
-    def typical_s(self) -> float:
-        """Mean compute time of the latest inferences of any model (seconds), 0 before the first."""
-        with self._lock:
-            return sum(end - begin for begin, end in self._busy) / len(self._busy) if self._busy else 0.0
-
     def snapshot(self, queue_length: int, sessions: int) -> ServerStatus:
         """The status now."""
         with self._lock:

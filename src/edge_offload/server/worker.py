@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Callable, Hashable, Optional
+from typing import Callable, Hashable, Optional, Tuple
 
 from edge_offload.server.fair_queue import FairQueue
 
@@ -25,7 +25,7 @@ class Worker:
     def __init__(self, name: str, queue: FairQueue[Job], prepare: Optional[Callable[[], None]] = None) -> None:
         self.queue = queue
         self._prepare = prepare
-        self._busy_since: Optional[float] = None
+        self._running: Optional[Tuple[float, float]] = None
         self._ready = threading.Event()
         self._failure: Optional[BaseException] = None
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -41,23 +41,19 @@ class Worker:
         if self._failure is not None:
             raise self._failure
 
-    def submit(self, peer: Hashable, job: Job) -> None:
-        """Queue a job.
+    def submit(self, peer: Hashable, job: Job, cost_s: float = 0.0) -> None:
+        """Queue a job that will take about ``cost_s`` seconds.
 
         Raises:
             Refused: the queue is full or closed.
         """
-        self.queue.put(peer, job)
+        self.queue.put(peer, job, cost_s)
 
-    def busy_for_s(self) -> float:
-        """Seconds that the running job has taken so far; 0 when idle."""
-        since = self._busy_since
-        return 0.0 if since is None else time.monotonic() - since
-
-    @property
-    def busy(self) -> bool:
-        """Whether a job runs now."""
-        return self._busy_since is not None
+    def ahead_s(self, peer: Hashable) -> float:
+        """How long a job that ``peer`` would submit now waits for others (seconds, by their announced costs)."""
+        running = self._running
+        left = 0.0 if running is None else max(running[0] + running[1] - time.monotonic(), 0.0)
+        return left + self.queue.ahead_s(peer)
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Drop what waits, let the running job end; False if it has not within ``timeout_s``."""
@@ -77,13 +73,14 @@ class Worker:
         finally:
             self._ready.set()
         while True:
-            job = self.queue.get()
-            if job is None:
+            taken = self.queue.get()
+            if taken is None:
                 return
-            self._busy_since = time.monotonic()
+            job, cost_s = taken
+            self._running = (time.monotonic(), cost_s)
             try:
                 job()
             except (Exception, SystemExit):  # a model that calls sys.exit must not take the thread with it
                 _log.exception("a job of %s failed", self._thread.name)
             finally:
-                self._busy_since = None
+                self._running = None

@@ -1,0 +1,103 @@
+"""A real server process on loopback, and robots that talk to it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, List, Sequence
+
+import small_nets
+import torch
+
+from edge_offload.link.client import Client, LinkState
+from edge_offload.link.keys import KeyStore
+from edge_offload.manager.runtime import OffloadedModule
+from edge_offload.modes import Mode
+
+FACTORIES = ("net", "slow", "moody", "counting", "drifting", "many")
+
+
+class ServerProcess:
+    """``edge-offload serve`` in a process of its own."""
+
+    def __init__(self, keys: pathlib.Path, bind: str = "tcp://127.0.0.1:0", extra: Sequence[str] = ()) -> None:
+        path = os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        command = [
+            sys.executable,
+            "-m",
+            "edge_offload.cli",
+            "serve",
+            "--bind",
+            bind,
+            "--threads",
+            "1",
+            "--keys",
+            str(keys),
+        ]
+        for name in FACTORIES:
+            command += ["--allow", f"small_nets:{name}"]
+        self.process = subprocess.Popen(
+            [*command, *extra], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("listening on "), f"the server said {line!r}"
+        self.address = line.split()[2]
+
+    def stop(self, how: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.send_signal(how)
+        return self.process.wait(20)
+
+
+class Robot:
+    """A client and a module by name."""
+
+    def __init__(self, address: str, keys: pathlib.Path, factory: str, example: Any = None, **options: Any) -> None:
+        runtime = {
+            key: options.pop(key) for key in ("robot_slowdown", "patience", "report_results", "codec") if key in options
+        }
+        self.client = Client(address, keys=KeyStore(keys), on_state=self._changed)
+        self.module = small_module = getattr(small_nets, factory)(**options)
+        self.offloaded = OffloadedModule(
+            f"small_nets:{factory}", small_module, self.client, options=options, example=example, **runtime
+        )
+        self.client.start()
+
+    def _changed(self, state: LinkState, cause: str) -> None:
+        self.offloaded.link_changed(state, cause)
+
+    def wait_open(self, inputs: Sequence[torch.Tensor], timeout_s: float = 20.0) -> None:
+        until(
+            lambda: self.offloaded.obstacle(Mode.SERVER, inputs) is None, timeout_s, lambda: str(self.offloaded.state())
+        )
+
+    def run(self, inputs: Sequence[torch.Tensor], mode: Mode = Mode.SERVER, **more: Any):
+        return self.offloaded.run(inputs, mode, **more)
+
+
+def until(condition, timeout_s: float, what=lambda: "") -> None:
+    """Wait for ``condition``; the time limit is only there to end a hanging test."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"still not so after {timeout_s} s: {what()}"
+        time.sleep(0.01)
+
+
+def bit_equal(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    def bits(tensor: torch.Tensor) -> bytes:
+        return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+    return len(one) == len(other) and all(
+        (a.dtype, a.shape) == (b.dtype, b.shape) and bits(a) == bits(b) for a, b in zip(one, other)
+    )
+
+
+def image(seed: int = 0, height: int = 40, width: int = 48) -> List[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, 256, (3, height, width), dtype=torch.uint8, generator=generator)]

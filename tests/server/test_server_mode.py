@@ -1,0 +1,127 @@
+"""Mode ``server`` gives the robot's own bits, through real sockets and a real server process."""
+
+import pytest
+import small_nets
+import torch
+from server_rig import bit_equal, image, until
+
+from edge_offload.errors import EdgeOffloadError
+from edge_offload.link.client import Client
+from edge_offload.link.keys import KeyStore
+from edge_offload.manager.runtime import OffloadedModule
+from edge_offload.models import registry
+from edge_offload.modes import Mode
+from edge_offload.timing import STAGES
+
+
+def test_random_networks_are_bit_equal_to_local(server, robot):
+    for seed in range(8):
+        inputs = image(seed, 24 + seed, 40)
+        bot = robot(server.address, "net", example=inputs, seed=seed)
+        bot.wait_open(inputs)
+        assert "bit-equal" in bot.offloaded.state()["server"]
+        for fresh in range(3):
+            inputs = image(100 * seed + fresh, 24 + seed, 40)
+            there, report = bot.run(inputs)
+            here, local = bot.run(inputs, Mode.LOCAL)
+            assert (report.mode, report.fallback_reason) == (Mode.SERVER, "")
+            assert local.mode is Mode.LOCAL
+            assert bit_equal(there, here)
+            with torch.inference_mode():
+                assert bit_equal(there, bot.module(*inputs)), "and to the module called by hand"
+
+
+def test_strides_and_alignment_of_the_input_do_not_change_bits(server, robot):
+    inputs = image(5, 32, 64)
+    bot = robot(server.address, "net", example=inputs, seed=5)
+    bot.wait_open(inputs)
+    want, _ = bot.run(inputs)
+    last = [inputs[0].permute(1, 2, 0).contiguous().permute(2, 0, 1)]
+    odd = [torch.cat([torch.zeros(1, dtype=torch.uint8), inputs[0].reshape(-1)])[1:].reshape(inputs[0].shape)]
+    for variant in (last, odd):
+        for mode in (Mode.LOCAL, Mode.SERVER):
+            got, report = bot.run(variant, mode)
+            assert report.mode is mode
+            assert bit_equal(got, want)
+
+
+def test_every_dtype_nan_and_empty_come_back_as_they_are(server, robot):
+    inputs = [torch.arange(6.0).reshape(2, 3)]
+    bot = robot(server.address, "many", example=inputs)
+    bot.wait_open(inputs)
+    there, report = bot.run(inputs)
+    assert report.mode is Mode.SERVER
+    assert bit_equal(there, small_nets.many()(*inputs))
+    there[0].logical_not_()  # as writable as a local result
+
+
+def test_outputs_may_be_written_in_local_mode_too(server, robot):
+    bot = robot(server.address, "slow", seconds=0.0)
+    outputs, _ = bot.run([torch.ones(2)], Mode.LOCAL)
+    outputs[0].add_(1)
+
+
+def test_report_says_what_the_frame_cost(server, robot):
+    inputs = image(1, 200, 300)
+    bot = robot(server.address, "net", example=inputs, seed=1, codec="raw")
+    bot.wait_open(inputs)
+    _, report = bot.run(inputs)
+    assert report.round_trips == 1
+    assert set(report.stages_s) == set(STAGES)
+    assert all(value >= 0 for value in report.stages_s.values())
+    assert report.stages_s["compute_server"] > 0
+    assert report.stages_s["compute_robot"] == 0
+    assert sum(report.stages_s.values()) <= report.total_s + 2 * report.clock_error_s
+    assert 200 * 300 * 3 < report.bytes_up < 200 * 300 * 3 + 2000
+    assert report.bytes_down > 0
+    assert 0 < report.clock_error_s < 0.05
+
+
+def test_a_new_input_shape_is_opened_by_itself(server, robot):
+    bot = robot(server.address, "net", seed=2)
+    for height in (24, 32):
+        inputs = image(0, height)
+        first, report = bot.run(inputs)
+        assert report.mode is Mode.LOCAL
+        assert report.fallback_reason
+        bot.wait_open(inputs)
+        second, report = bot.run(inputs)
+        assert report.mode is Mode.SERVER
+        assert bit_equal(first, second)
+
+
+def test_thread_count_that_differs_is_stated(server, robot):
+    torch.set_num_threads(2)
+    inputs = image()
+    bot = robot(server.address, "net", example=inputs)
+    bot.wait_open(inputs)
+    assert "threads: 2 here, 1 there" in bot.offloaded.state()["server"]
+
+
+def test_slowdown_stretches_the_robot_and_says_so(server, robot):
+    plain = robot(server.address, "slow", seconds=0.02)
+    slowed = robot(server.address, "slow", seconds=0.02, robot_slowdown=4.0)
+    ratio = []
+    for _ in range(5):
+        _, one = plain.run([torch.ones(1)], Mode.LOCAL)
+        _, four = slowed.run([torch.ones(1)], Mode.LOCAL)
+        ratio.append(four.stages_s["compute_robot"] / one.stages_s["compute_robot"])
+    assert 3.0 < sorted(ratio)[2] < 5.0
+    assert (one.emulated_slowdown, four.emulated_slowdown) == (1.0, 4.0)
+
+
+def test_movenet_is_bit_equal(own_server, robot, keys):
+    try:
+        module = registry.build_module("movenet")
+    except EdgeOffloadError as error:
+        pytest.skip(f"MoveNet's weights are not here: {error}")
+    server = own_server()
+    with Client(server.address, keys=KeyStore(keys)) as client:
+        inputs = image(0, 96, 128)
+        offloaded = OffloadedModule("movenet", module, client, example=inputs)
+        until(lambda: offloaded.obstacle(Mode.SERVER, inputs) is None, 60, lambda: str(offloaded.state()))
+        for seed in range(3):
+            there, report = offloaded.run(image(seed, 96, 128), Mode.SERVER)
+            here, _ = offloaded.run(image(seed, 96, 128), Mode.LOCAL)
+            assert report.mode is Mode.SERVER, report.fallback_reason
+            assert bit_equal(there, here)
