@@ -1,6 +1,7 @@
 """Builds ``kernels.c`` with the system's C compiler on first use and loads it; numpy serves until it is there.
 
-The library is cached under ``$XDG_CACHE_HOME/edge_offload/native`` by a hash of source, compiler, flags, interpreter
+The library is cached in ``native`` of the cache folder (``$EDGE_OFFLOAD_CACHE``, else ``edge_offload`` in
+``$XDG_CACHE_HOME`` or ``~/.cache``) by a hash of source, compiler, flags, interpreter
 and processor. ``EDGE_OFFLOAD_NATIVE=0`` keeps to numpy.
 """
 
@@ -31,8 +32,10 @@ _BUILD_TIMEOUT_S = 120.0
 
 def cache_folder() -> pathlib.Path:
     """Where built libraries are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return pathlib.Path(base) / "edge_offload" / "native"
+    base = os.environ.get("EDGE_OFFLOAD_CACHE")
+    if not base:
+        base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "edge_offload")
+    return pathlib.Path(base).expanduser() / "native"
 
 
 def compiler() -> List[str]:
@@ -94,7 +97,7 @@ def build() -> pathlib.Path:
             if not path.exists():
                 _compile(path)
     except OSError as error:
-        raise Unsupported(f"cannot build into {path.parent}: {error}", remedy="set XDG_CACHE_HOME") from error
+        raise Unsupported(f"cannot build into {path.parent}: {error}", remedy="set EDGE_OFFLOAD_CACHE") from error
     return path
 
 

@@ -26,7 +26,7 @@ DEFAULT_MAX_BYTES = 256 * 1024 * 1024
 Buffer = Union[bytes, bytearray, memoryview]
 Params = Dict[str, Any]
 
-_KEYS = {"codec", "dtype", "shape", "params", "tensor", "stream", "lossy"}
+_KEYS = {"codec", "dtype", "shape", "params", "stream", "lossy"}
 _EMPTY_LIMIT = 1 << 40  # product of the other axes of an empty array: numpy refuses far larger ones by a ValueError
 
 
@@ -57,7 +57,6 @@ class Header:
     dtype: np.dtype
     shape: Tuple[int, ...]
     params: Mapping[str, Any]
-    tensor: str = ""
 
     @property
     def size(self) -> int:
@@ -120,9 +119,9 @@ def check_descriptor(descriptor: Mapping[str, Any], max_bytes: int) -> Header:
     if not {"codec", "dtype", "shape"} <= set(descriptor) or not set(descriptor) <= _KEYS:
         raise ProtocolError(f"payload descriptor has keys {sorted(map(str, descriptor))[:8]}")
     codec, dtype, shape = descriptor["codec"], descriptor["dtype"], descriptor["shape"]
-    params, tensor = descriptor.get("params", {}), descriptor.get("tensor", "")
-    if not (isinstance(codec, str) and isinstance(dtype, str) and isinstance(tensor, str)):
-        raise ProtocolError("payload descriptor: codec, dtype and tensor are strings")
+    params = descriptor.get("params", {})
+    if not (isinstance(codec, str) and isinstance(dtype, str)):
+        raise ProtocolError("payload descriptor: codec and dtype are strings")
     if dtype not in DTYPES:
         raise ProtocolError(f"payload dtype {dtype[:32]!r} is not allowed")
     if not isinstance(params, Mapping) or not all(isinstance(key, str) for key in params):
@@ -136,7 +135,7 @@ def check_descriptor(descriptor: Mapping[str, Any], max_bytes: int) -> Header:
         product *= max(extent, 1)
         if product > max(max_bytes, _EMPTY_LIMIT if 0 in shape else 0):
             raise ProtocolError(f"payload would decode to more than the {max_bytes} bytes allowed")
-    return Header(codec, DTYPES[dtype], tuple(shape), params, tensor)
+    return Header(codec, DTYPES[dtype], tuple(shape), params)
 
 
 def check_buffers(buffers: Sequence[Any]) -> List[memoryview]:

@@ -82,6 +82,12 @@ class SendStream:
         self._base: Optional[int] = None  # number of the newest acknowledged array
         self._peer_ring = ring
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays kept."""
+        with self._lock:
+            return sum(kept.nbytes for kept, _ in self._sent.values())
+
     def reset(self) -> None:
         """Forget every reference and start a new session: the peer restarted, or the link was opened anew."""
         with self._lock:
@@ -206,6 +212,12 @@ class ReceiveStream:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._kept: OrderedDict[Tuple[int, int], Tuple[np.ndarray, int]] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays kept."""
+        with self._lock:
+            return sum(kept.nbytes for kept, _ in self._kept.values())
 
     def decode(self, descriptor: Mapping[str, Any], buffers: Sequence[Any]) -> np.ndarray:
         """Decode a payload of :meth:`SendStream.encode`.
