@@ -21,8 +21,9 @@ from edge_offload.link import messages, tcp
 from edge_offload.link.clock import PeerClock
 from edge_offload.link.keys import KeyPair
 from edge_offload.link.messages import Limits, Message, VersionMismatch
+from edge_offload.link.sparingly import Sparingly
 
-log = logging.getLogger(__name__)
+rare = Sparingly(logging.getLogger(__name__))
 
 ZERO_COPY_BYTES = 64 << 10
 # what a ZMTP 3 peer sends before anything else
@@ -205,10 +206,10 @@ class Dialled:
                 if problem:
                     raise ProtocolError(problem)
                 message = messages.unpack_header(frames[0].buffer, self._limits)
-            except VersionMismatch as error:
-                raise ConnectionLost(str(error), refused=error) from error
-            except ProtocolError as error:
-                log.warning("link: dropped a message of %s: %s", self.address, error)
+            except (ProtocolError, VersionMismatch) as error:
+                if isinstance(error, VersionMismatch) and not self.ready:
+                    raise ConnectionLost(str(error), refused=error) from error
+                rare.warning("link: dropped a message of %s: %s", self.address, error)
                 continue
             message.buffers = [frame.buffer for frame in frames[1:]]
             if message.type == "welcome" and message.epoch == self._epoch and not self.ready:

@@ -23,8 +23,10 @@ from zmq.utils import z85
 from edge_offload.errors import BadInput
 from edge_offload.link import tcp
 from edge_offload.link.keys import KeyStore
+from edge_offload.link.sparingly import Sparingly
 
 log = logging.getLogger(__name__)
+rare = Sparingly(log)
 
 TICK_S = 0.01
 REFRESH_S = 0.25
@@ -208,7 +210,7 @@ class Gate:
         name = self._entrants[door.user].name if door.user in self._entrants else "a peer that has not said hello"
         if door.tcp.shutdown():
             self._counters[f"cut: {reason}"] += 1
-            log.warning("link: cut the connection of %s: %s", name, reason)
+            rare.warning("link: cut the connection of %s: %s", name, reason)
         self._forget(door.tcp.descriptor)
 
     def _look(self, now: float) -> None:
@@ -264,7 +266,8 @@ class Gate:
             if name is None:
                 text = b"key not on the allow-list"
                 self._counters["refused: unknown key"] += 1
-                log.warning("link: refused a peer at %s with unknown key %s", frames[3].decode("ascii", "replace"), key)
+                where = frames[3].decode("ascii", "replace")
+                rare.warning("link: refused a peer at %s with unknown key %s", where, key)
             else:
                 status, text, user = b"200", b"welcome", f"{next(self._serial)}"
                 with self._lock:

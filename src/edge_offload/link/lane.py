@@ -124,7 +124,7 @@ class Lane:
     def advance(self, now: float) -> None:
         """Serve everything that ends by ``now``."""
         while True:
-            if self._serving is None and not self._begin():
+            if self._serving is None and not self._begin(now):
                 return
             if self._ends > now:
                 return
@@ -141,6 +141,9 @@ class Lane:
     def next_s(self) -> float:
         """When something happens next if nothing arrives."""
         due = self._ends
+        if due < math.inf and not any(flow.was_full for flow in self._flows):
+            # nobody waits for room, so the end of service matters only once the chunk has flown
+            due += self.delay(due)
         if not self.paused:
             for flow in self._flows:
                 if flow.flying and not flow.blocked:
@@ -151,7 +154,7 @@ class Lane:
         """Bytes that wait for service."""
         return sum(flow.waiting_bytes for flow in self._flows)
 
-    def _begin(self) -> bool:
+    def _begin(self, now: float) -> bool:
         if self.paused:
             return False
         for offset in range(len(self._flows)):
@@ -162,6 +165,8 @@ class Lane:
                 data = flow.waiting.popleft()
                 flow.waiting_bytes -= len(data)
                 self._serving = flow, data
+                # time during which the receiver held everything up is no credit
+                self._free = max(self._free, now - FORGIVEN_S)
                 self._left, self._since = float(len(data)), self._free
                 if self.stall_fraction and self._random.random() < self.stall_fraction:
                     self._since += self.stall_s

@@ -262,8 +262,11 @@ class Listener:
                 raise ProtocolError(problem)
             message = messages.unpack_header(frames[1].buffer, self._limits)
         except VersionMismatch as error:
-            self.counters["refused: version"] += 1
-            self._refuse(peer, error)
+            if peer.ready:  # it spoke our version before
+                self._complain(peer, 0, ProtocolError(error.cause))
+            else:
+                self.counters["refused: version"] += 1
+                self._refuse(peer, error)
             return
         except ProtocolError as error:
             self._complain(peer, 0, error)
