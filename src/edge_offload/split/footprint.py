@@ -47,7 +47,7 @@ class Rows(Protocol):
     """What a rule's ``run`` may read: exactly the rows that its footprint named, and whole values."""
 
     def rows(self, number: int, low: int, high: int) -> torch.Tensor:
-        """Rows [low, high) of a value that has an axis."""
+        """Rows [low, high) of a value that has an axis; none for an empty range."""
 
     def whole(self, number: int) -> torch.Tensor:
         """All of a value."""
@@ -133,6 +133,7 @@ class Site:
         """Run the overload with some arguments replaced by finished Python objects; the rest is read whole."""
         positional: List[Any] = []
         keywords: Dict[str, Any] = {}
+        gap = False  # behind an argument left at its default, the rest goes by name
         for argument in overload(self.operator.name)._schema.arguments:
             name = argument.name
             if name in replaced:
@@ -140,8 +141,9 @@ class Site:
             elif name in self.bound:
                 value = resolve(self.bound[name], reader.whole)
             else:
+                gap = True
                 continue
-            if argument.kwarg_only:
+            if gap or argument.kwarg_only:
                 keywords[name] = value
             else:
                 positional.append(value)
@@ -191,11 +193,28 @@ def normal(axis: int, rank: int) -> int:
 
 
 def window(low: int, high: int, size: int, kernel: int, stride: int, padding: int, dilation: int) -> Range:
-    """Input rows of a sliding window's output rows [low, high), within [0, size); never empty for low < high."""
-    first = low * stride - padding
-    last = (high - 1) * stride - padding + dilation * (kernel - 1) + 1
-    first, last = min(max(first, 0), size - 1), max(min(last, size), 1)
-    return first, max(last, first + 1)
+    """Input rows that a sliding window touches for output rows [low, high), within [0, size).
+
+    Exact at the borders too: a dilated window that starts in the padding may skip the first real rows. Empty if the
+    windows see padding only.
+    """
+    first, last = size, 0
+    for row in range(low, high):
+        start = row * stride - padding
+        tap = start if start >= 0 else start + -(start // dilation) * dilation
+        if tap < min(size, start + dilation * (kernel - 1) + 1):
+            first = min(first, tap)
+        if start >= 0:
+            break
+    for row in range(high - 1, low - 1, -1):
+        start = row * stride - padding
+        end = start + dilation * (kernel - 1)
+        tap = end if end < size else start + (size - 1 - start) // dilation * dilation
+        if tap >= max(0, start):
+            last = max(last, tap + 1)
+        if end < size:
+            break
+    return (first, last) if first < last else EMPTY
 
 
 def per_axis(value: Any, count: int, default: int) -> Tuple[int, ...]:

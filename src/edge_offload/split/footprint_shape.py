@@ -310,14 +310,19 @@ def pad(site: Site) -> Optional[Local]:
 
     def needs(low: int, high: int) -> Range:
         real = [row for row in origin[low:high] if row is not None]
-        return (min(real), max(real) + 1) if real else (0, 1)
+        return (min(real), max(real) + 1) if real else EMPTY
 
     def run(low: int, high: int, reader: Rows) -> List[Any]:
         first, last = needs(low, high)
         rows = reader.rows(source, first, last)
         index = [0 if row is None else row - first for row in origin[low:high]]
-        rows = rows.index_select(axis, torch.tensor(index))
         constant = [k for k, row in enumerate(origin[low:high]) if row is None]
+        if first >= last:
+            sizes = list(shape)
+            sizes[axis] = high - low
+            rows = rows.new_zeros(sizes)
+        else:
+            rows = rows.index_select(axis, torch.tensor(index))
         if constant:
             rows.index_fill_(axis, torch.tensor(constant), 0.0 if value is None else value)
         options = {"value": value} if mode == "constant" and value is not None else {}

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch.nn import functional
 
-from edge_offload.split.footprint import Local, Locality, Range, Rows, Site, per_axis, rule, window
+from edge_offload.split.footprint import EMPTY, Local, Locality, Range, Rows, Site, per_axis, rule, window
 
 
 def _spatial(site: Site, number: int, rank: int) -> Optional[int]:
@@ -104,11 +104,15 @@ def transposed(site: Site) -> Optional[Local]:
     def needs(low: int, high: int) -> Range:
         first = -((reach - low - pad) // step)
         last = (high - 1 + pad) // step + 1
-        first, last = min(max(first, 0), size - 1), max(min(last, size), 1)
-        return first, max(last, first + 1)
+        first, last = max(first, 0), min(last, size)
+        return (first, last) if first < last else EMPTY
 
     def run(low: int, high: int, reader: Rows) -> List[Any]:
         first, last = needs(low, high)
+        if first >= last:  # a stride longer than the kernel leaves rows that no input reaches
+            sizes = list(site.output_shape)
+            sizes[axis] = high - low
+            return [_with_bias(site, reader, reader.whole(weight).new_zeros(sizes), rank)]
         own_padding, own_extra = list(padding), list(extra)
         own_padding[place] = own_extra[place] = 0
         full = torch.convolution(
@@ -120,14 +124,14 @@ def transposed(site: Site) -> Optional[Local]:
         sides = [(0, 0)] * rank
         sides[place] = (above, below)
         full = functional.pad(full, _flat(sides))
-        rows = full.narrow(axis, low - start + above, high - low)
-        if bias < 0:
-            return [rows]
-        shape = [1] * rows.dim()
-        shape[rows.dim() - rank - 1] = -1
-        return [rows + reader.whole(bias).reshape(shape)]
+        return [_with_bias(site, reader, full.narrow(axis, low - start + above, high - low), rank)]
 
     return Local(Locality.BLOCK, site.one_axis(axis), site.output_shape[axis], {source: needs}, run)
+
+
+def _with_bias(site: Site, reader: Rows, rows: torch.Tensor, rank: int) -> torch.Tensor:
+    bias = site.number("bias")
+    return rows if bias < 0 else rows + reader.whole(bias).reshape([-1] + [1] * rank)
 
 
 @rule("aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d",
