@@ -4,7 +4,8 @@ Publishes:
   camera/image_raw              sensor_msgs/Image, bgr8; stamp: when the frame was read from the device, or its turn
                                 in the playback of a file
   camera/image_raw/compressed   sensor_msgs/CompressedImage, JPEG, only while somebody listens
-  camera/camera_info            sensor_msgs/CameraInfo with the frame's stamp, from ~calibration; latched
+  camera/camera_info            sensor_msgs/CameraInfo with the frame's stamp, from ~calibration; K is zero without one;
+                                latched, and announced with the size of the images before the first of them
   /tf_static                    where the camera is, if ~calibration holds a pose
 
 Subscribes (only with ~every_frame):
@@ -67,8 +68,9 @@ class CameraNode(Node):
         self._answered = threading.Event()
         self._awaited: Optional[rospy.Time] = None
         self._published = 0
+        self._waiting: Optional[np.ndarray] = None
         self._source = self._open()
-        self._info: Optional[CameraInfo] = None
+        self._info = CameraInfo()
         if params["calibration"]:
             self._info = load_calibration(params["calibration"])
             self._announce_pose()
@@ -127,6 +129,9 @@ class CameraNode(Node):
 
     def _run(self) -> None:
         try:
+            self._waiting = self._next_frame()
+            if self._waiting is not None:
+                self._publish_info(rospy.Time.now(), self._waiting)
             while self._images.get_num_connections() < self.params["subscribers"]:
                 if self._stop.wait(0.05):
                     return
@@ -149,7 +154,9 @@ class CameraNode(Node):
         period = 1.0 / (params["rate"] or self._source.rate or 10.0)
         due = time.monotonic()
         while not self._stop.is_set():
-            frame = self._next_frame()
+            frame, self._waiting = self._waiting, None
+            if frame is None or self._source.live:
+                frame = self._next_frame()
             if frame is None:
                 return
             if not self._source.live and not params["every_frame"]:
@@ -202,17 +209,19 @@ class CameraNode(Node):
         message = bgr_to_image(frame, _header(stamp, self.params["frame_id"]))
         self._awaited = stamp
         self._answered.clear()
-        if self._info is not None:
-            height, width = frame.shape[:2]
-            info = fitted(self._info, width, height)
-            info.header = _header(stamp, self.params["frame_id"])
-            self._infos.publish(info)
+        self._publish_info(stamp, frame)
         self._images.publish(message)
         self._published += 1
         if self._jpegs.get_num_connections():
             self._jpegs.publish(bgr_to_jpeg(frame, message.header, self.params["jpeg_quality"]))
         if self.params["every_frame"]:
             self._wait_for_result()
+
+    def _publish_info(self, stamp: rospy.Time, frame: np.ndarray) -> None:
+        height, width = frame.shape[:2]
+        info = fitted(self._info, width, height) if self._info.width else CameraInfo(width=width, height=height)
+        info.header = _header(stamp, self.params["frame_id"])
+        self._infos.publish(info)
 
     def _wait_for_result(self) -> None:
         waited = 0.0

@@ -150,6 +150,7 @@ class CameraIntake:
         self._node = node
         self._world = world_frame
         self._info: Optional[Any] = None
+        self._came = threading.Event()
         self._cached: Optional[Tuple[Any, PinholeCamera]] = None
         self._buffer = tf2_ros.Buffer()
         self._listener = tf2_ros.TransformListener(self._buffer)
@@ -157,6 +158,13 @@ class CameraIntake:
 
     def _on_info(self, message: Any) -> None:
         self._info = message
+        self._came.set()
+
+    def size(self, wait_s: float) -> Optional[Tuple[int, int]]:
+        """Width and height of the images in pixels; None when no CameraInfo comes within ``wait_s``."""
+        if not self._came.wait(wait_s) or self._info is None or not (self._info.width and self._info.height):
+            return None
+        return self._info.width, self._info.height
 
     def locator(self, header: Any, width: int, height: int, make: Callable[..., Locator]) -> Optional[Locator]:
         """A locator for an image of this size taken at this stamp; None while the camera is not calibrated."""
@@ -165,14 +173,14 @@ class CameraIntake:
 
     def _camera(self, width: int, height: int) -> Optional[PinholeCamera]:
         info = self._info
-        if info is None:
-            self._node.health.value("positions", "unknown: no camera_info")
+        if info is None or not info.width or not info.K[0]:
+            self._node.health.value("positions", "unknown: the camera is not calibrated")
             return None
         key = (info.width, info.height, width, height, tuple(info.K), tuple(info.D), info.distortion_model)
         if self._cached is None or self._cached[0] != key:
             try:
                 self._cached = (key, camera_of(fitted(info, width, height)))
-            except (BadInput, ZeroDivisionError) as error:
+            except BadInput as error:
                 self._node.health.value("positions", f"unknown: {error}")
                 return None
         return self._cached[1]

@@ -63,6 +63,7 @@ class KapaoNode(Node):
     declared = (
         *Network.declared,
         Param("mode", Mode.LOCAL.value, "mode until offload/mode says another", choices=names()),
+        Param("server_wait", 0.0, "s that the start waits for the server, so that the first images find it", low=0.0),
         Param("deadline", 0.0, "s from the arrival of an image to its result; 0: none", low=0.0),
         Param("every_frame", False, "work on every image instead of the latest"),
         Param("transport", "auto", "kind of images to subscribe to", choices=("auto", "raw", "compressed")),
@@ -79,6 +80,7 @@ class KapaoNode(Node):
         params = self.params
         self._mode, self._mode_reason = parse_mode(params["mode"]), "parameter ~mode"
         self._results = 0
+        self._camera = CameraIntake(self, "camera/camera_info", params["world_frame"])
         self._network = Network(params, self.health)
         rospy.set_param("~weights_sha256", self._network.weights_sha256)
         tracker = Tracker(TrackerConfig(high_score=params["min_score"], low_score=min(0.1, params["min_score"])))
@@ -95,11 +97,13 @@ class KapaoNode(Node):
         self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "overlay")
         self._worker.start()
         self._painter.start()
-        self._camera = CameraIntake(self, "camera/camera_info", params["world_frame"])
         self._depth = (
             DepthIntake(self, "camera/depth/image_raw", params["depth_tolerance"]) if params["depth"] else None
         )
         rospy.Subscriber("offload/mode", OffloadMode, self.callback(self._on_mode), queue_size=4)
+        size = self._camera.size(min(params["server_wait"], 5.0))
+        if size is not None:
+            self._network.warm_up(self._mode, *size, wait_s=params["server_wait"])
         # last: from now on frames come
         self._images = ImageIntake(self, "camera/image_raw", params["transport"], self._slot, keep_all)
         rospy.loginfo(f"model {self._network.estimator.name} is ready, mode {self._mode}")

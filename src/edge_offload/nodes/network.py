@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, ClassVar, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
 
 from edge_offload.execute.threads import pin
 from edge_offload.link.client import Client
@@ -45,7 +48,7 @@ class Network:
             keys = KeyStore(params["keys"]) if params["keys"] else None
             self._client = Client(params["server"], keys=keys, on_state=self._link_changed)
         self._module = OffloadedModule(
-            self.estimator.name if params["model"] == self.estimator.name else params["model"],
+            params["model"],
             self.estimator.module,
             self._client,
             options=params["model_options"],
@@ -74,6 +77,19 @@ class Network:
             self._pin()
             self._pinned = True
         return self._module.run(inputs, mode, deadline_s, meta)
+
+    def warm_up(self, mode: Mode, width: int, height: int, wait_s: float) -> None:
+        """Compute once with an empty image of this size, and wait up to ``wait_s`` until ``mode`` can run it."""
+        assert self._module is not None
+        image, _ = self.estimator.prepare(np.zeros((height, width, 3), dtype=np.uint8))
+        ends = time.monotonic() + wait_s
+        # opens the model on the server, while it is computed here for the first time
+        obstacle = self._module.obstacle(mode, [image])
+        self._module.run([image], Mode.LOCAL)
+        while obstacle is not None and time.monotonic() < ends:
+            self._health.warn("start", f"waiting for mode {mode}: {obstacle}")
+            time.sleep(0.05)
+            obstacle = self._module.obstacle(mode, [image])
 
     def refresh(self, needed: bool) -> None:
         """Say on /diagnostics how the link stands; ``needed``: the mode asked for cannot do without it."""

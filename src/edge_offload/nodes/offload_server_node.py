@@ -46,9 +46,7 @@ class OffloadServerNode(Node):
         Param("threads", 0, "compute threads; 0: torch's default", low=0),
         Param("cores", "any", "CPU cores to stay on: 0, 2-3, first, second or any"),
         Param("keys", "", "key directory; none: the user's"),
-        Param(
-            "allow", [], "factories (package.module:factory) that robots may open besides the models known"
-        ),
+        Param("allow", [], "factories (package.module:factory) that robots may open besides the models known"),
         Param("preload", "", "model to build before the first robot asks for it"),
         Param("preload_options", {}, "its options"),
         Param("status_rate", 1.0, "status messages per second", low=0.05, high=50.0),

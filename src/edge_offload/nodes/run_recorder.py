@@ -146,7 +146,7 @@ class RunRecorder(Node):
         if self._video is not None:
             self._video.write(bgr)
         people = self._people.get(message.header.stamp.to_nsec(), 0)
-        if people > self._most:
+        if people >= self._most:
             self._best, self._most = bgr, people
 
     def _on_write_error(self, _: Any, error: BaseException) -> None:
