@@ -181,13 +181,17 @@ class PinholeCamera:
 
         None when it does not: at or above the horizon, behind the camera, or further than ``max_range`` metres.
         """
-        ray = self.rays(np.asarray([pixel]))[0]
-        direction = pose.rotation @ ray
+        point = self.ground_points(np.asarray([pixel]), pose, max_range)[0]
+        return point if np.isfinite(point).all() else None
+
+    def ground_points(self, pixels: np.ndarray, pose: Transform, max_range: float = 100.0) -> np.ndarray:
+        """Like :meth:`on_ground` for pixels [n, 2]: points [n, 3], NaN where there is none."""
+        directions = self.rays(pixels) @ pose.rotation.T
         height = pose.translation[2]
-        if not (np.isfinite(direction).all() and height > 0 and direction[2] < -1e-6):
-            return None
-        point = pose.translation - direction * (height / direction[2])
-        return None if np.linalg.norm(point - pose.translation) > max_range else point
+        down = np.where(directions[:, 2] < -1e-6, -directions[:, 2], np.nan)
+        reach = directions * (height / down)[:, None]
+        reach[~(np.linalg.norm(reach, axis=1) <= max_range) | (height <= 0)] = np.nan
+        return np.asarray(pose.translation + reach)
 
 
 def camera_from_calibration(document: Mapping[str, Any], where: str = "calibration") -> PinholeCamera:
@@ -326,22 +330,18 @@ class Locator:
         ankles = keypoints[list(_ANKLES)]
         sure = (ankles[:, 2] >= self.keypoint_score).all()
         foot = np.array([ankles[:, 0].mean() if sure else (box[0] + box[2]) / 2, box[3]], dtype=np.float64)
-        point = self.camera.on_ground(foot, self.pose, self.max_range)
-        if point is None:
+        # below the foot the ray always meets the ground, above it may not
+        pixels = foot + np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        point, right, below = self.camera.ground_points(pixels, self.pose, self.max_range)
+        if not np.isfinite([point, right, below]).all():
             return None
         height = float(box[3] - box[1])
-        sideways, upright = max(1.5, 0.03 * height), max(1.5, 0.04 * height)
-        upright = float(np.hypot(upright, self.tilt_error * self.camera.matrix[1, 1]))
-        columns = []
-        for offset, sigma in (((1.0, 0.0), sideways), ((0.0, 1.0), upright)):
-            # below the foot the ray always meets the ground, above it may not
-            moved = self.camera.on_ground(foot + np.array(offset), self.pose, 10 * self.max_range)
-            if moved is None:
-                return None
-            columns.append((moved - point) * sigma)
-        jacobian = np.stack(columns, axis=1)
+        sideways = max(1.5, 0.03 * height)
+        upright = float(np.hypot(max(1.5, 0.04 * height), self.tilt_error * self.camera.matrix[1, 1]))
+        jacobian = np.stack([(right - point) * sideways, (below - point) * upright], axis=1)
         covariance = jacobian @ jacobian.T + np.diag([0.0, 0.0, 0.03**2])
-        return self.pose.inverse().position(Position(point, covariance, "ground"))
+        rotation = self.pose.rotation  # used the other way round: from the world back into the optical frame
+        return Position(rotation.T @ (point - self.pose.translation), rotation.T @ covariance @ rotation, "ground")
 
 
 def torso_region(box: np.ndarray, keypoints: np.ndarray, min_score: float) -> Tuple[float, float, float, float]:
