@@ -49,8 +49,11 @@ class Patience:
         """Longest wait for the next reply (seconds).
 
         Args:
-            deadline_s: when the result is due, seconds from now; the wait leaves room for ``local_s`` before it.
+            deadline_s: when the result is due, seconds from now.
             local_s: what the local computation takes (seconds).
+
+        The wait leaves room for the local computation before the deadline, unless that room is too short for a normal
+        reply while the server is the one that can be in time, or is the faster one anyway (a slow robot).
         """
         limits = self.limits
         with self._lock:
@@ -61,5 +64,10 @@ class Patience:
         else:
             wait = max(limits.floor_s, limits.factor * expected + limits.slack_s, slowest)
         if deadline_s is not None:
-            wait = min(wait, max(deadline_s - local_s, 0.0))
+            room = max(deadline_s - local_s, 0.0)
+            remote_is_best = (
+                expected is not None and slowest is not None and room < slowest and expected <= max(deadline_s, local_s)
+            )
+            if not remote_is_best:
+                wait = min(wait, room)
         return min(wait, limits.cap_s)

@@ -1,0 +1,165 @@
+"""Same fingerprint, same bits; and what differs is said in words."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from edge_offload.errors import BadInput, ProtocolError, Unsupported
+from edge_offload.execute import devices
+from edge_offload.execute.executor import ModuleExecutor
+from edge_offload.execute.fingerprint import differences, fingerprint
+from edge_offload.execute.tensors import TensorSpec, check_descriptors, pack, unpack
+from edge_offload.execute.threads import parse_cores, pin
+
+
+def test_fingerprint_is_plain_and_equal_to_itself():
+    import json
+
+    facts = fingerprint("cpu")
+    assert differences(facts, json.loads(json.dumps(facts))) == []
+    assert facts["torch"] == torch.__version__
+
+
+def test_fingerprint_notices_what_changes_bits():
+    before = fingerprint()
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        assert differences(fingerprint(), before) == [f"threads: {threads + 1} here, {threads} there"]
+    finally:
+        torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert "matmul precision" in differences(fingerprint(), before)[0]
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    if torch.set_flush_denormal(True):
+        try:
+            assert "denormals" in differences(fingerprint(), before)[0]
+        finally:
+            torch.set_flush_denormal(False)
+
+
+def test_instruction_set_shows(tmp_path):
+    code = "from edge_offload.execute.fingerprint import fingerprint; print(fingerprint()['cpu_capability'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "ATEN_CPU_CAPABILITY": "default"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip().lower() in ("default", "no avx")
+
+
+def test_a_fact_that_one_side_does_not_know_is_a_difference():
+    assert differences({"threads": 1, "new": 5}, {"threads": 1}) == ["new: 5 here, not stated there"]
+
+
+def test_pinning_keeps_every_thread_on_the_cores():
+    allowed = sorted(os.sched_getaffinity(0))
+    code = (
+        "import os, threading, torch\n"
+        "from edge_offload.execute.threads import pin\n"
+        "torch.set_num_threads(2); torch.randn(400, 400) @ torch.randn(400, 400)\n"
+        f"pin(1, [{allowed[0]}])\n"
+        "print(torch.get_num_threads(), {tuple(os.sched_getaffinity(int(t))) for t in os.listdir('/proc/self/task')})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"1 {{({allowed[0]},)}}"
+    with pytest.raises(BadInput, match="may use"):
+        pin(cores=[65535])
+
+
+@pytest.mark.parametrize(("text", "cores"), [("0", {0}), ("0,2-4", {0, 2, 3, 4}), (" 1 , 3", {1, 3})])
+def test_core_lists(text, cores):
+    assert parse_cores(text) == cores
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "0-999999999", "-1"])
+def test_bad_core_lists(text):
+    with pytest.raises(BadInput, match="cores"):
+        parse_cores(text)
+
+
+def test_absent_devices_say_why():
+    assert devices.pick("cpu").type == "cpu"
+    for backend in devices.backends():
+        assert backend.detail
+        if not backend.present:
+            assert backend.remedy
+            with pytest.raises(Unsupported, match="absent"):
+                devices.pick(backend.name)
+    with pytest.raises(BadInput, match="no device"):
+        devices.pick("abacus")
+
+
+class Returns(nn.Module):
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+
+    def forward(self, x):
+        return self.what(x)
+
+
+@pytest.mark.parametrize("what", [lambda x: {"a": x}, lambda x: (x, 3), lambda x: None])
+def test_what_is_no_tensor_is_refused_by_name(what):
+    with pytest.raises(Unsupported, match="the model returned a"):
+        ModuleExecutor(Returns(what)).run([torch.ones(1)])
+
+
+def test_executor_leaves_training_mode_and_writes_no_gradients():
+    executor = ModuleExecutor(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.9)))
+    one, two = (executor.run([torch.ones(1, 4)]).outputs[0] for _ in range(2))
+    assert torch.equal(one, two)
+    assert not one.requires_grad
+    one.add_(1)
+
+
+DTYPES = [torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=4)), max_size=5),
+    st.sampled_from(["auto", "raw"]),
+)
+def test_tensors_survive_the_wire_bit_for_bit(kinds, codec):
+    rng = np.random.default_rng(len(kinds))
+    tensors = []
+    for dtype, shape in kinds:
+        spec = TensorSpec(str(dtype).replace("torch.", ""), tuple(shape))
+        if dtype is torch.bool:
+            tensors.append(torch.from_numpy(rng.integers(0, 2, shape).astype(bool)))
+        else:
+            raw = torch.from_numpy(rng.integers(0, 256, spec.nbytes, dtype=np.uint8))
+            tensors.append((raw.view(dtype) if spec.nbytes else torch.empty(0, dtype=dtype)).reshape(shape))
+    descriptors, buffers = pack(tensors, codec)
+    back = unpack(descriptors, [memoryview(bytes(part)) for part in buffers])
+    for sent, got in zip(tensors, back):
+        assert (sent.dtype, sent.shape) == (got.dtype, got.shape)
+        if sent.numel():
+            assert got.data_ptr() % 64 == 0, "kernels may take another path for unaligned memory"
+            assert torch.equal(sent.reshape(-1).view(torch.uint8), got.reshape(-1).view(torch.uint8))
+
+
+def test_bounds_hold_before_decoding():
+    descriptors, buffers = pack([torch.zeros(1000)])
+    with pytest.raises(ProtocolError, match="4000 bytes where 3999"):
+        unpack(descriptors, buffers, max_bytes=3999)
+    with pytest.raises(ProtocolError, match="claim"):
+        check_descriptors(descriptors, len(buffers) + 1)
+    with pytest.raises(BadInput, match="do not fit"):
+        check_descriptors(descriptors, len(buffers), [TensorSpec("float32", (999,))])
+
+
+def test_dtypes_that_do_not_travel_are_named():
+    with pytest.raises(BadInput, match="complex32"):
+        pack([torch.zeros(2, dtype=torch.complex32)])

@@ -1,0 +1,49 @@
+"""The check-up says what is missing and what to do, in text and in JSON."""
+
+import json
+
+from edge_offload import cli, records
+
+
+def test_json_fits_the_schema_and_every_problem_but_absence_has_words(capsys, tmp_path):
+    code = cli.main(["doctor", "--json", "-", "--keys", str(tmp_path)])
+    record = json.loads(capsys.readouterr().out)
+    records.validate("doctor", record)
+    found = {item["what"]: item for item in record["findings"]}
+    assert {"python", "torch", "device cpu", "device cuda", "compiler", "ROS", "npm", "client key", "cache"} <= set(
+        found
+    )
+    assert found["device cpu"]["level"] == "ok"
+    assert code == (1 if any(item["level"] == "missing" for item in record["findings"]) else 0)
+    assert all(item["remedy"] for item in record["findings"] if item["level"] != "ok")
+
+
+def test_unreachable_server_is_missing(capsys, tmp_path, monkeypatch):
+    from edge_offload.manager import checkup
+
+    (finding,) = checkup._link("tcp://127.0.0.1:9", str(tmp_path))
+    assert finding.level == "missing"
+    assert "127.0.0.1:9" in finding.detail
+    assert finding.remedy
+
+
+def test_server_is_measured(capsys, tmp_path):
+    from edge_offload.link.keys import KeyStore
+    from edge_offload.server.server import OffloadServer
+
+    with OffloadServer(keys=KeyStore(tmp_path), device="cpu") as server:
+        code = cli.main(["doctor", "--server", server.address, "--keys", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert code == 0, out
+    assert "request and answer in" in out
+    assert "compute the same bits" in out
+    assert "0.0" in out
+
+
+def test_absent_compiler_is_a_warning(monkeypatch):
+    from edge_offload.manager import checkup
+
+    monkeypatch.setattr(checkup.shutil, "which", lambda *_args, **_more: None)
+    monkeypatch.delenv("CXX", raising=False)
+    (finding,) = checkup._compiler()
+    assert (finding.level, bool(finding.remedy)) == ("warn", True)

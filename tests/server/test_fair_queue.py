@@ -1,0 +1,128 @@
+"""Robots are served in turn, and a flood harms only its author."""
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_offload.errors import Refused
+from edge_offload.server.fair_queue import FairQueue
+from edge_offload.server.status import ServerStatus, StatusBook
+from edge_offload.server.worker import Worker
+
+
+def drain(queue):
+    found = []
+    while len(queue):
+        found.append(queue.get(0)[0])
+    return found
+
+
+def test_peers_take_turns_whatever_their_backlog():
+    queue = FairQueue(per_peer=10)
+    for number in range(6):
+        queue.put("flood", ("flood", number))
+    queue.put("calm", ("calm", 0))
+    queue.put("third", ("third", 0))
+    assert drain(queue)[:4] == [("flood", 0), ("calm", 0), ("third", 0), ("flood", 1)]
+
+
+@given(st.lists(st.integers(0, 4), max_size=60))
+def test_order_within_a_peer_and_fairness_between_peers(arrivals):
+    queue = FairQueue(per_peer=100, total=1000)
+    for number, peer in enumerate(arrivals):
+        queue.put(peer, (peer, number))
+    out = drain(queue)
+    assert sorted(number for _, number in out) == list(range(len(arrivals)))
+    for peer in set(arrivals):
+        mine = [number for owner, number in out if owner == peer]
+        assert mine == sorted(mine)
+        # while this peer waited, no other was served more than once per turn of it
+        positions = [place for place, (owner, _) in enumerate(out) if owner == peer]
+        for first, second in zip(positions, positions[1:]):
+            between = [owner for owner, _ in out[first + 1 : second]]
+            assert len(between) == len(set(between))
+
+
+def test_full_is_per_peer_and_in_all():
+    queue = FairQueue(per_peer=2, total=3)
+    queue.put("a", 1)
+    queue.put("a", 2)
+    with pytest.raises(Refused, match="2 requests of this robot") as refusal:
+        queue.put("a", 3)
+    assert refusal.value.remedy
+    queue.put("b", 4)
+    with pytest.raises(Refused, match="3 requests of 2 robots"):
+        queue.put("c", 5)
+    assert queue.drop("a") == [1, 2]
+    queue.put("c", 5)
+    assert queue.by_peer() == {"b": 1, "c": 1}
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 9)), max_size=30), st.integers(0, 3))
+def test_predicted_wait_is_the_cost_of_what_is_served_first(arrivals, peer):
+    queue = FairQueue(per_peer=100, total=1000)
+    for owner, cost in arrivals:
+        queue.put(owner, (owner, cost))
+    predicted_zero = queue.ahead_s(peer)
+    assert predicted_zero == 0.0, "nothing announced a cost"
+    drain(queue)
+    for owner, cost in arrivals:
+        queue.put(owner, cost, cost)
+    predicted = queue.ahead_s(peer)
+    queue.put(peer, "mine")
+    before = []
+    while True:
+        item = queue.get(0)[0]
+        if item == "mine":
+            break
+        before.append(item)
+    # a peer that waits already keeps its place in the turn; one that is new stands last
+    assert sum(before) <= predicted + 1e-9
+    if peer not in {owner for owner, _ in arrivals}:
+        assert sum(before) == pytest.approx(predicted)
+
+
+def test_closing_wakes_the_reader_and_refuses():
+    queue = FairQueue()
+    worker = Worker("test", queue)
+    worker.start()
+    assert worker.close(10)
+    with pytest.raises(Refused, match="shutting down"):
+        queue.put("a", lambda: None)
+
+
+def test_a_failing_job_does_not_end_the_worker(caplog):
+    worker = Worker("test", FairQueue())
+    worker.start()
+    done = threading.Event()
+    worker.submit("a", lambda: 1 / 0)
+    worker.submit("a", done.set)
+    assert done.wait(10)
+    assert worker.close(10)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_worker_reports_what_its_preparation_raised():
+    def fail():
+        raise Refused("no such core")
+
+    with pytest.raises(Refused, match="no such core"):
+        Worker("test", FairQueue(), fail).start()
+
+
+def test_status_counts_load_and_survives_the_wire():
+    now = [100.0]
+    book = StatusBook("cpu", clock=lambda: now[0])
+    for _ in range(5):
+        now[0] += 2.0
+        book.computed("net", 1.0)
+    book.add(refused=2, bytes_in=7)
+    status = book.snapshot(queue_length=3, sessions=2)
+    assert status.load == pytest.approx(0.5)
+    assert (status.models["net"].count, status.models["net"].mean_s) == (5, 1.0)
+    assert (status.refused, status.bytes_in, status.queue_length, status.sessions) == (2, 7, 3, 2)
+    assert ServerStatus.from_dict(status.to_dict()) == status
+    now[0] += 100.0
+    assert book.snapshot(0, 0).load == 0.0
