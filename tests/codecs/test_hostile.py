@@ -44,8 +44,11 @@ def samples():
     return made
 
 
-JUNK = [None, True, -1, 0, 1, 2, 3, 255, 256, 1 << 31, 1 << 40, (1 << 63) - 1, 1 << 63, 1 << 70, 0.5, float("nan"), "", "x",
-        b"", b"\xff", [], [1], [0, 0], [1 << 40, 1 << 40], {}, {"a": 1}, "raw", "jpeg", "float32", "temporal+zstd"]  # fmt: skip
+JUNK = [
+    *(None, True, -1, 0, 1, 2, 3, 255, 256, 1 << 31, 1 << 40, (1 << 63) - 1, 1 << 63, 1 << 70, 0.5, float("nan")),
+    *("", "x", b"", b"\xff", [], [1], [0, 0], [1 << 40, 1 << 40], {}, {"a": 1}),
+    *("raw", "jpeg", "float32", "temporal+zstd"),
+]
 
 
 def mutated(descriptor, buffers, rng):

@@ -141,9 +141,9 @@ def test_compiled_kernels_refuse_sizes_that_do_not_fit(compiled):
 
 
 def test_without_a_compiler_numpy_sends_the_same_bytes(compiled, tmp_path):
-    with_compiler = run(tmp_path / "a")
-    without = run(tmp_path / "b", CC="/nonexistent/cc")
-    switched_off = run(tmp_path / "a", EDGE_OFFLOAD_NATIVE="0")
+    with_compiler = run(native.cache_folder().parent)
+    without = run(tmp_path, CC="/nonexistent/cc")
+    switched_off = run(native.cache_folder().parent, EDGE_OFFLOAD_NATIVE="0")
     assert with_compiler[0] == "compiled kernels"
     assert without[0].startswith("numpy kernels")
     assert "no C compiler" in without[0]
@@ -173,33 +173,43 @@ def test_a_compiler_that_fails_is_reported(tmp_path, monkeypatch):
     assert "disk on fire" in builder.why_not
 
 
-def test_two_processes_build_one_library(compiled, tmp_path):
+@pytest.fixture
+def quick_compiler(compiled, tmp_path, monkeypatch):
+    """A compiler that waits for the file ``gate``, notes that it ran, and gives the library that is already there."""
+    script = tmp_path / "cc"
+    script.write_text(
+        "#!/bin/sh\n"
+        '[ "$1" = --version ] && exit 0\n'
+        f"while [ ! -e {tmp_path}/gate ]; do sleep 0.02; done\n"
+        f"echo ran >> {tmp_path}/log\n"
+        'while [ "$1" != -o ]; do shift; done\n'
+        f'cp {native.build()} "$2"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    monkeypatch.setenv("EDGE_OFFLOAD_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_two_processes_build_one_library(quick_compiler):
     command = [sys.executable, "-c", PRINT_PAYLOADS, str(pathlib.Path(__file__).parent)]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "EDGE_OFFLOAD_CACHE": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     pair = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    (quick_compiler / "gate").touch()
     outputs = [process.communicate(timeout=120)[0] for process in pair]
     assert [process.returncode for process in pair] == [0, 0]
     assert outputs[0].startswith("compiled kernels")
     assert outputs[0] == outputs[1]
-    assert len(list((tmp_path / "native").glob("*.so"))) == 1
+    assert (quick_compiler / "log").read_text() == "ran\n"
 
 
-def test_first_use_does_not_wait_for_the_compiler(compiled, tmp_path, monkeypatch):
-    monkeypatch.setenv("EDGE_OFFLOAD_CACHE", str(tmp_path))
-    slow = tmp_path / "cc"
-    real = native.compiler()[0]
-    gate = tmp_path / "gate"
-    slow.write_text(
-        f'#!/bin/sh\nif [ "$1" != --version ]; then while [ ! -e {gate} ]; do sleep 0.02; done; fi\nexec {real} "$@"\n'
-    )
-    slow.chmod(0o755)
-    monkeypatch.setenv("CC", str(slow))
+def test_first_use_does_not_wait_for_the_compiler(quick_compiler, monkeypatch):
     monkeypatch.setattr(kernels, "_builder", native.Builder())
     frame = picture(16, 24)
     try:
         encoded = codecs.encode(frame, "gradient+zstd")  # returns although the compiler is held up
         assert codecs.status().endswith("are being built")
     finally:
-        gate.touch()
+        (quick_compiler / "gate").touch()
     assert codecs.prepare() == "compiled kernels"
     np.testing.assert_array_equal(codecs.decode(encoded.descriptor, encoded.buffers), frame)

@@ -1,4 +1,4 @@
-"""Temporal prediction survives loss, reordering and restarts: right results, or ReferenceMissing and then right results."""
+"""Temporal prediction survives loss, reordering and restarts: right results, or ReferenceMissing and a resend."""
 
 import random
 

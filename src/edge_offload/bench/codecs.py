@@ -2,7 +2,8 @@
 
 Payloads: frames of a video of a fixed camera (by themselves, and against the frame 1 or 4 earlier; at 960x640 and
 512x384; as they are and with Gaussian sensor noise added), a normalised 224x224 float32 image, the 256x256x32 occupancy
-of a LiDAR scan and label grids made from it.
+of a LiDAR scan and label grids made from it, or a label
+grid of your own network.
 
   edge-offload bench codecs                                        with the sample video (see --video)
   edge-offload bench codecs --scan 000000.bin                      and with a LiDAR scan in KITTI's format
@@ -35,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("--video", type=pathlib.Path, help="video of a fixed camera (default: the sample video)")
     parser.add_argument("--scan", type=pathlib.Path, help="LiDAR scan: float32 x, y, z, reflectance (none by default)")
+    parser.add_argument("--labels", type=pathlib.Path, help="label grid that a network gave: .npy of small integers")
+    parser.add_argument("--codec", action="append", metavar="NAME", help="only this codec (may be repeated)")
     parser.add_argument("--frames", type=int, default=8, metavar="N", help="frames, evenly over the video (8)")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="runs per frame, the best counts (5)")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record codec_bench here")
@@ -46,7 +49,7 @@ class Payload:
     """One line of the experiment's matrix: arrays of a kind, each with its reference if there is one."""
 
     name: str
-    pairs: "Sequence[Pair]"
+    pairs: Sequence[Pair]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,13 +60,21 @@ def run(args: argparse.Namespace) -> int:
 
     if args.frames < 1 or args.repeats < 1:
         raise BadInput("--frames and --repeats are at least 1")
+    names = [*codecs.codec_names(), *codecs.codec_names(lossless=False), *codecs.TEMPORAL]
+    for name in args.codec or ():
+        if name not in names:
+            raise BadInput(f"no codec {name!r}", remedy=f"use some of {', '.join(names)}")
     kernels = codecs.prepare()
-    payloads = video_payloads(args.video, args.frames)
+    payloads = []
     if args.scan is None:
         print("no --scan: occupancy and label grids are left out", file=sys.stderr)
     else:
         payloads += scan_payloads(args.scan)
-    rows = [row for payload in payloads for row in measure(payload, args.repeats)]
+    if args.labels is not None:
+        grid = read_labels(args.labels)
+        payloads.append(Payload(f"labels, given, {grid.dtype.name}", [(grid, None)]))
+    payloads = video_payloads(args.video, args.frames) + payloads
+    rows = [row for payload in payloads for row in measure(payload, args.codec or names, args.repeats)]
     record = {"machine": machine(), "kernels": kernels, "frames": args.frames, "rows": rows}
     print(f"{record['machine']}; {kernels}")
     print(table(rows))
@@ -144,15 +155,35 @@ def scan_payloads(path: pathlib.Path) -> List[Payload]:
     ]
 
 
-def measure(payload: Payload, repeats: int) -> List[Dict[str, Any]]:
-    """One row of the record per codec that suits the payload."""
+def read_labels(path: pathlib.Path) -> np.ndarray:
+    """An array of integers from a .npy file.
+
+    Raises:
+        BadInput: it is something else.
+    """
+    import numpy as np
+
+    from edge_offload.errors import BadInput
+
+    try:
+        grid = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} is not a label grid: {error}") from error
+    if not isinstance(grid, np.ndarray) or grid.dtype.kind not in "iu" or not grid.size:
+        raise BadInput(f"{path} is not a label grid", remedy="give a .npy file of integers")
+    return grid
+
+
+def measure(payload: Payload, wanted: Sequence[str], repeats: int) -> List[Dict[str, Any]]:
+    """One row of the record per codec of ``wanted`` that suits the payload."""
     from edge_offload.errors import EdgeOffloadError
     from edge_offload.link import codecs
 
     temporal = payload.pairs[0][1] is not None
-    names = list(codecs.TEMPORAL) if temporal else codecs.codec_names() + codecs.codec_names(lossless=False)
     rows = []
-    for name in names:
+    for name in wanted:
+        if (name in codecs.TEMPORAL) != temporal:
+            continue
         plain = coded = 0
         encode_s = decode_s = 0.0
         lossless = temporal or name in codecs.codec_names()
@@ -182,9 +213,7 @@ def measure(payload: Payload, repeats: int) -> List[Dict[str, Any]]:
     return rows
 
 
-def _once(
-    name: str, array: "np.ndarray", reference: "Optional[np.ndarray]", lossless: bool
-) -> Tuple[int, float, float]:
+def _once(name: str, array: np.ndarray, reference: Optional[np.ndarray], lossless: bool) -> Tuple[int, float, float]:
     """(coded bytes, seconds to encode, seconds to decode) of one array; streams with all that they do per payload."""
     from edge_offload.errors import ProtocolError
     from edge_offload.link import codecs

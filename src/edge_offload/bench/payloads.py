@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from typing import List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
@@ -30,7 +30,8 @@ def video_frames(path: pathlib.Path, numbers: Sequence[int]) -> List[np.ndarray]
     import cv2
 
     capture = cv2.VideoCapture(str(path))
-    wanted, frames, number = set(numbers), {}, 0
+    wanted, number = set(numbers), 0
+    frames: Dict[int, np.ndarray] = {}
     while len(frames) < len(wanted):
         done, frame = capture.read()
         if not done:
@@ -52,7 +53,8 @@ def resized(frame: np.ndarray, width: int, height: int) -> np.ndarray:
 def with_noise(frame: np.ndarray, sigma: float, seed: int) -> np.ndarray:
     """``frame`` with Gaussian noise of ``sigma`` 8-bit levels, independent per pixel and channel."""
     noise = np.random.default_rng(seed).normal(0.0, sigma, frame.shape)
-    return np.clip(np.rint(frame + noise), 0, 255).astype(np.uint8)
+    noisy: np.ndarray = np.clip(np.rint(frame + noise), 0, 255).astype(np.uint8)
+    return noisy
 
 
 def normalised(frame: np.ndarray, side: int = 224) -> np.ndarray:
