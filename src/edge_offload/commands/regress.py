@@ -9,7 +9,7 @@ Needs ROS: source devel/setup.bash (or the install space) first. A master of its
 examples:
   edge-offload regress walk.bag --golden walk.json --update     write the golden from this run
   edge-offload regress walk.bag --golden walk.json              compare with it
-  edge-offload regress walk.bag --golden walk.json mode:=server link:=wifi_93mbps
+  edge-offload regress walk.bag --golden walk.json --launch mode:=server
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", type=int, default=0, help="only the first N images")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds to wait for one result (60)")
     parser.add_argument(
-        "launch_args", nargs="*", metavar="ARG:=VALUE", help="arguments of regress.launch (model, mode)"
+        "--launch", nargs="+", default=[], metavar="ARG:=VALUE", help="for regress.launch, such as mode:=server"
     )
 
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.bag.is_file():
         raise BadInput(f"no bag file {args.bag}")
-    strange = [item for item in args.launch_args if ":=" not in item]
+    strange = [item for item in args.launch if ":=" not in item]
     if strange:
         raise BadInput(f"unknown argument {strange[0]}", remedy="launch arguments look like mode:=server")
     expected = None if args.update else regression.load(args.golden)
@@ -81,7 +81,7 @@ def step(args: argparse.Namespace) -> dict:
         port = free_port()
         command = [
             "roslaunch", "-p", str(port), "edge_offload", "regress.launch",
-            f"bag:={args.bag.resolve()}", f"out:={out}", f"timeout:={args.timeout}", *args.launch_args,
+            f"bag:={args.bag.resolve()}", f"out:={out}", f"timeout:={args.timeout}", *args.launch,
         ]  # fmt: skip
         # roslaunch would read an empty value as a missing one
         command += [f"topic:={args.topic}"] if args.topic else []
