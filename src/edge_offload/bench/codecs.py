@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import random
 import sys
 import time
 from dataclasses import dataclass
@@ -38,10 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scan", type=pathlib.Path, help="LiDAR scan: float32 x, y, z, reflectance (none by default)")
     parser.add_argument("--labels", type=pathlib.Path, help="label grid that a network gave: .npy of small integers")
     parser.add_argument("--codec", action="append", metavar="NAME", help="only this codec (may be repeated)")
-    parser.add_argument("--frames", type=int, default=8, metavar="N", help="frames, evenly over the video (8)")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="runs per frame, the best counts (5)")
+    parser.add_argument("--frames", type=int, default=16, metavar="N", help="frames, drawn from the whole video (16)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs per frame, the best counts (3)")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record codec_bench here")
-    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw ratio over speed (needs matplotlib)")
+    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw ratios and speeds (needs matplotlib)")
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ def video_payloads(path: Optional[pathlib.Path], count: int) -> List[Payload]:
     length = int(cv2.VideoCapture(str(source)).get(cv2.CAP_PROP_FRAME_COUNT))
     if length < count + max(LAGS):
         raise BadInput(f"{source} has {length} frames", remedy=f"give a video of at least {count + max(LAGS)} frames")
-    numbers = [max(LAGS) + index * (length - 1 - max(LAGS)) // count for index in range(count)]
+    # drawn, not on a grid: a grid may keep step with the key frames of the video
+    numbers = sorted(random.Random(0).sample(range(max(LAGS), length), count))
     wanted = sorted({number - lag for number in numbers for lag in (0, *LAGS)})
     frames = dict(zip(wanted, payloads.video_frames(source, wanted)))
     made = []
@@ -256,7 +258,7 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
 
 
 def draw(rows: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
-    """Ratio over encoding speed, one panel per payload.
+    """One line per payload, one dot per lossless codec: ratio, and encoding speed as colour.
 
     Raises:
         BadInput: matplotlib is not installed.
@@ -269,21 +271,28 @@ def draw(rows: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
         raise BadInput("--plot needs matplotlib", remedy="pip install 'edge_offload[plot]'") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.colors import LogNorm
 
     names = list(dict.fromkeys(row["payload"] for row in rows))
-    columns = min(3, len(names))
-    count = -(-len(names) // columns)
-    figure, axes = pyplot.subplots(count, columns, figsize=(5 * columns, 3.6 * count), squeeze=False)
-    for panel, name in zip(axes.flat, names):
-        mine = [row for row in rows if row["payload"] == name and row["codec"] != "raw"]
-        for row in mine:
-            speed = row["encode_bytes_per_s"] / 1e6
-            panel.plot(speed, row["ratio"], "o" if row["lossless"] else "x", color="C0" if row["lossless"] else "C3")
-            panel.annotate(row["codec"], (speed, row["ratio"]), fontsize=7, xytext=(3, 3), textcoords="offset points")
-        panel.set(title=name, xlabel="encode, MB/s", ylabel="ratio", xscale="log", yscale="log")
-        panel.grid(True, which="both", alpha=0.3)
-    for panel in list(axes.flat)[len(names) :]:
-        panel.set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure, panel = pyplot.subplots(figsize=(10, 1.2 + 0.4 * len(names)))
+    lossless = [row for row in rows if row["lossless"] and row["codec"] != "raw"]
+    dots = panel.scatter(
+        [row["ratio"] for row in lossless],
+        [names.index(row["payload"]) for row in lossless],
+        c=[row["encode_bytes_per_s"] / 1e6 for row in lossless],
+        norm=LogNorm(),
+    )
+    for line, name in enumerate(names):
+        mine = [row for row in lossless if row["payload"] == name]
+        if mine:
+            best = max(mine, key=lambda row: row["ratio"])
+            text = f"{best['codec']}  {best['ratio']:.3g}"
+            panel.annotate(text, (best["ratio"], line), fontsize=8, xytext=(7, -3), textcoords="offset points")
+    panel.set(xscale="log", xlabel="ratio (plain bytes / coded bytes), lossless codecs")
+    panel.set_yticks(range(len(names)), names)
+    panel.invert_yaxis()
+    panel.margins(x=0.25)
+    panel.grid(True, alpha=0.3)
+    figure.colorbar(dots, label="encode, MB/s")
+    figure.savefig(path, dpi=110, bbox_inches="tight")
     pyplot.close(figure)
