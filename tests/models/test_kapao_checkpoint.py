@@ -35,7 +35,7 @@ def official(tmp_path_factory: pytest.TempPathFactory) -> Tuple[pathlib.Path, di
 def test_an_official_checkpoint_computes_what_its_own_network_computed(official):
     path, expected = official
     assert "models" not in sys.modules
-    estimator = build_estimator("kapao_n", checkpoint=str(path), size=192)
+    estimator = build_estimator("kapao_n", checkpoint=str(path), size=512)
     assert estimator.trained
     with torch.inference_mode():
         maps = estimator.module.network(torch.from_numpy(expected["image"]))

@@ -123,9 +123,7 @@ candidate = st.tuples(box, st.integers(0, 8).map(lambda s: s / 8), st.integers(0
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    st.lists(candidate, max_size=40), st.sampled_from([0.0, 0.25, 0.5, 0.65]), st.integers(1, 12), st.integers(1, 9)
-)
+@given(st.lists(candidate, max_size=40), st.sampled_from([0.0, 0.25, 0.5, 0.65]), st.integers(1, 12), st.integers(1, 9))
 def test_suppression_is_the_greedy_one_whatever_the_block_and_sweep(candidates, iou, max_det, block):
     boxes = [c[0] for c in candidates]
     scores = [c[1] for c in candidates]

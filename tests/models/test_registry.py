@@ -82,6 +82,9 @@ def test_every_part_of_the_state_changes_the_hash():
     assert changed != reference
     assert state_hash(module.to(torch.float64)) != changed
     assert state_hash(nn.Sequential(nn.Identity(), *module)) != state_hash(module)
+    wide, tall = nn.Linear(3, 2, bias=False), nn.Linear(2, 3, bias=False)
+    tall.weight.data.copy_(wide.weight.data.view(3, 2))
+    assert state_hash(wide) != state_hash(tall)
 
 
 def test_the_hash_ignores_memory_layout_and_sees_the_sign_of_zero():
