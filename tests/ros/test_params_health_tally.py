@@ -1,0 +1,121 @@
+"""What nodes are made of, without ROS: parameters, health, and the count of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_offload import records
+from edge_offload.errors import BadInput
+from edge_offload.modes import Mode
+from edge_offload.nodes import params as parameters
+from edge_offload.nodes.health import ERROR, OK, WARN, Health
+from edge_offload.nodes.params import Param
+from edge_offload.nodes.tally import Tally, table
+from edge_offload.timing import InferenceReport
+
+DECLARED = (
+    Param("rate", 10.0, "Hz", low=0.1),
+    Param("name", "x", "a name"),
+    Param("mode", "local", "where", choices=("local", "server")),
+    Param("loop", True, "again"),
+    Param("options", {}, "more"),
+)
+
+
+def test_defaults_hold_where_nothing_is_set():
+    assert parameters.read(DECLARED, {}) == {
+        "rate": 10.0, "name": "x", "mode": "local", "loop": True, "options": {},
+    }  # fmt: skip
+
+
+def test_what_roslaunch_makes_of_a_text_is_turned_back():
+    read = parameters.read(DECLARED, {"rate": 5, "name": 0})
+    assert read["rate"] == 5.0
+    assert read["name"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"rate": "fast"}, "~rate"),
+        ({"rate": 0.0}, "at least 0.1"),
+        ({"rate": float("nan")}, "finite"),
+        ({"mode": "auto"}, "local, server"),
+        ({"loop": "yes"}, "~loop"),
+        ({"options": [1]}, "~options"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_by_name(raw, words):
+    with pytest.raises(BadInput, match=words):
+        parameters.read(DECLARED, raw)
+
+
+def test_misspelt_parameters_are_found():
+    assert parameters.unknown(DECLARED, {"rate": 1, "frams": 2}) == ["frams"]
+
+
+def test_health_reports_the_worst_condition_first_and_forgets_what_is_over():
+    health = Health()
+    assert health.report().level == OK
+    health.warn("link", "no server")
+    assert health.error("camera", "unplugged") is True
+    assert health.error("camera", "unplugged") is False
+    report = health.report()
+    assert report.level == ERROR
+    assert report.message == "unplugged; no server"
+    health.clear("camera")
+    assert health.report().level == WARN
+    health.clear("link")
+    assert health.report().level == OK
+
+
+def tally_of(published, results, latencies, mode=Mode.SERVER) -> Tally:
+    tally = Tally()
+    for stamp in published:
+        tally.frame(stamp)
+    for stamp in results:
+        tally.result(stamp)
+    for stamp in latencies:
+        tally.latency(stamp, InferenceReport(mode, "movenet", 0.1, bytes_up=100, round_trips=1), 0.5, False)
+    return tally
+
+
+def test_a_sound_run_has_no_faults_and_its_summary_fits_the_schema():
+    tally = tally_of([1, 2, 3, 4, 5], [1, 3, 4], [1, 3, 4])
+    assert tally.faults() == []
+    record = tally.summary("wifi_93mbps", ["a.avi"])
+    records.validate("run", record)
+    assert record["frames_published"] == 4, "frame 5 came after the last result: it may be under way"
+    assert record["frames_in"] == record["results_out"] == 3
+    assert record["frames_superseded"] == 1
+    assert record["mode"] == "server"
+    assert "1 superseded" in table(record)
+
+
+@pytest.mark.parametrize(
+    ("results", "latencies", "words"),
+    [
+        ([1, 2, 99], [1, 2, 99], "belong to no frame"),
+        ([1, 2, 2], [1, 2], "several results"),
+        ([1, 2], [1, 2, 2], "several latencies"),
+        ([1, 2], [1, 2, 3], "but not both"),
+    ],
+)
+def test_a_restamped_doubled_or_missing_answer_is_a_fault(results, latencies, words):
+    faults = tally_of([1, 2, 3], results, latencies).faults()
+    assert any(words in fault for fault in faults), faults
+
+
+def test_a_count_stopped_between_the_two_halves_of_an_answer_is_even():
+    tally = tally_of([1, 2, 3], [1, 2], [1, 2, 3])
+    tally.drop_half()
+    assert tally.faults() == []
+    assert tally.summary()["frames_in"] == 2
+    torn = tally_of([1, 2, 3], [1, 3], [1, 2, 3])
+    torn.drop_half()
+    assert torn.faults(), "only the newest frame may lack a half"
+
+
+def test_no_result_at_all_is_an_error_and_not_an_empty_summary():
+    with pytest.raises(BadInput, match="no frame got a result"):
+        tally_of([1, 2], [], []).summary()

@@ -1,0 +1,250 @@
+"""The people node as a process: what it answers is counted outside of it."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import time
+
+import pytest
+from conftest import free_port, wait_for
+
+
+def start(graph, images, **params):
+    """The people node on the tiny model, ready for images; what it answers."""
+    from edge_offload_msgs.msg import Latency, PersonArray
+
+    people, latency = graph.listen("kapao/people", PersonArray), graph.listen("offload/latency", Latency)
+    options = {
+        "model": "tiny_people:make",
+        "threads": 1,
+        "keys": str(graph.keys),
+        "world_frame": "camera_link",
+        **params,
+    }
+    node = graph.node("kapao_node", **options)
+    wait_for(lambda: people.connected and latency.connected, "the start of the node", 90)
+    images.wait()
+    return node, people, latency
+
+
+def check_answers(images, people, latency):
+    """Exactly one list of people and one latency for every frame taken up, with its stamp to the nanosecond."""
+    results, costs = people.by_stamp(), latency.by_stamp()
+    assert set(results) == set(costs)
+    assert set(results) <= set(images.stamps)
+    assert {len(found) for found in [*results.values(), *costs.values()]} == {1}
+    return results, costs
+
+
+def test_frames_published_are_taken_or_superseded_and_every_one_taken_has_a_result(graph, images):
+    """Five times as many images as the network can take: the count holds, and no queue builds up."""
+    seconds = 0.06
+    node, people, latency = start(graph, images, model_options={"seconds": seconds})
+    for _ in range(100):
+        images.send()
+        time.sleep(seconds / 5)
+    # as roslaunch ends it: what waits is still worked on
+    wait_for(lambda: graph.values(node).get("frames offered") == "100", "the arrival of all images")
+    node.signal(signal.SIGINT)
+    assert node.wait() == 0, node.output
+    wait_for(lambda: len(people) == len(latency) > 0, "an even number of answers", 5)
+    results, costs = check_answers(images, people, latency)
+    figures = graph.values(node)
+    taken, superseded = int(figures["frames taken"]), int(figures["frames superseded"])
+    assert len(images.stamps) == taken + superseded
+    assert len(results) == taken == int(figures["results"])
+    assert superseded > 0, "the network was meant to be too slow"
+    assert figures["frames waiting"] == "0"
+    assert images.stamps[-1] in results, "the newest frame is never the one that gives way"
+    # an image waits for one inference at most, whatever came before it: a queue would make it tens
+    queued = [found[0].queue.to_sec() for found in costs.values()]
+    worked = [found[0].total.to_sec() - found[0].queue.to_sec() for found in costs.values()]
+    assert statistics.median(queued) <= 1.5 * statistics.median(worked)
+    assert max(queued) <= 3 * max(worked)
+
+
+def test_every_frame_mode_loses_nothing_and_keeps_the_order(graph, images):
+    _, people, latency = start(graph, images, every_frame=True, model_options={"seconds": 0.01})
+    for _ in range(40):
+        images.send()
+    wait_for(lambda: len(people) == len(latency) == 40, "the last answer")
+    check_answers(images, people, latency)
+    assert [message.header.stamp.to_nsec() for message in people.messages] == images.stamps
+
+
+def test_people_carry_what_was_found_and_the_cost_says_how(graph, images):
+    from edge_offload_msgs.msg import OffloadMode, Power
+
+    _, people, latency = start(graph, images, slowdown=2.0, deadline=30.0)
+    images.send(x=60, y=40)
+    wait_for(lambda: len(latency) == 1 and len(people) == 1, "the answer")
+    found, cost = people.messages[0], latency.messages[0]
+    assert (found.image_width, found.image_height, found.header.frame_id) == (128, 96, "camera_optical_frame")
+    (person,) = found.people
+    assert person.observed
+    assert person.x_min < 60 < person.x_max
+    assert person.y_min < 40 < person.y_max
+    assert (cost.mode, cost.mode_code, cost.fallback_reason, cost.error) == ("local", OffloadMode.LOCAL, "", "")
+    assert cost.emulated_slowdown == 2.0
+    assert cost.deadline.to_sec() == 30.0
+    assert cost.deadline_met
+    assert 0 < cost.compute_robot.to_sec() <= cost.total.to_sec()
+    assert (cost.bytes_up, cost.bytes_down, cost.round_trips) == (0, 0, 0)
+    assert cost.energy > 0
+    assert cost.energy_source in (Power.MEASURED, Power.MODEL)
+
+
+def test_a_faulty_frame_gives_one_empty_answer_that_says_why_and_the_next_one_is_fine(graph, images):
+    node, people, latency = start(graph, images, every_frame=True)
+    faults = [{"encoding": "martian8"}, {"data": b"\0" * 100}, {"width": 0, "height": 0, "step": 0}, {"step": 1}]
+    for fault in faults:
+        images.send(**fault)
+    images.send()
+    wait_for(lambda: len(people) == len(latency) == 5, "the answers")
+    results, costs = check_answers(images, people, latency)
+    assert [len(results[stamp][0].people) for stamp in images.stamps] == [0, 0, 0, 0, 1]
+    errors = [costs[stamp][0].error for stamp in images.stamps]
+    for words, error in zip(("martian8", "truncated", "empty", "step", ""), errors):
+        assert words in error
+        assert bool(words) == bool(error)
+    wait_for(lambda: graph.values(node).get("bad frames") == "4", "the count on /diagnostics", 10)
+
+
+def test_depth_gives_a_position_and_depth_without_a_value_gives_none(graph, images):
+    import numpy as np
+    import rospy
+    from sensor_msgs.msg import CameraInfo, Image
+    from std_msgs.msg import Header
+
+    from edge_offload_msgs.msg import Person
+
+    node, people, _ = start(graph, images, every_frame=True, depth=True)
+    info = graph.publisher("camera/camera_info", CameraInfo, latch=True)
+    depth = graph.publisher("camera/depth/image_raw", Image)
+    info.publish(CameraInfo(width=128, height=96, K=[100, 0, 64, 0, 100, 48, 0, 0, 1], distortion_model="plumb_bob"))
+    wait_for(lambda: depth.get_num_connections() and info.get_num_connections(), "subscribers")
+
+    def step(values, **changes):
+        # the depth image is sent first, with the stamp that the image will have
+        stamp = rospy.Time(1_700_000_000, 123_456_789 + 1_000_003 * len(images.stamps))
+        pixels = np.broadcast_to(np.float32(values), (96, 128)).astype("<f4")
+        message = Image(Header(stamp=stamp), 96, 128, "32FC1", 0, 128 * 4, pixels.tobytes())
+        for field, value in changes.items():
+            setattr(message, field, value)
+        depth.publish(message)
+        time.sleep(0.3)
+        count = len(people)
+        images.send()
+        return wait_for(lambda: len(people) > count and people.messages[-1], "the answer").people[0]
+
+    known = step(3.0)
+    assert known.position_source == Person.DEPTH
+    assert known.position_frame == "camera_optical_frame"
+    assert known.position.z == pytest.approx(3.0, abs=0.05)
+    assert step(np.nan).position_source == Person.UNKNOWN
+    assert step(3.0, data=b"short").position_source == Person.UNKNOWN
+    assert step(3.0).position_source == Person.DEPTH
+    assert int(wait_for(lambda: graph.values(node).get("bad depth images"), "the count on /diagnostics", 10)) == 1
+
+
+def test_compressed_images_are_found_by_themselves(graph):
+    import cv2
+    import numpy as np
+    import rospy
+    from sensor_msgs.msg import CompressedImage
+    from std_msgs.msg import Header
+
+    from edge_offload_msgs.msg import PersonArray
+
+    people = graph.listen("kapao/people", PersonArray)
+    graph.node("kapao_node", model="tiny_people:make", threads=1)
+    publisher = graph.publisher("camera/image_raw/compressed", CompressedImage)
+    wait_for(lambda: publisher.get_num_connections() > 0, "a subscriber of the compressed images", 90)
+    pixels = np.zeros((96, 128, 3), dtype=np.uint8)
+    pixels[30:50, 50:70] = 255
+    _, coded = cv2.imencode(".jpg", pixels)
+    publisher.publish(CompressedImage(Header(stamp=rospy.Time(7, 8)), "jpeg", coded.tobytes()))
+    wait_for(lambda: len(people) == 1, "the answer")
+    assert people.messages[0].header.stamp == rospy.Time(7, 8)
+    assert len(people.messages[0].people) == 1
+
+
+def test_the_server_is_killed_in_mid_run_and_results_go_on(graph, images):
+    """Also: absent at the start, and back later."""
+    from edge_offload_msgs.msg import Latency, OffloadMode, PersonArray, ServerStatus
+
+    address = f"tcp://127.0.0.1:{free_port()}"
+    reported = graph.listen("server/kapao/people", PersonArray)
+    reported_cost = graph.listen("server/offload/latency", Latency)
+    status = graph.listen("server/status", ServerStatus)
+    node, people, latency = start(graph, images, mode="server", server=address)
+
+    def run_until(condition, what):
+        def step():
+            images.send()
+            wait_for(lambda: len(latency) == len(people) == len(images.stamps), "an answer", 30)
+            time.sleep(0.02)
+            return condition(latency.messages[-1])
+
+        return wait_for(step, what, 60)
+
+    def start_server():
+        return graph.node(
+            "offload_server_node", bind=address, allow=["tiny_people:make"], threads=1, keys=str(graph.keys)
+        )
+
+    def warned(words):
+        found = graph.statuses(node)
+        return bool(found) and found[-1].level == 1 and words in found[-1].message
+
+    run_until(lambda cost: cost.mode == "local" and "no server" in cost.fallback_reason, "a local answer")
+    wait_for(lambda: warned("no server"), "the warning that there is no server", 10)
+
+    server = start_server()
+    remote = run_until(lambda cost: cost.mode == "server", "the first answer of the server")
+    cost = latency.messages[-1]
+    assert remote
+    assert (cost.mode_code, cost.fallback_reason, cost.round_trips, cost.connected) == (OffloadMode.SERVER, "", 1, True)
+    assert cost.bytes_up > 1000
+    assert cost.bytes_down > 0
+    assert cost.compute_server.to_sec() > 0
+    wait_for(lambda: images.stamps[-1] in reported.by_stamp(), "the result on the server's side", 10)
+    wait_for(lambda: status.messages and status.messages[-1].inferences > 0, "the server's status", 10)
+    assert status.messages[-1].robots == 1
+    wait_for(lambda: graph.statuses(node)[-1].level == 0, "a green light", 10)
+
+    server.signal(signal.SIGKILL)
+    run_until(lambda cost: cost.mode == "local" and cost.fallback_reason, "a local answer after the kill")
+    wait_for(lambda: warned("no server"), "the warning after the kill", 10)
+
+    start_server()
+    run_until(lambda cost: cost.mode == "server", "the server's return")
+
+    mode = graph.publisher("offload/mode", OffloadMode, latch=True)
+    mode.publish(OffloadMode(mode="local", code=OffloadMode.LOCAL, reason="test"))
+    run_until(lambda cost: cost.mode == "local" and not cost.fallback_reason, "obedience to offload/mode")
+    # a result that the robot computed is reported to the server's operator
+    wait_for(lambda: images.stamps[-1] in reported_cost.by_stamp(), "the report of a local result", 10)
+    assert reported_cost.messages[-1].mode == "local"
+    check_answers(images, people, latency)
+
+
+def test_a_server_on_a_used_port_fails_to_start_and_says_so(graph):
+    from edge_offload_msgs.msg import ServerStatus
+
+    address = f"tcp://127.0.0.1:{free_port()}"
+    status = graph.listen("server/status", ServerStatus)
+    graph.node("offload_server_node", "first", bind=address, keys=str(graph.keys))
+    wait_for(lambda: len(status) > 0, "the first server", 90)
+    second = graph.node("offload_server_node", "second", bind=address, keys=str(graph.keys))
+    assert second.wait(90) == 1
+    assert address.rsplit(":", 1)[1] in second.output
+    said = graph.statuses(second)
+    assert any(status.level == 2 and "cannot start" in status.message for status in said)
+
+
+def test_a_model_that_does_not_exist_ends_the_node_with_its_name(graph):
+    node = graph.node("kapao_node", model="kapoa_s")
+    assert node.wait(90) == 1
+    assert "kapoa_s" in node.output

@@ -1,0 +1,163 @@
+"""The hand-over of frames: every frame is taken once or superseded, and the worker never idles while one waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_offload.nodes.slot import Slot, Worker
+
+
+def test_the_newest_frame_is_taken_and_the_older_one_superseded():
+    slot = Slot()
+    slot.put("old")
+    slot.put("new")
+    assert slot.take() == "new"
+    counts = slot.counts
+    assert (counts.offered, counts.taken, counts.superseded, counts.waiting) == (2, 1, 1, 0)
+
+
+@given(st.lists(st.sampled_from(["put", "take"]), max_size=60), st.integers(1, 4))
+def test_every_frame_is_taken_or_superseded_or_waits(steps, capacity):
+    slot = Slot(capacity)
+    taken, number = [], 0
+    for step in steps:
+        if step == "put":
+            slot.put(number)
+            number += 1
+        else:
+            item = slot.take(timeout_s=0)
+            if item is not None:
+                taken.append(item)
+        counts = slot.counts
+        assert counts.offered == counts.taken + counts.superseded + counts.waiting == number
+        assert counts.waiting <= capacity
+    assert taken == sorted(set(taken))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 200), st.integers(1, 3))
+def test_results_are_as_many_as_frames_taken_with_a_real_worker(frames, producers):
+    slot, results = Slot(), []
+    worker = Worker(slot, results.append, lambda item, error: None)
+    worker.start()
+
+    def produce(first):
+        for number in range(frames):
+            slot.put((first, number))
+
+    threads = [threading.Thread(target=produce, args=(first,)) for first in range(producers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert worker.drain(10)
+    counts = slot.counts
+    assert counts.offered == frames * producers == counts.taken + counts.superseded
+    assert counts.taken == len(results) == len(set(results))
+    for first in range(producers):
+        mine = [number for who, number in results if who == first]
+        assert mine == sorted(mine)
+
+
+def test_the_worker_starts_the_next_frame_as_soon_as_it_is_free():
+    slot = Slot()
+    gate, spans = threading.Event(), []
+
+    def work(item):
+        spans.append(item)
+        gate.wait(10)
+
+    worker = Worker(slot, work, lambda item, error: None)
+    worker.start()
+    slot.put(0)
+    while not spans:
+        time.sleep(0.001)
+    # while the worker is busy newer frames replace each other; the last waits and must be next without another put
+    for number in range(1, 50):
+        slot.put(number)
+    gate.set()
+    assert worker.drain(10)
+    assert spans == [0, 49]
+
+
+def test_nothing_is_superseded_in_keep_all_mode_and_the_producer_is_held_up():
+    slot = Slot(capacity=2, keep_all=True)
+    got, ahead = [], []
+
+    def work(item):
+        got.append(item)
+
+    worker = Worker(slot, work, lambda item, error: None)
+
+    def produce():
+        for number in range(100):
+            slot.put(number)
+            ahead.append(number)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    time.sleep(0.1)
+    assert len(ahead) == 2, "the producer must wait while nothing is taken"
+    worker.start()
+    producer.join(10)
+    assert worker.drain(10)
+    assert got == list(range(100))
+    assert slot.counts.superseded == 0
+
+
+def test_draining_finishes_the_frame_that_waits_and_refuses_newer_ones():
+    slot, results, began, go = Slot(), [], threading.Event(), threading.Event()
+
+    def work(item):
+        began.set()
+        go.wait(10)
+        results.append(item)
+
+    worker = Worker(slot, work, lambda item, error: None)
+    worker.start()
+    slot.put("running")
+    began.wait(10)
+    slot.put("waiting")
+    closing = threading.Thread(target=worker.drain, args=(10,))
+    closing.start()
+    while not slot.closed:
+        time.sleep(0.001)
+    assert slot.put("too late") is False
+    go.set()
+    closing.join(10)
+    assert results == ["running", "waiting"]
+    counts = slot.counts
+    assert (counts.offered, counts.taken, counts.superseded, counts.waiting) == (3, 2, 1, 0)
+
+
+def test_closing_frees_a_producer_that_waits_for_room():
+    slot = Slot(capacity=1, keep_all=True)
+    slot.put(1)
+    outcome = []
+    producer = threading.Thread(target=lambda: outcome.append(slot.put(2)))
+    producer.start()
+    slot.close()
+    producer.join(10)
+    assert outcome == [False]
+    assert slot.counts.waiting == 1
+
+
+def test_an_exception_is_handed_over_and_the_worker_goes_on():
+    slot, errors, done = Slot(capacity=8), [], []
+
+    def work(item):
+        if item == "bad":
+            raise ValueError("no")
+        done.append(item)
+
+    worker = Worker(slot, work, lambda item, error: errors.append((item, str(error))))
+    for item in ("good", "bad", "better"):
+        slot.put(item)
+    worker.start()
+    assert worker.drain(10)
+    assert done == ["good", "better"]
+    assert errors == [("bad", "no")]

@@ -1,0 +1,123 @@
+"""Frames and scans from files: what is missing or broken is named, what is there comes in order."""
+
+from __future__ import annotations
+
+import contextlib
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_offload.errors import BadInput
+from edge_offload.nodes.frames import Device, ImageFolder, VideoFile
+from edge_offload.nodes.scans import read_scan, scan_files
+
+
+def test_images_come_in_the_order_of_their_numbers(tmp_path):
+    for number in (10, 9, 1):
+        cv2.imwrite(str(tmp_path / f"frame{number}.png"), np.full((4, 4, 3), number, dtype=np.uint8))
+    source = ImageFolder(str(tmp_path))
+    seen = [int(source.read()[0, 0, 0]) for _ in range(3)]
+    assert seen == [1, 9, 10]
+    assert source.read() is None
+    source.rewind()
+    assert int(source.read()[0, 0, 0]) == 1
+
+
+def test_a_video_plays_to_its_end_and_again(tmp_path):
+    path = str(tmp_path / "clip.avi")
+    writer = cv2.VideoWriter(path, cv2.VideoWriter_fourcc(*"MJPG"), 7.0, (32, 32))
+    for _ in range(4):
+        writer.write(np.zeros((32, 32, 3), dtype=np.uint8))
+    writer.release()
+    source = VideoFile(path)
+    assert source.rate == pytest.approx(7.0)
+    for _ in range(2):
+        assert [source.read() is None for _ in range(5)] == [False] * 4 + [True]
+        source.rewind()
+
+
+@pytest.mark.parametrize("make", [VideoFile, ImageFolder])
+def test_a_missing_file_or_folder_is_named(make, tmp_path):
+    with pytest.raises(BadInput, match="nowhere"):
+        make(str(tmp_path / "nowhere"))
+
+
+def test_what_is_no_video_and_what_is_no_image_is_named(tmp_path):
+    fake = tmp_path / "fake.avi"
+    fake.write_bytes(b"this is text")
+    with pytest.raises(BadInput, match=r"fake\.avi"):
+        VideoFile(str(fake))
+    with pytest.raises(BadInput, match="no images"):
+        ImageFolder(str(tmp_path))
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    with pytest.raises(BadInput, match=r"broken\.png"):
+        ImageFolder(str(tmp_path)).read()
+
+
+def test_a_camera_that_is_not_there_is_named():
+    with pytest.raises(BadInput, match="/dev/video93"):
+        Device("93")
+
+
+POINTS = np.array([[1, 2, 3, 0.5], [4, 5, 6, 0.25], [np.nan, 0, 0, 1]], dtype=np.float32)
+
+
+def test_a_kitti_scan_is_read_and_points_that_are_not_finite_left_out(tmp_path):
+    file = tmp_path / "0.bin"
+    file.write_bytes(POINTS.tobytes())
+    np.testing.assert_array_equal(read_scan(file), POINTS[:2])
+
+
+def pcd(data: str, body: bytes, points: int = 3) -> bytes:
+    header = (
+        "# .PCD v0.7\nVERSION 0.7\nFIELDS x y z intensity\nSIZE 4 4 4 4\nTYPE F F F F\nCOUNT 1 1 1 1\n"
+        f"WIDTH {points}\nHEIGHT 1\nPOINTS {points}\nDATA {data}\n"
+    )
+    return header.encode() + body
+
+
+@pytest.mark.parametrize("coding", ["ascii", "binary"])
+def test_a_pcd_scan_is_read(tmp_path, coding):
+    text = "\n".join(" ".join(str(value) for value in point) for point in POINTS).encode()
+    file = tmp_path / "0.pcd"
+    file.write_bytes(pcd(coding, text if coding == "ascii" else POINTS.tobytes()))
+    np.testing.assert_array_equal(read_scan(file), POINTS[:2])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.bin", b"12345", "5 bytes"),
+        ("a.bin", b"", "0 bytes"),
+        ("a.pcd", b"no header at all", "DATA"),
+        ("a.pcd", pcd("binary", b"short"), "truncated"),
+        ("a.pcd", pcd("ascii", b"1 2 3"), "truncated"),
+        ("a.pcd", pcd("ascii", b"1 2 x 4 1 2 3 4 1 2 3 4"), "a.pcd"),
+        ("a.pcd", pcd("binary_compressed", b""), "binary_compressed"),
+        ("a.pcd", pcd("binary", b"", points=10**12), "limit"),
+        ("a.pcd", pcd("binary", b"").replace(b"FIELDS x", b"FIELDS q"), "x, y and z"),
+        ("a.pcd", pcd("binary", b"").replace(b"TYPE F", b"TYPE Q"), "header"),
+        ("a.pcd", pcd("binary", b"").replace(b"SIZE 4 4 4 4", b"SIZE 3 4 4 4"), "sizes"),
+    ],
+)
+def test_a_broken_scan_is_refused_by_name(tmp_path, name, content, words):
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(BadInput, match=words):
+        read_scan(file)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_whatever_do_worse_than_a_clear_error(tmp_path_factory, tail):
+    file = tmp_path_factory.getbasetemp() / "fuzz.pcd"
+    file.write_bytes(pcd("binary", b"")[:-12] + tail)
+    with contextlib.suppress(BadInput):
+        read_scan(file)
+
+
+def test_a_folder_without_scans_is_named(tmp_path):
+    with pytest.raises(BadInput, match="no scans"):
+        scan_files(str(tmp_path))
