@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 import torch
@@ -47,6 +47,7 @@ class LocalityMap:
     operators: Tuple[OperatorLocality, ...]
     axes: Mapping[int, int]
     free: FrozenSet[int]
+    _memo: Dict[Tuple[int, int, int], Dict[int, Range]] = field(default_factory=dict, repr=False, compare=False)
 
     def length(self, number: int) -> int:
         """Rows of a value; 1 if it exists only whole."""
@@ -64,6 +65,9 @@ class LocalityMap:
         """
         if low >= high:
             return {}
+        known = self._memo.get((index, low, high))
+        if known is not None:
+            return known
         found = self.operators[index]
         needs: Dict[int, Range] = {}
         for number in self.sequence.operators[index].reads():
@@ -75,6 +79,7 @@ class LocalityMap:
                 rows = (0, self.length(number))
             if rows[0] < rows[1]:
                 needs[number] = rows
+        self._memo[(index, low, high)] = needs
         return needs
 
     def counts(self) -> Dict[str, int]:
