@@ -10,6 +10,7 @@ import pytest
 from edge_offload.errors import BadInput, LinkLost, ProtocolError, Refused, RemoteError
 from edge_offload.link import messages
 from edge_offload.link.client import LinkState
+from edge_offload.link.connection import Terms
 from edge_offload.link.messages import Limits, Message, unpack_header
 
 PATIENCE_S = 20.0
@@ -152,12 +153,44 @@ def test_server_says_full_instead_of_gathering_requests(serve, connect):
     listener = serve(handle=lambda request: None, max_open_requests=2, max_open_bytes=1000)
     client = connect(listener.address)
     client.wait_ready(PATIENCE_S)
+    client._terms = Terms()  # a client that does not keep to what it was told
     client.request("slow")
     with pytest.raises(Refused, match="full"):
         client.request("slow", {}, [b"x" * 2000]).result(PATIENCE_S)
     client.request("slow")
     with pytest.raises(Refused, match="full"):
         client.request("slow").result(PATIENCE_S)
+
+
+def test_client_keeps_to_what_the_server_can_take(serve, connect):
+    listener = serve(handle=lambda request: None, max_open_requests=2, limits=Limits(max_message_bytes=10_000))
+    client = connect(listener.address)
+    client.wait_ready(PATIENCE_S)
+    with pytest.raises(BadInput, match="in pieces"):
+        client.request("slow", {}, [bytes(20_000)])
+    first, second = client.request("slow", {}, [bytes(5000)]), client.request("slow")
+    with pytest.raises(LinkLost, match="2 requests"):
+        client.request("slow").result(0)
+    assert not first.done()
+    assert not second.done()
+    assert not listener.counters["refused: full"]
+
+
+def test_bursts_of_an_honest_robot_are_never_cut(serve, connect):
+    listener = serve(limits=Limits(max_message_bytes=8 << 20))
+    client = connect(listener.address)
+    client.wait_ready(PATIENCE_S)
+    chunk, sent, waiting = bytes(1 << 20), 0, []
+    while sent < 60:
+        future = client.request("echo", {}, [chunk], timeout_s=PATIENCE_S)
+        if future.done() and future.exception():
+            waiting.pop(0).result(PATIENCE_S)
+        else:
+            waiting.append(future)
+            sent += 1
+    for future in waiting:
+        assert len(future.result(PATIENCE_S).buffers[0]) == 1 << 20
+    assert client.counters["connections"] == 1
 
 
 def test_too_large_is_told_before_it_is_sent(serve, connect):

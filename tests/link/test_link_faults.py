@@ -77,13 +77,15 @@ def test_every_future_completes_exactly_once_while_the_server_is_killed(server_p
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         asking = [pool.submit(ask) for _ in range(4)]
-        for _ in range(3):
+        try:
+            for _ in range(3):
+                time.sleep(0.2)
+                server.kill()
+                server = server_process("--bind", server.address)
+                until_state(client, LinkState.READY)
             time.sleep(0.2)
-            server.kill()
-            server = server_process("--bind", server.address)
-            until_state(client, LinkState.READY)
-        time.sleep(0.2)
-        stop.set()
+        finally:
+            stop.set()
         for future in asking:
             future.result(PATIENCE_S)
     assert all(made == done for made, done in outcomes)

@@ -24,7 +24,7 @@ import zmq
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolError, Refused
 from edge_offload.link import messages
 from edge_offload.link.clock import ClockReading
-from edge_offload.link.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Timings
+from edge_offload.link.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Terms, Timings
 from edge_offload.link.keys import KeyStore, split_address
 from edge_offload.link.messages import DEFAULT_LIMITS, Limits, Message
 from edge_offload.link.replies import LinkState, Reply, Transfer
@@ -42,8 +42,8 @@ class _Pending:
     future: Optional[Future]
     queued_s: float
     deadline_s: float
+    bytes_up: int
     sent_s: float = 0.0
-    bytes_up: int = 0
 
 
 class Client:
@@ -57,7 +57,8 @@ class Client:
         on_notify: called with (kind, body, buffers) for what the server sends unasked, on the link's thread.
         timings: timeouts and heartbeat.
         limits: bounds on one message, both ways.
-        max_pending: requests that may wait for an answer; more fail at once.
+        max_pending: requests that may wait for an answer; more fail at once. The server's own limits on requests and
+            bytes that wait are kept, too.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Client:
         self._cause = "not started"
         self._error: Optional[EdgeOffloadError] = None
         self._welcome: Dict[str, Any] = {}
+        self._terms = Terms()
         self._clock = ClockReading()
         self._epoch = 0
         self._ids = itertools.count(1)
@@ -96,6 +98,7 @@ class Client:
         self._pending: Dict[int, _Pending] = {}
         self._deadlines: List[Tuple[float, int]] = []
         self._waiting = 0
+        self._waiting_bytes = 0
         self._stop = threading.Event()
         self._wakeup = Wakeup()
         self._thread: Optional[threading.Thread] = None
@@ -212,16 +215,24 @@ class Client:
         now = time.monotonic()
         message = Message(type_, self._epoch, next(self._ids), messages.check_name(kind), body or {}, (), buffers)
         header = messages.pack_header(message, self._limits)
-        problem = messages.first_over([len(header), *(view.nbytes for view in buffers)], self._limits)
+        sizes = [len(header), *(view.nbytes for view in buffers)]
+        problem = messages.first_over(sizes, self._limits)
         if problem:
             raise BadInput(problem, remedy="send it in pieces")
+        size = messages.wire_bytes(sizes)
         with self._lock:
             if self._state is not LinkState.READY or message.epoch != self._epoch:
                 return LinkLost(f"no connection to {self.address}: {self._cause}")
-            if self._waiting >= self._max_pending:
-                return LinkLost(f"{self._waiting} requests wait for {self.address} already")
+            terms = self._terms
+            problem = messages.first_over(sizes, terms.message) if terms.message else None
+            if problem:
+                raise BadInput(f"{problem} of the server", remedy="send it in pieces")
+            if self._waiting >= min(self._max_pending, terms.requests) or self._waiting_bytes + size > terms.bytes:
+                kib = self._waiting_bytes >> 10
+                return LinkLost(f"{self._waiting} requests ({kib} KiB) wait for {self.address} already")
             self._waiting += 1
-            self._outbox.append(_Pending(message, header, future, now, now + timeout_s))
+            self._waiting_bytes += size
+            self._outbox.append(_Pending(message, header, future, now, now + timeout_s, bytes_up=size))
         self._wakeup.wake()
         return None
 
@@ -303,18 +314,17 @@ class Client:
 
     def _ready(self, dialled: Dialled) -> None:
         with self._changed:
-            self._welcome = dialled.welcome
+            self._welcome, self._terms = dialled.welcome, dialled.terms
         self.counters["connections"] += 1
         self._set_state(LinkState.READY, f"connected to {self.address}")
 
     def _send(self, dialled: Dialled) -> None:
         while self._outbox:
             item = self._outbox.popleft()
-            item.bytes_up = dialled.send(item.header, item.message.buffers)
             item.sent_s = time.monotonic()
+            dialled.send(item.header, item.message.buffers)
             if item.future is None:
-                with self._lock:
-                    self._waiting -= 1
+                self._release(item)
             else:
                 self._pending[item.message.id] = item
                 heapq.heappush(self._deadlines, (item.deadline_s, item.message.id))
@@ -370,8 +380,7 @@ class Client:
                 self._finish(item, LinkLost(f"{self.address} did not answer {item.message.name} in {waited_s:.2f} s"))
 
     def _finish(self, item: _Pending, outcome: Union[Reply, EdgeOffloadError]) -> None:
-        with self._lock:
-            self._waiting -= 1
+        self._release(item)
         if item.future is None:
             return
         try:
@@ -381,6 +390,11 @@ class Client:
                 item.future.set_exception(outcome)
         except InvalidStateError:
             self.counters["dropped: cancelled"] += 1
+
+    def _release(self, item: _Pending) -> None:
+        with self._lock:
+            self._waiting -= 1
+            self._waiting_bytes -= item.bytes_up
 
     def _lost(self, reason: str, refused: Optional[EdgeOffloadError]) -> None:
         self._error = refused

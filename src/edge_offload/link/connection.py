@@ -52,6 +52,22 @@ class Timings:
 DEFAULT_TIMINGS = Timings()
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What the server takes: the bounds on one message, and on requests that wait for an answer (count and bytes)."""
+
+    message: Optional[Limits] = None
+    requests: int = 1 << 30
+    bytes: int = 1 << 62
+
+    @staticmethod
+    def of(body: Dict[str, Any]) -> Terms:
+        """From the body of a welcome; what is absent or absurd is taken as no bound."""
+        told = {name: value for name, value in body.items() if type(value) is int and value > 0}
+        message = Limits(told.get("max_message_bytes", 1 << 62), max_parts=told.get("max_parts", 1 << 30))
+        return Terms(message, told.get("max_open_requests", 1 << 30), told.get("max_open_bytes", 1 << 62))
+
+
 class ConnectionLost(Exception):
     """The connection is over; ``refused`` is set if the server said so.
 
@@ -93,6 +109,7 @@ class Dialled:
         self.address = address
         self.ready = False
         self.welcome: Dict[str, Any] = {}
+        self.terms = Terms()
         self.clock = PeerClock()
         self._epoch = epoch
         self._timings = timings
@@ -124,7 +141,7 @@ class Dialled:
         self.sockets = [self._socket, self._monitor]
         socket.connect(address)
         # fits the empty queue; leaves as soon as the handshake is through
-        socket.send(messages.pack_header(Message("hello", epoch, 0, "", hello), limits))
+        socket.send(messages.pack_header(Message("hello", epoch, 0, "", hello, (self._began_s,)), limits))
 
     def __enter__(self) -> Dialled:
         return self
@@ -225,6 +242,9 @@ class Dialled:
     def _welcomed(self, message: Message, now: float) -> None:
         app = message.body.get("app")
         self.welcome = app if isinstance(app, dict) else {}
+        self.terms = Terms.of(message.body)
+        if len(message.times) == 4:
+            self._learn(message.times, now)
         self.ready = True
         self._ping_due_s = now
         counters = self._tcp.counters() if self._tcp is not None else None
@@ -244,8 +264,11 @@ class Dialled:
     def _ponged(self, message: Message, now: float) -> None:
         self._pings.pop(message.id, None)
         if message.epoch == self._epoch and len(message.times) == 4:
-            sent_s, there_s, answered_s, wall = message.times
-            self.clock.sample(sent_s, there_s, answered_s, now, wall - (time.time() - time.monotonic()))
+            self._learn(message.times, now)
+
+    def _learn(self, times: Tuple[float, ...], now: float) -> None:
+        sent_s, there_s, answered_s, wall = times
+        self.clock.sample(sent_s, there_s, answered_s, now, wall - (time.time() - time.monotonic()))
 
     def _probe(self, now: float) -> None:
         """Progress that the kernel reports counts as a sign of life of what is under way."""

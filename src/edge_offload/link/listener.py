@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 # parts at least this large travel without being copied into libzmq
 ZERO_COPY_BYTES = 64 << 10
+OPEN_SLACK = 4 << 20
 
 
 class Listener:
@@ -42,7 +43,8 @@ class Listener:
         limits: bounds on one message.
         peer_timeout_s: a peer that sends nothing (not even heartbeats) for so long is gone: the lease of what it holds.
         max_open_requests: requests of one peer that may wait for an answer; more are refused with "full".
-        max_open_bytes: payload bytes of such requests; default twice the largest message.
+        max_open_bytes: bytes of such requests; default a little more than the largest message. The client is told and
+            keeps to it, so that only a hostile one is ever cut for having too much under way.
         clock: monotonic seconds (tests shift it).
     """
 
@@ -73,7 +75,7 @@ class Listener:
         self._hello_timeout_s = hello_timeout_s
         self._max_connections = max_connections
         self._max_open_requests = max_open_requests
-        self._max_open_bytes = 2 * limits.max_message_bytes if max_open_bytes is None else max_open_bytes
+        self._max_open_bytes = limits.max_message_bytes + OPEN_SLACK if max_open_bytes is None else max_open_bytes
         self._clock = clock
         self._instance = os.urandom(8).hex()
         self._outbox: Deque[Tuple[Peer, Message]] = deque()
@@ -123,7 +125,7 @@ class Listener:
             self._socket,
             self._keys,
             loopback=loopback,
-            max_undelivered_bytes=self._limits.max_message_bytes,
+            max_undelivered_bytes=max(self._limits.max_message_bytes, self._max_open_bytes),
             max_connections=self._max_connections,
             hello_timeout_s=self._hello_timeout_s,
             counters=self.counters,
@@ -273,7 +275,7 @@ class Listener:
             return
         message.buffers = [frame.buffer for frame in frames[2:]]
         if message.type == "hello":
-            self._hello(peer, message)
+            self._hello(peer, message, received_s)
         elif message.type not in ("request", "notify", "ping"):
             self._complain(peer, message.id, ProtocolError(f"a client does not send {message.type}"))
         elif not peer.ready or message.epoch != peer.epoch:
@@ -301,7 +303,7 @@ class Listener:
         self._by_identity[identity] = peer
         return peer
 
-    def _hello(self, peer: Peer, message: Message) -> None:
+    def _hello(self, peer: Peer, message: Message, received_s: float) -> None:
         app, session = message.body.get("app"), message.body.get("session")
         if peer.ready or not isinstance(app, dict) or not isinstance(session, str) or not 1 <= len(session) <= 64:
             self._complain(peer, 0, ProtocolError("malformed or repeated hello"), message.epoch)
@@ -325,16 +327,23 @@ class Listener:
             "lease_s": self._peer_timeout_s,
             "max_message_bytes": self._limits.max_message_bytes,
             "max_parts": self._limits.max_parts,
+            "max_open_requests": self._max_open_requests,
+            "max_open_bytes": self._max_open_bytes,
         }
-        self._send(peer, Message("welcome", peer.epoch, 0, "", body))
+        self._send(peer, Message("welcome", peer.epoch, 0, "", body, self._times(message, received_s)))
 
     def _pong(self, peer: Peer, message: Message, received_s: float) -> None:
         if len(message.times) != 1:
             self._complain(peer, message.id, ProtocolError("malformed ping"))
             return
-        wall = time.time() - self._clock()
-        times = (message.times[0], received_s, self._clock(), wall)
-        self._send(peer, Message("pong", peer.epoch, message.id, "", {}, times))
+        self._send(peer, Message("pong", peer.epoch, message.id, "", {}, self._times(message, received_s)))
+
+    def _times(self, message: Message, received_s: float) -> Tuple[float, ...]:
+        """What lets the client place our clocks: when it sent, when we received and sent, and wall - monotonic."""
+        if len(message.times) != 1:
+            return ()
+        now = self._clock()
+        return message.times[0], received_s, now, time.time() - now
 
     def _dispatch(self, peer: Peer, message: Message, received_s: float, bytes_up: int) -> None:
         request = Request(peer, message, received_s, bytes_up, self._post)
