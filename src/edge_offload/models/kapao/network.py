@@ -248,8 +248,8 @@ class Kapao(nn.Module):
 def fuse(network: Kapao) -> Kapao:
     """Fold every batch normalisation into its convolution, in place, and return ``network``.
 
-    Faster by one pass over every map; the numbers change by rounding (about 1e-6 of each value per layer), so robot
-    and server must agree on it: it is an option of the model, off by default.
+    Saves one pass over every map; what that gains depends on the device (on one CPU thread, nothing measurable). The
+    numbers change by rounding, so robot and server must agree on it: it is an option of the model, off by default.
     """
     network.eval()
     for module in network.modules():
