@@ -231,6 +231,17 @@ class TestBombs:
         with pytest.raises(ProtocolError, match="past"):
             codecs.decode(descriptor, [b"\xff\xff"])
 
+    def test_sparse_position_past_the_end(self):
+        array = np.zeros(8 * 64 + 1, np.uint8)
+        array[[5, 512]] = 3
+        encoded = codecs.encode(array, "sparse+zstd")
+        assert encoded.descriptor["params"]["levels"] >= 1
+        pack = zstandard.ZstdCompressor().compress
+        buffers = list(encoded.buffers)
+        buffers[1] = pack(bytes([1 << 5, 1 << 3]))  # the last mask byte names element 515
+        with pytest.raises(ProtocolError, match="outside"):
+            codecs.decode(encoded.descriptor, buffers)
+
     def test_lossy_payload_that_hides_it(self):
         encoded = codecs.encode(np.ones((3, 3), np.float32), "fp16")
         descriptor = {key: value for key, value in encoded.descriptor.items() if key != "lossy"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Dict, List
 
 import numpy as np
@@ -9,10 +10,10 @@ import numpy as np
 from edge_offload.errors import ProtocolError
 
 from . import entropy, image, kernels
-from .method import NotApplicable
-from .payload import Encoded, Header, array_from, bytes_of
+from .method import Coded, NotApplicable
+from .payload import Encoded, Header, Params, array_from, bytes_of, take_int
 from .plain import unshuffled
-from .portable import NONE
+from .portable import GRADIENT, NONE, Frame, block_grid
 
 TEMPORAL: Dict[str, str] = {"temporal+zstd": "zstd", "temporal+lz4": "lz4"}
 """Codecs that need a stream: name -> byte compressor."""
@@ -20,6 +21,8 @@ TEMPORAL: Dict[str, str] = {"temporal+zstd": "zstd", "temporal+lz4": "lz4"}
 
 def encode_difference(array: np.ndarray, reference: np.ndarray, codec: str) -> Encoded:
     """``array - reference``, modulo the width of an element, coded by ``codec`` of :data:`TEMPORAL`.
+
+    In 8-bit images, blocks of 16 x 16 pixels that moved are coded by the gradient predictor instead.
 
     Raises:
         NotApplicable: shapes or dtypes differ, or elements of 16 bytes.
@@ -32,11 +35,41 @@ def encode_difference(array: np.ndarray, reference: np.ndarray, codec: str) -> E
     difference = array.reshape(-1).view(unsigned) - reference.reshape(-1).view(unsigned)
     descriptor: Dict[str, Any] = {"codec": codec, "dtype": array.dtype.name, "shape": list(array.shape)}
     frame = image.frame_of(array.shape, NONE) if item == 1 else None
-    if frame is not None and frame.channels == 3:
-        descriptor["params"], parts = image.encode_frame(difference, frame, kind)
+    if frame is not None:
+        descriptor["params"], parts = _encode_blocks(bytes_of(array), difference, frame, kind)
         return Encoded(descriptor, parts)
     data = difference if item == 1 or array.size < 2 else kernels.shuffle(difference.view(np.uint8), item)
     return Encoded(descriptor, [entropy.compress(kind, data.view(np.uint8), residual=item == 1)])
+
+
+def _encode_blocks(pixels: np.ndarray, difference: np.ndarray, frame: Frame, kind: str) -> Coded:
+    """An image block by block: against the reference, or by the gradient where that leaves less."""
+    frame = image.with_colour(difference, frame)
+    temporal = kernels.residual(difference, frame)
+    spatial = kernels.residual(pixels, replace(frame, predictor=GRADIENT))
+    planes, choice = kernels.blend(temporal, spatial, frame)
+    params: Params = image.frame_params(frame)
+    parts = [entropy.compress(kind, planes, residual=True)]
+    if choice.any():
+        params["blocks"] = 1
+        parts.append(entropy.compress(kind, np.packbits(choice)))
+    return params, parts
+
+
+def _decode_blocks(header: Header, reference: np.ndarray, parts: List[memoryview]) -> np.ndarray:
+    params, kind = header.params, TEMPORAL[header.codec]
+    frame = image.take_frame(params, NONE, header.size)
+    blocks = take_int(params, "blocks", 1, 1) if "blocks" in params else 0
+    if len(parts) != 1 + blocks or len(params) != len(image.frame_params(frame)) + blocks:
+        raise ProtocolError(f"{header.codec}: parts or parameters that do not belong to it")
+    if not blocks:
+        total: np.ndarray = image.decode_frame(parts[0], frame, kind) + reference
+        return total
+    planes = np.frombuffer(entropy.expand(kind, parts[0], frame.size), np.uint8)
+    images, down, across = block_grid(frame)
+    count = images * down * across
+    choice = np.unpackbits(np.frombuffer(entropy.expand(kind, parts[1], -(-count // 8)), np.uint8), count=count)
+    return kernels.unblend(planes, reference, choice, frame)
 
 
 def decode_difference(header: Header, reference: np.ndarray, parts: List[memoryview]) -> np.ndarray:
@@ -46,15 +79,13 @@ def decode_difference(header: Header, reference: np.ndarray, parts: List[memoryv
         ProtocolError: damaged.
     """
     kind, item = TEMPORAL[header.codec], header.dtype.itemsize
+    if header.params:
+        if item != 1:
+            raise ProtocolError(f"{header.codec}: parameters that do not belong to it")
+        return array_from(_decode_blocks(header, bytes_of(reference), parts), header)
     if len(parts) != 1 or item > 8:
         raise ProtocolError(f"{header.codec}: one part expected")
-    if header.params:
-        frame = image.take_frame(header.params, NONE, header.size)
-        if item != 1 or set(header.params) != set(image.frame_params(frame)):
-            raise ProtocolError(f"{header.codec}: parameters that do not belong to it")
-        data = image.decode_frame(parts[0], frame, kind)
-    else:
-        data = np.frombuffer(unshuffled(entropy.expand(kind, parts[0], header.nbytes), item), np.uint8)
+    data = np.frombuffer(unshuffled(entropy.expand(kind, parts[0], header.nbytes), item), np.uint8)
     unsigned = np.dtype(f"u{item}")
     total = data.view(unsigned) + reference.reshape(-1).view(unsigned)
     return array_from(bytes_of(total), header)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
@@ -41,7 +42,11 @@ def with_colour(data: np.ndarray, frame: Frame) -> Frame:
     """``frame`` with colour differences switched on where a sample of ``data`` (uint8, flat) gets smaller by it."""
     if frame.channels != 3:
         return frame
-    stack = (frame.images, frame.height, frame.width, 3) if frame.interleaved else (frame.images, 3, *_sides(frame))
+    stack = (
+        (frame.images, frame.height, frame.width, 3)
+        if frame.interleaved
+        else (frame.images, 3, frame.height, frame.width)
+    )
     axis = 1 if frame.interleaved else 2
     rows = min(frame.height, _SAMPLE_ROWS)
     first = (frame.height - rows) // 2
@@ -52,11 +57,7 @@ def with_colour(data: np.ndarray, frame: Frame) -> Frame:
     together = _effort(planes[0] - planes[1]) + _effort(planes[2] - planes[1])
     if together >= apart:
         return frame
-    return Frame(frame.images, 3, *_sides(frame), frame.interleaved, frame.predictor, True)
-
-
-def _sides(frame: Frame) -> Tuple[int, int]:
-    return frame.height, frame.width
+    return replace(frame, colour=True)
 
 
 def _effort(plane: np.ndarray) -> int:

@@ -52,6 +52,30 @@ def _frame_call(name: str, fallback: Any, data: np.ndarray, frame: Frame) -> np.
     return out
 
 
+def blend(temporal: np.ndarray, spatial: np.ndarray, frame: Frame) -> Tuple[np.ndarray, np.ndarray]:
+    """See :func:`portable.blend`; ``temporal`` may be overwritten."""
+    module = _builder.module()
+    if module is None:
+        return portable.blend(temporal, spatial, frame)
+    images, down, across = portable.block_grid(frame)
+    choice = np.empty(images * down * across, np.uint8)
+    module.blend(temporal, spatial, choice, frame.images, frame.channels, frame.height, frame.width)
+    return temporal, choice
+
+
+def unblend(planes: np.ndarray, reference: np.ndarray, choice: np.ndarray, frame: Frame) -> np.ndarray:
+    """See :func:`portable.unblend`."""
+    module = _builder.module()
+    if module is None:
+        return portable.unblend(planes, reference, choice, frame)
+    out = np.empty(frame.size, np.uint8)
+    module.unblend(
+        planes, reference, choice, out, frame.images, frame.channels, frame.height, frame.width,
+        frame.interleaved, frame.colour,
+    )  # fmt: skip
+    return out
+
+
 def shuffle(data: np.ndarray, item: int) -> np.ndarray:
     """See :func:`portable.shuffle`."""
     module = _builder.module()

@@ -10,6 +10,7 @@ import numpy as np
 NONE, LEFT, GRADIENT, PAETH = range(4)
 PREDICTORS = {"none": NONE, "left": LEFT, "gradient": GRADIENT, "paeth": PAETH}
 PALETTE_LIMIT = 256
+BLOCK = 16  # pixels on a side
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,63 @@ def _restore_paeth(r: np.ndarray) -> np.ndarray:
         a, b, c = x[:, rows + 1, columns], x[:, rows, columns + 1], x[:, rows, columns]
         x[:, rows + 1, columns + 1] = r[:, rows, columns] + _paeth(a, b, c)
     return x[:, 1:, 1:].reshape(images, channels, height, width)
+
+
+def block_grid(frame: Frame) -> Tuple[int, int, int]:
+    """(images, rows, columns) of the blocks of a frame."""
+    return frame.images, -(-frame.height // BLOCK), -(-frame.width // BLOCK)
+
+
+def blend(temporal: np.ndarray, spatial: np.ndarray, frame: Frame) -> Tuple[np.ndarray, np.ndarray]:
+    """Temporal residual planes with the blocks of the gradient's residual planes that are smaller.
+
+    Returns:
+        (planes uint8 flat, choice uint8 flat of :func:`block_grid`: 1 where the block is spatial).
+    """
+    shape = (frame.images, frame.channels, frame.height, frame.width)
+    efforts = [_block_effort(planes.reshape(shape)) for planes in (temporal, spatial)]
+    choice = efforts[1] < efforts[0]
+    pixels = _per_pixel(choice, frame)
+    mixed = np.where(pixels[:, None], spatial.reshape(shape), temporal.reshape(shape))
+    return mixed.reshape(-1), choice.view(np.uint8).reshape(-1)
+
+
+def _block_effort(planes: np.ndarray) -> np.ndarray:
+    images, _, height, width = planes.shape
+    padded = np.zeros((images, -(-height // BLOCK) * BLOCK, -(-width // BLOCK) * BLOCK), np.int64)
+    padded[:, :height, :width] = np.abs(planes.view(np.int8).astype(np.int64)).sum(axis=1)
+    blocks: np.ndarray = padded.reshape(images, padded.shape[1] // BLOCK, BLOCK, -1, BLOCK).sum(axis=(2, 4))
+    return blocks
+
+
+def _per_pixel(choice: np.ndarray, frame: Frame) -> np.ndarray:
+    wide = np.repeat(np.repeat(choice.reshape(block_grid(frame)), BLOCK, axis=1), BLOCK, axis=2)
+    return wide[:, : frame.height, : frame.width].astype(bool)
+
+
+def unblend(planes: np.ndarray, reference: np.ndarray, choice: np.ndarray, frame: Frame) -> np.ndarray:
+    """Inverse of :func:`blend`: pixels out of mixed planes, the reference's pixels and the choice (all uint8, flat)."""
+    r = planes.reshape(frame.images, frame.channels, frame.height, frame.width)
+    if frame.colour:
+        r = r.copy()
+        r[:, 0] += r[:, 1]
+        r[:, 2] += r[:, 1]
+    before, spatial = _planes(reference, frame), _per_pixel(choice, frame)
+    x = np.zeros_like(r)
+    up = np.zeros_like(r[:, :, 0])
+    column = np.arange(frame.width)
+    for y in range(frame.height):
+        # with d = x - up, a spatial pixel adds its residual to d of the pixel before; a temporal one sets d anew
+        mine = spatial[:, None, y]
+        anew = before[:, :, y] + r[:, :, y] - up
+        sums = np.cumsum(np.where(mine, r[:, :, y], 0), axis=-1, dtype=np.uint8)
+        last = np.maximum.accumulate(np.where(mine, -1, column), axis=-1) + np.zeros_like(r[:, :, y], dtype=int)
+        start = np.take_along_axis(anew - sums, np.maximum(last, 0), axis=-1)
+        d = np.where(mine, sums + np.where(last >= 0, start, np.uint8(0)), anew)
+        x[:, :, y] = up = d + up
+    if frame.interleaved:
+        x = x.transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(x).reshape(-1)
 
 
 def shuffle(data: np.ndarray, item: int) -> np.ndarray:
