@@ -1,0 +1,65 @@
+"""Which operators a server runs for a client: torch's public ones, less those that are unsafe with unchecked arguments.
+
+Schema-valid arguments alone crash some internal overloads, and a few public ones reach files, processes or raw memory.
+The list is by rule (namespace, leading underscore) with two tables of exceptions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from edge_offload.errors import Unsupported
+
+NAMESPACES = ("aten", "torchvision")
+
+#: Internal operators that public ones reach on the device; each checks its arguments.
+_INTERNAL = """
+    _softmax _log_softmax _safe_softmax _native_batch_norm_legit _native_batch_norm_legit_no_training
+    _adaptive_avg_pool2d _adaptive_avg_pool3d _embedding_bag _embedding_bag_forward_only _cdist_forward _unique2
+    _convolution
+    _fused_sdp_choice _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention
+    _transformer_encoder_layer_fwd _native_multi_head_attention _fft_c2c _fft_c2r _fft_r2c _upsample_bilinear2d_aa
+    _upsample_bicubic2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    _linalg_det _linalg_slogdet _linalg_solve_ex _linalg_svd _linalg_eigh _linalg_eigvals _linalg_check_errors
+    _weight_norm_interface _addmm_activation _add_relu _add_relu_ _amp_foreach_non_finite_check_and_unscale_
+    _cummax_helper _cummin_helper _logcumsumexp _conj_physical _conj_copy _neg_view_copy _index_put_impl_ _unsafe_index
+    _unsafe_index_put _unsafe_masked_index _unsafe_masked_index_put_accumulate _masked_scale _masked_softmax
+    _pack_padded_sequence _prelu_kernel _ctc_loss
+    _dirichlet_grad _sample_dirichlet _standard_gamma _standard_gamma_grad _trilinear _euclidean_dist _pdist_forward
+    _local_scalar_dense _aminmax _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors
+    _make_per_tensor_quantized_tensor _reshape_copy
+    _int_mm _compute_linear_combination _chunk_cat _batch_norm_no_update _batch_norm_with_update _lu_with_info
+    _assert_async _functional_assert_async _dim_arange _nnpack_spatial_convolution _assert_scalar _spdiags
+    """
+
+#: Public operators that are not run: files, shared memory, raw storages, other processes, debugging.
+_REFUSED = """
+    from_file set_ set set_data data_ptr pin_memory share_memory_ record_stream is_pinned storage_offset
+    quantized_lstm to_mkldnn
+    """
+INTERNAL_ALLOWED = frozenset(_INTERNAL.split())
+REFUSED = frozenset(_REFUSED.split())
+
+
+def resolve(name: str) -> Any:
+    """The overload called ``namespace::operator[.overload]``.
+
+    Raises:
+        Unsupported: it is not on the list, or this torch does not have it; the message names it.
+    """
+    namespace, separator, rest = name.partition("::")
+    operator, _, overload = rest.partition(".")
+    if not separator or namespace not in NAMESPACES or not operator.isidentifier():
+        raise Unsupported(f"operator {name!r} is not one that the server runs")
+    internal = operator.startswith("_") and not operator.startswith("__")
+    if operator in REFUSED or (
+        internal and operator not in INTERNAL_ALLOWED and not operator.startswith("_foreach_") and namespace == "aten"
+    ):
+        raise Unsupported(f"operator {name!r} is not one that the server runs")
+    packet = getattr(getattr(torch.ops, namespace), operator, None)
+    found = getattr(packet, overload or "default", None) if packet is not None else None
+    if not isinstance(found, torch._ops.OpOverload):
+        raise Unsupported(f"operator {name!r} does not exist in torch {torch.__version__}")
+    return found

@@ -1,0 +1,133 @@
+"""Putting the virtual CUDA device into this process: load the guard, import torch, install kernels and surface.
+
+Order matters: the guard must be in the process before torch is imported. :func:`preload` does that part and
+:func:`install` the rest; the launcher (``edge-offload exec``) calls both around the program's own ``import torch``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from typing import Any, List, Optional
+
+from edge_offload.capture import build
+from edge_offload.errors import BadInput, Unsupported
+from edge_offload.modes import Mode, parse_mode
+
+ENVIRONMENT = "EDGE_OFFLOAD_EXEC"
+MODES = (Mode.PER_OP, Mode.CACHED, Mode.LAZY, Mode.REPLAY)
+_installed: Optional[Installed] = None
+
+
+class Installed:
+    """What :func:`install` made: the native module, the recorder, and the connection to the server."""
+
+    def __init__(self, native: Any, recorder: Any, remote: Any) -> None:
+        self.native = native
+        self.recorder = recorder
+        self.remote = remote
+
+
+def preload() -> build.Libraries:
+    """Load the guard library, building it first if need be.
+
+    Raises:
+        Unsupported: torch is imported already, is built with CUDA, or there is no compiler to build with.
+    """
+    if "torch" in sys.modules:
+        raise Unsupported(
+            "the virtual device must be set up before torch is imported",
+            remedy="start the program with 'edge-offload exec'",
+        )
+    directory = build.torch_directory()
+    if (directory / "lib" / "libtorch_cuda.so").exists():
+        raise Unsupported(
+            f"torch {build.torch_version()} in {directory} is built with CUDA and keeps that device",
+            remedy="install the CPU build of torch on the robot: pip install torch --index-url of the CPU wheels",
+        )
+    libraries = build.build()
+    for name in ("libc10.so", "libtorch_cpu.so"):
+        ctypes.CDLL(str(directory / "lib" / name), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(libraries.guard), mode=ctypes.RTLD_GLOBAL)
+    return libraries
+
+
+def install(libraries: build.Libraries, remote: Any, mode: Mode) -> Installed:
+    """Make ``cuda`` the virtual device in this process; torch must have been imported after :func:`preload`.
+
+    Args:
+        libraries: from :func:`preload`.
+        remote: where operators run (:class:`~edge_offload.capture.remote.Remote`).
+        mode: one of per_op, cached, lazy, replay.
+
+    Raises:
+        BadInput: another mode.
+    """
+    global _installed
+    if mode not in MODES:
+        raise BadInput(
+            f"mode {mode} does not run on the virtual device", remedy=f"use one of {', '.join(str(m) for m in MODES)}"
+        )
+    from edge_offload.capture.recorder import Recorder
+    from edge_offload.capture.surface import Surface
+
+    loader = importlib.machinery.ExtensionFileLoader("edge_offload_device", str(libraries.device))
+    spec = importlib.util.spec_from_file_location("edge_offload_device", str(libraries.device), loader=loader)
+    assert spec is not None
+    native = importlib.util.module_from_spec(spec)
+    loader.exec_module(native)
+    recorder = Recorder(native, remote, mode)
+    native.install(recorder)
+    native.trust(operators_with_exact_shapes())
+    native.per_call(mode in (Mode.PER_OP, Mode.CACHED))
+    Surface(native, recorder).apply()
+    _installed = Installed(native, recorder, remote)
+    atexit.register(remote.close)
+    return _installed
+
+
+def operators_with_exact_shapes() -> List[str]:
+    """Operators whose metadata is worked out here: their meta kernel is generated from the same code as the CPU's.
+
+    Those are the structured ones; meta kernels written in Python are approximations and not among them.
+    """
+    import torch
+
+    names = []
+    python_made = set(torch._meta_registrations._meta_lib_dont_use_me_use_register_meta._op_impls)
+    for name in torch._C._dispatch_get_all_op_names():
+        if not name.startswith("aten::"):
+            continue
+        has = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, name)
+        short = name[len("aten::") :]
+        if (
+            has("Meta")
+            and has("CPU")
+            and not has("CompositeExplicitAutograd")
+            and f"aten/{short}/Meta" not in python_made
+        ):
+            names.append(name)
+    return names
+
+
+def installed() -> Optional[Installed]:
+    """What :func:`install` made in this process, or None."""
+    return _installed
+
+
+def from_environment() -> Installed:
+    """Install as the launcher asked for in the environment (called once torch has been imported)."""
+    libraries = build.existing()
+    if libraries is None:
+        raise Unsupported("the native device has not been built", remedy="start the program with 'edge-offload exec'")
+    mode = parse_mode(os.environ.get(f"{ENVIRONMENT}_MODE", "replay"))
+    from edge_offload.capture.remote import WorkerRemote
+
+    threads = int(os.environ.get(f"{ENVIRONMENT}_THREADS", "0"))
+    remote = WorkerRemote(os.environ.get(f"{ENVIRONMENT}_DEVICE", "cpu"), threads)
+    return install(libraries, remote, mode)

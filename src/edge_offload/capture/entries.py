@@ -1,0 +1,159 @@
+"""What a call is on the server: its overload, its arguments with holes for operands, the storages that it touches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+
+import torch
+
+from edge_offload.capture.allowlist import resolve
+from edge_offload.capture.keys import (
+    DTYPE_NUMBERS,
+    DTYPES,
+    DeviceMarker,
+    GeneratorMarker,
+    Layout,
+    Operand,
+    ParsedKey,
+    parse_key,
+)
+from edge_offload.errors import BadInput, ProtocolError, Unsupported
+
+Buffer = Union[bytes, bytearray, memoryview]
+#: Calls that are not operators: allocation, growth, copies from and to the host, the seed of a generator.
+ALLOC, RESIZE, UPLOAD, DOWNLOAD, SEED = (f"edge::{name}" for name in ("alloc", "resize", "upload", "download", "seed"))
+
+
+class Slot:
+    """One storage, and the tensors that look into it, by layout."""
+
+    __slots__ = ("storage", "views")
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage
+        self.views: Dict[Layout, torch.Tensor] = {}
+
+    def view(self, layout: Layout) -> torch.Tensor:
+        """The tensor of ``layout``, made on first use.
+
+        Raises:
+            BadInput: it would reach beyond the storage.
+        """
+        found = self.views.get(layout)
+        if found is not None:
+            return found
+        dtype = DTYPES[layout.dtype]
+        last = layout.offset + sum((size - 1) * stride for size, stride in zip(layout.sizes, layout.strides))
+        if 0 not in layout.sizes and (last + 1) * dtype.itemsize > self.storage.nbytes():
+            raise BadInput(f"a tensor of {layout.sizes} reaches beyond its storage of {self.storage.nbytes()} bytes")
+        tensor = torch.empty(0, dtype=dtype, device=self.storage.device)
+        tensor.set_(self.storage, layout.offset, layout.sizes, layout.strides)
+        if layout.flags & 1:
+            tensor = torch._conj(tensor)
+        if layout.flags & 2:
+            tensor = torch._neg_view(tensor)
+        self.views[layout] = tensor
+        return tensor
+
+
+NEW, ALIAS, ARGUMENT, UNDEFINED = range(4)
+
+
+@dataclass
+class Result:
+    """One result of a call: what it is, and (if it owns a new storage) how it looks. See ``native/device.cpp``, Out."""
+
+    kind: int
+    ref: int = 0
+    layout: Optional[Layout] = None
+    storage_bytes: int = 0
+
+    def to_wire(self) -> List[Any]:
+        if self.layout is None:
+            return [3]
+        lay = self.layout
+        geometry = [list(lay.sizes), list(lay.strides), lay.offset, self.storage_bytes]
+        return [self.kind, self.ref, lay.dtype, lay.flags, *geometry]
+
+
+class Entry:
+    """A distinct call: the overload, its arguments with holes, and once it has run, what its results look like."""
+
+    def __init__(self, name: str, key: bytes, device: torch.device, claimed: Optional[List[Any]] = None) -> None:
+        self.name = name
+        self.parsed: ParsedKey = parse_key(key)
+        self.results: Optional[List[Tuple[str, List[Result]]]] = None
+        self.fixed = False
+        self.claimed = claimed
+        self.refused: Optional[Unsupported] = None
+        self.written: List[int] = []
+        self.random = name == SEED
+        self.overload: Optional[Callable[..., Any]] = None
+        self.number_count = len(self.parsed.numbers) + (name == SEED)
+        if name in (ALLOC, RESIZE, UPLOAD, DOWNLOAD, SEED):
+            self._check_special()
+            return
+        try:
+            self.overload = resolve(name)
+        except Unsupported as error:
+            self.refused = error
+            return
+        self._template(device)
+
+    def _check_special(self) -> None:
+        shapes = {
+            ALLOC: lambda a: len(a) == 1 and isinstance(a[0], int),
+            RESIZE: lambda a: len(a) == 2 and isinstance(a[0], Operand) and isinstance(a[1], int),
+            UPLOAD: lambda a: len(a) == 2 and len(self.parsed.tensors) == 1 and len(self.parsed.hosts) == 1,
+            DOWNLOAD: lambda a: len(a) == 1 and len(self.parsed.tensors) == 1,
+            SEED: lambda a: len(a) == 1 and isinstance(a[0], int),
+        }
+        if not shapes[self.name](self.parsed.arguments):
+            raise ProtocolError(f"malformed {self.name}")
+        if self.name in (UPLOAD, RESIZE):
+            self.written = [0]
+
+    def _template(self, device: torch.device) -> None:
+        schema = self.overload._schema  # type: ignore[union-attr]
+        arguments = self.parsed.arguments
+        if len(arguments) != len(schema.arguments):
+            raise ProtocolError(f"{self.name} takes {len(schema.arguments)} arguments, not {len(arguments)}")
+        self.random = torch.Tag.nondeterministic_seeded in self.overload.tags  # type: ignore[union-attr]
+        self.positional = sum(not argument.kwarg_only for argument in schema.arguments)
+        self.names = [argument.name for argument in schema.arguments]
+        for argument, value in zip(schema.arguments, arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for item in value if isinstance(value, list) else [value]:
+                    if isinstance(item, Operand) and item.kind == "T":
+                        self.written.append(self.parsed.tensor_references[item.number])
+            if isinstance(value, GeneratorMarker):
+                self.random = True
+        self.arguments = [device if isinstance(value, DeviceMarker) else value for value in arguments]
+        self.direct = [(i, v) for i, v in enumerate(self.arguments) if isinstance(v, (Operand, GeneratorMarker))]
+        self.nested = [
+            (i, v)
+            for i, v in enumerate(self.arguments)
+            if isinstance(v, list) and any(isinstance(x, (Operand, list)) for x in v)
+        ]
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """How ``tensor`` lies in its storage."""
+    flags = (1 if tensor.is_conj() else 0) | (2 if tensor.is_neg() else 0)
+    return Layout(
+        DTYPE_NUMBERS[tensor.dtype], flags, tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset())
+    )
+
+
+def host_tensor(hosts: Sequence[Buffer], dtype: torch.dtype, sizes: Tuple[int, ...]) -> torch.Tensor:
+    """The first of ``hosts`` as a tensor (of its own only if the caller copies it)."""
+    count = 1
+    for size in sizes:
+        count *= size
+    if not hosts or len(hosts[0]) != count * dtype.itemsize:
+        raise ProtocolError(f"a host tensor of {sizes} {dtype} came with the wrong number of bytes")
+    if not count:
+        return torch.empty(sizes, dtype=dtype)
+    buffer = hosts[0] if isinstance(hosts[0], bytearray) else bytearray(hosts[0])
+    return torch.frombuffer(buffer, dtype=dtype).reshape(sizes)

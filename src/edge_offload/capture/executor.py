@@ -1,0 +1,416 @@
+"""The server's half of the virtual device: storages by number, calls by entry, segments run in order.
+
+One :class:`DeviceSession` belongs to one client. Steps run in the order in which they arrive. A speculative step keeps
+a journal of what it overwrites, so that it can be undone when the client turns out to have done something else.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
+
+import torch
+
+from edge_offload.capture.entries import (
+    ALIAS,
+    ALLOC,
+    ARGUMENT,
+    DOWNLOAD,
+    NEW,
+    RESIZE,
+    UNDEFINED,
+    UPLOAD,
+    Buffer,
+    Entry,
+    Result,
+    Slot,
+    host_tensor,
+    layout_of,
+)
+from edge_offload.capture.keys import DTYPE_NUMBERS, GeneratorMarker, Operand
+from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, RemoteError
+
+
+class CallFailed(EdgeOffloadError):
+    """An operator raised: carries its name, and the type and text of what it raised."""
+
+    def __init__(self, operator: str, error: BaseException) -> None:
+        super().__init__(f"{operator}: {error}")
+        self.operator = operator
+        self.kind = type(error).__name__
+        self.text = str(error)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one session may hold."""
+
+    storage_bytes: int = 8 << 30
+    storages: int = 1_000_000
+    entries: int = 1_000_000
+    segments: int = 1_000_000
+    words: int = 1 << 20
+
+
+class Segment:
+    """Calls in order, each with the canonical numbers of the storages that it touches."""
+
+    def __init__(self) -> None:
+        self.calls: List[Tuple[Entry, Tuple[int, ...]]] = []
+        self.written: Set[int] = set()
+        self.last_used: Dict[int, List[int]] = {}
+        self.random = False
+
+    def add(self, entry: Entry, references: Tuple[int, ...]) -> None:
+        self.calls.append((entry, references))
+        self.written.update(references[position] for position in entry.written)
+        self.random = self.random or entry.random
+
+    def finish(self) -> None:
+        """Work out after which call each storage is not used any more."""
+        last = {canonical: index for index, (_, references) in enumerate(self.calls) for canonical in references}
+        for canonical, index in last.items():
+            self.last_used.setdefault(index, []).append(canonical)
+
+
+@dataclass
+class Step:
+    """A segment to run.
+
+    Attributes:
+        segment: its number.
+        base: number of its first new storage; the others follow in the order in which the calls make them.
+        live: (canonical number, storage number) of each storage that existed before.
+        dead: canonical numbers of new storages that the client has dropped already.
+        numbers: 16 bytes for each W operand.
+        payloads: bytes of each P operand and upload.
+        describe: whether the results of the last call are wanted.
+    """
+
+    segment: int
+    base: int
+    live: Sequence[Tuple[int, int]]
+    dead: Sequence[int]
+    numbers: bytes
+    payloads: List[Buffer]
+    describe: bool = False
+
+
+@dataclass
+class Outcome:
+    """What a step returned: the tensor of a download, or the results of its last call."""
+
+    tensor: Optional[torch.Tensor] = None
+    results: Optional[List[Any]] = None
+
+
+@dataclass
+class _Undo:
+    """How to take one speculative step back."""
+
+    overwritten: List[Tuple[Slot, torch.UntypedStorage]] = field(default_factory=list)
+    created: List[int] = field(default_factory=list)
+    generators: Dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+class DeviceSession:
+    """Storages, entries and segments of one client, on ``device``."""
+
+    def __init__(self, device: Union[str, torch.device] = "cpu", limits: Limits = Limits()) -> None:
+        self.device = torch.device(device)
+        self.limits = limits
+        self.slots: Dict[int, Slot] = {}
+        self.entries: List[Entry] = []
+        self.segments: Dict[int, Segment] = {}
+        self.allocated = 0
+        self._generators: Dict[int, torch.Generator] = {}
+        self._journal: List[_Undo] = []
+
+    # -- definitions
+
+    def forget(self) -> None:
+        """Drop all calls and segments; storages stay."""
+        self.entries.clear()
+        self.segments.clear()
+
+    def define_entry(self, name: str, key: bytes, claimed: Optional[List[Any]] = None) -> None:
+        """Add a call; its number is the count of those before it. One that is refused raises when it is run."""
+        if len(self.entries) >= self.limits.entries:
+            raise BadInput("the session defines too many distinct calls")
+        self.entries.append(Entry(name, key, self.device, claimed))
+
+    def define_segment(self, number: int, words: bytes) -> None:
+        """Add a segment from its canonical form: per call the entry, then the canonical number of each reference."""
+        if len(self.segments) >= self.limits.segments or len(words) % 4 or len(words) // 4 > self.limits.words:
+            raise BadInput("the session defines too many or too long segments")
+        values = struct.unpack(f"<{len(words) // 4}I", words)
+        segment = Segment()
+        position = 0
+        while position < len(values):
+            if values[position] >= len(self.entries):
+                raise ProtocolError(f"segment {number} uses call {values[position]}, which is not defined")
+            entry = self.entries[values[position]]
+            stop = position + 1 + len(entry.parsed.storages)
+            if stop > len(values):
+                raise ProtocolError(f"segment {number} ends inside a call")
+            segment.add(entry, values[position + 1 : stop])
+            position = stop
+        segment.finish()
+        self.segments[number] = segment
+
+    def free(self, storages: Sequence[int]) -> None:
+        """Forget storages; unknown numbers are ignored (they may have been undone)."""
+        for number in storages:
+            slot = self.slots.pop(number, None)
+            if slot is not None:
+                self.allocated -= slot.storage.nbytes()
+
+    # -- running
+
+    def run(self, step: Step, speculative: bool = False) -> Outcome:
+        """Run one step, remembering how to undo it if it is ``speculative``.
+
+        Raises:
+            CallFailed: an operator raised. What ran before it has taken effect.
+            ProtocolError, BadInput: the step does not fit what the session holds.
+        """
+        segment = self.segments.get(step.segment)
+        if segment is None:
+            raise ProtocolError(f"segment {step.segment} is not defined")
+        self._check_room(0)
+        undo: Optional[_Undo] = None
+        if speculative:
+            undo = _Undo()
+            self._journal.append(undo)
+            known = dict(step.live)
+            for canonical in segment.written:
+                if canonical in known:
+                    slot = self._slot(known[canonical])
+                    undo.overwritten.append((slot, slot.storage.clone()))
+            if segment.random:
+                self._generator(0)
+                undo.generators = {number: found.get_state() for number, found in self._generators.items()}
+        with torch.inference_mode():
+            return self._run(segment, step, undo)
+
+    def _run(self, segment: Segment, step: Step, undo: Optional[_Undo]) -> Outcome:
+        slots: Dict[int, Slot] = {canonical: self._slot(number) for canonical, number in step.live}
+        following, storage, number_at, payload_at = 0, step.base, 0, 0
+        outcome = Outcome()
+        dead = frozenset(step.dead)
+        for index, (entry, references) in enumerate(segment.calls):
+            if references:
+                following = max(following, max(references) + 1)
+            try:
+                used = [slots[canonical] for canonical in references]
+            except KeyError as error:
+                raise ProtocolError(f"segment {step.segment} uses value {error} before it exists") from None
+            numbers = step.numbers[16 * number_at : 16 * (number_at + entry.number_count)]
+            hosts = step.payloads[payload_at : payload_at + len(entry.parsed.hosts)]
+            number_at += entry.number_count
+            payload_at += len(entry.parsed.hosts)
+            describe = step.describe and index == len(segment.calls) - 1
+            new, outcome = self._call(entry, used, numbers, hosts, outcome, describe)
+            for slot in new:
+                if following in slots:
+                    raise ProtocolError(f"segment {step.segment} makes value {following} twice")
+                slots[following] = slot
+                if following not in dead:
+                    self._keep(storage, slot, undo)
+                following, storage = following + 1, storage + 1
+            for canonical in segment.last_used.get(index, ()):
+                if canonical in dead:
+                    del slots[canonical]
+        return outcome
+
+    def _call(
+        self, entry: Entry, slots: List[Slot], numbers: bytes, hosts: List[Buffer], outcome: Outcome, describe: bool
+    ) -> Tuple[List[Slot], Outcome]:
+        if entry.refused is not None:
+            raise entry.refused
+        if entry.overload is None:
+            try:
+                return self._special(entry, slots, numbers, hosts, outcome)
+            except (RuntimeError, MemoryError) as error:
+                raise CallFailed(entry.name, error) from None
+        parsed = entry.parsed
+        tensors = [slots[parsed.tensor_references[i]].view(layout) for i, layout in enumerate(parsed.tensors)]
+        arguments = list(entry.arguments)
+        for position, hole in entry.direct:
+            arguments[position] = self._operand(entry, hole, tensors, numbers, hosts)
+        for position, items in entry.nested:
+            arguments[position] = [self._fill(entry, item, tensors, numbers, hosts) for item in items]
+        try:
+            returned = entry.overload(
+                *arguments[: entry.positional],
+                **dict(zip(entry.names[entry.positional :], arguments[entry.positional :])),
+            )
+        except Exception as error:
+            raise CallFailed(entry.name, error) from None
+        returns = returned if isinstance(returned, tuple) else (returned,) if returned is not None else ()
+        new: List[Slot] = []
+        if entry.results is not None and not describe and entry.fixed:
+            for (_, known), value in zip(entry.results, returns):
+                for result, tensor in zip(known, value if isinstance(value, (list, tuple)) else (value,)):
+                    if result.kind == NEW:
+                        slot = Slot(tensor.untyped_storage())
+                        slot.views[result.layout] = tensor  # type: ignore[index]
+                        new.append(slot)
+            return new, outcome
+        described: List[Any] = []
+        entry.results = []
+        entry.fixed = True
+        for value in returns:
+            if isinstance(value, torch.Tensor) or value is None:
+                result = self._classify(entry, value, tensors, slots, new)
+                entry.results.append(("t", [result]))
+                described.append(["t", result.to_wire()])
+            elif isinstance(value, (list, tuple)):
+                results = [self._classify(entry, item, tensors, slots, new) for item in value]
+                entry.results.append(("l", results))
+                described.append(["l", [result.to_wire() for result in results]])
+            else:
+                entry.results.append(("v", []))
+                described.append(["v", value])
+        if entry.claimed is not None and entry.claimed != described:
+            raise RemoteError(
+                f"{entry.name}: robot and server disagree on its result ({entry.claimed} and {described})",
+                remedy="use the same torch on both",
+            )
+        return new, Outcome(outcome.tensor, described) if describe else outcome
+
+    def _classify(
+        self,
+        entry: Entry,
+        tensor: Optional[torch.Tensor],
+        tensors: List[torch.Tensor],
+        slots: List[Slot],
+        new: List[Slot],
+    ) -> Result:
+        """What ``tensor`` is to the client: a new storage, an alias of one that the call touches, or an operand."""
+        if tensor is None:
+            return Result(UNDEFINED)
+        if (
+            tensor.layout != torch.strided
+            or tensor.dtype not in DTYPE_NUMBERS
+            or tensor.device.type != self.device.type
+        ):
+            raise CallFailed(entry.name, TypeError(f"a {tensor.dtype} {tensor.layout} result cannot be represented"))
+        storage = tensor.untyped_storage()
+        layout = layout_of(tensor)
+        for i, operand in enumerate(tensors):
+            if operand is tensor:
+                if entry.parsed.tensors[i] != layout:
+                    entry.fixed = False
+                    slots[entry.parsed.tensor_references[i]].views.clear()
+                return Result(ARGUMENT, i, layout, storage.nbytes())
+        for i, slot in enumerate(slots):
+            if slot.storage._cdata == storage._cdata:
+                return Result(ALIAS, entry.parsed.storages[i], layout, storage.nbytes())
+        distinct = len(set(entry.parsed.storages))
+        for i, slot in enumerate(new):
+            if slot.storage._cdata == storage._cdata:
+                return Result(ALIAS, distinct + i, layout, storage.nbytes())
+        slot = Slot(storage)
+        slot.views[layout] = tensor
+        new.append(slot)
+        return Result(NEW, 0, layout, storage.nbytes())
+
+    def _special(
+        self, entry: Entry, slots: List[Slot], numbers: bytes, hosts: List[Buffer], outcome: Outcome
+    ) -> Tuple[List[Slot], Outcome]:
+        arguments = entry.parsed.arguments
+        if entry.name == ALLOC:
+            self._check_room(arguments[0])
+            return [Slot(torch.UntypedStorage(arguments[0], device=self.device))], outcome
+        if entry.name == RESIZE:
+            self._check_room(arguments[1])
+            self.allocated += arguments[1] - slots[0].storage.nbytes()
+            slots[0].storage.resize_(arguments[1])
+        elif entry.name == UPLOAD:
+            spec = entry.parsed.hosts[0]
+            slots[0].view(entry.parsed.tensors[0]).copy_(host_tensor(hosts, spec.dtype, spec.sizes))
+        elif entry.name == DOWNLOAD:
+            source = slots[0].view(entry.parsed.tensors[0]).resolve_conj().resolve_neg()
+            outcome = Outcome(source.to("cpu", copy=True).contiguous(), outcome.results)
+        else:
+            (seed,) = struct.unpack_from("<Q", numbers)
+            generator = self._generator(arguments[0])
+            generator.manual_seed(seed)
+        return [], outcome
+
+    def _operand(
+        self, entry: Entry, hole: Any, tensors: List[torch.Tensor], numbers: bytes, hosts: List[Buffer]
+    ) -> Any:
+        if isinstance(hole, GeneratorMarker):
+            return self._generator(hole.number)
+        if hole.kind == "T":
+            return tensors[hole.number]
+        if hole.kind == "P":
+            spec = entry.parsed.hosts[hole.number]
+            return host_tensor(hosts[hole.number :], spec.dtype, spec.sizes).clone()
+        number = entry.parsed.numbers[hole.number]
+        raw = numbers[16 * hole.number : 16 * hole.number + 8]
+        if len(raw) < 8:
+            raise ProtocolError("a step lacks a number")
+        value = {"d": "<d", "i": "<q", "b": "<?7x"}[number.kind]
+        (plain,) = struct.unpack(value, raw)
+        return plain if number.wrapped else torch.tensor(plain, dtype=number.dtype)
+
+    def _fill(self, entry: Entry, item: Any, tensors: List[torch.Tensor], numbers: bytes, hosts: List[Buffer]) -> Any:
+        if isinstance(item, Operand):
+            return self._operand(entry, item, tensors, numbers, hosts)
+        if isinstance(item, list):
+            return [self._fill(entry, inner, tensors, numbers, hosts) for inner in item]
+        return item
+
+    # -- speculation
+
+    def settle(self, accepted: int) -> None:
+        """The client did the first ``accepted`` of the outstanding speculative steps: undo the others."""
+        if not 0 <= accepted <= len(self._journal):
+            raise ProtocolError(f"{accepted} of {len(self._journal)} speculative steps cannot be accepted")
+        for undo in reversed(self._journal[accepted:]):
+            for slot, saved in undo.overwritten:
+                if slot.storage.nbytes() != saved.nbytes():
+                    slot.storage.resize_(saved.nbytes())
+                slot.storage.copy_(saved)
+            self.free(undo.created)
+            for number, state in undo.generators.items():
+                self._generator(number).set_state(state)
+        self._journal.clear()
+
+    # -- storages and generators
+
+    def _slot(self, number: int) -> Slot:
+        slot = self.slots.get(number)
+        if slot is None:
+            raise BadInput(
+                f"storage {number} does not exist: the call that should have made it failed, or it was freed"
+            )
+        return slot
+
+    def _keep(self, number: int, slot: Slot, undo: Optional[_Undo]) -> None:
+        if number in self.slots or len(self.slots) >= self.limits.storages:
+            raise ProtocolError(f"storage {number} exists already, or the session holds too many")
+        self.slots[number] = slot
+        self.allocated += slot.storage.nbytes()
+        if undo is not None:
+            undo.created.append(number)
+
+    def _check_room(self, size: int) -> None:
+        if size < 0 or self.allocated + size > self.limits.storage_bytes:
+            raise BadInput(
+                f"the session would hold more than its {self.limits.storage_bytes >> 20} MiB",
+                remedy="free tensors, or raise the server's memory limit per session",
+            )
+
+    def _generator(self, number: int) -> torch.Generator:
+        found = self._generators.get(number)
+        if found is None:
+            if len(self._generators) >= 1024:
+                raise BadInput("the session uses too many random generators")
+            own = number == 0 and self.device.type == "cpu"
+            found = self._generators[number] = torch.default_generator if own else torch.Generator(device=self.device)
+        return found

@@ -1,0 +1,139 @@
+// Makes device type "cuda" known to a libtorch built without CUDA: device guard, hooks, generators, pinned memory.
+//
+// The library must be loaded before `import torch`: the hooks are looked up once, early. It links no CUDA library and
+// no Python. Overrides carry no `override` keyword on purpose: the set of virtual functions differs between versions
+// of torch, and a function that a version lacks is then merely unused.
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/GeneratorImpl.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+
+#pragma GCC diagnostic ignored "-Wsuggest-override"
+#pragma GCC diagnostic ignored "-Winconsistent-missing-override"
+
+namespace {
+
+constexpr auto kDevice = c10::DeviceType::CUDA;
+
+struct Guard final : public c10::impl::DeviceGuardImplInterface {
+  static void check(c10::Device device) {
+    TORCH_CHECK(device.index() <= 0, "CUDA error: invalid device ordinal (the virtual device has one GPU, cuda:0)");
+  }
+  c10::DeviceType type() const { return kDevice; }
+  c10::Device exchangeDevice(c10::Device device) const { check(device); return {kDevice, 0}; }
+  c10::Device getDevice() const { return {kDevice, 0}; }
+  void setDevice(c10::Device device) const { check(device); }
+  void uncheckedSetDevice(c10::Device) const noexcept {}
+  c10::Stream getStream(c10::Device) const { return c10::Stream(c10::Stream::DEFAULT, {kDevice, 0}); }
+  c10::Stream getDefaultStream(c10::Device device) const { return getStream(device); }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool = false) const { return getStream(device); }
+  c10::Stream getNewStream(c10::Device device, int = 0) const { return getStream(device); }
+  c10::Stream exchangeStream(c10::Stream stream) const { return stream; }
+  c10::DeviceIndex deviceCount() const noexcept { return 1; }
+  bool queryStream(const c10::Stream&) const { return true; }
+  void synchronizeStream(const c10::Stream&) const {}
+  void synchronizeDevice(const c10::DeviceIndex) const {}
+  void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const {}
+  void block(void*, const c10::Stream&) const {}
+  bool queryEvent(void*) const { return true; }
+  void synchronizeEvent(void*) const {}
+  void destroyEvent(void*, const c10::DeviceIndex) const noexcept {}
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const {}
+};
+C10_REGISTER_GUARD_IMPL(CUDA, Guard);
+
+// A generator is a number; its state lives on the server. Setting a seed is an event of the recorded program.
+using SeedCallback = void (*)(int64_t generator, uint64_t seed);
+SeedCallback on_seed = nullptr;
+std::atomic<int64_t> next_generator{0};
+
+struct RemoteGenerator final : public c10::GeneratorImpl {
+  RemoteGenerator()
+      : c10::GeneratorImpl(c10::Device(kDevice, 0), c10::DispatchKeySet(c10::DispatchKey::CUDA)), number(next_generator++) {}
+  void set_current_seed(uint64_t seed) { seed_ = seed; if (on_seed) on_seed(number, seed); }
+  void set_offset(uint64_t) { TORCH_CHECK(false, "offsets of a remote generator cannot be set"); }
+  uint64_t get_offset() const { return static_cast<uint64_t>(number); }  // the recorder reads the number through this
+  uint64_t current_seed() const { return seed_; }
+  uint64_t seed() { set_current_seed(c10::detail::getNonDeterministicRandom()); return seed_; }
+  void set_state(const c10::TensorImpl&) { TORCH_CHECK(false, "the state of a remote generator cannot be set; use a seed"); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const {
+    TORCH_CHECK(false, "the state of a remote generator cannot be read; use a seed");
+  }
+  c10::GeneratorImpl* clone_impl() const { TORCH_CHECK(false, "a remote generator cannot be cloned"); }
+  int64_t number;
+  uint64_t seed_ = 67280421310721;  // torch's default seed
+};
+
+// Page-locked memory is ordinary host memory here, but `is_pinned()` must answer as it would on a GPU.
+struct PinnedRanges {
+  std::mutex lock;
+  std::map<const char*, size_t> ranges;
+};
+PinnedRanges& pinned() { static auto* ranges = new PinnedRanges; return *ranges; }
+
+struct PinnedAllocator final : public c10::Allocator {
+  struct Block { c10::DataPtr memory; };
+  static void release(void* context) {
+    auto* block = static_cast<Block*>(context);
+    { std::lock_guard<std::mutex> hold(pinned().lock); pinned().ranges.erase(static_cast<const char*>(block->memory.get())); }
+    delete block;
+  }
+  c10::DataPtr allocate(size_t bytes) {
+    auto* block = new Block{c10::GetAllocator(c10::DeviceType::CPU)->allocate(bytes)};
+    void* start = block->memory.get();
+    { std::lock_guard<std::mutex> hold(pinned().lock); pinned().ranges[static_cast<const char*>(start)] = bytes; }
+    return {start, block, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const { return nullptr; }
+  void copy_data(void* to, const void* from, std::size_t count) const { default_copy_data(to, from, count); }
+};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) void edge_offload_on_seed(SeedCallback callback) { on_seed = callback; }
+
+namespace at {  // the registry looks for the class in at::
+struct EdgeOffloadHooks final : public at::CUDAHooksInterface {
+  explicit EdgeOffloadHooks(at::CUDAHooksArgs) {}
+  void init() const {}
+  bool hasCUDA() const { return true; }
+  bool hasCuDNN() const { return false; }
+  bool hasMAGMA() const { return false; }
+  bool isBuilt() const { return true; }
+  bool isAvailable() const { return true; }
+  bool hasPrimaryContext(DeviceIndex) const { return true; }
+  DeviceIndex deviceCount() const { return 1; }
+  int getNumGPUs() const { return 1; }
+  void deviceSynchronize(DeviceIndex) const {}
+  DeviceIndex getCurrentDevice() const { return 0; }
+  DeviceIndex current_device() const { return 0; }
+  void setCurrentDevice(DeviceIndex) const {}
+  Device getDeviceFromPtr(void*) const { return Device(kDevice, 0); }
+  bool isPinnedPtr(const void* data) const {
+    std::lock_guard<std::mutex> hold(pinned().lock);
+    auto after = pinned().ranges.upper_bound(static_cast<const char*>(data));
+    if (after == pinned().ranges.begin()) return false;
+    --after;
+    return static_cast<const char*>(data) < after->first + after->second;
+  }
+  Allocator* getPinnedMemoryAllocator() const { static auto* allocator = new PinnedAllocator; return allocator; }
+  const Generator& getDefaultGenerator(DeviceIndex = -1) const {
+    static auto* generator = new Generator(c10::make_intrusive<RemoteGenerator>());
+    return *generator;
+  }
+  Generator getNewGenerator(DeviceIndex = -1) const {
+    getDefaultGenerator();  // takes number 0
+    return Generator(c10::make_intrusive<RemoteGenerator>());
+  }
+};
+using at::CUDAHooksRegistry;
+using at::RegistererCUDAHooksRegistry;
+C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, EdgeOffloadHooks)
+}  // namespace at

@@ -1,0 +1,120 @@
+"""How the virtual device reaches an executor: one small protocol, in this process or in a child process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from typing import Any, Dict, Optional, Protocol, Sequence
+
+from edge_offload.capture.channel import Channel
+from edge_offload.capture.entries import Buffer
+from edge_offload.capture.messages import Answer, parse_answer, serve
+from edge_offload.errors import LinkLost, ProtocolError
+
+
+class Remote(Protocol):
+    """Sends messages in order; each answer arrives in a Future. ``bytes_up`` and ``bytes_down`` count what travels."""
+
+    bytes_up: int
+    bytes_down: int
+    messages: int
+
+    def submit(self, body: Dict[str, Any], buffers: Sequence[Buffer]) -> Future[Answer]:
+        """Send one message (see :mod:`edge_offload.capture.messages`); the Future may fail with LinkLost."""
+        ...
+
+    def close(self) -> None:
+        """End the session."""
+        ...
+
+
+class InProcessRemote:
+    """Runs messages at once in this process: for tests, and as the reference for what a transport must do."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.bytes_up = self.bytes_down = self.messages = 0
+
+    def submit(self, body: Dict[str, Any], buffers: Sequence[Buffer]) -> Future[Answer]:
+        self.messages += 1
+        self.bytes_up += sum(len(memoryview(buffer).cast("B")) for buffer in buffers)
+        answer, replies = serve(self.session, body, [bytes(buffer) for buffer in buffers])
+        self.bytes_down += sum(len(memoryview(buffer).cast("B")) for buffer in replies)
+        future: Future[Answer] = Future()
+        future.set_result(parse_answer(answer, replies))
+        return future
+
+    def close(self) -> None:
+        self.session = None
+
+
+class WorkerRemote:
+    """An executor process of our own (see :mod:`edge_offload.capture.worker`), reached over a socket pair.
+
+    Args:
+        device: where it computes, ``cpu`` or ``cuda``.
+        threads: torch threads; 0 leaves torch's choice.
+    """
+
+    def __init__(self, device: str = "cpu", threads: int = 0, start_timeout_s: float = 60.0) -> None:
+        ours, theirs = socket.socketpair()
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("EDGE_OFFLOAD_EXEC")}
+        command = [sys.executable, "-m", "edge_offload.capture.worker", str(theirs.fileno())]
+        command += ["--device", device, "--threads", str(threads)]
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
+        theirs.close()
+        self.bytes_up = self.bytes_down = self.messages = 0
+        self._channel = Channel(ours)
+        self._lock = threading.Lock()
+        self._waiting: Dict[int, Future[Answer]] = {}
+        self._lost: Optional[Exception] = None
+        ours.settimeout(start_timeout_s)
+        try:
+            self._channel.receive()
+        except LinkLost as error:
+            self.process.kill()
+            self.process.wait()
+            raise LinkLost(f"the executor process did not start: {error}") from None
+        ours.settimeout(None)
+        self._thread = threading.Thread(target=self._receive, name="edge_offload-executor", daemon=True)
+        self._thread.start()
+
+    def submit(self, body: Dict[str, Any], buffers: Sequence[Buffer]) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            self.messages += 1
+            number = self.messages
+            self._waiting[number] = future
+        self.bytes_up += self._channel.send({"id": number, "body": body}, buffers)
+        return future
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                header, buffers = self._channel.receive()
+                self.bytes_down += sum(len(buffer) for buffer in buffers)
+                with self._lock:
+                    future = self._waiting.pop(header["id"])
+                future.set_result(parse_answer(header["body"], buffers))
+        except (LinkLost, ProtocolError) as error:
+            code = self.process.poll()
+            reason = LinkLost(f"{error}" + (f", exit code {code}" if code is not None else ""))
+            with self._lock:
+                self._lost = reason
+                waiting, self._waiting = list(self._waiting.values()), {}
+            for future in waiting:
+                future.set_exception(reason)
+
+    def close(self) -> None:
+        self._channel.close()
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

@@ -1,0 +1,277 @@
+"""``torch.cuda`` as a program expects it: queries, streams, events, memory, seeds, answered for the virtual device."""
+
+from __future__ import annotations
+
+import time
+import types
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+
+from edge_offload.errors import Unsupported
+
+GIB = 1 << 30
+_MEMORY_QUERIES = (
+    "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
+    "max_memory_cached",
+)  # fmt: skip
+_WITHOUT_EFFECT = (
+    "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
+    "reset_accumulated_memory_stats", "set_per_process_memory_fraction", "ipc_collect", "init", "_lazy_init",
+    "set_stream",
+)  # fmt: skip
+
+
+class Stream:
+    """A stream. The device runs calls in the order in which they were made, so there is nothing to do."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.device = torch.device("cuda", 0)
+        self.device_index = 0
+        self.priority = priority
+        self.cuda_stream = 0
+        self.stream_id = 0
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def query(self) -> bool:
+        return True
+
+    def wait_event(self, event: Any) -> None:
+        """Calls run in order: the event is past."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Calls run in order: the stream is past."""
+
+    def record_event(self, event: Optional[Event] = None) -> Event:
+        event = event if event is not None else Event()
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """The stream needs no restoring."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class Event:
+    """An event; its time is the host's when it was recorded (milliseconds, as torch has it)."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        self._time: Optional[float] = None
+
+    def record(self, stream: Any = None) -> None:
+        self._time = time.monotonic()
+
+    def wait(self, stream: Any = None) -> None:
+        """Calls run in order: the event is past."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def elapsed_time(self, end: Event) -> float:
+        if self._time is None or end._time is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        return (end._time - self._time) * 1e3
+
+
+class Surface:
+    """Replaces what a torch without CUDA lacks. ``recorder.query()`` is told of every query of the program."""
+
+    def __init__(self, native: Any, recorder: Any) -> None:
+        self._native = native
+        self._recorder = recorder
+        self._properties: Any = None
+        self._generators: List[torch.Generator] = []
+
+    def apply(self) -> None:
+        """Patch :mod:`torch.cuda` and what depends on it; once per process."""
+        cuda = torch.cuda
+        for name, function in self._functions().items():
+            setattr(cuda, name, function)
+        cuda.Stream = Stream  # type: ignore[misc,assignment]
+        cuda.Event = Event  # type: ignore[misc,assignment]
+        cuda.ExternalStream = Stream  # type: ignore[misc,assignment]
+        cuda.streams.Stream = Stream  # type: ignore[misc,assignment]
+        cuda.streams.Event = Event  # type: ignore[misc,assignment]
+        cuda._initialized = True
+        self._legacy_types()
+        self._storages()
+        self._refuse_training()
+        torch._C._jit_set_texpr_fuser_enabled(False)
+        torch._C._jit_override_can_fuse_on_gpu(False)
+        for random in (torch.cuda.random,):
+            for name in ("manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed"):
+                setattr(random, name, getattr(cuda, name))
+
+    def _functions(self) -> Dict[str, Callable[..., Any]]:
+        return {
+            **dict.fromkeys(_MEMORY_QUERIES, self._memory),
+            **dict.fromkeys(_WITHOUT_EFFECT, self._nothing),
+            "is_available": self._answer(True),
+            "is_initialized": lambda: True,
+            "device_count": self._answer(1),
+            "_device_count_nvml": lambda: 1,
+            "current_device": self._answer(0),
+            "set_device": self._set_device,
+            "_exchange_device": self._exchange,
+            "_maybe_exchange_device": self._exchange,
+            "get_device_name": self._name,
+            "get_device_capability": self._capability,
+            "get_device_properties": self._device_properties,
+            "get_arch_list": lambda: ["sm_80"],
+            "synchronize": self._synchronize,
+            "current_stream": lambda device=None: Stream(),
+            "default_stream": lambda device=None: Stream(),
+            "stream": lambda stream: stream if stream is not None else Stream(),
+            "mem_get_info": lambda device=None: (4 * GIB, 8 * GIB),
+            "memory_stats": lambda device=None: {},
+            "memory_summary": lambda device=None, abbreviated=False: "edge_offload: memory is on the server\n",
+            "manual_seed": self._manual_seed,
+            "manual_seed_all": self._manual_seed,
+            "seed": self._seed,
+            "seed_all": self._seed,
+            "initial_seed": lambda: self._default_generator().initial_seed(),
+            "get_rng_state": self._no_state,
+            "set_rng_state": self._no_state,
+            "_lazy_call": lambda function, **_: function(),
+            "is_bf16_supported": lambda including_emulation=True: True,
+            "is_current_stream_capturing": lambda: False,
+            "can_device_access_peer": lambda device, peer: False,
+            "_is_compiled": lambda: True,
+        }
+
+    def _answer(self, value: Any) -> Callable[..., Any]:
+        def answer(*_: Any, **__: Any) -> Any:
+            self._recorder.query()
+            return value
+
+        return answer
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def _memory(self, device: Any = None) -> int:
+        self._recorder.query()
+        return 0
+
+    def _check_device(self, device: Any) -> None:
+        index = device if isinstance(device, int) else torch.device(device).index if device is not None else 0
+        if index not in (None, 0, -1):
+            raise RuntimeError(
+                "CUDA error: invalid device ordinal (the virtual device has one GPU, cuda:0)",
+            )
+
+    def _set_device(self, device: Any) -> None:
+        self._check_device(device)
+        self._recorder.query()
+
+    def _exchange(self, device: Any) -> int:
+        self._check_device(device)
+        return 0
+
+    def _device_properties(self, device: Any = None) -> Any:
+        self._check_device(device)
+        self._recorder.query()
+        if self._properties is None:
+            self._properties = types.SimpleNamespace(
+                name="edge_offload virtual GPU", major=8, minor=0, total_memory=8 * GIB, multi_processor_count=1,
+                is_integrated=0, is_multi_gpu_board=0, warp_size=32, max_threads_per_multi_processor=2048,
+                gcnArchName="", regs_per_multiprocessor=65536, L2_cache_size=1 << 22,
+            )  # fmt: skip
+        return self._properties
+
+    def _name(self, device: Any = None) -> str:
+        name: str = self._device_properties(device).name
+        return name
+
+    def _capability(self, device: Any = None) -> Tuple[int, int]:
+        properties = self._device_properties(device)
+        return (properties.major, properties.minor)
+
+    def _synchronize(self, device: Any = None) -> None:
+        """A round trip where every call is one; elsewhere calls wait for the next host read, when it matters."""
+        self._check_device(device)
+        self._recorder.query()
+
+    def _default_generator(self) -> torch.Generator:
+        return self.generators()[0]
+
+    def generators(self) -> List[torch.Generator]:
+        """The default generator of the device, in a list as ``torch.cuda.default_generators``."""
+        if not self._generators:
+            self._generators.append(self._native.default_generator())
+        return self._generators
+
+    def _manual_seed(self, seed: int) -> None:
+        self._default_generator().manual_seed(int(seed))
+
+    def _seed(self) -> None:
+        self._default_generator().seed()
+
+    def _no_state(self, *_: Any, **__: Any) -> Any:
+        raise Unsupported("the state of the device's random generator is on the server", remedy="use torch.manual_seed")
+
+    def _legacy_types(self) -> None:
+        """``torch.cuda.FloatTensor(2, 3)`` and its siblings."""
+        kinds = {
+            "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+            "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16, "CharTensor": torch.int8,
+            "ByteTensor": torch.uint8, "BoolTensor": torch.bool, "BFloat16Tensor": torch.bfloat16,
+        }  # fmt: skip
+        for name, dtype in kinds.items():
+            setattr(torch.cuda, name, _legacy_type(dtype))
+
+    def _storages(self) -> None:
+        """``torch.UntypedStorage(n, device="cuda")``, which loading and copying use; torch's knows no such device."""
+        make = torch.UntypedStorage.__new__
+
+        def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            device = kwargs.get("device")
+            if device is None or torch.device(device).type != "cuda":
+                return make(cls, *args, **kwargs)
+            return torch.empty(args[0] if args else 0, dtype=torch.uint8, device=device).untyped_storage()
+
+        torch.UntypedStorage.__new__ = new  # type: ignore[method-assign]
+
+    def _refuse_training(self) -> None:
+        backward, grad = torch.autograd.backward, torch.autograd.grad
+
+        def check(tensors: Any) -> None:
+            items = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            if any(isinstance(item, torch.Tensor) and item.is_cuda for item in items):
+                raise Unsupported(
+                    "the virtual device runs inference only: backward() on it is refused",
+                    remedy="train on the machine with the GPU, or call .cpu() first",
+                )
+
+        def checked_backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            check(tensors)
+            return backward(tensors, *args, **kwargs)
+
+        def checked_grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            check(outputs)
+            return grad(outputs, *args, **kwargs)
+
+        torch.autograd.backward = checked_backward
+        torch.autograd.grad = checked_grad
+
+
+def _legacy_type(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    def make(*args: Any) -> torch.Tensor:
+        if len(args) == 1 and not isinstance(args[0], int):
+            return torch.tensor(args[0], dtype=dtype, device="cuda")
+        return torch.empty(args, dtype=dtype, device="cuda")
+
+    return make

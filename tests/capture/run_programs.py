@@ -1,0 +1,47 @@
+"""Runs programs one after the other in this process and prints one JSON line for each: output, counters, error."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import pathlib
+import runpy
+import sys
+import traceback
+from typing import Any, Dict
+
+HERE = pathlib.Path(__file__).parent / "programs"
+
+
+def counters() -> Dict[str, Any]:
+    """What the virtual device has cost so far; empty on an ordinary torch."""
+    device = sys.modules.get("edge_offload.capture.device")
+    installed = device.installed() if device is not None else None
+    return dataclasses.asdict(installed.recorder.counters) if installed is not None else {}
+
+
+def main() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    for argument in sys.argv[1:]:
+        name, *arguments = argument.split(":")
+        output, error = io.StringIO(), ""
+        before = counters()
+        sys.argv = [name, *arguments]
+        try:
+            with contextlib.redirect_stdout(output):
+                runpy.run_path(str(HERE / f"{name}.py"), run_name="__main__")
+        except Exception:
+            error = traceback.format_exc()
+        after = counters()
+        spent = {key: after[key] - before[key] for key in after}
+        print(
+            json.dumps({"program": argument, "output": output.getvalue(), "error": error, "spent": spent}), flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Unmodified programs print the same on the virtual device as on the CPU, in every mode, for the promised round trips.
+
+One process per mode runs all programs in turn (their devices, caches and predictions are shared on purpose).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any, Dict, List
+
+import pytest
+
+from edge_offload.capture import build
+
+RUNNER = pathlib.Path(__file__).parent / "run_programs.py"
+PROGRAMS = ["conv_net", "in_place_state", "branches", "suppression", "two_models", "two_threads", "deviation", "buffers"]
+STEADY = ["conv_net:12", "conv_net:32"]
+MODES = ["per_op", "cached", "lazy", "replay"]
+needs_compiler = pytest.mark.skipif(
+    build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
+)
+pytestmark = [needs_compiler, pytest.mark.slow]
+
+
+def run(command: List[str]) -> Dict[str, Dict[str, Any]]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {record["program"]: record for record in records}
+
+
+@pytest.fixture(scope="module")
+def local() -> Dict[str, Dict[str, Any]]:
+    return run([sys.executable, str(RUNNER), *PROGRAMS])
+
+
+@pytest.fixture(scope="module", params=MODES)
+def remote(request: pytest.FixtureRequest) -> Dict[str, Any]:
+    build.build()
+    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", "--mode", request.param, "--"]
+    return {"mode": request.param, **run([*command, sys.executable, str(RUNNER), *PROGRAMS, "surface", *STEADY])}
+
+
+def test_programs_print_the_same_bits_as_on_the_cpu(local: Dict[str, Any], remote: Dict[str, Any]) -> None:
+    for name in PROGRAMS:
+        assert not remote[name]["error"], remote[name]["error"]
+        assert remote[name]["output"] == local[name]["output"], name
+
+
+def test_torch_cuda_answers_as_a_program_expects(remote: Dict[str, Any]) -> None:
+    assert not remote["surface"]["error"], remote["surface"]["error"]
+    assert remote["surface"]["output"] == "surface ok\n"
+
+
+def test_round_trips_of_a_steady_model(remote: Dict[str, Any]) -> None:
+    few, many = (remote[name]["spent"]["round_trips"] for name in STEADY)
+    each = {"per_op": None, "cached": None, "lazy": 2, "replay": 1}[remote["mode"]]
+    if each is None:
+        assert many - few >= 20 * 10
+    else:
+        assert many == 32 * each
+        assert remote[STEADY[1]]["spent"]["defined"] <= 1
+
+
+def test_replay_survives_every_deviation_by_undoing_what_ran_ahead(remote: Dict[str, Any]) -> None:
+    if remote["mode"] != "replay":
+        pytest.skip("only replay runs ahead")
+    assert remote["deviation"]["spent"]["undone"] >= 10
+    assert remote["deviation"]["spent"]["accepted"] >= 40
