@@ -322,12 +322,13 @@ class Client:
         while self._outbox:
             item = self._outbox.popleft()
             item.sent_s = time.monotonic()
-            dialled.send(item.header, item.message.buffers)
             if item.future is None:
                 self._release(item)
             else:
+                # noted before it is sent, so that a connection that breaks right here fails it with the others
                 self._pending[item.message.id] = item
                 heapq.heappush(self._deadlines, (item.deadline_s, item.message.id))
+            dialled.send(item.header, item.message.buffers)
 
     def _take(self, message: Message, received_s: float, size: int) -> None:
         if message.epoch != self._epoch:

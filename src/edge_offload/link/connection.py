@@ -161,11 +161,19 @@ class Dialled:
         return min(self._ping_due_s, now + 0.1)
 
     def send(self, header: bytes, buffers: List[memoryview]) -> int:
-        """Give one message to ZeroMQ; returns the bytes it takes on the wire."""
+        """Give one message to ZeroMQ; returns the bytes it takes on the wire.
+
+        Raises:
+            ConnectionLost: there is nobody to send to any more.
+        """
         parts: List[Any] = [header, *buffers]
-        for index, part in enumerate(parts):
-            flags = zmq.SNDMORE if index < len(parts) - 1 else 0
-            self._socket.send(part, flags, copy=len(part) < ZERO_COPY_BYTES)
+        try:
+            for index, part in enumerate(parts):
+                # NOBLOCK: once the connection has broken the socket has no peer, and would wait for one for ever
+                flags = zmq.NOBLOCK | (zmq.SNDMORE if index < len(parts) - 1 else 0)
+                self._socket.send(part, flags, copy=len(part) < ZERO_COPY_BYTES)
+        except zmq.Again:
+            raise ConnectionLost("the connection broke") from None
         size = messages.wire_bytes([len(part) for part in parts])
         self._given += size
         return size

@@ -133,6 +133,7 @@ class Listener:
         try:
             self._socket.bind(f"tcp://{f'[{host}]' if ':' in host else host}:{port if port else '*'}")
         except zmq.ZMQError as error:
+            self._socket.disable_monitor()
             self._gate.close()
             self._context.destroy(linger=0)
             raise BadInput(
@@ -209,6 +210,8 @@ class Listener:
         finally:
             for peer in list(self._peers.values()):
                 self._lose(peer, "the server stops")
+            # first: an event for a monitor that nobody holds the other end of would block libzmq's own thread
+            self._socket.disable_monitor()
             self._gate.close()
             self._socket.close(0)
             if self._context is not None:
