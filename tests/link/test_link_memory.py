@@ -146,3 +146,23 @@ def test_one_oversized_part_ends_the_connection_only(server_process, connect, ra
         assert unpack_header(hostile.recv_multipart()[0]).type == "error"
     client.request("echo", timeout_s=PATIENCE_S).result(PATIENCE_S)
     assert server.resident_bytes() - before < 30 * MIB
+
+
+def test_account_of_bytes_is_exact(serve, connect, until):
+    # what is received beyond what is delivered is the handshake, and never grows: no drift can ever cut an honest robot
+    listener = serve()
+    client = connect(listener.address)
+    client.wait_ready(PATIENCE_S)
+
+    def beyond():
+        (door,) = listener._gate._doors.values()
+        return door.tcp.counters().received - door.delivered
+
+    until(lambda: len(client.clock.warning) == 0 and client.clock.rtt_s > 0, "a few pings have passed")
+    client.request("echo").result(PATIENCE_S)
+    before = min(beyond() for _ in range(100))  # a ping may be on its way now and then
+    assert 0 < before < 1000
+    for size in (0, 1, 32, 33, 200, 221, 222, 223, 300, 5000, 300_000):
+        for _ in range(20):
+            client.request("echo", {}, [bytes(size)] * 9, timeout_s=PATIENCE_S).result(PATIENCE_S)
+    until(lambda: beyond() == before, f"the account is level again ({beyond()}, it was {before})")
