@@ -20,7 +20,7 @@ ROOT = HERE.parents[1]
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "graph" in getattr(item, "fixturenames", ()):
+        if "master" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.ros)
 
 
@@ -189,6 +189,11 @@ class Graph:
             for status in message.status
             if status.name.startswith(f"{process.name}:")
         ]
+
+    def says(self, process: Process, level: int, words: str = "") -> bool:
+        """Whether the latest status of a node has this level, and these words in its message."""
+        found = self.statuses(process)
+        return bool(found) and found[-1].level == level and words in found[-1].message
 
     def values(self, process: Process):
         """Figures in the latest status of a node."""

@@ -194,12 +194,8 @@ def test_the_server_is_killed_in_mid_run_and_results_go_on(graph, images):
             "offload_server_node", bind=address, allow=["tiny_people:make"], threads=1, keys=str(graph.keys)
         )
 
-    def warned(words):
-        found = graph.statuses(node)
-        return bool(found) and found[-1].level == 1 and words in found[-1].message
-
     run_until(lambda cost: cost.mode == "local" and "no server" in cost.fallback_reason, "a local answer")
-    wait_for(lambda: warned("no server"), "the warning that there is no server", 10)
+    wait_for(lambda: graph.says(node, 1, "no server"), "the warning that there is no server", 10)
 
     server = start_server()
     remote = run_until(lambda cost: cost.mode == "server", "the first answer of the server")
@@ -212,11 +208,11 @@ def test_the_server_is_killed_in_mid_run_and_results_go_on(graph, images):
     wait_for(lambda: images.stamps[-1] in reported.by_stamp(), "the result on the server's side", 10)
     wait_for(lambda: status.messages and status.messages[-1].inferences > 0, "the server's status", 10)
     assert status.messages[-1].robots == 1
-    wait_for(lambda: graph.statuses(node)[-1].level == 0, "a green light", 10)
+    wait_for(lambda: graph.says(node, 0), "a green light", 10)
 
     server.signal(signal.SIGKILL)
     run_until(lambda cost: cost.mode == "local" and cost.fallback_reason, "a local answer after the kill")
-    wait_for(lambda: warned("no server"), "the warning after the kill", 10)
+    wait_for(lambda: graph.says(node, 1, "no server"), "the warning after the kill", 10)
 
     start_server()
     run_until(lambda cost: cost.mode == "server", "the server's return")

@@ -42,7 +42,9 @@ class TinyPeople(PersonEstimator):
         if score < 0.5:
             return People.empty()
         box = np.array([[x - SIDE / 2, y - SIDE / 2, x + SIDE / 2, y + SIDE / 2]], dtype=np.float32)
-        points = np.tile(np.array([x, y], dtype=np.float32), (1, 17, 1))
+        # head to foot, left and right of the spot
+        body = np.stack([8.0 * (1 - 2 * (np.arange(17) % 2)), np.linspace(-15, 15, 17)], axis=1)
+        points = (np.array([x, y]) + body).astype(np.float32)[None]
         keypoints = np.concatenate([placement.to_image(points), np.full((1, 17, 1), score)], axis=2)
         return People(placement.boxes_to_image(box), np.array([score]), keypoints)
 

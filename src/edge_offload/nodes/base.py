@@ -100,6 +100,11 @@ class Diagnostics:
         self._stop.set()
         self.publish()
 
+    @property
+    def heard(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._updater.publisher.get_num_connections())
+
     def publish(self) -> None:
         """Report now."""
         with self._lock:
@@ -192,5 +197,10 @@ def _stop(node: Node, diagnostics: Diagnostics) -> None:
 
 def _last_words(diagnostics: Diagnostics) -> None:
     """Report a last time, and give rospy's sending threads a moment: they drop what they hold when they are closed."""
+    # a node that fails at once ends before those who listen have connected
+    for _ in range(20):
+        if diagnostics.heard:
+            break
+        rospy.rostime.wallsleep(0.1)
     diagnostics.close()
     rospy.rostime.wallsleep(0.3)

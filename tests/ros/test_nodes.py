@@ -1,0 +1,329 @@
+"""The other nodes as processes: camera, LiDAR, manager, recorder, follower; how they start, fail and end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import cv2
+import numpy as np
+import pytest
+from conftest import ROOT, wait_for
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Five images, each of its own brightness, which is its number."""
+    place = tmp_path / "images"
+    place.mkdir()
+    for number in range(1, 6):
+        cv2.imwrite(str(place / f"{number}.png"), np.full((48, 64, 3), 10 * number, dtype=np.uint8))
+    return place
+
+
+def test_a_missing_video_ends_the_camera_with_an_error_that_names_it(graph):
+    node = graph.node("camera_node", video="/nowhere/people.mp4")
+    assert node.wait(60) == 1
+    assert "/nowhere/people.mp4" in node.output
+    assert graph.says(node, 2, "/nowhere/people.mp4")
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"images": "/nowhere"}, "/nowhere"),
+        ({"device": "/dev/video93"}, "/dev/video93"),
+        ({}, "no source"),
+        ({"video": "a.avi", "images": "b"}, "several sources"),
+        ({"images": str(ROOT), "rate": -1}, "~rate"),
+        ({"images": str(ROOT)}, "no images"),
+    ],
+)
+def test_a_camera_without_a_usable_source_does_not_start(master, raw, words):
+    from edge_offload.errors import BadInput
+    from edge_offload.nodes import params
+    from edge_offload.nodes.camera_node import CameraNode
+    from edge_offload.nodes.health import Health
+
+    with pytest.raises(BadInput, match=words):
+        CameraNode(params.read(CameraNode.declared, raw), Health()).start()
+
+
+def test_a_folder_is_played_in_order_and_again_with_stamps_that_increase(graph, folder):
+    from sensor_msgs.msg import CameraInfo, Image
+
+    images, infos = graph.listen("camera/image_raw", Image), graph.listen("camera/camera_info", CameraInfo)
+    node = graph.node("camera_node", images=str(folder), rate=50, subscribers=1, frames=12)
+    wait_for(lambda: len(images) == 12, "twelve images")
+    assert [message.data[0] // 10 for message in images.messages] == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2]
+    stamps = [message.header.stamp for message in images.messages]
+    assert stamps == sorted(set(stamps))
+    assert {message.header.frame_id for message in images.messages} == {"camera_optical_frame"}
+    # the listener of camera_info may connect a few images later
+    latest = {stamp.to_nsec() for stamp in stamps[-6:]}
+    wait_for(lambda: latest <= set(infos.by_stamp()), "a camera_info with the stamp of every image", 5)
+    assert (infos.messages[0].width, infos.messages[0].height, infos.messages[0].K[0]) == (64, 48, 0)
+    assert node.running, "a camera that has published what it was asked for stays, and says so"
+    wait_for(lambda: graph.says(node, 0, "12 frames"), "the word on /diagnostics", 10)
+    assert node.stop() == 0
+
+
+def test_in_every_frame_mode_the_camera_waits_for_each_result(graph, folder):
+    from sensor_msgs.msg import Image
+
+    from edge_offload_msgs.msg import PersonArray
+
+    images = graph.listen("camera/image_raw", Image)
+    results = graph.publisher("kapao/people", PersonArray)
+    graph.node("camera_node", images=str(folder), loop=False, every_frame=True, subscribers=1)
+    for count in range(1, 6):
+        wait_for(lambda count=count: len(images) >= count, "the next image")
+        time.sleep(0.15)
+        assert len(images) == count, "an image came although the last one has no result"
+        wrong = PersonArray()
+        results.publish(wrong)
+        results.publish(PersonArray(header=images.messages[-1].header))
+
+
+def test_an_unplugged_camera_is_reported_and_opened_again(graph):
+    from edge_offload.errors import BadInput
+    from edge_offload.nodes import camera_node, params
+    from edge_offload.nodes.frames import FrameSource, SourceLost
+    from edge_offload.nodes.health import ERROR, OK, Health
+
+    class Loose(FrameSource):
+        name, rate, live, plugged, closed = "camera loose", 100.0, True, True, False
+
+        def read(self):
+            time.sleep(0.005)
+            if not self.plugged:
+                raise SourceLost("camera loose gives no frames")
+            return np.zeros((4, 4, 3), dtype=np.uint8)
+
+        def rewind(self):
+            if not self.plugged:
+                raise BadInput("no camera loose")
+
+        def close(self):
+            self.closed = True
+
+    source = Loose()
+
+    class OnLoose(camera_node.CameraNode):
+        def _open(self):
+            return source
+
+    health = Health()
+    node = OnLoose(params.read(OnLoose.declared, {}), health)
+    node.start()
+    try:
+        wait_for(lambda: node._published > 3, "images")
+        assert health.report().level == OK
+        source.plugged = False
+        wait_for(lambda: health.report().level == ERROR, "the report of the loss", 10)
+        assert "trying again" in health.report().message
+        before = node._published
+        source.plugged = True
+        wait_for(lambda: node._published > before + 3, "images again", 20)
+        assert health.report().level == OK
+        assert health.counted("times reconnected") == 1
+    finally:
+        node.stop()
+    assert source.closed
+
+
+def test_lidar_scans_are_published_and_a_broken_one_is_skipped_and_told(graph, tmp_path):
+    from sensor_msgs.msg import PointCloud2
+
+    from edge_offload.nodes.convert import cloud_to_points
+
+    points = np.arange(12, dtype=np.float32).reshape(3, 4)
+    (tmp_path / "0.bin").write_bytes(points.tobytes())
+    (tmp_path / "1.bin").write_bytes(b"broken")
+    clouds = graph.listen("lidar/points", PointCloud2)
+    node = graph.node("lidar_node", scans=str(tmp_path), rate=20)
+    wait_for(lambda: len(clouds) >= 2, "two scans")
+    np.testing.assert_array_equal(cloud_to_points(clouds.messages[0]), points)
+    status = wait_for(
+        lambda: next((s for s in graph.statuses(node) if s.level == 1 and "1.bin" in s.message), None),
+        "the warning",
+        10,
+    )
+    assert "6 bytes" in status.message
+    assert node.stop() == 0
+
+
+def test_a_mode_is_put_in_force_by_service_and_a_wrong_one_refused(graph):
+    import rospy
+
+    from edge_offload_msgs.msg import Latency, OffloadMode
+    from edge_offload_msgs.srv import SetMode
+
+    node = graph.node("offload_manager_node", mode="server")
+    rospy.wait_for_service(f"{graph.ns}/offload/set_mode", 60)
+    call = rospy.ServiceProxy(f"{graph.ns}/offload/set_mode", SetMode)
+    latency = graph.publisher("offload/latency", Latency)
+    # who comes late finds the mode in force
+    modes = graph.listen("offload/mode", OffloadMode)
+    wait_for(lambda: len(modes) == 1, "the latched mode")
+    assert (modes.messages[0].mode, modes.messages[0].code, modes.messages[0].policy) == ("server", 2, "fixed")
+    answer = call("warp")
+    assert not answer.ok
+    assert "local, server" in answer.message
+    refused = call("auto")
+    assert not refused.ok
+    assert "policy" in refused.message
+    answer = call("local")
+    assert answer.ok
+    assert "it was server" in answer.message
+    wait_for(lambda: len(modes) == 2, "the new mode")
+    assert (modes.messages[1].mode, modes.messages[1].code) == ("local", OffloadMode.LOCAL)
+    assert "tests" in modes.messages[1].reason
+    call("server")
+    wait_for(lambda: latency.get_num_connections() > 0, "the manager's subscription")
+    latency.publish(Latency(mode="local", fallback_reason="the server is gone"))
+    wait_for(lambda: graph.says(node, 1, "the server is gone"), "the warning that another mode ran", 10)
+
+
+def test_bandwidth_is_what_the_transfers_had(graph):
+    import rospy
+
+    from edge_offload_msgs.msg import Bandwidth, Latency
+
+    told = graph.listen("offload/bandwidth", Bandwidth)
+    graph.node("bandwidth_monitor_node", rate=20, window=1.0)
+    latency = graph.publisher("offload/latency", Latency)
+    wait_for(lambda: latency.get_num_connections() > 0 and len(told) > 0, "the monitor")
+    assert told.messages[0].source == Bandwidth.NONE
+    cost = Latency(mode="server", bytes_up=1_000_000, bytes_down=1000, connected=True)
+    cost.uplink, cost.downlink = rospy.Duration(0, 100_000_000), rospy.Duration(0, 1_000_000)
+    cost.link_round_trip = rospy.Duration(0, 2_600_000)
+    latency.publish(cost)
+    found = wait_for(lambda: next((m for m in told.messages if m.samples), None), "an estimate", 10)
+    assert (found.source, found.connected) == (Bandwidth.PASSIVE, True)
+    assert found.uplink == pytest.approx(10e6)
+    assert found.downlink == pytest.approx(1e6)
+    assert found.round_trip == rospy.Duration(0, 2_600_000)
+    wait_for(lambda: told.messages[-1].samples == 0, "the end of the window", 10)
+    assert told.messages[-1].uplink == 0
+
+
+def test_power_says_where_it_comes_from_and_energy_only_grows(graph):
+    from edge_offload_msgs.msg import Power
+
+    told = graph.listen("offload/power", Power)
+    node = graph.node("power_node", source="model", rate=20)
+    wait_for(lambda: len(told) >= 10, "ten messages")
+    assert {message.source for message in told.messages} == {Power.MODEL}
+    assert told.messages[-1].watts == pytest.approx(4.04, rel=0.01)
+    assert told.messages[-1].state == Power.STANDBY
+    joules = [message.joules for message in told.messages]
+    assert joules == sorted(joules)
+    assert joules[-1] > joules[0]
+    assert node.stop() == 0
+
+
+def test_a_power_sensor_that_is_asked_for_and_absent_ends_the_node(graph):
+    node = graph.node("power_node", source="ina3221")
+    assert node.wait(60) == 1
+    assert "ina3221" in node.output.lower()
+
+
+def test_the_follower_stands_still_without_news_and_drives_with_them(graph):
+    import rospy
+    from geometry_msgs.msg import Point, Twist
+
+    from edge_offload_msgs.msg import Person, PersonArray
+
+    commands = graph.listen("cmd_vel", Twist)
+    node = graph.node("follower_node", base_frame="base_link", rate=50)
+    people = graph.publisher("kapao/people", PersonArray)
+    wait_for(lambda: people.get_num_connections() > 0 and len(commands) > 3, "the follower")
+    assert all(command.linear.x == 0 == command.angular.z for command in commands.messages)
+
+    def see():
+        person = Person(id=1, observed=True, target=True, position_source=Person.DEPTH, position_frame="base_link")
+        person.position = Point(4.0, 1.0, 0.0)
+        message = PersonArray(people=[person])
+        message.header.stamp = rospy.Time.now()
+        people.publish(message)
+        time.sleep(0.05)
+        last = commands.messages[-1]
+        return last.linear.x > 0.05 and last.angular.z > 0.05
+
+    wait_for(see, "driving forward and to the left", 20)
+    wait_for(lambda: commands.messages[-1].linear.x == 0 == commands.messages[-1].angular.z, "the stop", 10)
+    assert node.stop() == 0
+    assert commands.messages[-1].linear.x == 0
+
+
+def test_the_recorder_ends_the_run_and_writes_a_summary_that_fits_the_schema(graph, images, tmp_path):
+    import rospy
+    from sensor_msgs.msg import Image
+
+    from edge_offload import records
+    from edge_offload_msgs.msg import Latency, PersonArray
+
+    summary = tmp_path / "run" / "summary.json"
+    node = graph.node("run_recorder", frames=3, json=str(summary), link="wifi_93mbps")
+    people = graph.publisher("kapao/people", PersonArray)
+    latency = graph.publisher("offload/latency", Latency)
+    overlay = graph.publisher("kapao/overlay", Image)
+    publishers = (images.publisher, people, latency, overlay)
+    wait_for(lambda: all(p.get_num_connections() for p in publishers), "the recorder's subscriptions")
+    stamps = [images.send() for _ in range(6)]
+    wait_for(lambda: graph.values(node).get("frames") == "6", "the arrival of the images", 10)
+    for number, stamp in enumerate(stamps[1::2]):
+        result, cost = PersonArray(), Latency(mode="server", model="tiny", bytes_up=1000 * number, emulated_slowdown=4)
+        for message in (result, cost):
+            message.header.stamp = rospy.Time(*divmod(stamp, 10**9))
+        cost.total, cost.energy, cost.energy_source = rospy.Duration(0, 10_000_000 * (number + 1)), 2.0, 2
+        overlay.publish(Image(result.header, 48, 64, "bgr8", 0, 192, bytes(48 * 192)))
+        time.sleep(0.3)
+        people.publish(result)
+        latency.publish(cost)
+    assert node.wait(30) == 0, node.output
+    record = json.loads(summary.read_text(encoding="utf-8"))
+    records.validate("run", record)
+    assert (record["frames_published"], record["frames_in"], record["frames_superseded"]) == (6, 3, 3)
+    assert record["results_out"] == 3
+    assert record["latency_s"]["mean"] == pytest.approx(0.02)
+    assert record["bytes_up"] == pytest.approx(1000)
+    assert (record["energy_j"], record["energy_source"], record["robot_slowdown"]) == (2.0, "model", 4.0)
+    assert [os.path.basename(path) for path in record["overlay"]] == ["summary.avi", "summary.png"]
+    assert all(os.path.getsize(path) > 0 for path in record["overlay"])
+    assert "6 published = 3 taken up + 3 superseded" in node.output
+    assert "ACCOUNTING" not in node.output
+
+
+def test_a_run_without_a_result_has_no_summary_and_a_non_zero_exit_code(graph, tmp_path):
+    node = graph.node("run_recorder", json=str(tmp_path / "summary.json"), video=False)
+    wait_for(lambda: graph.says(node, 0), "the end of its start")
+    node.signal(signal.SIGINT)
+    assert node.wait(30) == 1
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_a_misspelt_parameter_is_told(graph):
+    node = graph.node("power_node", source="model", raet=3)
+    wait_for(lambda: any("~raet" in status.message for status in graph.statuses(node)), "the warning")
+
+
+@pytest.mark.ros
+def test_help_needs_no_master_and_unknown_arguments_are_refused():
+    pytest.importorskip("rospy")
+    command = [sys.executable, str(ROOT / "scripts" / "offload_manager_node")]
+    environment = {**os.environ, "ROS_MASTER_URI": "http://localhost:1"}
+    shown = subprocess.run([*command, "--help"], env=environment, capture_output=True, text=True, check=False)
+    assert shown.returncode == 0
+    for words in ("offload/set_mode", "~mode", "local, server"):
+        assert words in shown.stdout
+    wrong = subprocess.run([*command, "--hepl"], env=environment, capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    alone = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert alone.returncode == 1
+    assert "roscore" in alone.stderr

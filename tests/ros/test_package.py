@@ -1,0 +1,101 @@
+"""The package itself: messages agree with the library, nodes are installed and explained, launch files too."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from edge_offload import modes
+from edge_offload.models.people import COCO_KEYPOINTS
+from edge_offload.timing import STAGES
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MESSAGES = ROOT / "src" / "edge_offload_msgs"
+LAUNCHERS = sorted(
+    path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and "nodes.launcher" in path.read_text()
+)
+NODES = [name for name in LAUNCHERS if name != "edge-offload"]
+
+
+def constants(message: str) -> dict:
+    text = (MESSAGES / "msg" / f"{message}.msg").read_text(encoding="utf-8")
+    return {name: int(value) for name, value in re.findall(r"^uint8 ([A-Z_]+)=(\d+)", text, re.MULTILINE)}
+
+
+def test_codes_of_modes_in_messages_are_those_of_the_table():
+    assert constants("OffloadMode") == {mode.name: info.code for mode, info in modes.TABLE.items()}
+
+
+def test_numbers_of_keypoints_in_messages_are_those_of_the_library():
+    assert constants("Keypoint") == {name.upper(): index for index, name in enumerate(COCO_KEYPOINTS)}
+    assert f"Keypoint[{len(COCO_KEYPOINTS)}] keypoints" in (MESSAGES / "msg" / "Person.msg").read_text()
+
+
+def test_the_latency_message_has_every_stage():
+    text = (MESSAGES / "msg" / "Latency.msg").read_text(encoding="utf-8")
+    for stage in STAGES:
+        assert re.search(rf"^duration {stage}\b", text, re.MULTILINE), stage
+
+
+def test_every_field_of_every_message_is_explained():
+    for path in sorted((MESSAGES / "msg").glob("*.msg")):
+        text = path.read_text(encoding="utf-8")
+        assert text.startswith("# "), f"{path.name} does not say what it is"
+        for line in text.splitlines():
+            plain = line.split("#")[0].strip()
+            if plain and "=" not in plain:
+                assert "#" in line, f"{path.name}: {plain} has no comment"
+
+
+def test_every_message_is_built():
+    listed = (MESSAGES / "CMakeLists.txt").read_text(encoding="utf-8")
+    for path in [*(MESSAGES / "msg").iterdir(), *(MESSAGES / "srv").iterdir()]:
+        assert path.name in listed
+
+
+def test_every_node_is_installed_and_is_the_same_few_lines():
+    listed = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    for name in LAUNCHERS:
+        assert f"scripts/{name}" in listed
+        assert (ROOT / "scripts" / name).stat().st_mode & 0o111
+    for name in NODES:
+        lines = (ROOT / "scripts" / name).read_text(encoding="utf-8").splitlines()
+        assert lines == [
+            "#!/usr/bin/env python3", "from edge_offload.nodes.launcher import main", "", f'main("{name}")'
+        ]  # fmt: skip
+
+
+@pytest.mark.ros
+@pytest.mark.parametrize("name", NODES)
+def test_every_node_explains_its_topics_and_parameters(name):
+    pytest.importorskip("rospy")
+    pytest.importorskip("edge_offload_msgs.msg")
+    from edge_offload.nodes.base import help_text
+
+    node = importlib.import_module(f"edge_offload.nodes.{name}").NODE
+    assert node.name == name
+    text = help_text(node)
+    source = pathlib.Path(importlib.import_module(node.__module__).__file__).read_text(encoding="utf-8")
+    for topic in re.findall(r'(?:Publisher|Subscriber|Service)\(\s*"([^"]+)"', source):
+        assert topic in text, f"{topic} is not explained"
+    for param in node.declared:
+        assert f"~{param.name}" in text
+        assert param.doc
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "launch").glob("*.launch")), ids=lambda path: path.name)
+def test_launch_files_explain_every_argument_and_say_what_happens_when_a_node_dies(path):
+    root = ElementTree.parse(path).getroot()
+    for argument in root.findall("arg"):
+        if not argument.get("name").startswith("_"):
+            assert argument.get("doc"), f"{argument.get('name')} has no doc"
+            assert argument.get("default") != "", "roslaunch --ros-args would call it required"
+    for node in root.findall("node"):
+        assert "required" in node.attrib or "respawn" in node.attrib, node.get("name")
+        if node.get("pkg") == "edge_offload":
+            assert node.get("type") in LAUNCHERS
+            assert node.get("launch-prefix") == "$(optenv EDGE_OFFLOAD_PYTHON)", node.get("name")
