@@ -136,6 +136,7 @@ def test_two_robots_do_not_get_each_others_results(server, robot):
     assert reasons.count("") > 60, f"most frames must have gone to the server, or nothing was tested: {set(reasons)}"
 
 
+@pytest.mark.slow
 def test_one_result_per_call_under_random_faults(keys, robot, own_server):
     rng = random.Random(7)
     server: ServerProcess = own_server()

@@ -90,6 +90,14 @@ def test_a_new_input_shape_is_opened_by_itself(server, robot):
         assert bit_equal(first, second)
 
 
+def test_inputs_that_vary_in_size_never_fill_the_quota(server, robot):
+    bot = robot(server.address, "slow", seconds=0.0)
+    for size in range(1, 25):
+        inputs = [torch.ones(size)]
+        bot.wait_open(inputs)
+        assert bot.run(inputs)[1].mode is Mode.SERVER
+
+
 def test_thread_count_that_differs_is_stated(server, robot):
     torch.set_num_threads(2)
     inputs = image()

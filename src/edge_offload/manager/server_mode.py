@@ -32,6 +32,8 @@ REOPEN_S = 2.0
 FULL_PAUSE_S = 0.2
 #: Seconds after which a reply that never came is given up.
 GIVE_UP_S = 10.0
+#: Input shapes that are kept open at once.
+MAX_SHAPES = 8
 #: Bytes of all outputs of one inference.
 MAX_OUTPUT_BYTES = 1 << 30
 
@@ -186,6 +188,7 @@ class ServerRunner:
                     # what was overdue belongs to the connection that broke
                     self._overdue = None
                 opening = self._openings[specs] = _Opening(connection)
+                self._close_oldest(connection)
                 threading.Thread(
                     target=self._open, args=(specs, opening), name="edge-offload-open", daemon=True
                 ).start()
@@ -194,6 +197,13 @@ class ServerRunner:
             if opening is None or opening.handle is None:
                 return f"model {self._name!r} is being opened on the server"
         return None
+
+    def _close_oldest(self, connection: int) -> None:
+        """Keep few shapes open, so that a model whose inputs vary in size does not meet the server's quota."""
+        while len(self._openings) > MAX_SHAPES:
+            oldest = self._openings.pop(next(iter(self._openings)))
+            if oldest.handle is not None and oldest.connection == connection:
+                self._client.request("close_model", {"handle": oldest.handle})
 
     def _open(self, specs: Specs, opening: _Opening) -> None:
         """In a thread of its own: open, and time one inference so that the first frame's wait is known."""

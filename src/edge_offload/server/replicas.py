@@ -18,6 +18,7 @@ from edge_offload.models import registry
 Key = Tuple[str, Tuple[Tuple[str, registry.Scalar], ...]]
 MAX_OPTIONS = 32
 MAX_OPTION_CHARACTERS = 256
+MAX_WARM = 256
 
 
 @dataclass
@@ -63,6 +64,8 @@ class Replica:
                 f"model {self.name!r} changes its own buffers while it computes",
                 remedy="run it in mode local, or make it a function of its inputs",
             )
+        if len(self.warm) >= MAX_WARM:
+            self.warm.clear()
         self.warm.add(specs)
         return time.monotonic() - started
 
