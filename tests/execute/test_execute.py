@@ -124,6 +124,13 @@ def test_executor_leaves_training_mode_and_writes_no_gradients():
     one.add_(1)
 
 
+def test_module_sees_contiguous_aligned_inputs_whatever_comes():
+    executor = ModuleExecutor(Returns(lambda x: torch.tensor([x.data_ptr() % 64, x.is_contiguous()])))
+    base = torch.zeros(13, 8)
+    for odd in (base.reshape(-1)[1:], base.t(), base[:, 3:]):
+        assert executor.run([odd]).outputs[0].tolist() == [0, 1]
+
+
 DTYPES = [torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool]
 
 

@@ -163,13 +163,14 @@ def test_full_is_said_at_once(client):
 
 
 def test_a_request_that_cannot_be_in_time_is_refused_not_computed(client):
-    handle = open_model(client, "slow", seconds=0.3)
+    handle = open_model(client, "slow", seconds=0.6)
     infer(client, handle).result(20)
     count = ServerStatus.from_dict(client.request("status").result(10).body).inferences
     first = infer(client, handle)
     late = infer(client, handle, wait_s=0.1)
     with pytest.raises(Refused, match="full"):
         late.result(20)
+    assert not first.done(), "the refusal came at once, not when its turn came"
     first.result(20)
     assert ServerStatus.from_dict(client.request("status").result(10).body).inferences == count + 1
 
