@@ -83,10 +83,15 @@ def test_compiled_predictors_equal_numpy(compiled, frame, seed):
 
 
 @settings(max_examples=200, deadline=None)
-@given(frame=frames, seed=st.integers(0, 1000), scale=st.sampled_from([1, 10, 128]))
-def test_compiled_blocks_equal_numpy_and_invert(compiled, frame, seed, scale):
+@given(
+    frame=frames,
+    seed=st.integers(0, 1000),
+    levels=st.sampled_from([1, 2, 256]),
+    scale=st.sampled_from([1, 10, 128]),
+)
+def test_compiled_blocks_equal_numpy_and_invert(compiled, frame, seed, levels, scale):
     rng = np.random.default_rng(seed)
-    pixels, reference = rng.integers(0, 256, frame.size, dtype=np.uint8), rng.integers(0, scale, frame.size)
+    pixels, reference = rng.integers(0, levels, frame.size, dtype=np.uint8), rng.integers(0, scale, frame.size)
     reference = pixels + reference.astype(np.uint8)
     temporal = kernels.residual(pixels - reference, replace(frame, predictor=portable.NONE))
     spatial = kernels.residual(pixels, replace(frame, predictor=portable.GRADIENT))

@@ -184,8 +184,9 @@ def test_memory_is_bounded_on_both_sides():
     assert "ref" in sender.encode(frames[0], "temporal+zstd").descriptor["stream"]
 
 
-def test_slow_acknowledgements_and_a_short_ring_do_not_wedge_it():
-    sender, receiver = SendStream(ring=4), ReceiveStream(ring=2)
+@pytest.mark.parametrize(("ring", "least"), [(2, 10), (1, 0)])
+def test_slow_acknowledgements_and_a_short_ring_do_not_wedge_it(ring, least):
+    sender, receiver = SendStream(ring=4), ReceiveStream(ring=ring)
     frames = walk(40)
     in_flight, missing, temporal = [], 0, 0
     for frame in frames:
@@ -200,7 +201,7 @@ def test_slow_acknowledgements_and_a_short_ring_do_not_wedge_it():
         if len(in_flight) > 1:  # every acknowledgement comes one frame late
             sender.acknowledge(in_flight.pop(0))
     assert missing == 0, "the acknowledgement tells how long the receiver keeps a reference"
-    assert temporal > 10
+    assert temporal >= least
 
 
 @pytest.mark.parametrize(
