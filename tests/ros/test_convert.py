@@ -5,7 +5,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("sensor_msgs.msg", reason="no ROS messages here")
@@ -115,6 +115,7 @@ def test_a_compressed_image_without_a_picture_is_refused(text, data):
         image_to_bgr(CompressedImage(Header(), text, data))
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.integers(0, 64), st.integers(0, 64), st.integers(0, 300), st.binary(max_size=3000),
     st.sampled_from(["bgr8", "rgba8", "mono8", "yuv422", "yuv422_yuy2", "bayer_rggb8", "mono16"]),

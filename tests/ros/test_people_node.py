@@ -170,6 +170,7 @@ def test_compressed_images_are_found_by_themselves(graph):
     assert len(people.messages[0].people) == 1
 
 
+@pytest.mark.slow
 def test_the_server_is_killed_in_mid_run_and_results_go_on(graph, images):
     """Also: absent at the start, and back later."""
     from edge_offload_msgs.msg import Latency, OffloadMode, PersonArray, ServerStatus
@@ -226,6 +227,7 @@ def test_the_server_is_killed_in_mid_run_and_results_go_on(graph, images):
     check_answers(images, people, latency)
 
 
+@pytest.mark.slow
 def test_a_server_on_a_used_port_fails_to_start_and_says_so(graph):
     from edge_offload_msgs.msg import ServerStatus
 

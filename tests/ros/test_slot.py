@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_offload.nodes.slot import Slot, Worker
@@ -20,6 +20,7 @@ def test_the_newest_frame_is_taken_and_the_older_one_superseded():
     assert (counts.offered, counts.taken, counts.superseded, counts.waiting) == (2, 1, 1, 0)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from(["put", "take"]), max_size=60), st.integers(1, 4))
 def test_every_frame_is_taken_or_superseded_or_waits(steps, capacity):
     slot = Slot(capacity)
@@ -38,7 +39,7 @@ def test_every_frame_is_taken_or_superseded_or_waits(steps, capacity):
     assert taken == sorted(set(taken))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 200), st.integers(1, 3))
 def test_results_are_as_many_as_frames_taken_with_a_real_worker(frames, producers):
     slot, results = Slot(), []

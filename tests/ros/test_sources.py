@@ -7,7 +7,7 @@ import contextlib
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
@@ -110,6 +110,7 @@ def test_a_broken_scan_is_refused_by_name(tmp_path, name, content, words):
         read_scan(file)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=200))
 def test_no_bytes_whatever_do_worse_than_a_clear_error(tmp_path_factory, tail):
     file = tmp_path_factory.getbasetemp() / "fuzz.pcd"
