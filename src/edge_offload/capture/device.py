@@ -16,11 +16,12 @@ import sys
 from typing import Any, List, Optional
 
 from edge_offload.capture import build
-from edge_offload.errors import BadInput, Unsupported
+from edge_offload.errors import BadInput, EdgeOffloadError, Unsupported
 from edge_offload.modes import Mode, parse_mode
 
 ENVIRONMENT = "EDGE_OFFLOAD_EXEC"
 MODES = (Mode.PER_OP, Mode.CACHED, Mode.LAZY, Mode.REPLAY)
+CONNECT_S = 20.0
 _installed: Optional[Installed] = None
 
 
@@ -126,8 +127,33 @@ def from_environment() -> Installed:
     if libraries is None:
         raise Unsupported("the native device has not been built", remedy="start the program with 'edge-offload exec'")
     mode = parse_mode(os.environ.get(f"{ENVIRONMENT}_MODE", "replay"))
-    from edge_offload.capture.remote import WorkerRemote
+    return install(libraries, _remote(), mode)
 
-    threads = int(os.environ.get(f"{ENVIRONMENT}_THREADS", "0"))
-    remote = WorkerRemote(os.environ.get(f"{ENVIRONMENT}_DEVICE", "cpu"), threads)
-    return install(libraries, remote, mode)
+
+def _remote() -> Any:
+    """The server of the environment over the link, or an executor process of our own."""
+    address = os.environ.get(f"{ENVIRONMENT}_SERVER", "")
+    if not address:
+        from edge_offload.capture.remote import WorkerRemote
+
+        threads = int(os.environ.get(f"{ENVIRONMENT}_THREADS", "0"))
+        return WorkerRemote(os.environ.get(f"{ENVIRONMENT}_DEVICE", "cpu"), threads)
+    from edge_offload.capture.link_remote import LinkRemote
+    from edge_offload.execute.fingerprint import differences, fingerprint
+    from edge_offload.link.client import Client
+    from edge_offload.link.keys import KeyStore
+
+    keys = os.environ.get(f"{ENVIRONMENT}_KEYS", "")
+    client = Client(address, keys=KeyStore(keys) if keys else None).start()
+    try:
+        welcome = client.wait_ready(CONNECT_S)
+    except EdgeOffloadError:
+        client.close()
+        raise
+    different = differences(fingerprint("cpu"), welcome.get("fingerprint", {}))
+    if different:
+        print(
+            f"edge_offload: results may differ from this machine's in the last bits: {'; '.join(different)}",
+            file=sys.stderr,
+        )
+    return LinkRemote(client)

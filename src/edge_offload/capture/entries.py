@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
@@ -80,7 +81,9 @@ class Result:
 class Entry:
     """A distinct call: the overload, its arguments with holes, and once it has run, what its results look like."""
 
-    def __init__(self, name: str, key: bytes, device: torch.device, claimed: Optional[List[Any]] = None) -> None:
+    def __init__(
+        self, name: str, key: bytes, device: torch.device, claimed: Optional[List[Any]] = None, schema: int = 0
+    ) -> None:
         self.name = name
         self.parsed: ParsedKey = parse_key(key)
         self.results: Optional[List[Tuple[str, List[Result]]]] = None
@@ -96,6 +99,11 @@ class Entry:
             return
         try:
             self.overload = resolve(name)
+            if schema and schema != schema_checksum(name):
+                raise Unsupported(
+                    f"operator {name!r} is another one in the robot's torch than in the server's {torch.__version__}",
+                    remedy="use the same torch on both",
+                )
         except Unsupported as error:
             self.refused = error
             return
@@ -136,6 +144,14 @@ class Entry:
             for i, v in enumerate(self.arguments)
             if isinstance(v, list) and any(isinstance(x, (Operand, list)) for x in v)
         ]
+
+
+def schema_checksum(name: str) -> int:
+    """A number that differs when two versions of torch give the operator different arguments; 0 for what is none."""
+    if name.startswith("edge::"):
+        return 0
+    operator, _, overload = name.partition(".")
+    return zlib.crc32(str(torch._C._get_schema(operator, overload)).encode())
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:

@@ -134,11 +134,11 @@ class DeviceSession:
         self.entries.clear()
         self.segments.clear()
 
-    def define_entry(self, name: str, key: bytes, claimed: Optional[List[Any]] = None) -> None:
+    def define_entry(self, name: str, key: bytes, claimed: Optional[List[Any]] = None, schema: int = 0) -> None:
         """Add a call; its number is the count of those before it. One that is refused raises when it is run."""
         if len(self.entries) >= self.limits.entries:
             raise BadInput("the session defines too many distinct calls")
-        self.entries.append(Entry(name, key, self.device, claimed))
+        self.entries.append(Entry(name, key, self.device, claimed, schema))
 
     def define_segment(self, number: int, words: bytes) -> None:
         """Add a segment from its canonical form: per call the entry, then the canonical number of each reference."""

@@ -1,4 +1,4 @@
-"""One message of the virtual device and its answer, as plain maps and buffers (for msgpack and raw frames).
+"""One message of the virtual device and its answer, as buffers: the first is msgpack, the others raw bytes.
 
 A message carries definitions, frees, the verdict on earlier speculation, and steps to run, of which the last few may be
 speculative. Its answer has one result per step that ran, and at most one error.
@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+import msgpack
 import torch
 
 from edge_offload.capture.entries import Buffer, host_tensor
@@ -17,7 +18,8 @@ from edge_offload.capture.executor import CallFailed, DeviceSession, Outcome, St
 from edge_offload.capture.keys import DTYPE_NUMBERS, DTYPES
 from edge_offload.errors import EdgeOffloadError, ProtocolError, RemoteError
 
-KIND = "device.run"
+#: Payloads up to this many bytes share one buffer.
+SMALL = 16 << 10
 
 
 @dataclass
@@ -25,7 +27,8 @@ class Message:
     """What the client has to say.
 
     Attributes:
-        entries: new calls: name, key, and results that the client worked out by itself (or None).
+        entries: new calls: name, key, results that the client worked out by itself (or None), checksum of the schema
+            that the client's torch has for it (0 for calls that are not operators).
         segments: new segments: number and words.
         freed: storages that the client has dropped.
         accepted: how many of the outstanding speculative steps it did; None when there are none outstanding.
@@ -33,7 +36,7 @@ class Message:
         forget: whether calls and segments are to be forgotten first.
     """
 
-    entries: List[Tuple[str, bytes, Optional[List[Any]]]] = field(default_factory=list)
+    entries: List[Tuple[str, bytes, Optional[List[Any]], int]] = field(default_factory=list)
     segments: List[Tuple[int, bytes]] = field(default_factory=list)
     freed: List[int] = field(default_factory=list)
     accepted: Optional[int] = None
@@ -41,36 +44,34 @@ class Message:
     speculative_from: int = 0
     forget: bool = False
 
-    def to_wire(self) -> Tuple[Dict[str, Any], List[Buffer]]:
-        """Body and buffers."""
-        buffers: List[Buffer] = []
+    def to_wire(self) -> List[Buffer]:
+        """As buffers: facts (msgpack), the small payloads in a row, then each large payload."""
+        small: List[bytes] = []
+        large: List[Buffer] = []
         steps = []
         for step in self.steps:
             live = [value for pair in step.live for value in pair]
+            sizes = [memoryview(payload).nbytes for payload in step.payloads]
+            for payload, size in zip(step.payloads, sizes):
+                if size <= SMALL:
+                    small.append(bytes(payload))
+                else:
+                    large.append(payload)
             steps.append(
-                [
-                    step.segment,
-                    step.base,
-                    struct.pack(f"<{len(live)}Q", *live),
-                    list(step.dead),
-                    step.numbers,
-                    len(step.payloads),
-                    step.describe,
-                ]
+                [step.segment, step.base, _packed(live), _packed(step.dead), step.numbers, sizes, step.describe]
             )
-            buffers += step.payloads
-        body: Dict[str, Any] = {"steps": steps, "speculative_from": self.speculative_from}
+        facts: Dict[str, Any] = {"steps": steps, "speculative_from": self.speculative_from}
         if self.entries:
-            body["entries"] = [list(entry) for entry in self.entries]
+            facts["entries"] = [list(entry) for entry in self.entries]
         if self.segments:
-            body["segments"] = [list(segment) for segment in self.segments]
+            facts["segments"] = [list(segment) for segment in self.segments]
         if self.freed:
-            body["freed"] = struct.pack(f"<{len(self.freed)}Q", *self.freed)
+            facts["freed"] = _packed(self.freed)
         if self.forget:
-            body["forget"] = True
+            facts["forget"] = True
         if self.accepted is not None:
-            body["accepted"] = self.accepted
-        return body, buffers
+            facts["accepted"] = self.accepted
+        return [msgpack.packb(facts, use_bin_type=True), b"".join(small), *large]
 
 
 @dataclass
@@ -81,57 +82,56 @@ class Answer:
     error: Optional[Exception] = None
 
 
-def parse_message(body: Mapping[str, Any], buffers: Sequence[Buffer]) -> Message:
+def parse_message(buffers: Sequence[Buffer]) -> Message:
     """Read a message off the wire.
 
     Raises:
         ProtocolError: it is malformed.
     """
     try:
-        message = Message(accepted=body.get("accepted"), speculative_from=int(body["speculative_from"]))
-        message.forget = bool(body.get("forget", False))
-        message.entries = [(_text(name), bytes(key), claimed) for name, key, claimed in body.get("entries", ())]
-        message.segments = [(_count(number), bytes(words)) for number, words in body.get("segments", ())]
-        message.freed = list(_words(body.get("freed", b"")))
+        if len(buffers) < 2:
+            raise ProtocolError("a message lacks its first buffers")
+        facts = msgpack.unpackb(bytes(buffers[0]), raw=False, strict_map_key=False)
+        small, large = memoryview(buffers[1]), list(buffers[2:])
+        message = Message(accepted=facts.get("accepted"), speculative_from=int(facts["speculative_from"]))
+        message.forget = bool(facts.get("forget", False))
+        for name, key, claimed, schema in facts.get("entries", ()):
+            message.entries.append((_text(name), bytes(key), claimed, _count(schema)))
+        message.segments = [(_count(number), bytes(words)) for number, words in facts.get("segments", ())]
+        message.freed = list(_words(facts.get("freed", b"")))
         used = 0
-        for segment, base, live, dead, numbers, payloads, describe in body["steps"]:
+        for segment, base, live, dead, numbers, sizes, describe in facts["steps"]:
             pairs = _words(live)
-            stop = used + _count(payloads)
-            if stop > len(buffers):
-                raise ProtocolError("a step lacks its payloads")
-            message.steps.append(
-                Step(
-                    _count(segment),
-                    _count(base),
-                    list(zip(pairs[::2], pairs[1::2])),
-                    [_count(d) for d in dead],
-                    bytes(numbers),
-                    list(buffers[used:stop]),
-                    bool(describe),
-                )
+            step = Step(
+                _count(segment), _count(base), list(zip(pairs[::2], pairs[1::2])), _words(dead), bytes(numbers), []
             )
-            used = stop
-    except (KeyError, TypeError, ValueError, struct.error) as error:
+            step.describe = bool(describe)
+            for size in sizes:
+                if _count(size) > SMALL:
+                    step.payloads.append(large.pop(0))
+                else:
+                    step.payloads.append(small[used : used + size])
+                    used += size
+            message.steps.append(step)
+    except (KeyError, TypeError, ValueError, IndexError, struct.error, msgpack.UnpackException) as error:
         raise ProtocolError(f"malformed message: {error}") from None
     return message
 
 
-def serve(
-    session: DeviceSession, body: Mapping[str, Any], buffers: Sequence[Buffer]
-) -> Tuple[Dict[str, Any], List[Buffer]]:
-    """Do what one message asks; returns body and buffers of the answer. Errors of the session become part of it."""
+def serve(session: DeviceSession, buffers: Sequence[Buffer]) -> List[Buffer]:
+    """Do what one message asks; returns the buffers of the answer. Errors of the session become part of it."""
     outcomes: List[Outcome] = []
     error: Optional[Dict[str, Any]] = None
     freed: List[int] = []
     try:
-        message = parse_message(body, buffers)
+        message = parse_message(buffers)
         freed = message.freed
         if message.accepted is not None:
             session.settle(_count(message.accepted))
         if message.forget:
             session.forget()
-        for name, key, claimed in message.entries:
-            session.define_entry(name, key, claimed)
+        for entry in message.entries:
+            session.define_entry(*entry)
         for number, words in message.segments:
             session.define_segment(number, words)
         for index, step in enumerate(message.steps):
@@ -141,7 +141,7 @@ def serve(
     except EdgeOffloadError as failure:
         error = {"operator": "", "kind": type(failure).__name__, "text": str(failure)}
     session.free(freed)  # only now: a storage may be dropped after its last use in these very steps
-    answer: Dict[str, Any] = {"outcomes": []}
+    facts: Dict[str, Any] = {"outcomes": []}
     replies: List[Buffer] = []
     for outcome in outcomes:
         item: Dict[str, Any] = {}
@@ -151,31 +151,32 @@ def serve(
             replies.append(tensor_bytes(outcome.tensor))
         if outcome.results is not None:
             item["results"] = outcome.results
-        answer["outcomes"].append(item)
+        facts["outcomes"].append(item)
     if error is not None:
-        answer["error"] = error
-    return answer, replies
+        facts["error"] = error
+    return [msgpack.packb(facts, use_bin_type=True), *replies]
 
 
-def parse_answer(body: Mapping[str, Any], buffers: Sequence[Buffer]) -> Answer:
+def parse_answer(buffers: Sequence[Buffer]) -> Answer:
     """Read an answer off the wire; the error, if any, is of the class that eager execution would have raised.
 
     Raises:
         ProtocolError: it is malformed.
     """
     answer = Answer([])
-    used = 0
+    used = 1
     try:
-        for item in body["outcomes"]:
+        facts = msgpack.unpackb(bytes(buffers[0]), raw=False, strict_map_key=False)
+        for item in facts["outcomes"]:
             outcome = Outcome(results=item.get("results"))
             if "dtype" in item:
                 sizes = tuple(_count(size) for size in item["sizes"])
                 outcome.tensor = host_tensor(buffers[used : used + 1], DTYPES[item["dtype"]], sizes)
                 used += 1
             answer.outcomes.append(outcome)
-        if "error" in body:
-            answer.error = _exception(body["error"])
-    except (KeyError, TypeError, ValueError) as error:
+        if "error" in facts:
+            answer.error = _exception(facts["error"])
+    except (KeyError, TypeError, ValueError, IndexError, msgpack.UnpackException) as error:
         raise ProtocolError(f"malformed answer: {error}") from None
     return answer
 
@@ -209,6 +210,10 @@ def tensor_bytes(tensor: torch.Tensor) -> Buffer:
         return b""
     with torch.inference_mode():
         return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _packed(values: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(values)}Q", *values)
 
 
 def _words(data: Any) -> Tuple[int, ...]:

@@ -22,7 +22,7 @@ from typing import Any, Deque, List, Optional, Sequence
 
 import torch
 
-from edge_offload.capture.entries import Buffer
+from edge_offload.capture.entries import Buffer, schema_checksum
 from edge_offload.capture.executor import Outcome, Step
 from edge_offload.capture.messages import Answer, Message, tensor_bytes
 from edge_offload.capture.predict import Done, Predictor
@@ -32,7 +32,8 @@ from edge_offload.modes import Mode
 
 #: Why a segment ended (native/device.cpp, Reason).
 READ, INFER, DYNAMIC, ASYNC, CALL, BARRIER = range(6)
-MAX_OUTSTANDING = 32
+#: Messages with no answer awaited; each may carry the uploads of one segment.
+MAX_OUTSTANDING = 3
 
 
 @dataclass
@@ -220,7 +221,9 @@ class Recorder:
 
     def _define(self, segment: int, message: Message) -> None:
         total = self.native.counters()["entries"]
-        message.entries = [self.native.entry(index) for index in range(self._entries_sent, total)]
+        for index in range(self._entries_sent, total):
+            name, key, claimed = self.native.entry(index)
+            message.entries.append((name, key, claimed, schema_checksum(name)))
         self._entries_sent = total
         message.segments = [(segment, self.native.words(segment))]
         self.counters.defined += 1
@@ -231,7 +234,7 @@ class Recorder:
         message.forget, self._forget = self._forget, False
         self.counters.messages += 1
         try:
-            return self.remote.submit(*message.to_wire())
+            return self.remote.submit(message.to_wire())
         except LinkLost as error:
             self._failed = error
             raise

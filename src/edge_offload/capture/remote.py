@@ -23,7 +23,7 @@ class Remote(Protocol):
     bytes_down: int
     messages: int
 
-    def submit(self, body: Dict[str, Any], buffers: Sequence[Buffer]) -> Future[Answer]:
+    def submit(self, buffers: Sequence[Buffer]) -> Future[Answer]:
         """Send one message (see :mod:`edge_offload.capture.messages`); the Future may fail with LinkLost."""
         ...
 
@@ -39,13 +39,13 @@ class InProcessRemote:
         self.session = session
         self.bytes_up = self.bytes_down = self.messages = 0
 
-    def submit(self, body: Dict[str, Any], buffers: Sequence[Buffer]) -> Future[Answer]:
+    def submit(self, buffers: Sequence[Buffer]) -> Future[Answer]:
         self.messages += 1
         self.bytes_up += sum(len(memoryview(buffer).cast("B")) for buffer in buffers)
-        answer, replies = serve(self.session, body, [bytes(buffer) for buffer in buffers])
+        replies = serve(self.session, [bytes(buffer) for buffer in buffers])
         self.bytes_down += sum(len(memoryview(buffer).cast("B")) for buffer in replies)
         future: Future[Answer] = Future()
-        future.set_result(parse_answer(answer, replies))
+        future.set_result(parse_answer(replies))
         return future
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class WorkerRemote:
         self._thread = threading.Thread(target=self._receive, name="edge_offload-executor", daemon=True)
         self._thread.start()
 
-    def submit(self, body: Dict[str, Any], buffers: Sequence[Buffer]) -> Future[Answer]:
+    def submit(self, buffers: Sequence[Buffer]) -> Future[Answer]:
         future: Future[Answer] = Future()
         with self._lock:
             if self._lost is not None:
@@ -91,7 +91,7 @@ class WorkerRemote:
             self.messages += 1
             number = self.messages
             self._waiting[number] = future
-        self.bytes_up += self._channel.send({"id": number, "body": body}, buffers)
+        self.bytes_up += self._channel.send({"id": number}, buffers)
         return future
 
     def _receive(self) -> None:
@@ -101,7 +101,7 @@ class WorkerRemote:
                 self.bytes_down += sum(len(buffer) for buffer in buffers)
                 with self._lock:
                     future = self._waiting.pop(header["id"])
-                future.set_result(parse_answer(header["body"], buffers))
+                future.set_result(parse_answer(buffers))
         except (LinkLost, ProtocolError) as error:
             code = self.process.poll()
             reason = LinkLost(f"{error}" + (f", exit code {code}" if code is not None else ""))

@@ -31,8 +31,7 @@ def serve_forever(channel: Channel, device: str, threads: int, storage_bytes: in
             header, buffers = channel.receive()
         except LinkLost:
             return
-        body, replies = serve(session, header["body"], buffers)
-        channel.send({"id": header["id"], "body": body}, replies)
+        channel.send({"id": header["id"]}, serve(session, buffers))
 
 
 def main(argv: Optional[List[str]] = None) -> int:
