@@ -6,6 +6,7 @@ import logging
 import platform
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
 
+from edge_offload.capture.service import DeviceService
 from edge_offload.errors import EdgeOffloadError, ProtocolError
 from edge_offload.execute import devices
 from edge_offload.execute.fingerprint import fingerprint
@@ -71,8 +72,10 @@ class OffloadServer:
         self._device = Worker("edge-offload-device", FairQueue(queue_per_peer, queue_total), self._prepare_device)
         self._loader = Worker("edge-offload-loader", FairQueue(queue_per_peer, queue_total))
         self._replicas = ReplicaService(self.pool, self._device, self._loader, self._book, self._feed, quota)
+        self._devices = DeviceService(str(self._device_name), threads or 0)
         self._handlers: Dict[str, Handler] = {
             **self._replicas.handlers,
+            **self._devices.handlers,
             "status": self._answer_status,
             "report": self._take_report,
         }
@@ -110,6 +113,7 @@ class OffloadServer:
         for worker in (self._loader, self._device):
             if not worker.close(timeout_s):
                 _log.warning("a computation was still running %g s after the server was told to stop", timeout_s)
+        self._devices.close()
         self._feed.close()
 
     def __enter__(self) -> OffloadServer:
@@ -149,6 +153,7 @@ class OffloadServer:
     def _gone(self, peer: Peer, reason: str) -> None:
         _log.info("robot %s left: %s", peer.name, reason)
         self._replicas.forget(peer)
+        self._devices.forget(peer)
 
     def _handle(self, request: Request) -> None:
         self._book.add(bytes_in=request.bytes_up)
