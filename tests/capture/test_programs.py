@@ -17,7 +17,16 @@ import pytest
 from edge_offload.capture import build
 
 RUNNER = pathlib.Path(__file__).parent / "run_programs.py"
-PROGRAMS = ["conv_net", "in_place_state", "branches", "suppression", "two_models", "two_threads", "deviation", "buffers"]
+PROGRAMS = [
+    "conv_net",
+    "in_place_state",
+    "branches",
+    "suppression",
+    "two_models",
+    "two_threads",
+    "deviation",
+    "buffers",
+]
 STEADY = ["conv_net:12", "conv_net:32"]
 MODES = ["per_op", "cached", "lazy", "replay"]
 needs_compiler = pytest.mark.skipif(
