@@ -210,7 +210,8 @@ class Space:
         best = times.argmin(axis=0)
 
         def take(name: str) -> np.ndarray:
-            return np.array([getattr(payload, name) for payload in found], dtype=float)[best]
+            figures: np.ndarray = np.array([getattr(payload, name) for payload in found], dtype=float)[best]
+            return figures
 
         return Payload(take("raw_bytes"), take("coded_bytes"), take("encode_s"), take("decode_s"), take("pieces"))
 
