@@ -163,7 +163,7 @@ def test_full_is_said_at_once(client):
 
 
 def test_a_request_that_cannot_be_in_time_is_refused_not_computed(client):
-    handle = open_model(client, "slow", seconds=0.6)
+    handle = open_model(client, "slow", seconds=2.0)
     infer(client, handle).result(20)
     count = ServerStatus.from_dict(client.request("status").result(10).body).inferences
     first = infer(client, handle)

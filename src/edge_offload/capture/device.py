@@ -33,6 +33,18 @@ class Installed:
         self.recorder = recorder
         self.remote = remote
 
+    def switch(self, mode: Mode) -> None:
+        """Go on in another mode; what the device holds stays.
+
+        Raises:
+            BadInput: not one of :data:`MODES`.
+        """
+        _check_mode(mode)
+        self.native.synchronize()
+        self.native.expect(-1)
+        self.native.per_call(mode in (Mode.PER_OP, Mode.CACHED))
+        self.recorder.switch(mode)
+
 
 def preload() -> build.Libraries:
     """Load the guard library, building it first if need be.
@@ -70,10 +82,7 @@ def install(libraries: build.Libraries, remote: Any, mode: Mode) -> Installed:
         BadInput: another mode.
     """
     global _installed
-    if mode not in MODES:
-        raise BadInput(
-            f"mode {mode} does not run on the virtual device", remedy=f"use one of {', '.join(str(m) for m in MODES)}"
-        )
+    _check_mode(mode)
     from edge_offload.capture.recorder import Recorder
     from edge_offload.capture.surface import Surface
 
@@ -90,6 +99,13 @@ def install(libraries: build.Libraries, remote: Any, mode: Mode) -> Installed:
     _installed = Installed(native, recorder, remote)
     atexit.register(remote.close)
     return _installed
+
+
+def _check_mode(mode: Mode) -> None:
+    if mode not in MODES:
+        raise BadInput(
+            f"mode {mode} does not run on the virtual device", remedy=f"use one of {', '.join(str(m) for m in MODES)}"
+        )
 
 
 def operators_with_exact_shapes() -> List[str]:

@@ -86,6 +86,18 @@ class Recorder:
         self._predictor = Predictor() if mode is Mode.REPLAY else None
         self._failed: Optional[Exception] = None
 
+    @property
+    def failed(self) -> bool:
+        """Whether the connection is lost; every later call raises why."""
+        return self._failed is not None
+
+    def switch(self, mode: Mode) -> None:
+        """Go on in another mode, with nothing learnt about what comes next. Nothing must be pending on the device."""
+        if self._speculation is not None:
+            self._settle(self._speculation.taken)
+        self.mode = mode
+        self._predictor = Predictor() if mode is Mode.REPLAY else None
+
     # -- called by the device, under its lock
 
     def flush(

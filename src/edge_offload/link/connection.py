@@ -125,6 +125,8 @@ class Dialled:
         self._acked = 0
         self._received = 0
         self._acked_s = 0.0
+        # packed before there is a socket to clean up: the application's dict may be one that cannot travel
+        greeting = messages.pack_header(Message("hello", epoch, 0, "", hello, (self._began_s,)), limits)
         socket: zmq.Socket = context.socket(zmq.DEALER)
         socket.linger = 0
         socket.reconnect_ivl = -1
@@ -139,11 +141,17 @@ class Dialled:
         self._socket = socket
         self._monitor: zmq.Socket = socket.get_monitor_socket()
         self.sockets = [self._socket, self._monitor]
-        socket.connect(address)
-        # fits the empty queue; leaves as soon as the handshake is through
-        socket.send(messages.pack_header(Message("hello", epoch, 0, "", hello, (self._began_s,)), limits))
+        self._greeting = greeting
 
     def __enter__(self) -> Dialled:
+        try:
+            self._socket.connect(self.address)
+            # fits the empty queue and leaves as soon as the handshake is through; NOBLOCK, because an attempt that has
+            # failed already leaves no queue behind
+            self._socket.send(self._greeting, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self.__exit__()
+            raise ConnectionLost(f"cannot connect: {error.strerror}") from error
         return self
 
     def __exit__(self, *_: Any) -> None:
