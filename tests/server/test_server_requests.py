@@ -249,3 +249,10 @@ def test_results_reach_watchers_in_every_mode(keys, robot):
     assert [(item.mode, item.meta["seq"]) for item in seen] == [(Mode.SERVER, 0), (Mode.LOCAL, 1)]
     assert all(bit_equal(item.outputs, [X[0] * 2]) for item in seen)
     assert seen[1].cost["total_s"] > 0
+
+
+@pytest.mark.parametrize("path", ["weights", "weights.pt", "/etc/passwd"])
+def test_a_peer_names_no_file_of_the_server(client, path):
+    with pytest.raises(Refused, match=r"checkpoint=.* names a file") as caught:
+        client.request("open_model", {"name": "kapao_n", "options": {"checkpoint": path}, "inputs": []}).result(20)
+    assert "--option kapao_n.checkpoint=" in caught.value.remedy

@@ -57,11 +57,13 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     say("loading torch")
     from edge_offload.execute.threads import parse_cores
+    from edge_offload.link import codecs
     from edge_offload.link.keys import KeyStore
     from edge_offload.server.replica_service import Quota
     from edge_offload.server.server import OffloadServer
 
     overrides = parse_overrides(args.option)
+    say(f"payload codecs: {codecs.prepare()}")
     server = OffloadServer(
         args.bind,
         device=args.device,

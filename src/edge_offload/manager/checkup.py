@@ -36,6 +36,7 @@ def check(server: Optional[str] = None, keys: Optional[str] = None) -> List[Find
         _packages,
         _devices,
         _compiler,
+        _codecs,
         _ros,
         _npm,
         lambda: _keys(keys),
@@ -102,6 +103,17 @@ def _compiler() -> List[Finding]:
     if not ninja:
         return [Finding(WARN, "compiler", f"{found}, but no ninja to drive it", "pip install ninja")]
     return [Finding(OK, "compiler", found)]
+
+
+def _codecs() -> List[Finding]:
+    try:
+        from edge_offload.link import codecs
+    except ImportError:
+        return []
+    line = codecs.prepare()
+    if line.startswith("numpy"):
+        return [Finding(WARN, "payload codecs", line, "apt install g++ python3-dev")]
+    return [Finding(OK, "payload codecs", line)]
 
 
 def _ros() -> List[Finding]:

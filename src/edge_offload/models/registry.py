@@ -162,6 +162,7 @@ def _build_own(name: str, options: Mapping[str, Scalar]) -> Union[PersonEstimato
 def state_hash(module: nn.Module) -> str:
     """Hex sha256 over the names, dtypes, shapes and bytes of the module's state dict.
 
-    Two modules with the same hash compute the same function with the same numbers, whatever device they are on.
+    Equal hashes mean equal numbers, on whatever device they are; the code that uses them is not part of the hash (the
+    link compares releases and the fingerprint for that).
     """
     return tensors_hash(module.state_dict())

@@ -67,7 +67,8 @@ class KapaoNode(Node):
         Param("deadline", 0.0, "s from the arrival of an image to its result; 0: none", low=0.0),
         Param("every_frame", False, "work on every image instead of the latest"),
         Param("transport", "auto", "kind of images to subscribe to", choices=("auto", "raw", "compressed")),
-        Param("min_score", 0.3, "detections below this start no track", low=0.0, high=1.0),
+        Param("min_score", 0.25, "detections below this start no track", low=0.0, high=1.0),
+        Param("keypoint_score", 0.3, "keypoints below this are not relied on for positions", low=0.0, high=1.0),
         Param("target", "largest", "who to follow", choices=tuple(RULES)),
         Param("depth", False, "use an aligned depth image for positions"),
         Param("depth_tolerance", 0.05, "s between an image and its depth image", low=0.0),
@@ -175,7 +176,7 @@ class KapaoNode(Node):
 
     def _process(self, frame: Frame, bgr: np.ndarray) -> FrameResult:
         header = frame.message.header
-        make = functools.partial(Locator, keypoint_score=self.params["min_score"])
+        make = functools.partial(Locator, keypoint_score=self.params["keypoint_score"])
         self._pipeline.locator = self._camera.locator(header, bgr.shape[1], bgr.shape[0], make)
         depth, encoding = self._depth.at(header.stamp) if self._depth is not None else (None, "")
         if depth is not None and depth.shape != bgr.shape[:2]:

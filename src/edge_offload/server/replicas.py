@@ -153,11 +153,15 @@ class ReplicaPool:
             )
         if not isinstance(options, Mapping) or len(options) > MAX_OPTIONS:
             raise BadInput(f"options of model {name!r} are a map of at most {MAX_OPTIONS} scalars")
-        merged = {**options, **self._overrides.get(name, {})}
+        ours = self._overrides.get(name, {})
+        # an own factory says nothing of its options: there, whatever looks like a path counts as one
+        paths = () if registry.is_own(name) else registry.entries()[name].path_options
+        merged = {**options, **ours}
         for option, value in merged.items():
             if not isinstance(value, (bool, int, float, str)) or len(str(option) + str(value)) > MAX_OPTION_CHARACTERS:
                 raise BadInput(f"model {name!r}: option {str(option)[:64]!r} is not a short scalar")
-            if self._overrides.get(name, {}).get(option) is None and isinstance(value, str) and _is_path(value):
+            names_file = option in paths or (isinstance(value, str) and _is_path(value))
+            if names_file and value != "" and option not in ours:
                 raise Refused(
                     f"model {name!r}: option {option}={value!r} names a file; a robot names no files of the server",
                     remedy=f"start the server with: serve --option {name}.{option}=PATH",
