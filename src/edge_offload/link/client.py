@@ -25,6 +25,8 @@ from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolEr
 from edge_offload.link import messages
 from edge_offload.link.clock import ClockReading
 from edge_offload.link.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Terms, Timings
+from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, LinkEstimator
+from edge_offload.link.estimate.prober import PROBE
 from edge_offload.link.keys import KeyStore, split_address
 from edge_offload.link.messages import DEFAULT_LIMITS, Limits, Message
 from edge_offload.link.replies import LinkState, Reply, Transfer
@@ -59,6 +61,10 @@ class Client:
         limits: bounds on one message, both ways.
         max_pending: requests that may wait for an answer; more fail at once. The server's own limits on requests and
             bytes that wait are kept, too.
+
+    Attributes:
+        estimator: what the link carries, learnt from every transfer.
+        counters: what has happened, by name.
     """
 
     def __init__(
@@ -77,6 +83,7 @@ class Client:
         self.address = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
         self.counters: Counter = Counter()
         self.session = os.urandom(16).hex()
+        self.estimator = LinkEstimator()
         self._keys = keys if keys is not None else KeyStore()
         self._hello = hello if hello is not None else {}
         self._on_state = on_state
@@ -122,6 +129,11 @@ class Client:
     def clock(self) -> ClockReading:
         """The server's clock: ``offset_s``, ``error_s``, ``rtt_s``, ``warning``."""
         return self._clock
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits for its answer."""
+        return self._waiting > 0
 
     def start(self) -> Client:
         """Begin to connect; returns at once.
@@ -299,12 +311,21 @@ class Client:
                 for message, received_s, size in dialled.receive():
                     self._take(message, received_s, size)
                 dialled.check()
-                self._clock = dialled.clock.reading
+                self._measure(dialled)
                 if dialled.ready and self._state is not LinkState.READY:
                     self._ready(dialled)
                 if dialled.ready:
                     self._send(dialled)
                 self._expire()
+
+    def _measure(self, dialled: Dialled) -> None:
+        now = time.monotonic()
+        reading = dialled.clock.reading
+        if reading is not self._clock:
+            self._clock = reading
+            self.estimator.round_trip(now, reading.rtt_s)
+        if dialled.ready:
+            self.estimator.progress(now, *dialled.progress())
 
     def _poll_s(self, dialled: Dialled) -> float:
         due_s = dialled.due_s()
@@ -358,6 +379,7 @@ class Client:
                     item.bytes_up,
                     size,
                 )
+                self.estimator.transfer(transfer, ACTIVE if item.message.name == PROBE else PASSIVE)
                 self._finish(item, Reply(message.body, message.buffers, transfer))
         else:
             self.counters["malformed"] += 1
@@ -399,6 +421,7 @@ class Client:
 
     def _lost(self, reason: str, refused: Optional[EdgeOffloadError]) -> None:
         self._error = refused
+        self.estimator.lost()
         self._set_state(LinkState.REFUSED if refused is not None else LinkState.LOST, reason)
         self._fail_all(LinkLost(f"the connection to {self.address} was lost: {reason}"))
 
@@ -426,5 +449,3 @@ class Client:
             except Exception:
                 # the application's bug must not take the link down with it
                 log.exception("link: on_state() failed")
-
-

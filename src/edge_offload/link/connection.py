@@ -186,6 +186,12 @@ class Dialled:
         self._given += size
         return size
 
+    def progress(self) -> Tuple[int, int]:
+        """Bytes given to ZeroMQ, and bytes that the next hop has acknowledged, since the welcome."""
+        acked = self._acked - self._acked_base
+        # on a kernel that does not count, nothing is ever under way
+        return (self._given, acked) if self._acked else (0, 0)
+
     def receive(self) -> Iterator[Tuple[Message, float, int]]:
         """Messages for the application (replies, errors, notifications), with time of arrival and bytes on the wire.
 

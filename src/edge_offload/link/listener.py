@@ -17,6 +17,7 @@ import zmq
 
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused
 from edge_offload.link import messages
+from edge_offload.link.estimate.prober import MAX_PROBE_BYTES, PROBE
 from edge_offload.link.gate import Gate
 from edge_offload.link.keys import KeyStore, is_loopback, split_address
 from edge_offload.link.messages import DEFAULT_LIMITS, Limits, Message, VersionMismatch
@@ -362,6 +363,9 @@ class Listener:
                 return
             peer.open_requests[message.id] = bytes_up
         self.counters[message.type] += 1
+        if request.kind == PROBE:
+            _answer_probe(request)
+            return
         try:
             self._handle(request)
         except Exception as error:
@@ -445,10 +449,17 @@ class Listener:
                 log.exception("link: gone() failed")
 
 
+def _answer_probe(request: Request) -> None:
+    """A measurement of the link: as many bytes back as asked for."""
+    size = request.body.get("down")
+    if type(size) is int and 0 <= size <= MAX_PROBE_BYTES:
+        request.reply({}, [bytes(size)])
+    else:
+        request.fail(ProtocolError(f"a probe asks for 0 to {MAX_PROBE_BYTES} bytes"))
+
+
 def _property(frame: zmq.Frame, name: str) -> str:
     try:
         return str(frame.get(name))
     except zmq.ZMQError:
         return ""
-
-

@@ -1,0 +1,93 @@
+"""Measures an idle link: a small exchange now and then, of a bounded share of what the link carries."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from edge_offload.errors import ProtocolError, Refused
+from edge_offload.link.replies import LinkState
+
+if TYPE_CHECKING:
+    from edge_offload.link.client import Client
+
+#: The request that a listener answers by itself: ``{down: bytes}`` and a payload up.
+PROBE = "link.probe"
+MAX_PROBE_BYTES = 128 << 10
+MIN_PROBE_BYTES = 8 << 10
+FIRST_PROBE_BYTES = 32 << 10
+
+
+class Prober:
+    """Sends probes over a client while it is idle, on a thread of its own.
+
+    Args:
+        client: the link; probed only while it is ready and nothing else is under way.
+        interval_s: between two probes of an idle link.
+        share: of the link's capacity that probes may take, 0 to 1 (at least :data:`MIN_PROBE_BYTES` an interval).
+    """
+
+    def __init__(self, client: Client, interval_s: float = 0.5, share: float = 0.02) -> None:
+        self._client = client
+        self._interval_s = interval_s
+        self._share = share
+        self._payload = os.urandom(MAX_PROBE_BYTES)
+        self._last_s = 0.0
+        self._grown = 1
+        self._known = -1
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edge_offload-prober", daemon=True)
+        self.sent = 0
+
+    def start(self) -> Prober:
+        """Begin."""
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """End; a probe under way is not waited for."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(min(0.05, self._interval_s / 4)):
+            self.step(time.monotonic())
+
+    def step(self, now: float) -> None:
+        """Probe if it is time to."""
+        client = self._client
+        if client.state is not LinkState.READY or client.busy:
+            return
+        reading = client.estimator.reading(now)
+        quiet_s = min(reading.age_s, now - self._last_s)
+        # a sample that surprised is checked at once: the link may have changed
+        if quiet_s < (self._interval_s / 4 if client.estimator.unsure else self._interval_s):
+            return
+        self._last_s = now
+        self.sent += 1
+        # a probe that was through before its duration could be told: the link has become faster, send a larger one
+        heard = reading.samples != self._known or client.estimator.unsure
+        self._grown = 1 if heard else min(self._grown * 4, MAX_PROBE_BYTES // MIN_PROBE_BYTES)
+        self._known = reading.samples
+        size_up = self._grown * probe_bytes(reading.uplink, self._interval_s, self._share)
+        size_down = self._grown * probe_bytes(reading.downlink, self._interval_s, self._share)
+        size_up, size_down = min(size_up, MAX_PROBE_BYTES), min(size_down, MAX_PROBE_BYTES)
+        probe = client.request(PROBE, {"down": size_down}, [self._payload[:size_up]], timeout_s=5.0)
+        probe.add_done_callback(self._answered)
+
+    def _answered(self, done: Future) -> None:
+        error = done.exception()
+        if isinstance(error, (ProtocolError, Refused)):
+            # this server does not answer probes
+            self._stop.set()
+
+
+def probe_bytes(bytes_per_s: float, interval_s: float, share: float) -> int:
+    """Size of a probe in one direction (bytes)."""
+    if bytes_per_s <= 0:
+        return FIRST_PROBE_BYTES
+    return int(min(MAX_PROBE_BYTES, max(MIN_PROBE_BYTES, share * bytes_per_s * interval_s)))

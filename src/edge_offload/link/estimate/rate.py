@@ -1,0 +1,89 @@
+"""Bandwidth of one direction from noisy samples: a Kalman filter on the logarithm that holds still and jumps at steps.
+
+A radio link wanders slowly and now and then falls or rises at once. A sample that surprises is kept aside; a second one
+that surprises the same way is a step and is believed at once, anything else shows that the first was an accident (a
+thread that came late). So one bad sample never moves the estimate, and two follow any step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Optional
+
+#: Spread of the logarithm of the bandwidth that one second brings on a link in motion.
+DRIFT_PER_S = 0.3
+#: Error of the logarithm that even a long transfer has: what shares the link, TCP's own pace.
+SAMPLE_ERROR = 0.08
+#: Innovation, in standard deviations, from which on a sample surprises.
+SURPRISE = 2.5
+#: A sample whose error is larger than this says nothing.
+MAX_ERROR = 1.0
+#: A transfer that kept the link busy for so long is no accident: it needs no second one.
+LONG_S = 0.25
+#: Weight of an estimate of unknown age.
+MAX_VARIANCE = 1.5
+
+
+class RateFilter:
+    """Bytes per second of one direction. One thread at a time."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.updated_s = -math.inf
+        self._log: Optional[float] = None
+        self._variance = MAX_VARIANCE
+        self._aside: Optional[float] = None
+
+    def observe(self, now: float, size: float, busy_s: float, error_s: float) -> bool:
+        """``size`` bytes had the link to themselves for ``busy_s`` seconds, known to within ``error_s``.
+
+        Returns False if the sample says nothing: too short for its error.
+        """
+        if size <= 0 or busy_s <= 0:
+            return False
+        error = math.hypot(error_s / busy_s, SAMPLE_ERROR)
+        if error > MAX_ERROR:
+            return False
+        found = math.log(size / busy_s)
+        if self._log is None:
+            self._believe(now, found, error**2)
+            return True
+        variance = self._variance_at(now)
+        surprise = (found - self._log) / math.sqrt(variance + error**2)
+        if abs(surprise) > SURPRISE:
+            again = self._aside is not None and (self._aside > self._log) == (found > self._log)
+            if not again and not (busy_s >= LONG_S and surprise < 0):
+                self._aside = found
+                return True
+            step = found if self._aside is None or not again else (found + self._aside) / 2
+            self._believe(now, step, error**2)
+            return True
+        gain = variance / (variance + error**2)
+        self._believe(now, self._log + gain * (found - self._log), (1 - gain) * variance)
+        return True
+
+    def forget(self) -> None:
+        """The link was away: whatever comes next is believed."""
+        self._log, self._aside, self._variance = None, None, MAX_VARIANCE
+
+    @property
+    def unsure(self) -> bool:
+        """Whether one more sample would decide between an accident and a step."""
+        return self._aside is not None
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The estimate; 0 while nothing is known."""
+        return 0.0 if self._log is None else math.exp(self._log)
+
+    def error(self, now: float) -> float:
+        """Standard deviation of the logarithm: 0.1 is about 10 %. Infinite while nothing is known."""
+        return math.inf if self._log is None else math.sqrt(self._variance_at(now))
+
+    def _variance_at(self, now: float) -> float:
+        return min(MAX_VARIANCE, self._variance + DRIFT_PER_S**2 * max(0.0, now - self.updated_s))
+
+    def _believe(self, now: float, log: float, variance: float) -> None:
+        self._log, self._variance, self.updated_s = log, variance, now
+        self._aside = None
+        self.samples += 1

@@ -1,0 +1,211 @@
+"""The estimate of the link: right on a steady link, unmoved by accidents, quick after steps."""
+
+import math
+import random
+import time
+
+import pytest
+
+from edge_offload.bench.bandwidth import Sample, flaps, judge, lags
+from edge_offload.link.clock import ClockReading
+from edge_offload.link.emulator import Emulator
+from edge_offload.link.estimate.estimator import ACTIVE, LinkEstimator, LinkReading
+from edge_offload.link.estimate.prober import MAX_PROBE_BYTES, MIN_PROBE_BYTES, Prober, probe_bytes
+from edge_offload.link.estimate.wireless import default_interface, parse_wireless, wifi_signal
+from edge_offload.link.replies import Transfer
+from edge_offload.link.trace import BYTES_PER_MBIT, Link, Trace
+
+MB = 1e6
+DELAY_S = 1.3e-3
+
+
+class Robot:
+    """Sends frames over a trace in virtual time; the estimator sees what a client sees."""
+
+    def __init__(self, trace, seed=0, up=200e3, down=20e3):
+        self.trace, self.up, self.down = trace, up, down
+        self.estimator = LinkEstimator()
+        self.random = random.Random(seed)
+        self.t = 0.0
+        self.estimator.round_trip(0.0, 2 * DELAY_S)
+
+    def frame(self, late_s=0.0, every_s=0.1):
+        sent = self.t
+        given = int(self.up)
+        received = self.trace.finish(sent, self.up) + DELAY_S + self.random.uniform(0, 0.5e-3) + late_s
+        # the kernel acknowledges what the trace carries
+        while self.t + 0.05 < received:
+            self.t += 0.05
+            carried = self.trace.bytes_until(self.t) - self.trace.bytes_until(sent)
+            self.estimator.progress(self.t, given, int(min(carried, given)))
+        self.estimator.progress(received, 0, 0)
+        answered = received + 0.02
+        back = self.trace.finish(answered, self.down) + DELAY_S + self.random.uniform(0, 0.5e-3)
+        self.estimator.round_trip(back, 2 * DELAY_S)
+        self.estimator.transfer(Transfer(sent, sent, received, answered, back, 1e-4, int(self.up), int(self.down)))
+        self.t = max(back, sent + every_s)
+        return self.reading()
+
+    def reading(self):
+        return self.estimator.reading(self.t)
+
+
+@pytest.mark.parametrize("rate", [0.2 * MB, 1 * MB, 11.6 * MB, 60 * MB])
+def test_steady_link_is_known_within_a_tenth(rate):
+    robot = Robot(Trace.constant(rate), down=100e3)
+    for _ in range(20):
+        reading = robot.frame()
+    assert reading.uplink == pytest.approx(rate, rel=0.1)
+    assert reading.downlink == pytest.approx(rate, rel=0.35 if rate > 20 * MB else 0.15)
+    assert reading.uplink_error < 0.3
+    assert reading.rtt_s == pytest.approx(2 * DELAY_S)
+
+
+def test_one_late_thread_does_not_move_the_estimate_and_a_steady_link_does_not_flap():
+    robot = Robot(Trace.constant(10 * MB))
+    for _ in range(10):
+        robot.frame()
+    seen = []
+    for i in range(60):
+        seen.append(robot.frame(late_s=0.06 if i % 10 == 5 else 0.0).uplink)
+    assert max(seen) / min(seen) < 1.25
+
+
+@pytest.mark.parametrize(("before", "after"), [(12.0, 3.0), (12.0, 0.5), (3.0, 12.0), (8.0, 0.05)])
+def test_a_step_is_followed_within_half_a_second(before, after):
+    robot = Robot(Trace((0.0, 3.0), (before * MB, after * MB), 1e4))
+    while robot.t < 3.0:
+        robot.frame()
+    while robot.t < 3.5:
+        robot.frame()
+    # what a whole frame takes now may be longer than half a second: the kernel's count has to do
+    assert robot.reading().uplink == pytest.approx(after * MB, rel=0.35)
+
+
+def test_an_outage_is_seen_while_the_frame_is_stuck():
+    robot = Robot(Trace.constant(10 * MB))
+    for _ in range(10):
+        robot.frame()
+    for i in range(12):
+        robot.estimator.progress(robot.t + 0.05 * i, 200_000, 60_000)
+    assert robot.estimator.reading(robot.t + 0.5).uplink < 0.1 * MB
+
+
+def test_a_transfer_that_waits_behind_another_does_not_lower_the_estimate():
+    estimator = LinkEstimator()
+    estimator.round_trip(0.0, 2 * DELAY_S)
+    rate, size = 5 * MB, 500_000
+    for pair in range(5):
+        t = pair * 1.0
+        first, second = t + size / rate + DELAY_S, t + 2 * size / rate + DELAY_S
+        for received in (first, second):
+            estimator.transfer(Transfer(t, t, received, received, received + DELAY_S, 0.0, size, 100))
+    assert estimator.reading(5.0).uplink == pytest.approx(rate, rel=0.05)
+
+
+def test_small_messages_say_nothing_and_error_grows_with_age():
+    estimator = LinkEstimator()
+    for i in range(20):
+        estimator.transfer(Transfer(i, i, i + 1e-3, i + 2e-3, i + 3e-3, 5e-3, 300, 300))
+    assert estimator.reading(20.0) == LinkReading(age_s=math.inf)
+    robot = Robot(Trace.constant(10 * MB))
+    robot.frame()
+    fresh, old = robot.reading(), robot.estimator.reading(robot.t + 60)
+    assert old.uplink == fresh.uplink
+    assert old.uplink_error > 2 * fresh.uplink_error
+    assert old.age_s == pytest.approx(fresh.age_s + 60)
+
+
+def test_a_lost_connection_voids_the_estimate_and_the_next_sample_is_believed_at_once():
+    robot = Robot(Trace.constant(10 * MB))
+    for _ in range(5):
+        robot.frame()
+    robot.estimator.lost()
+    assert robot.reading().uplink == 0
+    robot.trace = Trace.constant(1 * MB)
+    assert robot.frame().uplink == pytest.approx(1 * MB, rel=0.2)
+
+
+def test_what_another_process_measured_is_taken_over_only_if_it_is_newer():
+    robot = Robot(Trace.constant(10 * MB))
+    robot.frame()
+    robot.estimator.adopt(robot.t, LinkReading(1 * MB, 1 * MB, 0.1, 0.1, age_s=5.0, source=ACTIVE))
+    assert robot.reading().uplink == pytest.approx(10 * MB, rel=0.1)
+    for later in (5.0, 5.5):
+        robot.estimator.adopt(robot.t + later, LinkReading(1 * MB, 1 * MB, 0.1, 0.1, age_s=0.0, source=ACTIVE))
+    assert robot.estimator.reading(robot.t + 6.0).uplink == pytest.approx(1 * MB, rel=0.3)
+    assert robot.estimator.reading(robot.t + 6.0).source == ACTIVE
+
+
+def test_probes_take_a_bounded_share():
+    assert probe_bytes(10 * MB, 0.5, 0.02) <= 0.02 * 10 * MB * 0.5
+    assert probe_bytes(1e3, 0.5, 0.02) == MIN_PROBE_BYTES
+    assert probe_bytes(1e9, 0.5, 0.02) == MAX_PROBE_BYTES
+
+
+def test_an_idle_link_is_measured_by_probes_over_the_real_thing(serve, connect):
+    link = Link.of("test", Trace.constant(40 * BYTES_PER_MBIT))
+    with Emulator("127.0.0.1:0", serve().address, link) as emulator:
+        client = connect(emulator.address)
+        client.wait_ready(20.0)
+        assert client.estimator.reading(time.monotonic()).samples == 0
+        prober = Prober(client, interval_s=0.05).start()
+        try:
+            deadline = time.monotonic() + 20
+            while client.estimator.reading(time.monotonic()).samples < 8 and time.monotonic() < deadline:
+                time.sleep(0.02)
+        finally:
+            prober.close()
+        reading = client.estimator.reading(time.monotonic())
+        assert reading.source == ACTIVE
+        # a loaded machine makes it slower, nothing makes it faster
+        assert 0.3 * 5 * MB < reading.uplink < 1.3 * 5 * MB
+
+
+def test_a_probe_of_absurd_size_is_refused(serve, connect):
+    from edge_offload.errors import ProtocolError
+
+    client = connect(serve().address)
+    client.wait_ready(20.0)
+    for size in (-1, 1 << 40, "x", None):
+        with pytest.raises(ProtocolError, match="a probe asks for"):
+            client.request("link.probe", {"down": size}).result(20.0)
+
+
+def test_signal_is_read_where_the_kernel_tells(tmp_path):
+    text = (
+        "Inter-| sta-|   Quality        |   Discarded packets               | Missed | WE\n"
+        " face | tus | link level noise |  nwid  crypt   frag  retry   misc | beacon | 22\n"
+        " wlan0: 0000   58.  -52.  -256        0      0      0      0     12        0\n"
+        " wlan1: 0000   30.  200.  0        0      0      0      0     12        0\n"
+        " junk\n"
+    )
+    signals = parse_wireless(text)
+    assert signals["wlan0"].level_dbm == -52
+    assert signals["wlan1"].level_dbm == -56
+    assert set(signals) == {"wlan0", "wlan1"}
+    routes = "Iface\tDestination\tGateway\nwlan1\t00000000\t0102A8C0\neth0\t0002A8C0\t00000000\n"
+    assert default_interface(routes) == "wlan1"
+    (tmp_path / "wireless").write_text(text)
+    (tmp_path / "route").write_text(routes)
+    assert wifi_signal(tmp_path / "wireless", tmp_path / "route").interface == "wlan1"
+    assert wifi_signal(tmp_path / "absent", tmp_path / "route") is None
+
+
+def test_the_bench_judges_error_lag_and_flaps():
+    truth = [10 * MB] * 60 + [2 * MB] * 60
+    seen = [10 * MB] * 68 + [2 * MB] * 52
+    samples = [Sample(0.05 * i, a, b) for i, (a, b) in enumerate(zip(truth, seen))]
+    drops, rises = lags(samples)
+    assert drops == [pytest.approx(0.4)]
+    assert rises == []
+    assert flaps(samples) == 0
+    flapping = [Sample(0.05 * i, 10 * MB, (10 if i % 2 else 5) * MB) for i in range(100)]
+    assert flaps(flapping) > 10
+    assert judge(flapping)["error_p90"] == pytest.approx(0.5)
+
+
+def test_the_client_starts_without_a_clock_reading():
+    estimator = LinkEstimator()
+    estimator.round_trip(0.0, ClockReading().rtt_s)
+    assert math.isnan(estimator.reading(0.0).rtt_s)
