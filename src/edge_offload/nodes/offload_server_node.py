@@ -48,23 +48,24 @@ class OffloadServerNode(Node):
         Param("keys", "", "key directory; none: the user's"),
         Param("allow", [], "factories (package.module:factory) that robots may open besides the models known"),
         Param("preload", "", "model to build before the first robot asks for it"),
-        Param("preload_options", {}, "its options"),
+        Param("options", {}, "options that hold here whatever a robot says: {kapao_s: {checkpoint: /abs/kapao_s.pt}}"),
         Param("status_rate", 1.0, "status messages per second", low=0.05, high=50.0),
     )
 
     def start(self) -> None:
         params = self.params
-        self._interpreter = Interpreter(params["allow"])
+        self._interpreter = Interpreter(params["allow"], params["options"])
         self._server = OffloadServer(
             params["bind"],
             device=params["device"],
             threads=params["threads"] or None,
             cores=resolve(params["cores"]),
             allow=params["allow"],
+            overrides=params["options"],
             keys=KeyStore(params["keys"]) if params["keys"] else None,
         )
         if params["preload"]:
-            self._server.preload(params["preload"], **params["preload_options"])
+            self._server.preload(params["preload"])
         self._people = rospy.Publisher("server/kapao/people", PersonArray, queue_size=100)
         self._latency = rospy.Publisher("server/offload/latency", Latency, queue_size=100)
         self._status = rospy.Publisher("server/status", ServerStatus, queue_size=4, latch=True)

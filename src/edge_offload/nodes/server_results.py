@@ -78,10 +78,12 @@ class Interpreter:
 
     Args:
         allow: factories of the operator's own that may be imported; a name off the wire never is otherwise.
+        overrides: options that hold here whatever a robot says, by model name.
     """
 
-    def __init__(self, allow: Iterable[str] = ()) -> None:
+    def __init__(self, allow: Iterable[str] = (), overrides: Optional[Mapping[str, Mapping[str, Any]]] = None) -> None:
         self._allow = frozenset(allow)
+        self._overrides = overrides or {}
         self._estimators: Recent = Recent()
         self._placements: Recent = Recent()
         self._trackers: Recent = Recent()
@@ -108,6 +110,7 @@ class Interpreter:
                 return None
             # files are this machine's own business
             options = {key: value for key, value in options.items() if key not in entry.path_options}
+        options = {**options, **self._overrides.get(name, {})}
         key = (name, json.dumps(options, sort_keys=True))
         return self._estimators.of(key, lambda: build_estimator(name, **options))
 
