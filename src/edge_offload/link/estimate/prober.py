@@ -19,6 +19,10 @@ PROBE = "link.probe"
 MAX_PROBE_BYTES = 128 << 10
 MIN_PROBE_BYTES = 8 << 10
 FIRST_PROBE_BYTES = 32 << 10
+#: A probe that was too fast to be timed is followed by one four times as large, up to this factor.
+MAX_GROWTH = 16
+#: So does one that raised the estimate by this factor.
+RISING = 1.15
 
 
 class Prober:
@@ -38,6 +42,7 @@ class Prober:
         self._last_s = 0.0
         self._grown = 1
         self._known = -1
+        self._before = (0.0, 0.0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edge_offload-prober", daemon=True)
         self.sent = 0
@@ -64,15 +69,16 @@ class Prober:
             return
         reading = client.estimator.reading(now)
         quiet_s = min(reading.age_s, now - self._last_s)
-        # a sample that surprised is checked at once: the link may have changed
-        if quiet_s < (self._interval_s / 4 if client.estimator.unsure else self._interval_s):
+        heard = reading.samples != self._known or client.estimator.unsure
+        rising = max(reading.uplink / max(self._before[0], 1.0), reading.downlink / max(self._before[1], 1.0)) > RISING
+        small = (rising or not heard) and self._grown < MAX_GROWTH
+        # what surprised, and what was through before its duration could be told well, is followed up at once
+        if quiet_s < (self._interval_s / 4 if small or client.estimator.unsure else self._interval_s):
             return
         self._last_s = now
         self.sent += 1
-        # a probe that was through before its duration could be told: the link has become faster, send a larger one
-        heard = reading.samples != self._known or client.estimator.unsure
-        self._grown = 1 if heard else min(self._grown * 4, MAX_PROBE_BYTES // MIN_PROBE_BYTES)
-        self._known = reading.samples
+        self._grown = self._grown * 4 if small else 1
+        self._known, self._before = reading.samples, (reading.uplink, reading.downlink)
         size_up = self._grown * probe_bytes(reading.uplink, self._interval_s, self._share)
         size_down = self._grown * probe_bytes(reading.downlink, self._interval_s, self._share)
         size_up, size_down = min(size_up, MAX_PROBE_BYTES), min(size_down, MAX_PROBE_BYTES)
