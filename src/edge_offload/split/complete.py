@@ -19,7 +19,8 @@ def needed_rows(located: LocalityMap, ranges: Ranges) -> Dict[int, Range]:
     hull: Dict[int, Range] = {}
     for index, (low, high) in ranges.items():
         for number, rows in located.footprint(index, low, high).items():
-            hull[number] = union(hull.get(number, EMPTY), rows)
+            known = hull.get(number)
+            hull[number] = rows if known is None else union(known, rows)
     return hull
 
 
@@ -39,15 +40,17 @@ def backward(located: LocalityMap, decide: Decide) -> Tuple[Dict[int, Range], Di
         if number not in located.free:
             need[Side.ROBOT][number] = (0, located.length(number))
     for index in range(len(located.operators) - 1, -1, -1):
-        wanted = {side: located.made(index, need[side]) for side in Side}
-        if located.operators[index].kind is Locality.FREE or not any(low < high for low, high in wanted.values()):
+        robot, server = located.made(index, need[Side.ROBOT]), located.made(index, need[Side.SERVER])
+        if (robot[0] >= robot[1] and server[0] >= server[1]) or located.operators[index].kind is Locality.FREE:
             continue
-        for side, rows in zip(Side, decide(index, wanted[Side.ROBOT], wanted[Side.SERVER])):
+        for side, rows in zip(Side, decide(index, robot, server)):
             if rows[0] >= rows[1]:
                 continue
             ranges[side][index] = rows
+            wanted = need[side]
             for number, part in located.footprint(index, *rows).items():
-                need[side][number] = union(need[side].get(number, EMPTY), part)
+                known = wanted.get(number)
+                wanted[number] = part if known is None else union(known, part)
     return ranges[Side.ROBOT], ranges[Side.SERVER]
 
 
@@ -69,7 +72,7 @@ def complete(
     The result is as right as the ranges are: pass it through ``check``.
     """
     ranges = {Side.ROBOT: robot, Side.SERVER: server}
-    producer = located.sequence.producer()
+    producer = located.producer
     transfers: List[Tuple[int, Transfer]] = []
     for side in Side:
         wanted = needed_rows(located, ranges[side])

@@ -41,13 +41,20 @@ class LocalityMap:
         operators: one entry per operator.
         axes: value -> axis along which its rows count. A value without one exists only whole.
         free: values that depend on no input; both sides have them.
+        made_by, producer: what the sequence says of outputs, kept because planners ask often.
     """
 
     sequence: OperatorSequence
     operators: Tuple[OperatorLocality, ...]
     axes: Mapping[int, int]
     free: FrozenSet[int]
+    made_by: Tuple[Tuple[int, ...], ...] = field(default=(), repr=False, compare=False)
+    producer: Mapping[int, int] = field(default_factory=dict, repr=False, compare=False)
     _memo: Dict[Tuple[int, int, int], Dict[int, Range]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "made_by", tuple(operator.makes() for operator in self.sequence.operators))
+        object.__setattr__(self, "producer", self.sequence.producer())
 
     def length(self, number: int) -> int:
         """Rows of a value; 1 if it exists only whole."""
@@ -103,8 +110,10 @@ class LocalityMap:
     def made(self, index: int, hull: Mapping[int, Range]) -> Range:
         """Rows of operator ``index`` that ``hull`` asks for, over all its outputs."""
         rows = EMPTY
-        for number in self.sequence.operators[index].makes():
-            rows = union(rows, hull.get(number, EMPTY))
+        for number in self.made_by[index]:
+            found = hull.get(number)
+            if found is not None:
+                rows = union(rows, found)
         return rows
 
 

@@ -107,7 +107,7 @@ def compile_plan(plan: Plan, model: CostModel, payloads: Optional[Sequence[Paylo
     makers: Dict[Side, Dict[int, List[Tuple[Range, int]]]] = {side: {} for side in Side}
     for side in Side:
         for position, step in enumerate(plan.steps(side)):
-            for number in model.located.sequence.operators[step.operator].makes():
+            for number in model.located.made_by[step.operator]:
                 makers[side].setdefault(number, []).append(((step.low, step.high), position))
     arrivals: Dict[Side, Dict[int, List[Tuple[Range, int]]]] = {side: {} for side in Side}
     for index, transfer in enumerate(plan.transfers):
@@ -117,8 +117,11 @@ def compile_plan(plan: Plan, model: CostModel, payloads: Optional[Sequence[Paylo
         """Last own step that makes the rows, and the transfers that bring what no own step makes."""
         if side is Side.ROBOT and number in model.located.sequence.inputs:
             return -1, []
+        own = makers[side].get(number, [])
+        if len(own) == 1 and own[0][1] < before and own[0][0][0] <= rows[0] and rows[1] <= own[0][0][1]:
+            return own[0][1], []
         last, missing = -1, [rows]
-        for made, position in makers[side].get(number, []):
+        for made, position in own:
             if position < before and made[0] < rows[1] and rows[0] < made[1]:
                 last = max(last, position)
                 missing = _without(missing, made)

@@ -83,6 +83,11 @@ class Space:
         """The server computes everything."""
         return (Recut(self.last, 0.0),)
 
+    @property
+    def evaluated(self) -> int:
+        """How many different recut lists have been scored."""
+        return len(self._known)
+
     def score(self, recuts: Recuts) -> Scored:
         """Cost at every bandwidth; remembered."""
         known = self._known.get(recuts)
@@ -132,15 +137,16 @@ class Space:
 
         return backward(self.located, decide)
 
-    def positions(self, most: int = 48) -> List[int]:
+    def positions(self, most: int = 24, largest: float = 4.0) -> List[int]:
         """Operators behind which little is handed on: candidates for recuts, ascending.
 
-        A position is kept if no earlier one hands on as few bytes, and then the ``most`` with fewest bytes for the
-        stretch of computation that they stand for. The paper's rule holds too: nothing larger than the raw input.
+        Of neighbours that hand on as many bytes, the last; of each of ``most`` equal stretches of computation, the one
+        that hands on least. What is handed on whole is at most ``largest`` times the raw input (LOPInfer Sec. IV-C4
+        asks for 1; but a fraction of it is sent, and may be coded). The end counts if the last operator is local.
         """
         frontier = self.frontier_bytes()
         inputs = sum(self.located.sequence.values[number].nbytes for number in self.located.sequence.inputs)
-        small = [p for p in range(self.last) if frontier[p] <= 1.01 * inputs]
+        small = [p for p in range(self.last) if frontier[p] <= largest * inputs]
         runs: List[int] = []
         for p in small:  # of neighbours that hand on the same bytes, the last one has done most
             if runs and runs[-1] == p - 1 and frontier[p] <= frontier[runs[-1]]:
@@ -157,12 +163,12 @@ class Space:
                 if slot not in bins or frontier[p] <= frontier[bins[slot]]:
                     bins[slot] = p
             runs = sorted(bins.values())
-        return runs
+        return runs if self.located.operators[self.last].local is None else [*runs, self.last]
 
     def frontier_bytes(self) -> np.ndarray:
         """For each operator p: bytes of everything made up to p (the input included) and used behind p."""
         changes = np.zeros(len(self.located.operators) + 1)
-        producer = self.located.sequence.producer()
+        producer = self.located.producer
         for number, reach in self._reach.items():
             if number in self.located.free:
                 continue
@@ -190,12 +196,12 @@ class Space:
             return active
         ordered = sorted(recuts)
         slot = 0
-        for index, operator in enumerate(self.located.sequence.operators):
+        for index in range(len(self.located.operators)):
             while slot < len(ordered) and ordered[slot].position < index:
                 slot += 1
             if slot == len(ordered):
                 break
-            if any(self._reach[number] > ordered[slot].position for number in operator.makes()):
+            if any(self._reach[number] > ordered[slot].position for number in self.located.made_by[index]):
                 active[index] = ordered[slot]
         return active
 
@@ -210,8 +216,8 @@ class Space:
         best = times.argmin(axis=0)
 
         def take(name: str) -> np.ndarray:
-            figures: np.ndarray = np.array([getattr(payload, name) for payload in found], dtype=float)[best]
-            return figures
+            values = np.array([getattr(payload, name) for payload in found], dtype=float)
+            return np.asarray(values[best])
 
         return Payload(take("raw_bytes"), take("coded_bytes"), take("encode_s"), take("decode_s"), take("pieces"))
 
