@@ -283,8 +283,8 @@ def test_codec_is_chosen_by_bandwidth_and_goes_into_the_plan() -> None:
     assert simulate(plans[0], model, 100.0).bytes_up == 1024 / 4
     off = Space(model, [100.0], codecs=False)
     assert off.plan(off.score(off.server_only), 100.0).transfers[0].codec == "raw"
+    first, *rest = plans[0].transfers
     with pytest.raises(BadInput, match="no cost is known of codec"):
-        first, *rest = plans[0].transfers
         simulate(replace(plans[0], transfers=(replace(first, codec="magic"), *rest)), model, 1.0)
 
 

@@ -9,8 +9,9 @@ loss_de        Intra-DP: local-operator split by differential evolution
 loss_beam      LOPInfer Alg. 1: beam search over recuts, then large-neighbourhood search. The default.
 ============== =============================================================================================
 
-:class:`Planner` is the way in. The two LOSS planners start from the baselines and keep the best plan seen, so that under the same model and objective
-they are never worse than device-only, server-only or the layer partition, at any bandwidth.
+:class:`Planner` is the way in. The two LOSS planners start from the baselines and keep the best plan seen, so that
+under the same model and objective they are never worse than device-only, server-only or the layer partition, at any
+bandwidth.
 """
 
 from __future__ import annotations
