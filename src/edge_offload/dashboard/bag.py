@@ -1,0 +1,107 @@
+"""Records of a run out of a bag file. Needs ROS's rosbag; the messages' definitions are in the bag itself."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Dict, Iterator, Optional, Tuple
+
+from edge_offload.dashboard import messages
+from edge_offload.dashboard.stream import Reading, Record
+from edge_offload.errors import BadInput, EdgeOffloadError
+
+
+def read_bag(path: pathlib.Path, reading: Optional[Reading] = None, namespace: str = "") -> Iterator[Record]:
+    """Records of the messages in a bag, in the order in which they were received.
+
+    Topics are known by how their name ends and by their type: the robot may run in a namespace. ``namespace`` picks
+    one robot of several.
+
+    Raises:
+        BadInput: the file is no bag, or holds no topic of edge_offload.
+        EdgeOffloadError: rosbag is not installed here.
+    """
+    try:
+        import rosbag
+    except ImportError as error:
+        raise EdgeOffloadError(
+            f"cannot read {path}: no rosbag here ({error})", remedy="source ROS's setup.bash, or give the .jsonl file"
+        ) from error
+    reading = Reading() if reading is None else reading
+    if not path.is_file():
+        raise BadInput(f"no bag file {path}")
+    try:
+        with rosbag.Bag(str(path)) as bag:
+            found = bag.get_type_and_topic_info().topics
+            wanted = _choose({name: info.msg_type for name, info in found.items()}, namespace, path)
+            changes = messages.Diagnostics()
+            for topic, message, received in bag.read_messages(topics=list(wanted)):
+                yield from _records(wanted[topic], message, received.to_sec(), changes, reading)
+    except (rosbag.ROSBagException, OSError, ValueError) as error:
+        if isinstance(error, EdgeOffloadError):
+            raise
+        remedy = "'rosbag reindex' repairs a bag that was cut off"
+        raise BadInput(f"cannot read {path}: {error}", remedy=remedy) from error
+    if not reading.good:
+        raise BadInput(f"{path} holds no message of a run")
+
+
+def _choose(types: Dict[str, str], namespace: str, path: pathlib.Path) -> Dict[str, str]:
+    """Kind of record by name of topic, for the topics of one robot."""
+    chosen: Dict[str, str] = {}
+    within = f"/{namespace.strip('/')}/" if namespace.strip("/") else "/"
+    for name, message_type in sorted(types.items()):
+        kind = _kind(name, message_type)
+        if not kind or (kind != "diagnostic" and not f"/{name.lstrip('/')}".startswith(within)):
+            continue
+        if kind != "diagnostic" and kind in chosen.values():
+            first = next(topic for topic, other in chosen.items() if other == kind)
+            raise BadInput(f"{path} holds several robots: {first} and {name}", remedy="choose one by --namespace")
+        chosen[name] = kind
+    if not set(chosen.values()) - {"diagnostic"}:
+        topics = ", ".join(topic.name for topic in messages.TOPICS.values())
+        where = f" in the namespace {namespace}" if namespace else ""
+        raise BadInput(f"{path} holds no topic of a run{where}", remedy=f"record {topics}")
+    return chosen
+
+
+def _kind(name: str, message_type: str) -> str:
+    if name == messages.DIAGNOSTICS_TOPIC and message_type == "diagnostic_msgs/DiagnosticArray":
+        return "diagnostic"
+    for kind, topic in messages.TOPICS.items():
+        tail = f"/{topic.name}"
+        # server/offload/latency is the same frame again, seen by the server
+        again = name.endswith(f"/server{tail}")
+        if f"/{name.lstrip('/')}".endswith(tail) and not again and message_type == f"{topic.package}/{topic.message}":
+            return kind
+    return ""
+
+
+def _records(
+    kind: str, message: object, t_s: float, changes: messages.Diagnostics, reading: Reading
+) -> Iterator[Record]:
+    if kind == "diagnostic":
+        found = changes.records(message, t_s)
+    else:
+        record = messages.TOPICS[kind].convert(message, t_s)
+        found = [] if record is None else [record]
+        if record is None:
+            reading.note(messages.TOPICS[kind].name, BadInput("a message names a mode that this version does not know"))
+    reading.good += len(found)
+    yield from found
+
+
+def is_bag(path: pathlib.Path) -> bool:
+    """Whether the file says that it is a bag, by its first bytes."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(8) == b"#ROSBAG "
+    except OSError:
+        return False
+
+
+def open_run(path: pathlib.Path, namespace: str = "") -> Tuple[Iterator[Record], Reading]:
+    """Records of a run from a file of either kind, and how reading them goes."""
+    from edge_offload.dashboard.stream import read
+
+    reading = Reading()
+    return (read_bag(path, reading, namespace) if is_bag(path) else read(path, reading)), reading

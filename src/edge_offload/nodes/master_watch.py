@@ -1,0 +1,50 @@
+"""Notices when the ROS master has gone or was started anew, and registers this node with the new one.
+
+rospy registers once. A master that was started anew knows nothing of the nodes that outlived the old one; connections
+that stand go on, but nobody who starts later is ever heard. This asks the master from time to time whether it knows
+this node, and if not registers its topics again, without touching the connections.
+"""
+
+from __future__ import annotations
+
+import xmlrpc.client
+from typing import Any
+
+import rosgraph
+import rospy
+from rospy.impl.registration import get_topic_manager
+
+GONE, KNOWN, ANEW = "gone", "known", "anew"
+
+
+class MasterWatch:
+    """Call :meth:`check` from one thread, every second or so."""
+
+    def __init__(self) -> None:
+        self._name = rospy.get_name()
+        self._master = rosgraph.Master(self._name)
+
+    def check(self) -> str:
+        """GONE: no master answers; KNOWN: it knows this node; ANEW: it did not, and does now."""
+        try:
+            try:
+                known = self._master.lookupNode(self._name) == rospy.get_node_uri()
+            except rosgraph.MasterError:
+                known = False
+            if known:
+                return KNOWN
+            self._register()
+        except (OSError, xmlrpc.client.Error, rosgraph.MasterException):
+            return GONE
+        return ANEW
+
+    def _register(self) -> None:
+        uri = rospy.get_node_uri()
+        own: Any = xmlrpc.client.ServerProxy(uri)
+        topics = get_topic_manager()
+        for name, message_type in topics.get_publications():
+            self._master.registerPublisher(name, message_type, uri)
+        for name, message_type in topics.get_subscriptions():
+            publishers = self._master.registerSubscriber(name, message_type, uri)
+            # what the master would have told by itself, had it known
+            own.publisherUpdate("/master", name, publishers)

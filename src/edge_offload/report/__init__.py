@@ -1,0 +1,1 @@
+"""Looking back at a run: columns of its records, a summary of them, and one self-contained HTML page."""
