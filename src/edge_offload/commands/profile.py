@@ -1,0 +1,92 @@
+"""Measure every operator of a model on this machine at several slice sizes, for the planners of the split.
+
+  edge-offload profile resnet50 --out robot.json                         on the robot
+  edge-offload profile resnet50 --out server.json --threads 8            on the server
+  edge-offload profile kapao_s --option size=960 --image frame.png --out robot.json
+
+Run the same command on both sides, then: edge-offload plan MODEL --profile robot.json --server-profile server.json.
+The input is coded with every lossless codec as well, so give a picture that is like the camera's. Timings are only
+worth something on an idle machine. 'edge-offload models list' names the models.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Dict, List, Sequence
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See :mod:`edge_offload.commands`."""
+    add_model_arguments(parser)
+    parser.add_argument("--out", metavar="FILE", required=True, help="where the profile goes (JSON)")
+    parser.add_argument("--repeats", type=int, default=5, help="timings per slice size; the median counts (default 5)")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """What ``profile`` and ``plan`` both need to know of the model."""
+    parser.add_argument("model", metavar="MODEL", help="a name from 'edge-offload models list'")
+    parser.add_argument("--option", metavar="KEY=VALUE", action="append", default=[], help="option of the model")
+    parser.add_argument("--image", metavar="FILE", help="a picture like the camera's (default: a synthetic one)")
+    parser.add_argument("--axis", type=int, help="axis of the input to split along (default: most local operators)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of this side (default 1)")
+
+
+def network_of(args: argparse.Namespace) -> Any:
+    """The traced network that the arguments name."""
+    import torch
+
+    from edge_offload.errors import BadInput
+    from edge_offload.models import registry
+    from edge_offload.split.networks import load
+
+    torch.set_num_threads(args.threads)
+    picture = None
+    if args.image:
+        import cv2
+
+        picture = cv2.imread(args.image)
+        if picture is None:
+            raise BadInput(f"cannot read picture {args.image}")
+    entry = registry.entries().get(args.model)
+    return load(args.model, options_of(args.option, entry.options if entry else {}), picture, args.axis)
+
+
+def options_of(pairs: Sequence[str], known: Any) -> Dict[str, Any]:
+    """``KEY=VALUE`` pairs as scalars of the types of the known options."""
+    from edge_offload.errors import BadInput
+
+    found: Dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        kind = type(known.get(key, ""))
+        try:
+            found[key] = text.lower() in ("1", "true", "yes") if kind is bool else kind(text)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise BadInput(f"cannot read option {pair!r}", remedy="write KEY=VALUE")
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    """See :mod:`edge_offload.commands`."""
+    import os
+
+    from edge_offload.split.profile import measure
+
+    network = network_of(args)
+    load_average = os.getloadavg()[0]
+    profile = measure(network, args.repeats)
+    profile.write(args.out)
+    counts = network.located.counts()
+    lines: List[str] = [
+        f"{args.model}: {counts['local']} local and {counts['global']} global operators",
+        f"unsplit {profile.whole_s * 1e3:.1f} ms; {sum(c.launch_s for c in profile.costs()) * 1e3:.1f} ms of launches",
+        f"load average {load_average:.2f}, threads {args.threads}",
+    ]
+    for number, speeds in profile.codecs.items():
+        for speed in sorted(speeds, key=lambda item: -item.ratio)[:5]:
+            lines.append(f"input %{number} {speed.name}: {speed.ratio:.2f}x, {speed.encode_bytes_per_s / 1e6:.0f} MB/s "
+                         f"coding, {speed.decode_bytes_per_s / 1e6:.0f} MB/s decoding")  # fmt: skip
+    print("\n".join(lines))
+    return 0
