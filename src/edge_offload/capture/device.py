@@ -7,6 +7,7 @@ Order matters: the guard must be in the process before torch is imported. :func:
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import importlib.machinery
@@ -16,12 +17,11 @@ import sys
 from typing import Any, List, Optional
 
 from edge_offload.capture import build
-from edge_offload.errors import BadInput, EdgeOffloadError, Unsupported
+from edge_offload.capture.connect import ENVIRONMENT
+from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Unsupported
 from edge_offload.modes import Mode, parse_mode
 
-ENVIRONMENT = "EDGE_OFFLOAD_EXEC"
 MODES = (Mode.PER_OP, Mode.CACHED, Mode.LAZY, Mode.REPLAY)
-CONNECT_S = 20.0
 _installed: Optional[Installed] = None
 
 
@@ -44,6 +44,15 @@ class Installed:
         self.native.expect(-1)
         self.native.per_call(mode in (Mode.PER_OP, Mode.CACHED))
         self.recorder.switch(mode)
+
+    def reconnect(self, remote: Any) -> None:
+        """Go on with another session. Tensors from before are lost: using one raises LinkLost."""
+        for _ in range(2):  # what was pending is dropped with the first; the second only asks where numbers are
+            with contextlib.suppress(EdgeOffloadError):
+                self.native.synchronize()
+        self.native.expect(-1)
+        self.recorder.reconnect(remote)
+        self.remote = remote
 
 
 def preload() -> build.Libraries:
@@ -97,7 +106,7 @@ def install(libraries: build.Libraries, remote: Any, mode: Mode) -> Installed:
     native.per_call(mode in (Mode.PER_OP, Mode.CACHED))
     Surface(native, recorder).apply()
     _installed = Installed(native, recorder, remote)
-    atexit.register(remote.close)
+    atexit.register(lambda: _installed.remote.close() if _installed is not None else None)
     return _installed
 
 
@@ -148,28 +157,17 @@ def from_environment() -> Installed:
 
 def _remote() -> Any:
     """The server of the environment over the link, or an executor process of our own."""
-    address = os.environ.get(f"{ENVIRONMENT}_SERVER", "")
-    if not address:
-        from edge_offload.capture.remote import WorkerRemote
+    from edge_offload.capture import connect
+    from edge_offload.capture.remote import AbsentRemote, WorkerRemote
 
-        threads = int(os.environ.get(f"{ENVIRONMENT}_THREADS", "0"))
-        return WorkerRemote(os.environ.get(f"{ENVIRONMENT}_DEVICE", "cpu"), threads)
-    from edge_offload.capture.link_remote import LinkRemote
-    from edge_offload.execute.fingerprint import differences, fingerprint
-    from edge_offload.link.client import Client
-    from edge_offload.link.keys import KeyStore
-
-    keys = os.environ.get(f"{ENVIRONMENT}_KEYS", "")
-    client = Client(address, keys=KeyStore(keys) if keys else None).start()
-    try:
-        welcome = client.wait_ready(CONNECT_S)
-    except EdgeOffloadError:
-        client.close()
-        raise
-    different = differences(fingerprint("cpu"), welcome.get("fingerprint", {}))
-    if different:
-        print(
-            f"edge_offload: results may differ from this machine's in the last bits: {'; '.join(different)}",
-            file=sys.stderr,
-        )
-    return LinkRemote(client)
+    settings = connect.Settings.from_environment(os.environ)
+    if settings.server and settings.absent == connect.LATER:
+        return AbsentRemote()
+    if settings.server:
+        try:
+            return connect.connect(settings)
+        except LinkLost as error:
+            if settings.absent != connect.LOCAL:
+                raise
+            print(f"edge_offload: {error.cause}: everything is computed on this machine", file=sys.stderr)
+    return WorkerRemote(settings.device, settings.threads)

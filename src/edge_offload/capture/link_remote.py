@@ -2,82 +2,283 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
+import time
+from collections import OrderedDict
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any, Dict, List, Sequence, Tuple
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
+from edge_offload.capture import payloads
+from edge_offload.capture.blobs import MAX_BLOB_BYTES, digest
 from edge_offload.capture.entries import Buffer
 from edge_offload.capture.messages import parse_answer
-from edge_offload.errors import LinkLost
+from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.link.client import Client
-from edge_offload.link.replies import Reply
+from edge_offload.link.replies import LinkState, Reply
 
-RUN, STAGE = "device.run", "device.stage"
-PIECE = 8 << 20
+RUN, STAGE, HAVE, PUT, RESUME, END = (
+    "device.run", "device.stage", "device.have", "device.put", "device.resume", "device.end",
+)  # fmt: skip
+PIECE = MAX_BLOB_BYTES
+#: Buffers that are likely to come again are looked for on the server from this size on.
+MIN_BLOB_BYTES = 16 << 10
 #: Bytes on the way at once; the server tells clients what it takes, and it takes more than this.
 MOST_UNDER_WAY = 40 << 20
+#: Most bytes of a decoded answer.
+MAX_ANSWER_BYTES = 4 << 30
+
+
+@dataclass
+class _Sent:
+    """A message that has not been answered: enough to send it again."""
+
+    number: int
+    buffers: List[Buffer]
+    coded: List[payloads.Coded]
+    keep: bool
+    give_up_s: float
+    answer: Future = field(default_factory=Future)
+    attempt: int = 0
+
+
+@dataclass
+class Weights:
+    """What became of the buffers that are likely to come again (bytes)."""
+
+    sent: int = 0
+    found: int = 0
+    began_s: float = 0.0
+    ended_s: float = 0.0
 
 
 class LinkRemote:
-    """Sends the device's messages through a :class:`~edge_offload.link.client.Client` that is ready.
+    """Sends the device's messages through a :class:`~edge_offload.link.client.Client`.
 
-    Buffers of more than :data:`PIECE` bytes go ahead in pieces, since a message of the link is bounded.
+    Arrays are coded without loss, weights are sent once in the server's life, and buffers of more than :data:`PIECE`
+    bytes go ahead in pieces, since a message of the link is bounded.
 
-    The session lives as long as the connection. When it breaks, every later call raises LinkLost: what the program
-    holds on the device is gone with it, and nothing is silently computed anew.
+    When the connection breaks, the session goes on over the next one: messages are numbered, the server keeps the
+    answers that were not acknowledged, and what it did not get is sent again, so every message takes effect exactly
+    once. If that cannot be done within ``resume_s``, or the server has forgotten the session, every later call raises
+    LinkLost: what the program holds on the device is gone, and nothing is silently computed anew.
+
+    Args:
+        client: started; its owner closes it.
+        timeout_s: longest wait for one answer.
+        resume_s: how long a broken connection may take to come back; 0 gives the session up at once.
+        codec: payload codec, both ways; ``auto`` is lossless.
+        on_weights: told of every upload of weights.
     """
 
-    def __init__(self, client: Client, timeout_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        client: Client,
+        timeout_s: float = 120.0,
+        resume_s: float = 30.0,
+        codec: str = "auto",
+        on_weights: Optional[Callable[[Weights], None]] = None,
+    ) -> None:
         self.client = client
         self.timeout_s = timeout_s
-        self.bytes_up = self.bytes_down = self.messages = 0
+        self.resume_s = resume_s
+        self.codec = codec
+        self.bytes_up = self.bytes_down = self.messages = self.resumed = 0
+        self.weights = Weights()
+        self.session = os.urandom(16)
+        self._on_weights = on_weights
         self._lock = threading.Lock()
         self._under_way: Dict[Future, int] = {}
+        self._unanswered: OrderedDict[int, _Sent] = OrderedDict()
+        self._lost: Optional[LinkLost] = None
+        self._resuming = False
+        self._closed = False
 
-    def submit(self, buffers: Sequence[Buffer]) -> Future:
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Future:
         """See :class:`~edge_offload.capture.remote.Remote`."""
-        staged: List[Tuple[int, int]] = []
-        direct: List[Buffer] = []
-        for index, buffer in enumerate(buffers):
-            view = memoryview(buffer).cast("B")
-            if view.nbytes <= PIECE:
-                direct.append(buffer)
-                continue
-            staged.append((index, view.nbytes))
-            for start in range(0, view.nbytes, PIECE):
-                self._request(STAGE, {"index": index, "total": view.nbytes}, [view[start : start + PIECE]])
-        answer: Future = Future()
-        self.messages += 1
-        self._request(RUN, {"staged": [list(item) for item in staged]}, direct).add_done_callback(
-            lambda done: self._finish(done, answer)
-        )
-        return answer
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            coded, plain = ([], list(buffers)) if keep else payloads.encode(buffers, self.codec)
+            self.messages += 1
+            sent = _Sent(self.messages, plain, coded, keep, time.monotonic() + self.timeout_s)
+            self._unanswered[sent.number] = sent
+            if not self._resuming:
+                try:
+                    self._transmit(sent)
+                except LinkLost as error:
+                    self._broken(error)
+            if self._lost is not None:
+                raise self._lost
+        return sent.answer
 
     def close(self) -> None:
+        """End the session and the connection."""
+        self._closed = True
+        with contextlib.suppress(EdgeOffloadError):
+            if self._lost is None and self.client.state is LinkState.READY:
+                self.client.request(END, {"session": self.session}, timeout_s=1.0).result(1.0)
         self.client.close()
 
-    def _request(self, kind: str, body: Dict[str, Any], buffers: Sequence[Buffer]) -> Future:
+    # -- sending; the lock is held
+
+    def _transmit(self, sent: _Sent) -> None:
+        sent.attempt += 1
+        parts: List[Any] = []
+        direct: List[Buffer] = []
+        blobs: List[memoryview] = []
+        for index, buffer in enumerate(sent.buffers):
+            view = memoryview(buffer).cast("B")
+            if sent.keep and view.nbytes >= MIN_BLOB_BYTES:
+                pieces = [view[start : start + PIECE] for start in range(0, view.nbytes, PIECE)]
+                parts.append([view.nbytes, [digest(piece) for piece in pieces]])
+                blobs += pieces
+            elif view.nbytes > PIECE:
+                parts.append([view.nbytes, None])
+                for start in range(0, view.nbytes, PIECE):
+                    self._ask(STAGE, sent, {"index": index, "offset": start, "total": view.nbytes},
+                              [view[start : start + PIECE]])  # fmt: skip
+            else:
+                parts.append(None)
+                direct.append(view)
+        if blobs:
+            self._offer(sent, blobs, [name for part in parts if part is not None and part[1] for name in part[1]])
+        body: Dict[str, Any] = {"codec": self.codec, "coded": [list(item) for item in sent.coded]}
+        if any(part is not None for part in parts):
+            body["parts"] = parts
+        body["answered"] = next(iter(self._unanswered)) - 1
+        attempt = sent.attempt
+        self._ask(RUN, sent, body, direct).add_done_callback(lambda done: self._finish(sent, attempt, done))
+
+    def _offer(self, sent: _Sent, blobs: List[memoryview], names: List[bytes]) -> None:
+        """Send those blobs that the server does not have."""
+        weights = self.weights
+        weights.began_s = weights.began_s or time.monotonic()
+        for start in range(0, len(blobs), 256):
+            question = self._ask(HAVE, sent, {"names": names[start : start + 256]}, [])
+            missing = _result(question, self.timeout_s).body.get("missing")
+            if not isinstance(missing, list) or not all(type(i) is int and 0 <= i < len(blobs) for i in missing):
+                raise ProtocolError("the server did not say which weights it has")
+            for i, blob in enumerate(blobs[start : start + 256]):
+                if i in missing:
+                    self._ask(PUT, sent, {"name": names[start + i]}, [blob])
+                    weights.sent += blob.nbytes
+                else:
+                    weights.found += blob.nbytes
+                weights.ended_s = time.monotonic()
+                if self._on_weights is not None:
+                    self._on_weights(weights)
+
+    def _ask(self, kind: str, sent: _Sent, body: Dict[str, Any], buffers: Sequence[Buffer]) -> Future:
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
-        with self._lock:
-            while self._under_way and sum(self._under_way.values()) + size > MOST_UNDER_WAY:
-                done, _ = wait(list(self._under_way), self.timeout_s, FIRST_COMPLETED)
-                if not done:
-                    raise LinkLost(f"the server took nothing for {self.timeout_s:g} s")
-                for future in done:
-                    self._under_way.pop(future)
-                    if kind == STAGE:
-                        future.result()
-            future = self.client.request(kind, body, buffers, timeout_s=self.timeout_s)
-            self._under_way[future] = size
-            for finished in [item for item in self._under_way if item.done() and item is not future]:
-                self._under_way.pop(finished)
+        while self._under_way and sum(self._under_way.values()) + size > MOST_UNDER_WAY:
+            done, _ = wait(list(self._under_way), self.timeout_s, FIRST_COMPLETED)
+            if not done:
+                raise LinkLost(f"the server took nothing for {self.timeout_s:g} s")
+            self._take(done)
+        body = {**body, "session": self.session, "number": sent.number}
+        future = self.client.request(kind, body, buffers, timeout_s=self.timeout_s)
+        self._under_way[future] = size
+        if kind in (STAGE, PUT):
+            future.add_done_callback(self._count)
+        self._take([item for item in self._under_way if item.done() and item is not future])
         return future
 
-    def _finish(self, done: Future, answer: Future) -> None:
+    def _take(self, finished: Any) -> None:
+        for item in finished:
+            self._under_way.pop(item)
+
+    # -- answers; the link's thread
+
+    def _count(self, done: Future) -> None:
+        if done.exception() is None:
+            transfer = done.result().transfer
+            self.bytes_up += transfer.bytes_up
+            self.bytes_down += transfer.bytes_down
+
+    def _finish(self, sent: _Sent, attempt: int, done: Future) -> None:
+        if sent.attempt != attempt or sent.answer.done():
+            return
+        error = done.exception()
+        if isinstance(error, LinkLost):
+            # in a thread of its own: the lock may be held by whoever waits for this very thread
+            threading.Thread(target=self._broken_later, args=(error,), name="edge_offload-resume", daemon=True).start()
+            return
+        self._unanswered.pop(sent.number, None)
+        if error is not None:
+            sent.answer.set_exception(error)
+            return
+        self._count(done)
+        reply: Reply = done.result()
         try:
-            reply: Reply = done.result()
-            self.bytes_up += reply.transfer.bytes_up
-            self.bytes_down += reply.transfer.bytes_down
-            answer.set_result(parse_answer(reply.buffers))
-        except Exception as error:
-            answer.set_exception(error)
+            plain = payloads.decode(reply.body.get("coded"), reply.buffers, MAX_ANSWER_BYTES)
+            sent.answer.set_result(parse_answer(plain))
+        except EdgeOffloadError as malformed:
+            sent.answer.set_exception(malformed)
+
+    # -- a connection that broke
+
+    def _broken_later(self, error: LinkLost) -> None:
+        with self._lock:
+            self._broken(error)
+
+    def _broken(self, error: LinkLost) -> None:
+        """Go on over the next connection, or end the session; the lock is held, and is let go of while waiting."""
+        if self._resuming or self._lost is not None:
+            return
+        if not self.resume_s or self._closed:
+            return self._end(error)
+        self._resuming = True
+        deadline_s = time.monotonic() + self.resume_s
+        cause = error
+        try:
+            while time.monotonic() < deadline_s:
+                self._lock.release()
+                try:
+                    self.client.wait_ready(max(0.01, deadline_s - time.monotonic()))
+                finally:
+                    self._lock.acquire()
+                try:
+                    self._again()
+                    self.resumed += 1
+                    return
+                except LinkLost as again:
+                    cause = again
+                    time.sleep(0.05)
+            self._end(LinkLost(f"{cause.cause}; it did not come back within {self.resume_s:g} s"))
+        except EdgeOffloadError as fatal:
+            self._end(fatal if isinstance(fatal, LinkLost) else LinkLost(f"{error.cause}; {fatal}"))
+        finally:
+            self._resuming = False
+
+    def _again(self) -> None:
+        """Everything that was not answered, on a new connection."""
+        self._under_way.clear()
+        reply = _result(
+            self.client.request(RESUME, {"session": self.session}, timeout_s=self.timeout_s), self.timeout_s
+        )
+        if not reply.body.get("known") and self.messages > len(self._unanswered):
+            raise ProtocolError("the server has forgotten this session: what was on the device is gone")
+        for sent in list(self._unanswered.values()):
+            if time.monotonic() > sent.give_up_s:
+                raise ProtocolError(f"no answer within {self.timeout_s:g} s")
+            self._transmit(sent)
+
+    def _end(self, error: LinkLost) -> None:
+        self._lost = error
+        waiting = list(self._unanswered.values())
+        self._unanswered.clear()
+        for sent in waiting:
+            if not sent.answer.done():
+                sent.answer.set_exception(error)
+
+
+def _result(future: Future, timeout_s: float) -> Reply:
+    try:
+        reply: Reply = future.result(timeout_s + 1.0)
+    except FutureTimeout:
+        raise LinkLost(f"no answer within {timeout_s:g} s") from None
+    return reply

@@ -204,11 +204,25 @@ def _exception(error: Mapping[str, Any]) -> Exception:
     return RemoteError(f"{operator}: {text}" if operator else text)
 
 
+def refusal(error: EdgeOffloadError) -> List[Buffer]:
+    """The answer to a message that could not be read."""
+    facts = {"outcomes": [], "error": {"operator": "", "kind": type(error).__name__, "text": str(error)}}
+    return [msgpack.packb(facts, use_bin_type=True)]
+
+
+#: Those whose buffers carry their format and shape, which a payload codec makes use of.
+_NUMBERS = frozenset(
+    (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64, torch.bool)
+)
+
+
 def tensor_bytes(tensor: torch.Tensor) -> Buffer:
     """The bytes of a contiguous host tensor, without a copy."""
     if tensor.numel() == 0:
         return b""
     with torch.inference_mode():
+        if tensor.dtype in _NUMBERS:
+            return tensor.detach().numpy().data
         return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 

@@ -18,7 +18,7 @@ from collections import deque
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
-from typing import Any, Deque, List, Optional, Sequence
+from typing import Any, Deque, List, Optional, Sequence, Set
 
 import torch
 
@@ -85,6 +85,9 @@ class Recorder:
         self._outstanding: Deque[Future] = deque()
         self._predictor = Predictor() if mode is Mode.REPLAY else None
         self._failed: Optional[Exception] = None
+        self._has_read = False
+        self._defined: Set[int] = set()
+        self._oldest = self._next = 0
 
     @property
     def failed(self) -> bool:
@@ -97,6 +100,18 @@ class Recorder:
             self._settle(self._speculation.taken)
         self.mode = mode
         self._predictor = Predictor() if mode is Mode.REPLAY else None
+
+    def reconnect(self, remote: Remote) -> None:
+        """Go on with another session, which knows nothing. Nothing must be pending on the device.
+
+        Using a tensor from before raises LinkLost: what it held is gone.
+        """
+        self.remote = remote
+        self._entries_sent, self._defined, self._oldest = 0, set(), self._next
+        self._freed, self._forget, self._unsettled, self._speculation = [], False, None, None
+        self._outstanding.clear()
+        self._failed, self._has_read = None, False
+        self.switch(self.mode)
 
     # -- called by the device, under its lock
 
@@ -116,6 +131,7 @@ class Recorder:
     ) -> Any:
         """A segment ended for ``reason``: have it run, and return the tensor read or the results asked for."""
         self._freed += freed
+        self._next = base
         if self._failed is not None:
             raise self._failed
         if not calls:
@@ -125,7 +141,8 @@ class Recorder:
         done = Done(segment, base, tuple(zip(live[::2], live[1::2])), frozenset(dead), numbers, len(payloads), reason)
         outcome = self._taken(done)
         if outcome is None:
-            outcome = self._run(done, fresh, payloads)
+            self._check_age(live)
+            outcome = self._run(done, payloads)
         if self._predictor is not None:
             self._predictor.add(done)
             if self._speculation is None:
@@ -149,8 +166,15 @@ class Recorder:
 
     # -- running
 
-    def _run(self, done: Done, fresh: bool, payloads: List[torch.Tensor]) -> Outcome:
+    def _check_age(self, live: Sequence[int]) -> None:
+        if self._oldest and any(number < self._oldest for number in live[1::2]):
+            raise LinkLost(
+                "a tensor was on the device when the connection broke, and is gone", remedy="put it there again"
+            )
+
+    def _run(self, done: Done, payloads: List[torch.Tensor]) -> Outcome:
         message = Message()
+        fresh = done.segment not in self._defined
         if fresh:
             self._define(done.segment, message)
         describe = done.reason in (INFER, DYNAMIC)
@@ -162,7 +186,9 @@ class Recorder:
             future = self._speculate(chain, [], message, first=step)
         else:
             message.steps, message.speculative_from = [step], 1
-            future = self._submit(message)
+            # a program that starts uploads its weights: before it reads anything, or so much that it cannot wait
+            future = self._submit(message, keep=fresh or done.reason == ASYNC or not self._has_read)
+        self._has_read = self._has_read or done.reason == READ
         if done.reason == ASYNC:
             self._outstanding.append(future)
             while len(self._outstanding) > MAX_OUTSTANDING:
@@ -223,6 +249,7 @@ class Recorder:
             return
         self._generation = generation
         self._entries_sent = 0
+        self._defined.clear()
         self._forget = True
         if self._speculation is not None:
             self._settle(self._speculation.taken)
@@ -237,16 +264,17 @@ class Recorder:
             name, key, claimed = self.native.entry(index)
             message.entries.append((name, key, claimed, schema_checksum(name)))
         self._entries_sent = total
+        self._defined.add(segment)
         message.segments = [(segment, self.native.words(segment))]
         self.counters.defined += 1
 
-    def _submit(self, message: Message) -> Future:
+    def _submit(self, message: Message, keep: bool = False) -> Future:
         message.freed, self._freed = self._freed, []
         message.accepted, self._unsettled = self._unsettled, None
         message.forget, self._forget = self._forget, False
         self.counters.messages += 1
         try:
-            return self.remote.submit(message.to_wire())
+            return self.remote.submit(message.to_wire(), keep)
         except LinkLost as error:
             self._failed = error
             raise

@@ -23,13 +23,28 @@ class Remote(Protocol):
     bytes_down: int
     messages: int
 
-    def submit(self, buffers: Sequence[Buffer]) -> Future[Answer]:
-        """Send one message (see :mod:`edge_offload.capture.messages`); the Future may fail with LinkLost."""
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Future[Answer]:
+        """Send one message (see :mod:`edge_offload.capture.messages`); the Future may fail with LinkLost.
+
+        ``keep``: what its buffers hold (weights) is likely to be sent again when the program next starts.
+        """
         ...
 
     def close(self) -> None:
         """End the session."""
         ...
+
+
+class AbsentRemote:
+    """No session yet: for programs that start without their server and reconnect when it is there."""
+
+    bytes_up = bytes_down = messages = 0
+
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Future[Answer]:
+        raise LinkLost("the virtual device has no server yet")
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
 
 class InProcessRemote:
@@ -39,7 +54,7 @@ class InProcessRemote:
         self.session = session
         self.bytes_up = self.bytes_down = self.messages = 0
 
-    def submit(self, buffers: Sequence[Buffer]) -> Future[Answer]:
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Future[Answer]:
         self.messages += 1
         self.bytes_up += sum(len(memoryview(buffer).cast("B")) for buffer in buffers)
         replies = serve(self.session, [bytes(buffer) for buffer in buffers])
@@ -83,7 +98,7 @@ class WorkerRemote:
         self._thread = threading.Thread(target=self._receive, name="edge_offload-executor", daemon=True)
         self._thread.start()
 
-    def submit(self, buffers: Sequence[Buffer]) -> Future[Answer]:
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Future[Answer]:
         future: Future[Answer] = Future()
         with self._lock:
             if self._lost is not None:

@@ -1,37 +1,86 @@
 """The executor process: one session of the virtual device behind a socket that its parent made.
 
 ``python -m edge_offload.capture.worker FD`` serves messages until the parent hangs up. A crash here (a kernel that
-faults, memory that runs out) ends this session and no other.
+faults, memory that runs out) ends this session and no other; the operator that was running is left in a note.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import mmap
+import os
+import resource
 import socket
 import sys
-from typing import List, Optional
+from typing import TYPE_CHECKING, Any, List, Optional
 
 from edge_offload.capture.channel import Channel
-from edge_offload.errors import LinkLost
+from edge_offload.errors import BadInput, LinkLost, ProtocolError
+
+if TYPE_CHECKING:
+    from edge_offload.capture.executor import DeviceSession
+
+#: What torch and its kernels need besides tensors.
+OVERHEAD_BYTES = 4 << 30
 
 
-def serve_forever(channel: Channel, device: str, threads: int, storage_bytes: int) -> None:
+def make_session(args: argparse.Namespace) -> DeviceSession:
+    """The session, with the limits of the command line, which notes each operator before it runs."""
+    from edge_offload.capture.executor import DeviceSession, Limits
+
+    note: Optional[mmap.mmap] = mmap.mmap(args.note, 0) if args.note >= 0 else None
+    size = len(note) if note is not None else 0
+
+    class NotingSession(DeviceSession):
+        """Leaves the name of the operator that it is about to run where the parent finds it after a crash."""
+
+        def _call(self, entry: Any, *rest: Any) -> Any:
+            if note is not None:
+                note[:size] = entry.name.encode()[:size].ljust(size, b"\0")
+            return super()._call(entry, *rest)
+
+    limits = Limits(
+        storage_bytes=args.storage_bytes, storages=args.storages, segments=args.segments, entries=args.segments
+    )
+    return NotingSession(args.device, limits)
+
+
+def bound_memory(size: int) -> None:
+    """Let this process take ``size`` bytes more than it has: an operator that asks for all memory fails by itself."""
+    with open("/proc/self/statm", encoding="ascii") as stream:
+        mine = int(stream.read().split()[0]) * resource.getpagesize()
+    with contextlib.suppress(ValueError, OSError):  # a stricter limit is set already
+        resource.setrlimit(resource.RLIMIT_AS, (mine + size, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
     """Answer messages in order until the parent hangs up."""
     import torch
 
-    from edge_offload.capture.executor import DeviceSession, Limits
-    from edge_offload.capture.messages import serve
+    from edge_offload.capture import payloads
+    from edge_offload.capture.messages import refusal, serve
 
-    if threads:
-        torch.set_num_threads(threads)
-    session = DeviceSession(device, Limits(storage_bytes=storage_bytes))
+    if args.cores:
+        os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    session = make_session(args)
+    if args.device == "cpu":
+        bound_memory(args.storage_bytes + OVERHEAD_BYTES)
     channel.send({"ready": torch.__version__})
     while True:
         try:
             header, buffers = channel.receive()
         except LinkLost:
             return
-        channel.send({"id": header["id"]}, serve(session, buffers))
+        codec = header.get("codec")
+        try:
+            answer = serve(session, payloads.decode(header.get("coded"), buffers, args.storage_bytes))
+            coded, answer = payloads.encode(answer, codec) if codec else ([], answer)
+        except (ProtocolError, BadInput) as error:
+            coded, answer = [], refusal(error)
+        channel.send({"id": header["id"], "coded": [list(item) for item in coded]}, answer)
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -40,11 +89,15 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("fd", type=int, help="inherited socket")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 leaves torch's choice")
+    parser.add_argument("--cores", default="", help="CPU cores, such as 0,2; empty leaves them")
     parser.add_argument("--storage-bytes", type=int, default=8 << 30, help="most bytes that tensors may hold")
+    parser.add_argument("--storages", type=int, default=1_000_000, help="most tensors")
+    parser.add_argument("--segments", type=int, default=1_000_000, help="most segments, and most distinct calls")
+    parser.add_argument("--note", type=int, default=-1, help="inherited memory for the name of the running operator")
     args = parser.parse_args(argv)
     channel = Channel(socket.socket(fileno=args.fd))
     try:
-        serve_forever(channel, args.device, args.threads, args.storage_bytes)
+        serve_forever(channel, args)
     except LinkLost:
         return 1
     return 0

@@ -7,7 +7,16 @@ In the program torch.cuda.is_available() is true, and whatever it puts on "cuda"
     edge-offload exec --mode lazy -- python detect.py
 
 In a launch file: launch-prefix="edge-offload exec --server tcp://gpu:5700 --". The first run builds a small native
-library (about a minute).
+library (about a minute). Weights are sent to a server once; the next start finds them there.
+
+modes:
+  replay   the server runs ahead: a steady inference costs one round trip (default)
+  lazy     calls wait for the next host read and travel together
+  cached   every call is a round trip; queries are answered here
+  per_op   every call and every query is a round trip
+
+When the connection breaks, the program waits up to --resume seconds for its return and goes on where it was. After
+that, or when the server has been restarted, calls on the device raise edge_offload.errors.LinkLost.
 """
 
 from __future__ import annotations
@@ -24,6 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=MODES, default="replay", help="how calls travel (default: %(default)s)")
     parser.add_argument("--server", default="", metavar="ADDR", help="tcp://host:port of 'edge-offload serve'")
     parser.add_argument("--keys", default="", metavar="DIR", help="key directory (default: the user's)")
+    parser.add_argument("--codec", default="auto", metavar="NAME", help="payload codec (default: auto, lossless)")
+    parser.add_argument("--wait", type=float, default=5.0, metavar="S",
+                        help="seconds to wait for the server at the start (default: %(default)g)")  # fmt: skip
+    parser.add_argument("--absent", choices=("fail", "local", "later"), default="fail",
+                        help="without a server at the start: fail (default), compute on this machine (local), or "
+                             "start all the same (later: for programs that connect by themselves)")  # fmt: skip
+    parser.add_argument("--resume", type=float, default=30.0, metavar="S",
+                        help="seconds that a broken connection may take to return (default: %(default)g)")  # fmt: skip
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="device of the executor here, without --server"
     )
@@ -33,21 +50,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     import pathlib
+    import sys
 
-    from edge_offload.capture import build, device
+    from edge_offload.capture import build, connect
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not program:
         raise BadInput("no program to run", remedy="edge-offload exec -- python program.py")
+    settings = connect.Settings(
+        args.mode, args.server, args.keys, args.codec, args.absent, args.wait, args.resume, args.device, args.threads
+    )
+    connect.check(settings)
+    if build.existing() is None and build.compiler() is not None:
+        connect.say("building the native device for this torch, once; about a minute")
     build.build()
-    bootstrap = str(pathlib.Path(device.__file__).parent / "bootstrap")
-    environment = dict(os.environ)
+    bootstrap = str(pathlib.Path(connect.__file__).parent / "bootstrap")
+    environment = {**os.environ, **settings.to_environment()}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH", ""))))
-    environment[f"{device.ENVIRONMENT}_MODE"] = args.mode
-    environment[f"{device.ENVIRONMENT}_SERVER"] = args.server
-    environment[f"{device.ENVIRONMENT}_KEYS"] = args.keys
-    environment[f"{device.ENVIRONMENT}_DEVICE"] = args.device
-    environment[f"{device.ENVIRONMENT}_THREADS"] = str(args.threads)
+    sys.stdout.flush()
     try:
         os.execvpe(program[0], program, environment)
     except OSError as error:

@@ -43,6 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--queue", type=int, default=4, metavar="N", help="requests that one robot may have waiting (4)"
     )
+    parser.add_argument("--max-devices", type=int, default=8, metavar="N",
+                        help="programs that may have a virtual device at once (8)")  # fmt: skip
+    parser.add_argument("--device-memory-mb", type=int, default=4096, metavar="MB",
+                        help="tensors that one virtual device may hold (4096)")  # fmt: skip
+    parser.add_argument("--lease", type=float, default=30.0, metavar="S",
+                        help="seconds that a virtual device outlives its connection (30)")  # fmt: skip
+    parser.add_argument("--weights-cache", metavar="DIR",
+                        help="where weights that robots have sent are kept (default: in the user's cache)")  # fmt: skip
+    parser.add_argument("--weights-cache-mb", type=int, default=16384, metavar="MB",
+                        help="most disk that they take; the least recently used go first (16384)")  # fmt: skip
     parser.add_argument("--keys", metavar="DIR", help="key directory (default: the user's)")
     parser.add_argument(
         "--status-every", type=float, default=0.0, metavar="S", help="print a status line every S seconds"
@@ -56,6 +66,10 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(name, lambda *_: stop.set())
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     say("loading torch")
+    import pathlib
+
+    from edge_offload.capture.blobs import BlobStore
+    from edge_offload.capture.service import DeviceQuota
     from edge_offload.execute.threads import parse_cores
     from edge_offload.link import codecs
     from edge_offload.link.keys import KeyStore
@@ -75,6 +89,10 @@ def run(args: argparse.Namespace) -> int:
         queue_per_peer=args.queue,
         max_models=args.max_models,
         quota=Quota(max_input_bytes=args.max_input_mb << 20),
+        device_quota=DeviceQuota(
+            sessions=args.max_devices, storage_bytes=args.device_memory_mb << 20, lease_s=args.lease
+        ),
+        blobs=BlobStore(pathlib.Path(args.weights_cache) if args.weights_cache else None, args.weights_cache_mb << 20),
     )
     for name in args.preload:
         if stop.is_set():

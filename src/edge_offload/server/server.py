@@ -6,7 +6,8 @@ import logging
 import platform
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
 
-from edge_offload.capture.service import DeviceService
+from edge_offload.capture.blobs import BlobStore
+from edge_offload.capture.service import DeviceQuota, DeviceService
 from edge_offload.errors import EdgeOffloadError, ProtocolError
 from edge_offload.execute import devices
 from edge_offload.execute.fingerprint import fingerprint
@@ -42,6 +43,8 @@ class OffloadServer:
         queue_total: requests that may wait in all.
         max_models: models kept at once.
         quota: what one robot may hold.
+        device_quota: what virtual devices may take.
+        blobs: where their weights are kept; by default in the user's cache.
 
     Raises:
         BadInput, Unsupported: the device is unknown or absent.
@@ -61,6 +64,8 @@ class OffloadServer:
         queue_total: int = 64,
         max_models: int = 8,
         quota: Optional[Quota] = None,
+        device_quota: Optional[DeviceQuota] = None,
+        blobs: Optional[BlobStore] = None,
     ) -> None:
         self._device_name = devices.pick(device)
         self._threads = threads
@@ -72,7 +77,9 @@ class OffloadServer:
         self._device = Worker("edge-offload-device", FairQueue(queue_per_peer, queue_total), self._prepare_device)
         self._loader = Worker("edge-offload-loader", FairQueue(queue_per_peer, queue_total))
         self._replicas = ReplicaService(self.pool, self._device, self._loader, self._book, self._feed, quota)
-        self._devices = DeviceService(str(self._device_name), threads or 0)
+        self._devices = DeviceService(
+            str(self._device_name), threads or 0, tuple(sorted(self._cores or ())), device_quota, blobs
+        )
         self._handlers: Dict[str, Handler] = {
             **self._replicas.handlers,
             **self._devices.handlers,

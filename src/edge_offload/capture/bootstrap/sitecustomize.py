@@ -27,8 +27,12 @@ class _TorchLoader(importlib.abc.Loader):
         module.__loader__ = self._real
         self._real.exec_module(module)
         from edge_offload.capture import device
+        from edge_offload.errors import EdgeOffloadError
 
-        device.from_environment()
+        try:
+            device.from_environment()
+        except EdgeOffloadError as error:
+            raise SystemExit(f"edge-offload exec: {error}") from None
 
 
 class _TorchFinder(importlib.abc.MetaPathFinder):
@@ -39,8 +43,12 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         from edge_offload.capture import device
+        from edge_offload.errors import EdgeOffloadError
 
-        device.preload()
+        try:
+            device.preload()
+        except EdgeOffloadError as error:
+            raise SystemExit(f"edge-offload exec: {error}") from None
         spec = importlib.util.find_spec("torch")
         assert spec is not None
         spec.loader = _TorchLoader(spec.loader)
