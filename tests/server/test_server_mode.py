@@ -118,18 +118,19 @@ def test_slowdown_stretches_the_robot_and_says_so(server, robot):
     assert (one.emulated_slowdown, four.emulated_slowdown) == (1.0, 4.0)
 
 
-def test_movenet_is_bit_equal(own_server, robot, keys):
+@pytest.mark.parametrize("name", ["movenet", "kapao_n"])
+def test_networks_of_people_are_bit_equal(own_server, keys, name):
     try:
-        module = registry.build_module("movenet")
+        module = registry.build_module(name)
     except EdgeOffloadError as error:
-        pytest.skip(f"MoveNet's weights are not here: {error}")
+        pytest.skip(f"the weights of {name} are not here: {error}")
     server = own_server()
     with Client(server.address, keys=KeyStore(keys)) as client:
-        inputs = image(0, 96, 128)
-        offloaded = OffloadedModule("movenet", module, client, example=inputs)
+        inputs = image(0, 128, 192)
+        offloaded = OffloadedModule(name, module, client, example=inputs)
         until(lambda: offloaded.obstacle(Mode.SERVER, inputs) is None, 60, lambda: str(offloaded.state()))
         for seed in range(3):
-            there, report = offloaded.run(image(seed, 96, 128), Mode.SERVER)
-            here, _ = offloaded.run(image(seed, 96, 128), Mode.LOCAL)
+            there, report = offloaded.run(image(seed, 128, 192), Mode.SERVER)
+            here, _ = offloaded.run(image(seed, 128, 192), Mode.LOCAL)
             assert report.mode is Mode.SERVER, report.fallback_reason
             assert bit_equal(there, here)
