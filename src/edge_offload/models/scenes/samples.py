@@ -1,0 +1,94 @@
+"""Pairs for training and evaluation: what one sweep fills, and the complete labels, by number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Tuple
+
+import numpy as np
+
+from edge_offload.models.scenes import truth
+from edge_offload.models.scenes.lidar import HDL64, Lidar, Pose, sweep
+from edge_offload.models.scenes.world import Street, World, room
+from edge_offload.models.sconet.labels import IGNORED
+from edge_offload.perception.voxels import VoxelGrid, around
+
+ROOM_SHARE = 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """One sweep and its scene.
+
+    Attributes:
+        occupancy: uint8 [x, y, z], 0 or 1: voxels that the sweep hit.
+        labels: uint8 [x, y, z]: label values, ``IGNORED`` where nobody can know.
+        points: float32 [n, 4], the sweep.
+        grid: where the voxels lie.
+    """
+
+    occupancy: np.ndarray
+    labels: np.ndarray
+    points: np.ndarray
+    grid: VoxelGrid
+
+
+def pair(seed: int, held_out: bool = False) -> Pair:
+    """The pair of this number: a street or (three in ten) a room, with a sensor drawn at random.
+
+    ``held_out`` worlds hold kinds and sizes of objects that occur in no other; equal arguments give equal pairs.
+    """
+    random = np.random.default_rng((seed, 6, int(held_out)))
+    world, pose, lidar = _situation(seed, held_out, random)
+    grid = around(lidar.height, forward=bool(random.random() < 0.5))
+    points, hits = sweep(world, pose, lidar, seed)
+    occupancy = grid.occupancy(points)
+    labels = truth.labels(world, pose, lidar, grid)
+    found, inside = grid.indices(points)
+    place = tuple(found.T)
+    # what the sensor has hit is there, even where noise put it into the next voxel
+    empty = labels[place] == 0
+    labels[tuple(axis[empty] for axis in place)] = hits[inside][empty]
+    # behind the walls of a room there are stray hits only
+    occupancy[(labels == IGNORED)] = 0
+    return Pair(occupancy, labels, points, grid)
+
+
+def _situation(seed: int, held_out: bool, random: np.random.Generator) -> Tuple[World, Pose, Lidar]:
+    # worlds for training and held-out ones have no seed in common
+    number = 2 * seed + int(held_out)
+    if random.random() < ROOM_SHARE:
+        yaw = float(random.uniform(-np.pi, np.pi))
+        pose = Pose(float(random.uniform(-0.3, 0.3)), float(random.uniform(-0.3, 0.3)), yaw)
+        return room(number, held_out), pose, _robot_lidar(random)
+    street = Street(number, held_out)
+    yaw = float(random.normal(0.0, 0.1)) if random.random() < 0.6 else float(random.uniform(-np.pi, np.pi))
+    on_pavement = random.random() < 0.25
+    across = street.road + 0.5 * street.pavement if on_pavement else random.uniform(-0.6, 0.6) * street.road
+    pose = Pose(float(random.uniform(-500, 500)), float(across), yaw)
+    lidar = _robot_lidar(random) if random.random() < 0.4 else _car_lidar(random)
+    return street.world(pose.x), pose, lidar
+
+
+def _car_lidar(random: np.random.Generator) -> Lidar:
+    return Lidar(
+        columns=int(random.integers(1500, 2100)),
+        height=float(random.uniform(1.65, 1.85)),
+        low=HDL64.low + float(random.normal(0, 0.005)),
+        noise=float(random.uniform(0.01, 0.03)),
+        dropout=float(random.uniform(0.0, 0.12)),
+    )
+
+
+def _robot_lidar(random: np.random.Generator) -> Lidar:
+    half = float(random.uniform(0.26, 0.45))
+    return Lidar(
+        rings=int(random.choice((16, 32, 64))),
+        low=-half,
+        high=half * float(random.uniform(0.4, 1.0)),
+        columns=int(random.integers(900, 1900)),
+        height=float(random.uniform(0.4, 1.3)),
+        reach=60.0,
+        noise=float(random.uniform(0.01, 0.03)),
+        dropout=float(random.uniform(0.0, 0.12)),
+    )

@@ -1,0 +1,58 @@
+"""The complete labels of a world in a voxel grid about the sensor."""
+
+from __future__ import annotations
+
+from typing import Tuple
+
+import numpy as np
+
+from edge_offload.models.scenes.lidar import Lidar, Pose, ground_height, local_solids, to_world
+from edge_offload.models.scenes.solids import Solid
+from edge_offload.models.scenes.world import World
+from edge_offload.models.sconet.labels import IGNORED
+from edge_offload.perception.voxels import VoxelGrid
+
+MARGIN = 0.35
+"""Voxels: how far beyond its surface a solid still fills a voxel whose centre lies there."""
+
+
+def labels(world: World, pose: Pose, lidar: Lidar, grid: VoxelGrid) -> np.ndarray:
+    """Label of every voxel of ``grid`` (in the frame of the sensor), uint8 [x, y, z].
+
+    The ground is one voxel thick, what is below it is empty. The inside of buildings and what lies behind the walls of
+    a room is :data:`~edge_offload.models.sconet.labels.IGNORED`.
+    """
+    found = np.zeros(grid.shape, dtype=np.uint8)
+    x, y, z = grid.axes()
+    there = to_world(pose, *np.meshgrid(x, y, indexing="ij"))
+    height, kind = world.ground.at(*there)
+    level = np.floor((height - ground_height(world, pose) - lidar.height - grid.origin[2]) / grid.voxel_size)
+    within = (level >= 0) & (level < grid.shape[2])
+    columns = np.nonzero(within)
+    found[columns[0], columns[1], level[within].astype(np.int64)] = kind[within]
+    for solid in local_solids(world, pose, lidar.height):
+        _fill(found, solid, grid, (x, y, z))
+    west, south, east, north = world.bounds
+    outside = (there[0] < west) | (there[0] > east) | (there[1] < south) | (there[1] > north)
+    found[outside] = IGNORED
+    if np.isfinite(world.bounds).all():
+        ceiling = max(solid.centre[2] + solid.half[2] for solid in local_solids(world, pose, lidar.height))
+        found[:, :, z > ceiling] = IGNORED
+    return found
+
+
+def _fill(found: np.ndarray, solid: Solid, grid: VoxelGrid, axes: Tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+    margin = MARGIN * grid.voxel_size
+    reach = (solid.radius, solid.radius, solid.half[2])
+    windows = []
+    for axis, centre, half in zip(axes, solid.centre, reach):
+        window = slice(*np.searchsorted(axis, (centre - half - margin, centre + half + margin)))
+        if window.start >= window.stop:
+            return
+        windows.append(window)
+    x, y, z = (axis[window] for axis, window in zip(axes, windows))
+    depth = solid.depth(x[:, None, None], y[None, :, None], z[None, None, :], margin)
+    part = found[windows[0], windows[1], windows[2]]
+    part[depth >= 0] = solid.label
+    if solid.shell:
+        part[depth > solid.shell + margin] = IGNORED

@@ -1,0 +1,96 @@
+"""SCONet against the baselines on scenes that it was not trained on, with the spread over several sets of scenes."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+import numpy as np
+import torch
+
+from edge_offload.models.scenes.samples import Pair, pair
+from edge_offload.models.sconet.baselines import BASELINES
+from edge_offload.models.sconet.labels import LABELS
+from edge_offload.models.sconet.metrics import Confusion
+from edge_offload.models.sconet.network import SCONet
+
+Method = Callable[[np.ndarray], np.ndarray]
+FIRST_SEED = 10_000_000
+"""Scenes for evaluation have numbers from here on; training starts at 0."""
+
+
+def method_of(network: SCONet) -> Method:
+    """A network as a function from occupancy to labels, both uint8 [x, y, 32]."""
+
+    def complete(occupancy: np.ndarray) -> np.ndarray:
+        device = next(network.parameters()).device
+        with torch.inference_mode():
+            labels: np.ndarray = network(torch.from_numpy(occupancy).to(device))[0].cpu().numpy()
+        return labels
+
+    return complete
+
+
+def evaluate(
+    network: Optional[SCONet],
+    scenes: int,
+    runs: int,
+    held_out: bool = True,
+    report: Optional[Callable[[str], None]] = None,
+) -> Dict[str, Any]:
+    """Score the baselines, and the network if there is one, on ``runs`` disjoint sets of ``scenes`` scenes.
+
+    Returns:
+        By method: mean and standard deviation over the runs of every figure of :class:`Confusion`, the figures of
+        each run, the IoU by class over all scenes; and how far the network's completion IoU is above the best
+        baseline in each run.
+    """
+    methods: Dict[str, Method] = dict(BASELINES)
+    if network is not None:
+        methods["sconet"] = method_of(network)
+    figures: Dict[str, List[Mapping[str, float]]] = {name: [] for name in methods}
+    pooled = {name: Confusion() for name in methods}
+    for run in range(runs):
+        numbers = range(FIRST_SEED + run * scenes, FIRST_SEED + (run + 1) * scenes)
+        here = {name: Confusion() for name in methods}
+        for number in numbers:
+            _score(pair(number, held_out), methods, [here, pooled])
+            if report is not None:
+                report(f"scene {number - FIRST_SEED + 1} of {runs * scenes}")
+        for name, confusion in here.items():
+            figures[name].append(confusion.summary())
+    found: Dict[str, Any] = {
+        "held_out": held_out,
+        "scenes": scenes,
+        "runs": runs,
+        "methods": {name: _spread(rows, pooled[name]) for name, rows in figures.items()},
+    }
+    if network is not None:
+        found["margin"] = _margins(figures)
+    return found
+
+
+def _score(scene: Pair, methods: Mapping[str, Method], books: Sequence[Mapping[str, Confusion]]) -> None:
+    for name, method in methods.items():
+        labels = method(scene.occupancy)
+        for book in books:
+            book[name].add(labels, scene.labels)
+
+
+def _spread(rows: Sequence[Mapping[str, float]], pooled: Confusion) -> Dict[str, Any]:
+    by_class = {LABELS[value]: pooled.class_iou(value) for value in range(1, len(LABELS))}
+    return {
+        "mean": {key: float(np.mean([row[key] for row in rows])) for key in rows[0]},
+        "deviation": {
+            key: float(np.std([row[key] for row in rows], ddof=1)) if len(rows) > 1 else 0.0 for key in rows[0]
+        },
+        "runs": [dict(row) for row in rows],
+        "class_iou": {name: value for name, value in by_class.items() if value is not None},
+    }
+
+
+def _margins(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> Dict[str, List[float]]:
+    margins = {}
+    for key in ("completion_iou", "mean_iou"):
+        best = [max(row[key] for row in rows) for rows in zip(*(figures[name] for name in BASELINES))]
+        margins[key] = [row[key] - other for row, other in zip(figures["sconet"], best)]
+    return margins

@@ -1,0 +1,232 @@
+"""SCONet: completes the occupancy of one LiDAR sweep and labels it. A 2D U-Net over height slices, then a 3D head.
+
+After the scene-completion network of AGRNav (Wang et al., 2024): height is the channel of a light 2D U-Net whose
+convolutions are depthwise separable, with criss-cross attention (Huang et al., CCNet) and MobileViTv2 blocks (Mehta
+and Rastegari) at the coarse scales; a head of dilated 3D convolutions (as in LMSCNet, Roldao et al.) gives every voxel
+its class. In difference to it, the U-Net hands the head ``features`` numbers per voxel instead of one.
+"""
+
+from __future__ import annotations
+
+from typing import List, Sequence, Tuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+CLASSES = 20
+HEIGHT = 32
+WIDTHS = (32, 48, 64, 80)
+DILATIONS = (1, 2, 3)
+STRIDE = 16
+"""Both horizontal sides of the grid are multiples of this."""
+
+
+class SeparableConv(nn.Module):
+    """Depthwise 3x3, then pointwise, each normalised; ReLU at the end."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(inputs, inputs, 3, stride, 1, groups=inputs, bias=False)
+        self.depth_norm = nn.BatchNorm2d(inputs)
+        self.pointwise = nn.Conv2d(inputs, outputs, 1, bias=False)
+        self.point_norm = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.depth_norm(self.depthwise(x)))
+        return F.relu(self.point_norm(self.pointwise(x)))
+
+
+class CrissCross(nn.Module):
+    """Every cell attends to the cells of its own row and column (CCNet, section 3.2, one recurrence)."""
+
+    def __init__(self, channels: int, reduction: int = 8) -> None:
+        super().__init__()
+        self.query = nn.Conv2d(channels, channels // reduction, 1)
+        self.key = nn.Conv2d(channels, channels // reduction, 1)
+        self.value = nn.Conv2d(channels, channels, 1)
+        # zero: at the start of training the block passes its input on
+        self.gain = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        height = x.shape[2]
+        in_column = torch.einsum("bchw,bcgw->bhwg", query, key)
+        in_row = torch.einsum("bchw,bchv->bhwv", query, key)
+        # the cell itself is in its row already
+        own = torch.eye(height, dtype=torch.bool, device=x.device).view(1, height, 1, height)
+        in_column = in_column.masked_fill(own, float("-inf"))
+        weights = torch.softmax(torch.cat((in_column, in_row), dim=3), dim=3)
+        column, row = weights[..., :height], weights[..., height:]
+        gathered = torch.einsum("bhwg,bcgw->bchw", column, value) + torch.einsum("bhwv,bchv->bchw", row, value)
+        mixed: torch.Tensor = x + self.gain * gathered
+        return mixed
+
+
+class SeparableAttention(nn.Module):
+    """MobileViTv2's attention: one context vector per sequence, linear in its length (section 3.2).
+
+    Takes and gives float [b, channels, p, n]: p sequences of n tokens.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.score = nn.Conv2d(channels, 1, 1)
+        self.key = nn.Conv2d(channels, channels, 1)
+        self.value = nn.Conv2d(channels, channels, 1)
+        self.out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = torch.softmax(self.score(x), dim=3)
+        context = (self.key(x) * scores).sum(dim=3, keepdim=True)
+        gathered: torch.Tensor = self.out(F.relu(self.value(x)) * context)
+        return gathered
+
+
+class MobileViT(nn.Module):
+    """A MobileViTv2 block: local 3x3 convolution, then ``layers`` of attention between 2x2 patches."""
+
+    def __init__(self, channels: int, layers: int) -> None:
+        super().__init__()
+        self.local = SeparableConv(channels, channels)
+        self.attention_norms = nn.ModuleList(nn.GroupNorm(1, channels) for _ in range(layers))
+        self.attentions = nn.ModuleList(SeparableAttention(channels) for _ in range(layers))
+        self.feeds = nn.ModuleList(
+            nn.Sequential(
+                nn.GroupNorm(1, channels),
+                nn.Conv2d(channels, 2 * channels, 1),
+                nn.SiLU(),
+                nn.Conv2d(2 * channels, channels, 1),
+            )
+            for _ in range(layers)
+        )
+        self.project = nn.Conv2d(channels, channels, 1, bias=False)
+        self.project_norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, channels, height, width = x.shape
+        y = self.local(x)
+        # sequence p holds the cells at place p of all 2x2 patches
+        y = y.reshape(batch, channels, height // 2, 2, width // 2, 2).permute(0, 1, 3, 5, 2, 4)
+        y = y.reshape(batch, channels, 4, (height // 2) * (width // 2))
+        for norm, attention, feed in zip(self.attention_norms, self.attentions, self.feeds):
+            y = y + attention(norm(y))
+            y = y + feed(y)
+        y = y.reshape(batch, channels, 2, 2, height // 2, width // 2).permute(0, 1, 4, 2, 5, 3)
+        mixed: torch.Tensor = x + self.project_norm(self.project(y.reshape(batch, channels, height, width)))
+        return mixed
+
+
+class Level(nn.Module):
+    """One scale of the decoder: the coarser map, doubled, beside the map of the encoder."""
+
+    def __init__(self, coarse: int, skip: int) -> None:
+        super().__init__()
+        self.reduce = nn.Conv2d(coarse, skip, 1, bias=False)
+        self.merge = SeparableConv(2 * skip, skip)
+
+    def forward(self, coarse: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
+        doubled = F.interpolate(self.reduce(coarse), scale_factor=2.0, mode="nearest")
+        merged: torch.Tensor = self.merge(torch.cat((doubled, skip), dim=1))
+        return merged
+
+
+class Unet(nn.Module):
+    """Float [b, HEIGHT, x, y] occupancy to float [b, features * HEIGHT, x, y]."""
+
+    def __init__(self, features: int, widths: Sequence[int], layers: Sequence[int]) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(
+            nn.Conv2d(HEIGHT, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
+        )
+        self.first = SeparableConv(widths[0], widths[0])
+        self.downs = nn.ModuleList(
+            nn.Sequential(SeparableConv(a, b, stride=2), SeparableConv(b, b)) for a, b in zip(widths, widths[1:])
+        )
+        self.attentions = nn.ModuleList(
+            MobileViT(width, count) if count else nn.Identity() for width, count in zip(widths[1:], layers)
+        )
+        self.criss_cross = CrissCross(widths[-1])
+        self.ups = nn.ModuleList(Level(b, a) for a, b in zip(widths, widths[1:]))
+        self.leave = nn.Conv2d(widths[0], features * HEIGHT, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips: List[torch.Tensor] = [self.first(self.enter(x))]
+        for down, attention in zip(self.downs, self.attentions):
+            skips.append(attention(down(skips[-1])))
+        y = self.criss_cross(skips.pop())
+        for up, skip in zip(reversed(self.ups), reversed(skips)):
+            y = up(y, skip)
+        left: torch.Tensor = self.leave(y)
+        return left
+
+
+class DilatedHead(nn.Module):
+    """Float [b, features, x, y, z] to class logits [b, classes, x, y, z], with context at three dilations."""
+
+    def __init__(
+        self, features: int, planes: int = 8, classes: int = CLASSES, dilations: Sequence[int] = DILATIONS
+    ) -> None:
+        super().__init__()
+        self.enter = nn.Conv3d(features, planes, 3, padding=1)
+        self.first = nn.ModuleList(_dilated(planes, dilation) for dilation in dilations)
+        self.first_norms = nn.ModuleList(nn.BatchNorm3d(planes) for _ in dilations)
+        self.second = nn.ModuleList(_dilated(planes, dilation) for dilation in dilations)
+        self.second_norms = nn.ModuleList(nn.BatchNorm3d(planes) for _ in dilations)
+        self.classify = nn.Conv3d(planes, classes, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.enter(x))
+        y = x
+        for one, one_norm, two, two_norm in zip(self.first, self.first_norms, self.second, self.second_norms):
+            y = y + two_norm(two(F.relu(one_norm(one(x)))))
+        logits: torch.Tensor = self.classify(F.relu(y))
+        return logits
+
+
+def _dilated(planes: int, dilation: int) -> nn.Conv3d:
+    return nn.Conv3d(planes, planes, 3, padding=dilation, dilation=dilation, bias=False)
+
+
+class SCONet(nn.Module):
+    """The whole network: uint8 occupancy [x, y, 32] to uint8 labels of the same shape.
+
+    The 20 logits of a voxel never leave the device: of 256 x 256 x 32 voxels they take 168 MB, the labels 2 MB.
+
+    Args:
+        features: numbers per voxel between U-Net and head.
+        planes: channels of the head.
+        widths: channels at the scales 1, 1/2, 1/4, 1/8.
+        layers: MobileViTv2 layers at the scales 1/2, 1/4, 1/8.
+        classes: label values.
+    """
+
+    def __init__(
+        self,
+        features: int = 4,
+        planes: int = 8,
+        widths: Sequence[int] = WIDTHS,
+        layers: Sequence[int] = (0, 4, 6),
+        classes: int = CLASSES,
+    ) -> None:
+        super().__init__()
+        self.features = features
+        self.unet = Unet(features, widths, layers)
+        self.head = DilatedHead(features, planes, classes)
+
+    def volume(self, occupancy: torch.Tensor) -> torch.Tensor:
+        """Float [b, x, y, 32] occupancy to float [b, features, x, y, 32], what the head takes."""
+        flat = self.unet(occupancy.permute(0, 3, 1, 2).contiguous())
+        batch, _, x, y = flat.shape
+        volume: torch.Tensor = flat.reshape(batch, self.features, HEIGHT, x, y).permute(0, 1, 3, 4, 2).contiguous()
+        return volume
+
+    def logits(self, occupancy: torch.Tensor) -> torch.Tensor:
+        """Float [b, x, y, 32] occupancy to class logits [b, classes, x, y, 32]."""
+        logits: torch.Tensor = self.head(self.volume(occupancy))
+        return logits
+
+    def forward(self, occupancy: torch.Tensor) -> Tuple[torch.Tensor]:
+        """Uint8 [x, y, 32] of 0 and 1 to a tuple of uint8 [x, y, 32] class labels; x and y multiples of 16."""
+        logits = self.logits(occupancy.unsqueeze(0).float())
+        return (logits.argmax(dim=1).squeeze(0).to(torch.uint8),)

@@ -1,0 +1,112 @@
+"""Crops of scenes for training: any number of them, each a function of the seed and the step alone."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Callable, List, Tuple
+
+import numpy as np
+import torch
+
+from edge_offload.models.sconet.labels import IGNORED
+
+Source = Callable[[int], Tuple[np.ndarray, np.ndarray]]
+"""Number -> uint8 [x, y, 32] occupancy and uint8 [x, y, 32] labels."""
+
+TRIES = 8
+
+
+@dataclass(frozen=True)
+class CropConfig:
+    """What a step sees.
+
+    Attributes:
+        batch: scenes per step.
+        crop: cells, side of the square that the U-Net sees; a multiple of 16.
+        window: cells, side of the square within it where the 3D head works and the loss is taken.
+        ring: cells at the border of the window without loss: the head sees no neighbours there.
+        reuse: steps that draw their crops from the same scenes.
+    """
+
+    batch: int = 2
+    crop: int = 96
+    window: int = 40
+    ring: int = 3
+    reuse: int = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Crops for one step.
+
+    Attributes:
+        occupancy: float [b, crop, crop, 32].
+        labels: int64 [b, window, window, 32]; ``IGNORED`` where there is no loss.
+        corners: of the windows within their crops.
+    """
+
+    occupancy: torch.Tensor
+    labels: torch.Tensor
+    corners: List[Tuple[int, int]]
+
+    def windows(self, volume: torch.Tensor) -> torch.Tensor:
+        """The windows of a float [b, f, crop, crop, 32] volume, as float [b, f, window, window, 32]."""
+        side = self.labels.shape[1]
+        parts = [volume[i, :, x : x + side, y : y + side] for i, (x, y) in enumerate(self.corners)]
+        return torch.stack(parts)
+
+
+class Crops:
+    """Batches by step number, from a source of scenes."""
+
+    def __init__(self, source: Source, config: CropConfig, seed: int, count: int = 0) -> None:
+        self.config = config
+        self._seed = seed
+        self._count = count
+        self._scene = functools.lru_cache(maxsize=2 * config.batch)(source)
+
+    def batch(self, step: int) -> Batch:
+        """The batch of this step."""
+        parts = [self._one(step, index) for index in range(self.config.batch)]
+        return Batch(
+            torch.from_numpy(np.stack([part[0] for part in parts])).float(),
+            torch.from_numpy(np.stack([part[1] for part in parts])).long(),
+            [part[2] for part in parts],
+        )
+
+    def _one(self, step: int, index: int) -> Tuple[np.ndarray, np.ndarray, Tuple[int, int]]:
+        config = self.config
+        number = step // config.reuse * config.batch + index
+        if self._count:
+            # a fixed set of scenes: in another order each time round
+            turn, place = divmod(number, self._count)
+            number = int(np.random.default_rng((self._seed, 7, turn)).permutation(self._count)[place])
+        occupancy, labels = self._scene(number)
+        random = np.random.default_rng((self._seed, 8, step, index))
+        x, y = _corner(labels, occupancy, config.crop, 0.25, random)
+        occupancy, labels = (grid[x : x + config.crop, y : y + config.crop] for grid in (occupancy, labels))
+        if random.random() < 0.5:
+            occupancy, labels = occupancy[::-1], labels[::-1]
+        if random.random() < 0.5:
+            occupancy, labels = occupancy[:, ::-1], labels[:, ::-1]
+        if random.random() < 0.5:
+            occupancy, labels = occupancy.transpose(1, 0, 2), labels.transpose(1, 0, 2)
+        a, b = _corner(labels, occupancy, config.window, 0.2, random)
+        inner = np.full((config.window, config.window, labels.shape[2]), IGNORED, dtype=np.uint8)
+        ring = slice(config.ring, config.window - config.ring)
+        inner[ring, ring] = labels[a : a + config.window, b : b + config.window][ring, ring]
+        return np.ascontiguousarray(occupancy), inner, (a, b)
+
+
+def _corner(
+    labels: np.ndarray, occupancy: np.ndarray, side: int, known: float, random: np.random.Generator
+) -> Tuple[int, int]:
+    """A corner such that the square holds something known and something hit; the last try if none does."""
+    for _ in range(TRIES):
+        x = int(random.integers(labels.shape[0] - side + 1))
+        y = int(random.integers(labels.shape[1] - side + 1))
+        square = (slice(x, x + side), slice(y, y + side))
+        if (labels[square] != IGNORED).mean() > known and occupancy[square].any():
+            break
+    return x, y
