@@ -12,22 +12,23 @@ const EdgeCharts = (() => {
     lazy: "#56b4e9", replay: "#0072b2", split: "#cc79a7",
   };
   const FAULT = "#d55e00";
-  const LEFT = 56, RIGHT = 10;
+  const LEFT = 56, RIGHT = 20;
   const GAP_S = 2.5;
   const charts = new Set();
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const pad = (number) => String(number).padStart(2, "0");
   const clock = (t) => { const d = new Date(t * 1000); return `${pad(d.getHours())}:${pad(d.getMinutes())}:${pad(d.getSeconds())}`; };
-  const elapsed = (begin) => (t) => {
-    const s = Math.round((t - begin) * 10) / 10, whole = Math.floor(Math.abs(s)), sign = s < 0 ? "-" : "";
+  const elapsed = (t) => {
+    const s = Math.round(t * 10) / 10, whole = Math.floor(Math.abs(s)), sign = s < 0 ? "-" : "";
     const tenths = Math.round((Math.abs(s) - whole) * 10);
     const hours = Math.floor(whole / 3600), rest = `${pad(Math.floor(whole / 60) % 60)}:${pad(whole % 60)}`;
     return sign + (hours ? `${hours}:${rest}` : rest) + (tenths ? `.${tenths}` : "");
   };
   const round = (value, digits = 3) => {
     if (value == null || !isFinite(value)) return "–";
-    const magnitude = value === 0 ? 0 : Math.floor(Math.log10(Math.abs(value)));
+    if (value === 0) return "0";
+    const magnitude = Math.floor(Math.log10(Math.abs(value)));
     return value.toFixed(Math.max(0, Math.min(3, digits - 1 - magnitude)));
   };
 
@@ -45,8 +46,8 @@ const EdgeCharts = (() => {
 
   /* One uPlot in an element that fills its width. `series` and `data` as uPlot's own, less the times. */
   class Chart {
-    constructor(element, { series, height = 150, format = clock, name = "", yMax = null, sync = "run", xLabel = null }) {
-      Object.assign(this, { element, series, height, format, yMax, sync, xLabel });
+    constructor(element, { series, height = 150, format = clock, name = "", yMax = null, sync = "run", xLabel = null, onZoom = null, onReset = null }) {
+      Object.assign(this, { element, series, height, format, yMax, sync, xLabel, onZoom, onReset });
       this.empty = document.createElement("p");
       this.empty.className = "empty";
       element.setAttribute("role", "img");
@@ -62,15 +63,15 @@ const EdgeCharts = (() => {
       if (this.plot) this.plot.destroy();
       const axis = { stroke: css("--soft"), font: "12px system-ui, sans-serif", grid: { stroke: css("--grid"), width: 1 }, ticks: { show: false } };
       const padTop = (min, max) => (max > 0 ? max * 1.08 : 1);
-      const scalesX = this.xLabel === null ? { time: false, range: () => this.range } : { time: false };
       const chart = this;
       this.plot = new uPlot({
         width: this.width(), height: this.height,
         padding: [8, RIGHT, 0, 0],
-        cursor: { y: false, drag: { x: this.zoomable === true, y: false }, points: { size: 6 }, ...(this.sync ? { sync: { key: this.sync } } : {}) },
+        cursor: { y: false, drag: { x: Boolean(this.onZoom), y: false, setScale: false }, points: { size: 6 }, ...(this.sync ? { sync: { key: this.sync } } : {}) },
         legend: { live: true },
+        hooks: { setSelect: [(u) => this.selected(u)] },
         scales: {
-          x: scalesX,
+          x: { time: false, range: () => this.range },
           y: { range: (u, min, max) => [0, this.yMax === null ? padTop(min, max) : Math.max(this.yMax, padTop(min, max) / 1.08)] },
         },
         axes: [
@@ -78,14 +79,25 @@ const EdgeCharts = (() => {
             ...axis, size: 26, space: 70,
             ...(this.xLabel === null
               ? { incrs: [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200], values: (u, splits) => splits.map(this.format) }
-              : { values: (u, splits) => splits.map((value) => `${round(value)} ${chart.xLabel}`) }),
+              : { values: (u, splits) => splits.map((value) => `${+value.toFixed(3)} ${chart.xLabel}`) }),
           },
           { ...axis, size: LEFT, space: 28, values: (u, splits) => splits.map((value) => String(+value.toFixed(3))) },
         ],
         series: [{ value: (u, t) => (t == null ? "" : this.format(t)) }, ...this.series.map((one) => ({ spanGaps: false, width: 1.5, points: { show: false }, value: (u, v) => (v == null ? "" : round(v)), ...one, stroke: one.stroke === "total" ? css("--total") : one.stroke }))],
       }, this.data, this.element);
       this.element.append(this.empty);
+      if (this.onReset) this.plot.over.addEventListener("dblclick", () => this.onReset());
     }
+
+    selected(u) {
+      if (!this.onZoom || u.select.width < 4) return;
+      const [from, to] = [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")];
+      u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+      this.onZoom(from, to);
+    }
+
+    /* The same data between other times. */
+    show(begin, end) { this.set(this.data, begin, end, this.empty.textContent); }
 
     width() { return Math.max(160, Math.floor(this.element.clientWidth || 300)); }
 

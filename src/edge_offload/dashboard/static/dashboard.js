@@ -104,7 +104,8 @@
 
   function tile(name, big, small, level = "") {
     const element = byId(`tile-${name}`);
-    element.className = `tile ${level}`;
+    element.classList.remove("warn", "error");
+    if (level) element.classList.add(level);
     const [first, second] = element.querySelectorAll("p");
     first.textContent = big; second.textContent = small;
     first.title = big; second.title = small;

@@ -1,0 +1,67 @@
+"""Make one HTML page of a run: latency by stage, modes and why, bandwidth, energy, server load, tables, events.
+
+The page needs no network and no server: open it, or send it to somebody. A run is the .jsonl file that the run recorder
+writes beside its summary, or a bag with the topics offload/latency, offload/mode, offload/bandwidth, offload/power,
+server/status and /diagnostics (a bag needs ROS: source devel/setup.bash first).
+
+examples:
+  edge-offload report runs/last.jsonl                 writes runs/last.html
+  edge-offload report walk.bag -o walk.html
+  edge-offload report walk.bag --namespace robot1     of a bag that holds several robots
+  edge-offload report runs/last.jsonl --json figures.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from typing import List
+
+from edge_offload.errors import BadInput
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("run_file", type=pathlib.Path, metavar="RUN", help="a run's .jsonl or .bag")
+    parser.add_argument("-o", "--output", type=pathlib.Path, metavar="HTML", help="page to write (RUN with .html)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the figures as JSON too")
+    parser.add_argument("--title", default="", help="head of the page (name of the file)")
+    parser.add_argument("--namespace", default="", help="of the robot, in a bag that holds several")
+
+
+def run(args: argparse.Namespace) -> int:
+    """See the module."""
+    from edge_offload import records
+    from edge_offload.dashboard.bag import open_run
+    from edge_offload.report.columns import Columns
+    from edge_offload.report.page import render, write
+    from edge_offload.report.summary import rows, summarise
+
+    if not args.run_file.is_file():
+        raise BadInput(f"no file {args.run_file}")
+    output = args.output or args.run_file.with_suffix(".html")
+    if output.resolve() == args.run_file.resolve():
+        raise BadInput(f"{output} is the run itself", remedy="name another page by -o")
+    found, reading = open_run(args.run_file, args.namespace)
+    columns = Columns().add_all(found)
+    record = summarise(columns)
+    notes = []
+    if reading.bad:
+        notes.append(f"{reading.bad} lines of the file hold no record and are left out: {reading.first_problem}")
+    try:
+        write(output, render(columns, record, args.title or args.run_file.name, notes))
+        if args.json:
+            records.write(args.json, "report", record)
+    except OSError as error:
+        raise BadInput(f"cannot write {error.filename}: {error.strerror}") from error
+    _say(rows(record), notes)
+    print(f"wrote {output}")
+    return 0
+
+
+def _say(table: List[List[str]], notes: List[str]) -> None:
+    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+    for line in table:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths)))
+    for note in notes:
+        print(note)

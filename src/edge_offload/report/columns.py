@@ -1,0 +1,137 @@
+"""A run as columns: one array per figure, so that hours of frames fit in memory; and thinned for drawing."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, Dict, Iterable, List, Sequence
+
+import numpy as np
+
+from edge_offload.dashboard.digest import Digest, Event
+from edge_offload.dashboard.stream import Record
+from edge_offload.modes import TABLE
+from edge_offload.timing import STAGES
+
+MODES = tuple(mode.value for mode in TABLE)
+MAX_EVENTS = 2000
+
+
+class Columns:
+    """Everything that a report needs of a run.
+
+    Attributes:
+        frames: columns of the frames that have a result, float64, as long as each other: ``t_s``, ``total_s``, the
+            stages, ``bytes_up``, ``bytes_down``, ``round_trips``, ``energy_j`` (NaN: not known), ``deadline_s``,
+            ``late``, ``fallback`` (0 or 1) and ``mode`` (index into :data:`MODES`).
+        bandwidth, power, server: columns of those records, ``t_s`` first.
+        modes: records of the mode in force. about: what the run ran on.
+        fallbacks: how many frames fell back, by reason. failed: frames that could not be used.
+        events: what happened, oldest first; ``events_left_out`` more did not fit.
+    """
+
+    def __init__(self) -> None:
+        names = ("t_s", "total_s", *STAGES, "bytes_up", "bytes_down", "round_trips", "energy_j", "deadline_s", "late",
+                 "fallback", "mode")  # fmt: skip
+        self.frames: Dict[str, array] = {name: array("d") for name in names}
+        self.bandwidth: Dict[str, array] = {name: array("d") for name in ("t_s", "up", "down", "connected")}
+        self.power: Dict[str, array] = {name: array("d") for name in ("t_s", "watts", "joules")}
+        self.server: Dict[str, array] = {name: array("d") for name in ("t_s", "load")}
+        self.modes: List[Record] = []
+        self.about: Dict[str, Any] = {}
+        self.models: Dict[str, int] = {}
+        self.energy_sources: Dict[str, int] = {}
+        self.slowdown = 1.0
+        self.fallbacks: Dict[str, int] = {}
+        self.failed = 0
+        self.events: List[Event] = []
+        self.events_left_out = 0
+        self.first_s = np.inf
+        self.last_s = -np.inf
+
+    def add_all(self, records: Iterable[Record]) -> Columns:
+        """Take a whole run."""
+        digest = Digest()
+        for record in records:
+            self.first_s = min(self.first_s, record["t_s"])
+            self.last_s = max(self.last_s, record["t_s"])
+            self._take(record)
+            self._note(digest.events(record))
+        self._note(digest.finish())
+        return self
+
+    def _note(self, events: List[Event]) -> None:
+        room = MAX_EVENTS - len(self.events)
+        self.events += events[:room]
+        self.events_left_out += len(events[room:])
+
+    def _take(self, record: Record) -> None:
+        kind, t_s = record["kind"], record["t_s"]
+        if kind == "latency":
+            self._take_frame(record)
+        elif kind == "bandwidth":
+            up, down = record["uplink_bytes_per_s"], record["downlink_bytes_per_s"]
+            _append(self.bandwidth, t_s, up, down, float(record["connected"]))
+        elif kind == "power":
+            _append(self.power, t_s, record["watts"], record.get("joules", np.nan))
+        elif kind == "server":
+            _append(self.server, t_s, record["load"])
+        elif kind == "mode" and len(self.modes) < MAX_EVENTS:
+            self.modes.append(record)
+        elif kind == "about":
+            self.about.update(record)
+
+    def _take_frame(self, record: Record) -> None:
+        if record.get("error"):
+            self.failed += 1
+            return
+        energy, reason = record.get("energy_j"), record.get("fallback_reason", "")
+        stages, frames = record["stages_s"], self.frames
+        for stage in STAGES:
+            frames[stage].append(stages.get(stage, 0.0))
+        for key in ("t_s", "total_s"):
+            frames[key].append(record[key])
+        for key in ("bytes_up", "bytes_down", "round_trips", "deadline_s"):
+            frames[key].append(record.get(key, 0))
+        frames["energy_j"].append(np.nan if energy is None else energy)
+        frames["late"].append(float(record.get("deadline_s", 0) > 0 and not record.get("deadline_met", True)))
+        frames["fallback"].append(float(bool(reason)))
+        frames["mode"].append(MODES.index(record["mode"]))
+        if reason:
+            _count(self.fallbacks, reason)
+        _count(self.models, record.get("model", ""))
+        if energy is not None:
+            _count(self.energy_sources, record.get("energy_source", "unknown"))
+        self.slowdown = max(self.slowdown, record.get("robot_slowdown", 1.0))
+
+
+def _append(columns: Dict[str, array], *values: float) -> None:
+    for column, value in zip(columns.values(), values):
+        column.append(value)
+
+
+def _count(counts: Dict[str, int], key: str, most: int = 200) -> None:
+    """Count ``key``; beyond ``most`` different ones they are counted together."""
+    key = key if key in counts or len(counts) < most else "(others)"
+    counts[key] = counts.get(key, 0) + 1
+
+
+def thin(t_s: Sequence[float], peaks: Sequence[float], most: int) -> np.ndarray:
+    """Which of ``n`` samples to draw when no more than ``most`` can be.
+
+    The samples are put into equal slices of their number; of each the one with the highest ``peaks`` stays, which no
+    outlier escapes, and the middle one by ``peaks``, which is what usually happens.
+
+    Returns:
+        int64 [m], indices in order of time; all of them when ``n <= most``.
+    """
+    count = len(t_s)
+    order = np.argsort(np.asarray(t_s, dtype=float), kind="stable")
+    if count <= most:
+        return order
+    values = np.asarray(peaks, dtype=float)[order]
+    chosen = []
+    for part in np.array_split(np.arange(count), max(1, most // 2)):
+        ranked = part[np.argsort(values[part], kind="stable")]
+        chosen += [ranked[-1], ranked[(len(ranked) - 1) // 2]]
+    kept: np.ndarray = order[np.unique(chosen)]
+    return kept
