@@ -5,8 +5,10 @@ Subscribes:
   kapao/people              edge_offload_msgs/PersonArray
   offload/latency           edge_offload_msgs/Latency
   kapao/overlay             sensor_msgs/Image, while a video is written
+  and, for the records: offload/mode, offload/bandwidth, offload/power, server/status, /diagnostics
 
-Writes, in ~directory or beside ~json: the summary as JSON (schema definition "run"), overlay video and picture.
+Writes, in ~directory or beside ~json: the summary as JSON (schema definition "run"), overlay video and picture, and
+every record of the run as JSON lines, which 'edge-offload report' and 'edge-offload dashboard' show.
 
 The run ends by itself after ~frames results, after ~duration seconds, or when no frame has come for ~idle seconds;
 the node then exits (0, or 1 when there was no result), which ends the launch if the node is required.
@@ -29,6 +31,7 @@ from edge_offload.nodes.base import Node
 from edge_offload.nodes.compose import report_of
 from edge_offload.nodes.convert import image_to_bgr
 from edge_offload.nodes.params import Param
+from edge_offload.nodes.record_file import RecordFile
 from edge_offload.nodes.slot import Slot, Worker
 from edge_offload.nodes.tally import Tally, table
 from edge_offload.nodes.ticker import Ticker
@@ -51,6 +54,7 @@ class RunRecorder(Node):
         Param("directory", "", "where the files go; none: beside ~json, else ~/.ros/edge_offload/<time>"),
         Param("video", True, "write the overlay as a video"),
         Param("video_rate", 10.0, "frames per second of that video", low=0.1, high=240.0),
+        Param("records", True, "write every record of the run as JSON lines"),
         Param("link", "", "name of the emulated link, for the summary"),
     )
 
@@ -77,6 +81,10 @@ class RunRecorder(Node):
         if params["video"]:
             self._video = VideoWriter(self._json.with_suffix(".avi"), params["video_rate"])
             rospy.Subscriber("kapao/overlay", Image, self._overlays.put, queue_size=32, buff_size=2**24)
+        self._records: Optional[RecordFile] = None
+        if params["records"]:
+            path = self._json.with_suffix(".jsonl")
+            self._records = RecordFile(path, params["link"], self.callback, self.health)
         self._ticker = Ticker(0.1, self._check, self.fault)
         self._ticker.start()
 
@@ -91,6 +99,8 @@ class RunRecorder(Node):
                 time.sleep(0.05)
         if not self._writer.drain(10.0):
             rospy.logwarn("the overlay video is incomplete: it could not be written in time")
+        if self._records is not None:
+            self._records.close()
         self._summarise(self._files())
 
     def refresh(self) -> None:
@@ -195,6 +205,8 @@ class RunRecorder(Node):
                 return
             faults = self._tally.faults()
         text = f"\nSummary of the run\n{table(record)}\n  {'summary':<12} {self._json}"
+        if self._records is not None:
+            text += f"\n  {'records':<12} {self._records.path} ('edge-offload report' makes a page of them)"
         text += "".join(f"\n  ACCOUNTING   {fault}" for fault in faults)
         print(text, flush=True)
 
