@@ -136,7 +136,8 @@ def _tiles(record: Dict[str, Any]) -> str:
          "not recorded" if link is None else f"link down {100 * link['down_share']:.0f} % of the time"),
     ]  # fmt: skip
     return "".join(
-        f'<div class="tile{" broad" if name == "Ran in" else ""}"><h2>{html.escape(name)}</h2><p class="big">{html.escape(big)}</p>'
+        f'<div class="tile{" broad" if name == "Ran in" else ""}"><h2>{html.escape(name)}</h2>'
+        f'<p class="big">{html.escape(big)}</p>'
         f'<p class="small">{html.escape(small)}</p></div>'
         for name, big, small in made
     )
