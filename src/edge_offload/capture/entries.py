@@ -22,8 +22,10 @@ from edge_offload.capture.keys import (
 from edge_offload.errors import BadInput, ProtocolError, Unsupported
 
 Buffer = Union[bytes, bytearray, memoryview]
-#: Calls that are not operators: allocation, growth, copies from and to the host, the seed of a generator.
-ALLOC, RESIZE, UPLOAD, DOWNLOAD, SEED = (f"edge::{name}" for name in ("alloc", "resize", "upload", "download", "seed"))
+#: Calls that are not operators: allocation, growth, copies from and to the host; a generator's seed, state, new state.
+SPECIAL = ALLOC, RESIZE, UPLOAD, DOWNLOAD, SEED, STATE, RESTORE = (
+    "edge::alloc", "edge::resize", "edge::upload", "edge::download", "edge::seed", "edge::state", "edge::restore",
+)  # fmt: skip
 
 
 class Slot:
@@ -91,10 +93,10 @@ class Entry:
         self.claimed = claimed
         self.refused: Optional[Unsupported] = None
         self.written: List[int] = []
-        self.random = name == SEED
+        self.random = name in (SEED, RESTORE)
         self.overload: Optional[Callable[..., Any]] = None
         self.number_count = len(self.parsed.numbers) + (name == SEED)
-        if name in (ALLOC, RESIZE, UPLOAD, DOWNLOAD, SEED):
+        if name in SPECIAL:
             self._check_special()
             return
         try:
@@ -116,6 +118,8 @@ class Entry:
             UPLOAD: lambda a: len(a) == 2 and len(self.parsed.tensors) == 1 and len(self.parsed.hosts) == 1,
             DOWNLOAD: lambda a: len(a) == 1 and len(self.parsed.tensors) == 1,
             SEED: lambda a: len(a) == 1 and isinstance(a[0], int),
+            STATE: lambda a: len(a) == 1 and isinstance(a[0], int),
+            RESTORE: lambda a: len(a) == 2 and isinstance(a[0], int) and len(self.parsed.hosts) == 1,
         }
         if not shapes[self.name](self.parsed.arguments):
             raise ProtocolError(f"malformed {self.name}")

@@ -19,6 +19,8 @@ from edge_offload.capture.entries import (
     DOWNLOAD,
     NEW,
     RESIZE,
+    RESTORE,
+    STATE,
     UNDEFINED,
     UPLOAD,
     Buffer,
@@ -334,6 +336,11 @@ class DeviceSession:
         elif entry.name == DOWNLOAD:
             source = slots[0].view(entry.parsed.tensors[0]).resolve_conj().resolve_neg()
             outcome = Outcome(source.to("cpu", copy=True).contiguous(), outcome.results)
+        elif entry.name == STATE:
+            outcome = Outcome(self._generator(arguments[0]).get_state(), outcome.results)
+        elif entry.name == RESTORE:
+            spec = entry.parsed.hosts[0]
+            self._generator(arguments[0]).set_state(host_tensor(hosts, spec.dtype, spec.sizes).clone())
         else:
             (seed,) = struct.unpack_from("<Q", numbers)
             generator = self._generator(arguments[0])

@@ -98,22 +98,29 @@ class Surface:
     def apply(self) -> None:
         """Patch :mod:`torch.cuda` and what depends on it; once per process."""
         cuda = torch.cuda
+        replaced = {}
         for name, function in self._functions().items():
+            replaced[getattr(cuda, name, None)] = function
             setattr(cuda, name, function)
+        replaced.pop(None, None)
+        for module in [torch.cuda.random, torch.cuda.memory, torch.cuda.streams]:  # they import some of it by name
+            for name, value in list(vars(module).items()):
+                if isinstance(value, types.FunctionType) and value in replaced:
+                    setattr(module, name, replaced[value])
         cuda.Stream = Stream  # type: ignore[misc,assignment]
         cuda.Event = Event  # type: ignore[misc,assignment]
         cuda.ExternalStream = Stream  # type: ignore[misc,assignment]
         cuda.streams.Stream = Stream  # type: ignore[misc,assignment]
         cuda.streams.Event = Event  # type: ignore[misc,assignment]
         cuda._initialized = True
+        cuda.default_generators = (self._default_generator(),)
         self._legacy_types()
         self._storages()
         self._refuse_training()
+        if not hasattr(torch._C, "_cuda_getCurrentRawStream"):  # torch._dynamo imports it where CUDA is compiled in
+            torch._C._cuda_getCurrentRawStream = lambda device: 0
         torch._C._jit_set_texpr_fuser_enabled(False)
         torch._C._jit_override_can_fuse_on_gpu(False)
-        for random in (torch.cuda.random,):
-            for name in ("manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed"):
-                setattr(random, name, getattr(cuda, name))
 
     def _functions(self) -> Dict[str, Callable[..., Any]]:
         return {
@@ -143,8 +150,8 @@ class Surface:
             "seed": self._seed,
             "seed_all": self._seed,
             "initial_seed": lambda: self._default_generator().initial_seed(),
-            "get_rng_state": self._no_state,
-            "set_rng_state": self._no_state,
+            "get_rng_state": lambda device="cuda": self._default_generator().get_state(),
+            "set_rng_state": lambda new_state, device="cuda": self._default_generator().set_state(new_state),
             "_lazy_call": lambda function, **_: function(),
             "is_bf16_supported": lambda including_emulation=True: True,
             "is_current_stream_capturing": lambda: False,
@@ -219,9 +226,6 @@ class Surface:
 
     def _seed(self) -> None:
         self._default_generator().seed()
-
-    def _no_state(self, *_: Any, **__: Any) -> Any:
-        raise Unsupported("the state of the device's random generator is on the server", remedy="use torch.manual_seed")
 
     def _legacy_types(self) -> None:
         """``torch.cuda.FloatTensor(2, 3)`` and its siblings."""

@@ -259,6 +259,8 @@ const char* const kResize = "edge::resize";
 const char* const kUpload = "edge::upload";
 const char* const kDownload = "edge::download";
 const char* const kSeed = "edge::seed";
+const char* const kState = "edge::state";
+const char* const kRestore = "edge::restore";
 
 // ---- handing the pending segment to Python
 
@@ -590,6 +592,25 @@ Tensor read(const Tensor& source) {
   return host;
 }
 
+Tensor get_state(int64_t generator) {
+  Hold hold;
+  note_special(kState, [&](Key& key) { key.tag('I'); key.put(generator); });
+  Tensor state;
+  flush(kRead, [&](const py::object& result) { state = py::cast<Tensor>(result); });
+  return state;
+}
+void set_state(int64_t generator, const Tensor& state) {
+  TORCH_CHECK(state.device().is_cpu() && state.scalar_type() == at::kByte && state.layout() == at::kStrided, "RNG state must be a torch.ByteTensor");
+  Hold hold;
+  note_special(kRestore, [&](Key& key) {
+    key.tag('I'); key.put(generator);
+    key.tag('P'); key.put(static_cast<uint8_t>(at::kByte)); key.put(static_cast<uint8_t>(state.dim()));
+    key.put_list(state.sizes().data(), state.dim());
+    key.payloads.push_back(state);
+  });
+  after_call();
+}
+
 Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
   TORCH_CHECK(self.defined() && source.defined(), "copy_: undefined tensor");
   if (on_device(self) && on_device(source)) {
@@ -777,8 +798,8 @@ int install(py::object handler) {
       ++registered;
     }
   c10::SetAllocator(kDevice, &allocator(), 1);
-  if (auto* set_callback = reinterpret_cast<void (*)(void (*)(int64_t, uint64_t))>(dlsym(RTLD_DEFAULT, "edge_offload_on_seed")))
-    set_callback(&on_seed);
+  using Set = void (*)(void (*)(int64_t, uint64_t), Tensor (*)(int64_t), void (*)(int64_t, const Tensor&));
+  if (auto* set = reinterpret_cast<Set>(dlsym(RTLD_DEFAULT, "edge_offload_callbacks"))) set(&on_seed, &get_state, &set_state);
   s.installed = true;
   return registered;
 }

@@ -50,23 +50,36 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
 C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 
 // A generator is a number; its state lives on the server. Setting a seed is an event of the recorded program.
-using SeedCallback = void (*)(int64_t generator, uint64_t seed);
-SeedCallback on_seed = nullptr;
+struct Callbacks {
+  void (*seed)(int64_t generator, uint64_t seed) = nullptr;
+  at::Tensor (*state)(int64_t generator) = nullptr;
+  void (*restore)(int64_t generator, const at::Tensor& state) = nullptr;
+};
+Callbacks callbacks;
 std::atomic<int64_t> next_generator{0};
 
 struct RemoteGenerator final : public c10::GeneratorImpl {
   RemoteGenerator()
       : c10::GeneratorImpl(c10::Device(kDevice, 0), c10::DispatchKeySet(c10::DispatchKey::CUDA)), number(next_generator++) {}
-  void set_current_seed(uint64_t seed) { seed_ = seed; if (on_seed) on_seed(number, seed); }
+  void set_current_seed(uint64_t seed) { seed_ = seed; if (callbacks.seed) callbacks.seed(number, seed); }
   void set_offset(uint64_t) { TORCH_CHECK(false, "offsets of a remote generator cannot be set"); }
   uint64_t get_offset() const { return static_cast<uint64_t>(number); }  // the recorder reads the number through this
   uint64_t current_seed() const { return seed_; }
   uint64_t seed() { set_current_seed(c10::detail::getNonDeterministicRandom()); return seed_; }
-  void set_state(const c10::TensorImpl&) { TORCH_CHECK(false, "the state of a remote generator cannot be set; use a seed"); }
-  c10::intrusive_ptr<c10::TensorImpl> get_state() const {
-    TORCH_CHECK(false, "the state of a remote generator cannot be read; use a seed");
+  void set_state(const c10::TensorImpl& state) {
+    TORCH_CHECK(callbacks.restore, "edge_offload: the virtual device is not installed yet");
+    callbacks.restore(number, at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(const_cast<c10::TensorImpl*>(&state))));
   }
-  c10::GeneratorImpl* clone_impl() const { TORCH_CHECK(false, "a remote generator cannot be cloned"); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const {
+    TORCH_CHECK(callbacks.state, "edge_offload: the virtual device is not installed yet");
+    return callbacks.state(number).getIntrusivePtr();
+  }
+  c10::GeneratorImpl* clone_impl() const {
+    auto* clone = new RemoteGenerator();
+    clone->seed_ = seed_;
+    clone->set_state(*get_state());
+    return clone;
+  }
   int64_t number;
   uint64_t seed_ = 67280421310721;  // torch's default seed
 };
@@ -97,7 +110,10 @@ struct PinnedAllocator final : public c10::Allocator {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) void edge_offload_on_seed(SeedCallback callback) { on_seed = callback; }
+extern "C" __attribute__((visibility("default"))) void edge_offload_callbacks(
+    void (*seed)(int64_t, uint64_t), at::Tensor (*state)(int64_t), void (*restore)(int64_t, const at::Tensor&)) {
+  callbacks = {seed, state, restore};
+}
 
 namespace at {  // the registry looks for the class in at::
 struct EdgeOffloadHooks final : public at::CUDAHooksInterface {

@@ -1,0 +1,27 @@
+"""Entries of ``op_db`` that cannot be compared, and why: at most 3 % of all. And those that need care in comparing."""
+
+from __future__ import annotations
+
+_UNINITIALISED = "its result is uninitialised memory"
+_COMPILES = "compiles CUDA source in the program's own process"
+
+EXCLUSIONS = {
+    "empty": _UNINITIALISED,
+    "empty_like": _UNINITIALISED,
+    "empty_permuted": _UNINITIALISED,
+    "empty_strided": _UNINITIALISED,
+    "new_empty": _UNINITIALISED,
+    "new_empty_strided": _UNINITIALISED,
+    "jiterator_2inputs_2outputs": _COMPILES,
+    "jiterator_4inputs_with_extra_args": _COMPILES,
+    "jiterator_binary": _COMPILES,
+    "jiterator_binary_return_by_ref": _COMPILES,
+    "jiterator_unary": _COMPILES,
+}
+
+#: Entries whose tensor arguments stay on the host, because a GPU refuses them elsewhere (they say how to split).
+HOST_ARGUMENTS = frozenset({"tensor_split"})
+
+#: Entries written in Python that ask which device it is and compute otherwise on a GPU. The reference is the same call
+#: in per-op mode; that in turn is only compared with the CPU as numbers, to this relative tolerance.
+BRANCHES_ON_DEVICE = {"nn.functional.linear_cross_entropy": 1e-2}

@@ -1,0 +1,72 @@
+"""Run PyTorch's own operator samples on the virtual CUDA device and compare with the CPU, bit for bit.
+
+Every sample of torch's op_db (float32, float16 and int64, forward) runs here on the CPU and there on the device, in
+per-op, lazy and replay mode; in replay each is recorded and then replayed with fresh values. An entry is passed,
+refused (a clear error names what is not supported), wrong, or excluded (a committed list with reasons).
+
+  edge-offload conformance --entries 'nn.functional.*'           some entries
+  edge-offload conformance --journal run.jsonl --json out.json   all; an interrupted run goes on from the journal
+  edge-offload conformance --limit 8                             at most eight samples of each dtype
+
+All entries take about half an hour on one core. The exit code is 1 if anything is wrong. Needs the package expecttest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+
+from edge_offload.errors import BadInput
+
+MODES = ("per_op", "cached", "lazy", "replay")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("--entries", nargs="+", default=["*"], metavar="GLOB", help="names of entries (default: all)")
+    parser.add_argument("--modes", default="per_op,lazy,replay", help="default: %(default)s")
+    parser.add_argument(
+        "--limit", type=int, default=0, metavar="N", help="samples per entry and dtype, evenly spread; 0 for all"
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time (default: 1)")
+    parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="longest time for one entry")
+    parser.add_argument("--server", default="", metavar="ADDR", help="tcp://host:port of 'edge-offload serve'")
+    parser.add_argument("--keys", default="", metavar="DIR", help="key directory (default: the user's)")
+    parser.add_argument("--journal", type=pathlib.Path, metavar="FILE", help="note verdicts here, go on from it")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record as JSON")
+    parser.add_argument("--markdown", type=pathlib.Path, metavar="FILE", help="write the compatibility page")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Judge, print the table, and return 1 if anything is wrong."""
+    import fnmatch
+
+    from edge_offload import records
+    from edge_offload.capture.conformance import report
+    from edge_offload.capture.conformance.run import Child, Journal, Settings, catalogue, judge_all
+
+    modes = args.modes.split(",")
+    strange = [mode for mode in modes if mode not in MODES]
+    if strange:
+        raise BadInput(f"no mode {strange[0]!r} on the virtual device", remedy=f"modes: {', '.join(MODES)}")
+    launcher = [*(["--server", args.server] if args.server else []), *(["--keys", args.keys] if args.keys else [])]
+    settings = Settings(modes, args.limit, args.timeout, launcher)
+    child = Child(settings)
+    try:
+        known = catalogue(child)
+        names = [name for name in known["entries"] if any(fnmatch.fnmatchcase(name, glob) for glob in args.entries)]
+        if not names:
+            raise BadInput(f"no entry of op_db matches {' '.join(args.entries)}", remedy="such as 'nn.functional.*'")
+        facts = {"torch": known["torch"], "modes": modes, "dtypes": known["dtypes"], "limit": args.limit}
+        journal = Journal(args.journal, facts)
+        progress = report.Progress(len(names), sum(name in journal.records for name in names))
+        entries = judge_all(names, settings, journal, args.jobs, progress, child)
+    finally:
+        child.close()
+    record = report.record_of(entries, facts)
+    print(report.table(record))
+    if args.json:
+        records.write(args.json, "conformance", record)
+    if args.markdown:
+        args.markdown.write_text(report.page(record), encoding="utf-8")
+    return 1 if any(totals["wrong"] for totals in record["totals"].values()) else 0
