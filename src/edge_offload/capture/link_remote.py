@@ -55,6 +55,22 @@ class Weights:
     ended_s: float = 0.0
 
 
+@dataclass
+class Spent:
+    """Seconds since the last :meth:`reset`, over all messages; the two ways are off by at most ``clock_error_s``."""
+
+    encode_s: float = 0.0
+    uplink_s: float = 0.0
+    server_s: float = 0.0
+    downlink_s: float = 0.0
+    decode_s: float = 0.0
+    clock_error_s: float = 0.0
+
+    def reset(self) -> None:
+        """Count from here."""
+        self.encode_s = self.uplink_s = self.server_s = self.downlink_s = self.decode_s = self.clock_error_s = 0.0
+
+
 class LinkRemote:
     """Sends the device's messages through a :class:`~edge_offload.link.client.Client`.
 
@@ -67,11 +83,12 @@ class LinkRemote:
     LinkLost: what the program holds on the device is gone, and nothing is silently computed anew.
 
     Args:
-        client: started; its owner closes it.
+        client: started.
         timeout_s: longest wait for one answer.
         resume_s: how long a broken connection may take to come back; 0 gives the session up at once.
         codec: payload codec, both ways; ``auto`` is lossless.
         on_weights: told of every upload of weights.
+        owns_client: whether :meth:`close` closes it.
     """
 
     def __init__(
@@ -81,6 +98,7 @@ class LinkRemote:
         resume_s: float = 30.0,
         codec: str = "auto",
         on_weights: Optional[Callable[[Weights], None]] = None,
+        owns_client: bool = True,
     ) -> None:
         self.client = client
         self.timeout_s = timeout_s
@@ -88,7 +106,9 @@ class LinkRemote:
         self.codec = codec
         self.bytes_up = self.bytes_down = self.messages = self.resumed = 0
         self.weights = Weights()
+        self.spent = Spent()
         self.session = os.urandom(16)
+        self._owns_client = owns_client
         self._on_weights = on_weights
         self._lock = threading.Lock()
         self._under_way: Dict[Future, int] = {}
@@ -102,7 +122,9 @@ class LinkRemote:
         with self._lock:
             if self._lost is not None:
                 raise self._lost
+            began_s = time.monotonic()
             coded, plain = ([], list(buffers)) if keep else payloads.encode(buffers, self.codec)
+            self.spent.encode_s += time.monotonic() - began_s
             self.messages += 1
             sent = _Sent(self.messages, plain, coded, keep, time.monotonic() + self.timeout_s)
             self._unanswered[sent.number] = sent
@@ -118,10 +140,13 @@ class LinkRemote:
     def close(self) -> None:
         """End the session and the connection."""
         self._closed = True
-        with contextlib.suppress(EdgeOffloadError):
-            if self._lost is None and self.client.state is LinkState.READY:
-                self.client.request(END, {"session": self.session}, timeout_s=1.0).result(1.0)
-        self.client.close()
+        if self.client.state is LinkState.READY:
+            ended = self.client.request(END, {"session": self.session}, timeout_s=1.0)
+            if self._owns_client:
+                with contextlib.suppress(EdgeOffloadError, FutureTimeout):
+                    ended.result(1.0)
+        if self._owns_client:
+            self.client.close()
 
     # -- sending; the lock is held
 
@@ -213,9 +238,17 @@ class LinkRemote:
             return
         self._count(done)
         reply: Reply = done.result()
+        began_s = time.monotonic()
+        spent, transfer = self.spent, reply.transfer
+        spent.uplink_s += transfer.uplink_s
+        spent.server_s += max(0.0, transfer.server_sent_s - transfer.server_received_s)
+        spent.downlink_s += transfer.downlink_s
+        spent.clock_error_s = max(spent.clock_error_s, transfer.clock_error_s)
         try:
             plain = payloads.decode(reply.body.get("coded"), reply.buffers, MAX_ANSWER_BYTES)
-            sent.answer.set_result(parse_answer(plain))
+            answer = parse_answer(plain)
+            spent.decode_s += time.monotonic() - began_s
+            sent.answer.set_result(answer)
         except EdgeOffloadError as malformed:
             sent.answer.set_exception(malformed)
 

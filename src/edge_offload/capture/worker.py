@@ -11,6 +11,7 @@ import contextlib
 import mmap
 import os
 import resource
+import signal
 import socket
 import sys
 from typing import TYPE_CHECKING, Any, List, Optional
@@ -95,6 +96,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--segments", type=int, default=1_000_000, help="most segments, and most distinct calls")
     parser.add_argument("--note", type=int, default=-1, help="inherited memory for the name of the running operator")
     args = parser.parse_args(argv)
+    # Ctrl-C in a terminal reaches this process too; the parent decides when it ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=args.fd))
     try:
         serve_forever(channel, args)

@@ -11,6 +11,7 @@ from edge_offload.execute.threads import pin
 from edge_offload.link.client import Client
 from edge_offload.link.keys import KeyStore
 from edge_offload.link.replies import LinkState
+from edge_offload.manager.device_mode import DeviceModule, DeviceRunner, installed_device
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.models.registry import build_estimator, state_hash
 from edge_offload.modes import Mode
@@ -20,10 +21,20 @@ from edge_offload.nodes.health import Health
 from edge_offload.nodes.params import Param
 from edge_offload.timing import InferenceReport
 
+#: Modes of a program that was started by ``edge-offload exec``.
+DEVICE_MODES = (Mode.PER_OP, Mode.CACHED, Mode.LAZY, Mode.REPLAY)
+
 
 class Network:
-    """A person estimator whose module runs here or on a server, and what it says on /diagnostics."""
+    """A person estimator whose module runs here or on a server, and what it says on /diagnostics.
 
+    A subclass builds another kind of model.
+    """
+
+    #: What random weights mean for the results.
+    untrained: ClassVar[str] = "it finds nobody"
+    #: Whether results that the server did not compute are told to it.
+    report_results: ClassVar[bool] = True
     declared: ClassVar[Tuple[Param, ...]] = (
         Param("model", "movenet", "name of the model ('edge-offload models list'), or package.module:factory"),
         Param("model_options", {}, "options of the model, such as {size: 512}"),
@@ -41,7 +52,7 @@ class Network:
         self._pinned = False
         self._module: Optional[OffloadedModule] = None
         self._pin()
-        self.estimator = build_estimator(params["model"], **params["model_options"])
+        self.estimator = self.build()
         self.weights_sha256 = state_hash(self.estimator.module)
         self._client: Optional[Client] = None
         if params["server"]:
@@ -54,13 +65,22 @@ class Network:
             options=params["model_options"],
             codec=params["codec"],
             robot_slowdown=params["slowdown"],
-            report_results=True,
+            report_results=self.report_results,
         )
+        device = installed_device()
+        if self._client is not None and device is not None:
+            on_device = DeviceModule(device, self.estimator.module, self._client, params["codec"])
+            for mode in DEVICE_MODES:
+                self._module.add_runner(DeviceRunner(mode, on_device))
         if self._client is not None:
             self._client.start()
         health.value("model", self.estimator.name)
         if not self.estimator.trained:
-            health.warn("weights", f"model {self.estimator.name} has random weights: it finds nobody")
+            health.warn("weights", f"model {self.estimator.name} has random weights: {self.untrained}")
+
+    def build(self) -> Any:
+        """What prepares, runs and interprets the model: an object with ``name``, ``module`` and ``trained``."""
+        return build_estimator(self._params["model"], **self._params["model_options"])
 
     def _pin(self) -> None:
         pin(self._params["threads"] or None, resolve(self._params["cores"]))
@@ -80,8 +100,11 @@ class Network:
 
     def warm_up(self, mode: Mode, width: int, height: int, wait_s: float) -> None:
         """Compute once with an empty image of this size, and wait up to ``wait_s`` until ``mode`` can run it."""
+        self.warm_up_on(mode, self.estimator.prepare(np.zeros((height, width, 3), dtype=np.uint8))[0], wait_s)
+
+    def warm_up_on(self, mode: Mode, image: Any, wait_s: float) -> None:
+        """Compute once with this input, and wait up to ``wait_s`` until ``mode`` can run it."""
         assert self._module is not None
-        image, _ = self.estimator.prepare(np.zeros((height, width, 3), dtype=np.uint8))
         ends = time.monotonic() + wait_s
         # opens the model on the server, while it is computed here for the first time
         obstacle = self._module.obstacle(mode, [image])
