@@ -24,6 +24,8 @@ class InferenceReport:
         round_trips: how often the caller blocked for a message that one of its own caused.
         clock_error_s: bound on the error of ``uplink`` and ``downlink`` (they use the peer's clock), 0 if local.
         emulated_slowdown: factor by which robot-side compute was slowed on purpose; 1 means not at all.
+        hedged: the local computation was started because the remote result was late; the first of the two was used.
+        wasted_s: robot compute beyond the end of the inference, for a result that nobody waits for (expected).
         fallback_reason: why a requested mode was not the one that ran; empty when it was.
     """
 
@@ -37,6 +39,8 @@ class InferenceReport:
     clock_error_s: float = 0.0
     emulated_slowdown: float = 1.0
     fallback_reason: str = ""
+    hedged: bool = False
+    wasted_s: float = 0.0
 
     def __post_init__(self) -> None:
         unknown = set(self.stages_s) - set(STAGES)

@@ -174,9 +174,6 @@ def test_a_mode_is_put_in_force_by_service_and_a_wrong_one_refused(graph):
     answer = call("warp")
     assert not answer.ok
     assert "local, server" in answer.message
-    refused = call("auto")
-    assert not refused.ok
-    assert "policy" in refused.message
     answer = call("local")
     assert answer.ok
     assert "it was server" in answer.message
@@ -189,6 +186,52 @@ def test_a_mode_is_put_in_force_by_service_and_a_wrong_one_refused(graph):
     wait_for(lambda: graph.says(node, 1, "the server is gone"), "the warning that another mode ran", 10)
 
 
+def test_a_policy_follows_the_forecasts_and_its_knobs_turn(graph):
+    import rospy
+    from dynamic_reconfigure.client import Client
+
+    from edge_offload_msgs.msg import Forecast, OffloadMode
+
+    node = graph.node("offload_manager_node", mode="auto", frames=1)
+    modes = graph.listen("offload/mode", OffloadMode)
+    forecasts = graph.publisher("offload/forecast", Forecast)
+    wait_for(lambda: forecasts.get_num_connections() > 0 and len(modes) == 1, "the manager")
+    assert "auto" not in {message.mode for message in modes.messages}, "auto is a policy, never a mode"
+
+    def tell(local, server, obstacle=""):
+        forecasts.publish(
+            Forecast(
+                mode=["local", "server"],
+                latency=[rospy.Duration(0, int(s * 1e9)) for s in (local, server)],
+                error=[rospy.Duration(0, 1_000_000)] * 2,
+                energy=[1.0, 1.0],
+                obstacle=["", obstacle],
+            )
+        )
+
+    tell(0.1, 0.4)
+    wait_for(lambda: len(modes) == 2, "the local mode")
+    assert (modes.messages[1].mode, modes.messages[1].policy) == ("local", "latency")
+    assert "server 400±1 ms" in modes.messages[1].reason
+    tell(0.4, 0.1)
+    wait_for(lambda: len(modes) == 3 and modes.messages[2].mode == "server", "the server")
+    tell(0.4, 0.1, "no server: the plug was pulled")
+    wait_for(lambda: len(modes) == 4, "the fallback")
+    assert "plug was pulled" in modes.messages[3].reason
+    knobs = Client(node.name, timeout=30)
+    assert knobs.update_configuration({"margin": 2.0})["margin"] == 2.0
+    knobs.update_configuration({"dry_run": True})
+    tell(0.4, 0.01)
+    wait_for(lambda: "dry run: latency would choose server" in graph.values(node).get("reason", ""), "what it would do")
+    assert len(modes) == 4
+
+
+def test_two_managers_are_told_on_diagnostics(graph):
+    first = graph.node("offload_manager_node", mode="local")
+    graph.node("offload_manager_node", name="another_manager", mode="server")
+    wait_for(lambda: graph.says(first, 2, "one manager only"), "the error")
+
+
 def test_bandwidth_is_what_the_transfers_had(graph):
     import rospy
 
@@ -199,14 +242,16 @@ def test_bandwidth_is_what_the_transfers_had(graph):
     latency = graph.publisher("offload/latency", Latency)
     wait_for(lambda: latency.get_num_connections() > 0 and len(told) > 0, "the monitor")
     assert told.messages[0].source == Bandwidth.NONE
-    cost = Latency(mode="server", bytes_up=1_000_000, bytes_down=1000, connected=True)
-    cost.uplink, cost.downlink = rospy.Duration(0, 100_000_000), rospy.Duration(0, 1_000_000)
+    cost = Latency(mode="server", bytes_up=1_000_000, bytes_down=100_000, connected=True)
+    # with the way through an empty link, which is no matter of bandwidth
+    cost.uplink, cost.downlink = rospy.Duration(0, 101_300_000), rospy.Duration(0, 101_300_000)
     cost.link_round_trip = rospy.Duration(0, 2_600_000)
     latency.publish(cost)
     found = wait_for(lambda: next((m for m in told.messages if m.samples), None), "an estimate", 10)
     assert (found.source, found.connected) == (Bandwidth.PASSIVE, True)
     assert found.uplink == pytest.approx(10e6)
     assert found.downlink == pytest.approx(1e6)
+    assert 0 < found.uplink_error < 0.5
     assert found.round_trip == rospy.Duration(0, 2_600_000)
     wait_for(lambda: told.messages[-1].samples == 0, "the end of the window", 10)
     assert told.messages[-1].uplink == 0

@@ -48,6 +48,13 @@ class ServerProcess:
         assert line.startswith("listening on "), f"the server said {line!r}"
         self.address = line.split()[2]
 
+    def freeze(self) -> None:
+        """SIGSTOP; returns when every thread stands still, which takes a while on a busy machine."""
+        self.process.send_signal(signal.SIGSTOP)
+        stats = pathlib.Path(f"/proc/{self.process.pid}/task").glob("*/stat")
+        for stat in list(stats):
+            until(lambda stat=stat: stat.read_text().rpartition(")")[2].split()[0] == "T", 20)
+
     def stop(self, how: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)

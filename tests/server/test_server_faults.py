@@ -56,7 +56,7 @@ def test_frozen_server_costs_one_wait_not_one_per_frame(own_server, robot):
     patience = PatienceLimits(cap_s=0.3, floor_s=0.3)
     bot = robot(server.address, "slow", example=X, seconds=0.0, patience=patience)
     bot.wait_open(X)
-    server.process.send_signal(signal.SIGSTOP)
+    server.freeze()
     reports = [bot.run(X)[1] for _ in range(50)]
     assert all(report.mode is Mode.LOCAL for report in reports)
     assert sum(report.round_trips for report in reports) <= 1

@@ -1,54 +1,258 @@
-"""Which mode a frame runs in: a policy decides, and the mode in force can be set from outside."""
+"""Policies: which mode the next frame runs in, from what it would cost in each, with a reason in words.
+
+A policy is a small class with a name and ``decide(Situation) -> Decision``; it holds no sockets, clocks or threads, so
+a bench can drive it through hours of a trace in seconds (:mod:`edge_offload.bench.adaptive`).
+"""
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass
-from typing import Protocol
+import abc
+import math
+from dataclasses import dataclass, field
+from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 
-from edge_offload.modes import Mode
+from edge_offload.errors import BadInput
+from edge_offload.manager.forecast import Forecast
+from edge_offload.modes import AUTO, Mode
+
+#: Modes that a policy may choose; the others are there to be compared with.
+CANDIDATES = (Mode.LOCAL, Mode.SERVER, Mode.REPLAY, Mode.SPLIT)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a policy may know.
+
+    Attributes:
+        now_s: monotonic time.
+        forecasts: the next frame in every mode that exists here.
+        deadline_s: time that the frame has; None if it has no deadline.
+        load: of the server, 0 to 1; nan if unknown.
+        power_budget_w: mean power that the robot may draw while it computes a frame; inf if there is no bound.
+    """
+
+    now_s: float
+    forecasts: Mapping[Mode, Forecast]
+    deadline_s: Optional[float] = None
+    load: float = math.nan
+    power_budget_w: float = math.inf
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The mode that a frame is asked to run in, and why, in words."""
+    """The mode that a frame is asked to run in, which policy says so, and why, in words."""
 
     mode: Mode
     reason: str
+    policy: str = "fixed"
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What can be turned while frames run.
+
+    Attributes:
+        margin: share by which another mode must be better before it is switched to, 0 to 1.
+        frames: decisions in a row that must favour the same other mode (a mode that cannot run is left at once).
+        sigmas: standard deviations that a latency must leave to the deadline.
+    """
+
+    margin: float = 0.08
+    frames: int = 2
+    sigmas: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.margin < 10 or not 1 <= self.frames <= 1000 or not 0 <= self.sigmas <= 10:
+            raise BadInput(f"{self}: out of range", remedy="margin 0 to 10, frames from 1, sigmas 0 to 10")
 
 
 class Policy(Protocol):
     """Decides per frame."""
 
-    def decide(self) -> Decision:
+    name: str
+
+    def decide(self, situation: Situation) -> Decision:
         """The mode for the frame that starts now."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class FixedPolicy:
-    """Always the same mode."""
+    """Always the same mode; the runtime falls back to local by itself when it cannot run."""
 
     mode: Mode
     reason: str = "fixed by configuration"
+    name: str = "fixed"
 
-    def decide(self) -> Decision:
+    def decide(self, situation: Situation) -> Decision:
         """The configured mode."""
-        return Decision(self.mode, self.reason)
+        return Decision(self.mode, self.reason, self.name)
 
 
-class ModeHolder:
-    """The policy in force, exchangeable while frames run (the service SetMode does). Thread-safe."""
+@dataclass
+class _Hysteresis:
+    """Keeps the mode in force until another one is better by a margin, several decisions in a row."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._lock = threading.Lock()
-        self._policy = policy
+    knobs: Knobs
+    mode: Optional[Mode] = None
+    rival: Optional[Mode] = None
+    count: int = 0
 
-    def set(self, policy: Policy) -> None:
-        """Let ``policy`` decide from the next frame on."""
-        with self._lock:
-            self._policy = policy
+    def settle(self, best: Mode, costs: Mapping[Mode, float]) -> Mode:
+        """``best`` has the lowest of ``costs``; the modes that may run now are its keys."""
+        held = self.mode
+        if held is None or held not in costs:
+            self.mode, self.rival, self.count = best, None, 0
+        elif best is held or costs[best] >= costs[held] * (1 - self.knobs.margin / (1 + self.knobs.margin)):
+            self.rival, self.count = None, 0
+        else:
+            self.count = self.count + 1 if self.rival is best else 1
+            self.rival = best
+            # twice as good is not noise
+            if self.count >= self.knobs.frames or costs[best] * 2 < costs[held]:
+                self.mode, self.rival, self.count = best, None, 0
+        assert self.mode is not None
+        return self.mode
 
-    def decide(self) -> Decision:
-        """What the policy in force says now."""
-        with self._lock:
-            return self._policy.decide()
+
+class _Choosing(abc.ABC):
+    """What the policies that choose have in common: obstacles, modes never tried, the power budget, hysteresis."""
+
+    name = ""
+
+    def __init__(self, knobs: Optional[Knobs] = None) -> None:
+        self.knobs = knobs or Knobs()
+        self._hysteresis = _Hysteresis(self.knobs)
+
+    def turn(self, knobs: Knobs) -> None:
+        """Use other knobs from now on."""
+        self.knobs = self._hysteresis.knobs = knobs
+
+    def decide(self, situation: Situation) -> Decision:
+        """See :class:`Policy`."""
+        able = {mode: forecast for mode, forecast in situation.forecasts.items() if not forecast.obstacle}
+        if not able:
+            return Decision(Mode.LOCAL, "no other mode can run", self.name)
+        for mode, forecast in able.items():
+            if not forecast.known:
+                return Decision(mode, f"{mode} has not run yet: it is tried", self.name)
+        within = {
+            mode: forecast
+            for mode, forecast in able.items()
+            if forecast.energy_j <= situation.power_budget_w * forecast.latency_s
+        }
+        best, costs, why = self._rank(within or able, situation)
+        mode = self._hysteresis.settle(best, costs)
+        return Decision(mode, self._words(mode, best, why, situation), self.name)
+
+    @abc.abstractmethod
+    def _rank(self, known: Dict[Mode, Forecast], situation: Situation) -> Tuple[Mode, Dict[Mode, float], str]:
+        """The best mode, the cost of those that are worth considering, and why."""
+
+    def _in_time(self, known: Mapping[Mode, Forecast], deadline_s: Optional[float]) -> Dict[Mode, Forecast]:
+        if deadline_s is None:
+            return dict(known)
+        sigmas = self.knobs.sigmas
+        return {mode: f for mode, f in known.items() if f.latency_s + sigmas * f.error_s <= deadline_s}
+
+    def _words(self, mode: Mode, best: Mode, why: str, situation: Situation) -> str:
+        parts: List[str] = []
+        for name, forecast in situation.forecasts.items():
+            if forecast.obstacle:
+                parts.append(f"{name} cannot run ({forecast.obstacle})")
+            elif forecast.known:
+                parts.append(
+                    f"{name} {forecast.latency_s * 1e3:.0f}±{forecast.error_s * 1e3:.0f} ms {forecast.energy_j:.2f} J"
+                )
+        held = "" if mode is best else f"; {best} looks better, but not by enough or not for long enough"
+        return f"{why}: {', '.join(parts)}{held}"
+
+
+class LatencyPolicy(_Choosing):
+    """The mode that is expected to finish first; with a deadline, among those that will most likely meet it."""
+
+    name = "latency"
+
+    def _rank(self, known: Dict[Mode, Forecast], situation: Situation) -> Tuple[Mode, Dict[Mode, float], str]:
+        in_time = self._in_time(known, situation.deadline_s)
+        costs = {mode: forecast.latency_s for mode, forecast in (in_time or known).items()}
+        best = min(costs, key=lambda mode: costs[mode])
+        if situation.deadline_s is not None and not in_time:
+            return best, costs, f"no mode is sure to meet the deadline, {best} is expected to finish first"
+        return best, costs, f"{best} is expected to finish first"
+
+
+class EnergyPolicy(_Choosing):
+    """The mode that costs the robot the least energy among those that meet the deadline; else the fastest."""
+
+    name = "energy"
+
+    def _rank(self, known: Dict[Mode, Forecast], situation: Situation) -> Tuple[Mode, Dict[Mode, float], str]:
+        in_time = self._in_time(known, situation.deadline_s)
+        if in_time:
+            costs = {mode: forecast.energy_j for mode, forecast in in_time.items()}
+            best = min(costs, key=lambda mode: costs[mode])
+            when = "" if situation.deadline_s is None else " among those in time"
+            return best, costs, f"{best} is expected to take the least energy{when}"
+        costs = {mode: forecast.latency_s for mode, forecast in known.items()}
+        best = min(costs, key=lambda mode: costs[mode])
+        return best, costs, f"no mode is sure to meet the deadline, {best} is expected to finish first"
+
+
+@dataclass
+class OraclePolicy:
+    """Knows what every mode will take, for measuring what the others lose: only a bench can ask it."""
+
+    latencies_s: Callable[[float], Mapping[Mode, float]]
+    name: str = "oracle"
+
+    def decide(self, situation: Situation) -> Decision:
+        """The mode of the least latency."""
+        latencies = self.latencies_s(situation.now_s)
+        mode = min(latencies, key=lambda mode: latencies[mode])
+        return Decision(mode, f"{mode} will take {latencies[mode] * 1e3:.0f} ms", self.name)
+
+
+#: Policies that can be asked for by name. ``auto`` is the default one.
+POLICIES: Dict[str, Callable[[], Policy]] = {AUTO: LatencyPolicy, "latency": LatencyPolicy, "energy": EnergyPolicy}
+
+
+def make_policy(name: str, knobs: Optional[Knobs] = None) -> Policy:
+    """The policy or fixed mode called ``name``.
+
+    Raises:
+        BadInput: there is none.
+    """
+    from edge_offload.modes import parse_mode
+
+    if name in POLICIES:
+        policy = POLICIES[name]()
+        if knobs is not None and isinstance(policy, _Choosing):
+            policy.turn(knobs)
+        return policy
+    return FixedPolicy(parse_mode(name))
+
+
+@dataclass
+class Manager:
+    """The policy in force, exchangeable while frames run. Not thread-safe: its owner locks.
+
+    Args:
+        policy: decides.
+        dry_run: the mode to keep whatever the policy says; the reason then says what it would have done.
+    """
+
+    policy: Policy
+    dry_run: Optional[Mode] = None
+    decision: Optional[Decision] = field(default=None, init=False)
+    switches: int = field(default=0, init=False)
+
+    def decide(self, situation: Situation) -> Decision:
+        """The mode for the frame that starts now; remembers it as :attr:`decision`."""
+        decision = self.policy.decide(situation)
+        if self.dry_run is not None:
+            words = f"dry run: {decision.policy} would choose {decision.mode}: {decision.reason}"
+            decision = Decision(self.dry_run, words, decision.policy)
+        if self.decision is not None and decision.mode is not self.decision.mode:
+            self.switches += 1
+        self.decision = decision
+        return decision

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import threading
 import time
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
@@ -14,8 +16,12 @@ from edge_offload.execute.executor import ModuleExecutor, canonical_input
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.tensors import TensorSpec, pack
 from edge_offload.link.client import Client
+from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.replies import LinkState
+from edge_offload.manager.forecast import Forecaster
+from edge_offload.manager.hedge import Hedge, Outcome
 from edge_offload.manager.patience import PatienceLimits
+from edge_offload.manager.policy import CANDIDATES, Situation
 from edge_offload.manager.runners import Attempt, FailedAttempt, LocalRunner, Runner
 from edge_offload.manager.server_mode import ServerRunner
 from edge_offload.models import registry
@@ -48,6 +54,7 @@ class OffloadedModule:
         robot_slowdown: emulate a robot that is so many times slower; 1 does not.
         patience: bounds on the wait for a reply.
         example: inputs of the shapes to come, so that the model is opened before the first frame.
+        hedging: start the local computation when a remote result is late by its own forecast; the first one wins.
         report_results: tell the server the results of calls with ``meta`` that it did not compute itself.
 
     Raises:
@@ -66,6 +73,7 @@ class OffloadedModule:
         robot_slowdown: float = 1.0,
         patience: Optional[PatienceLimits] = None,
         example: Optional[Sequence[torch.Tensor]] = None,
+        hedging: bool = True,
         report_results: bool = False,
     ) -> None:
         self.name = name
@@ -74,6 +82,12 @@ class OffloadedModule:
         executor = ModuleExecutor(module, device)
         own = fingerprint(executor.device)
         self._local = LocalRunner(executor, robot_slowdown)
+        self.forecaster = Forecaster()
+        self._hedging = hedging
+        self._hedge = Hedge(self._settled)
+        self._racing = threading.Lock()
+        self._raced = Mode.LOCAL
+        self._lock = threading.Lock()
         self._server: Optional[ServerRunner] = None
         self._runners: Dict[Mode, Runner] = {Mode.LOCAL: self._local}
         if client is not None:
@@ -101,7 +115,29 @@ class OffloadedModule:
     def obstacle(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
         runner = self._runners.get(mode)
-        return f"mode {mode} is not available for model {self.name!r}" if runner is None else runner.obstacle(inputs)
+        if runner is None:
+            return f"mode {mode} is not available for model {self.name!r}"
+        if mode is not Mode.LOCAL:
+            out = self._hedge.obstacle()
+            if out is not None:
+                return out
+        return runner.obstacle(inputs)
+
+    def reading(self, now: float) -> LinkReading:
+        """What is known of the link."""
+        return LinkReading() if self._client is None else self._client.estimator.reading(now)
+
+    def situation(self, inputs: Sequence[torch.Tensor], deadline_s: Optional[float] = None) -> Situation:
+        """What a policy needs to know to choose the mode of the next call, which is about to have these ``inputs``."""
+        obstacles = {mode: self.obstacle(mode, inputs) or "" for mode in CANDIDATES if mode in self._runners}
+        now = time.monotonic()
+        with self._lock:
+            forecasts = self.forecaster.forecasts(now, obstacles, self.reading(now), obstacles)
+        return Situation(now, forecasts, deadline_s)
+
+    def close(self) -> None:
+        """End the threads that wait for late results. The link is its owner's."""
+        self._hedge.close()
 
     def link_changed(self, state: LinkState, cause: str) -> None:
         """For the client's ``on_state``: see ``client``."""
@@ -138,36 +174,105 @@ class OffloadedModule:
         """
         began = time.monotonic()
         canonical = [_checked(tensor) for tensor in inputs]
-        attempt: Optional[Attempt] = None
+        outcome: Optional[Outcome] = None
         reason = ""
-        lost_bytes = lost_trips = 0
         if mode is not Mode.LOCAL:
             reason = self.obstacle(mode, canonical) or ""
             if not reason:
-                try:
-                    attempt = self._runners[mode].run(canonical, deadline_s, self._local.expected_s(), meta or {})
-                except EdgeOffloadError as error:
-                    reason = f"{mode}: {error}"
-                    if isinstance(error, FailedAttempt):
-                        lost_bytes, lost_trips = error.bytes_up, 1
-        ran = mode
-        if attempt is None:
-            ran, attempt = Mode.LOCAL, self._local.run(canonical)
+                outcome = self._run_remotely(mode, canonical, deadline_s, meta or {})
+                reason = outcome.reason and f"{mode}: {outcome.reason}"
+        if outcome is None:
+            outcome = Outcome(self._run_alone(canonical), remote=False)
+        report = self._account(outcome, mode, reason, time.monotonic() - began)
+        ran = report.mode
+        attempt = outcome.attempt
+        if self._report_results and meta is not None and ran is not Mode.SERVER:
+            self.report(attempt.outputs, report, meta)
+        return attempt.outputs, report
+
+    def _run_alone(self, inputs: Sequence[torch.Tensor]) -> Attempt:
+        return self._hedge.alone(lambda enough: self._local.run(inputs))
+
+    def _run_remotely(
+        self, mode: Mode, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], meta: Mapping[str, Any]
+    ) -> Outcome:
+        """Remotely, or locally after a failure; with a local rival where it is known when a result is late."""
+        runner, local_s = self._runners[mode], self._local.expected_s()
+        late_s = self._late_s(mode, deadline_s, local_s)
+        if not self._racing.acquire(blocking=False):
+            # another thread's call is under way: this one goes without a rival
+            try:
+                return Outcome(runner.run(inputs, deadline_s, local_s, meta), remote=True)
+            except EdgeOffloadError as error:
+                lost = error if isinstance(error, FailedAttempt) else None
+                return Outcome(self._run_alone(inputs), remote=False, reason=str(error), lost=lost)
+        try:
+            self._raced = mode
+            outcome = self._hedge.run(
+                # a local rival sees to the deadline: then the remote attempt may go on for as long as it makes sense
+                lambda: runner.run(inputs, deadline_s if math.isinf(late_s) else None, local_s, meta),
+                lambda enough: self._local.run(inputs, enough=enough),
+                late_s,
+            )
+        finally:
+            self._racing.release()
+        with self._lock:
+            self.forecaster.hedged(in_vain=outcome.hedged and outcome.remote)
+            if outcome.hedged and not outcome.remote:
+                self.forecaster.late(time.monotonic(), mode, late_s + outcome.local_s)
+        return outcome
+
+    def _late_s(self, mode: Mode, deadline_s: Optional[float], local_s: float) -> float:
+        """Seconds from now after which a result of ``mode`` counts as late; inf while too little is known."""
+        if not self._hedging or local_s <= 0:
+            return math.inf
+        now = time.monotonic()
+        with self._lock:
+            forecast = self.forecaster.forecast(now, mode, self.reading(now))
+        late_s = forecast.latency_s + forecast.late_s
+        if deadline_s is not None and deadline_s - local_s >= forecast.latency_s + forecast.error_s:
+            late_s = min(late_s, deadline_s - local_s)
+        return late_s if math.isfinite(late_s) else math.inf
+
+    def _settled(self, seconds: float, attempt: Optional[Attempt]) -> None:
+        """A remote result came too late; how late is worth knowing."""
+        if attempt is not None:
+            with self._lock:
+                self.forecaster.late(time.monotonic(), self._raced, seconds / 1.5)
+
+    def _account(self, outcome: Outcome, mode: Mode, reason: str, total_s: float) -> InferenceReport:
+        """The report of one inference, and what the forecaster learns from it."""
+        attempt = outcome.attempt
+        stages_s = dict(attempt.stages_s)
+        wasted_s = 0.0
+        lost_bytes = lost_trips = 0
+        if outcome.remote and outcome.hedged:
+            stages_s["compute_robot"] = stages_s.get("compute_robot", 0.0) + outcome.local_s
+            wasted_s = max(0.0, self._local.expected_s() - outcome.local_s)
+        elif outcome.lost is not None:
+            lost_bytes, lost_trips = outcome.lost.bytes_up, 1
+        elif outcome.hedged:
+            # the request is on its way still: the radio was busy while the robot waited
+            stages_s["uplink"] = max(0.0, total_s - stages_s["compute_robot"])
+            lost_bytes, lost_trips = self.forecaster.bytes_up(mode), 1
         report = InferenceReport(
-            mode=ran,
+            mode=mode if outcome.remote else Mode.LOCAL,
             model=self.name,
-            total_s=time.monotonic() - began,
-            stages_s=attempt.stages_s,
+            total_s=total_s,
+            stages_s=stages_s,
             bytes_up=attempt.bytes_up + lost_bytes,
             bytes_down=attempt.bytes_down,
             round_trips=attempt.round_trips + lost_trips,
             clock_error_s=attempt.clock_error_s,
             emulated_slowdown=self._local.slowdown,
             fallback_reason=reason,
+            hedged=outcome.hedged,
+            wasted_s=wasted_s,
         )
-        if self._report_results and meta is not None and ran is not Mode.SERVER:
-            self.report(attempt.outputs, report, meta)
-        return attempt.outputs, report
+        now = time.monotonic()
+        with self._lock:
+            self.forecaster.note(now, report, self.reading(now))
+        return report
 
     def report(self, outputs: Sequence[torch.Tensor], report: InferenceReport, meta: Mapping[str, Any]) -> bool:
         """Tell the server a frame's result, for its operator; False when it could not be sent. Never waits."""

@@ -1,23 +1,32 @@
-"""tells what the link carries, from the transfers of the inferences.
+"""tells what the link carries: from the transfers of the inferences, and by probes of its own when there are none.
 
 Publishes:
-  offload/bandwidth   edge_offload_msgs/Bandwidth: rates of the recent transfers; 0 when there were none
+  offload/bandwidth   edge_offload_msgs/Bandwidth: the estimate, its uncertainty and age; rates are 0 while unknown
 
 Subscribes:
   offload/latency     edge_offload_msgs/Latency: bytes and durations of every transfer, round trip and clock offset
+
+With ~server it has a connection of its own, over which it probes while no inference uses the link: about 2 % of what
+the link carries. Without it, only transfers are measured.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections import deque
-from typing import Any, Deque, NamedTuple, Optional
+from typing import Any, Optional
 
 import rospy
 from std_msgs.msg import Header
 
+from edge_offload.link.client import Client
 from edge_offload.link.clock import WARN_S
+from edge_offload.link.estimate.estimator import ACTIVE, NONE, LinkEstimator
+from edge_offload.link.estimate.prober import Prober
+from edge_offload.link.estimate.wireless import wifi_signal
+from edge_offload.link.keys import KeyStore
+from edge_offload.link.replies import LinkState
 from edge_offload.nodes.base import Node
 from edge_offload.nodes.compose import duration
 from edge_offload.nodes.params import Param
@@ -25,85 +34,52 @@ from edge_offload.nodes.ticker import Ticker
 from edge_offload_msgs.msg import Bandwidth, Latency
 
 
-class Rate(NamedTuple):
-    """Bytes that took so many seconds in one direction."""
-
-    bytes: int
-    seconds: float
-
-
-class TransferWindow:
-    """The transfers of the last seconds, and the rates that they had."""
-
-    def __init__(self, window_s: float) -> None:
-        self._window_s = window_s
-        self._transfers: Deque = deque()
-
-    def add(self, now: float, up: Rate, down: Rate) -> None:
-        """Note a transfer that ended ``now``."""
-        self._transfers.append((now, up, down))
-
-    def forget(self, now: float) -> None:
-        """Drop what is older than the window."""
-        while self._transfers and now - self._transfers[0][0] > self._window_s:
-            self._transfers.popleft()
-
-    def __len__(self) -> int:
-        return len(self._transfers)
-
-    @property
-    def uplink(self) -> float:
-        """Bytes/s, robot to server."""
-        return self._rate([up for _, up, _ in self._transfers])
-
-    @property
-    def downlink(self) -> float:
-        """Bytes/s, server to robot."""
-        return self._rate([down for _, _, down in self._transfers])
-
-    @property
-    def last(self) -> Optional[float]:
-        """When the newest transfer ended."""
-        return self._transfers[-1][0] if self._transfers else None
-
-    @staticmethod
-    def _rate(rates: Any) -> float:
-        """The large transfers decide: a small one measures the delay of the link, not its rate."""
-        seconds = sum(rate.seconds for rate in rates)
-        return sum(rate.bytes for rate in rates) / seconds if seconds > 0 else 0.0
-
-
 class BandwidthMonitorNode(Node):
     """See the module's docstring."""
 
     name = "bandwidth_monitor_node"
     declared = (
-        Param("rate", 2.0, "messages per second", low=0.1, high=100.0),
-        Param("window", 2.0, "s of transfers that count", low=0.1, high=600.0),
+        Param("rate", 5.0, "messages per second", low=0.1, high=100.0),
+        Param("window", 10.0, "s after which a measurement says nothing any more", low=0.1, high=600.0),
         Param("peer", "", "address of the server, as it is shown"),
+        Param("server", "", "address of the server to probe, tcp://host:port; none: no probes"),
+        Param("keys", "", "key directory; none: the user's"),
+        Param("probe_interval", 0.5, "s without transfers before the link is probed", low=0.05, high=60.0),
+        Param("probe_share", 0.02, "of the link's capacity that probes may take", low=0.0, high=0.5),
     )
 
     def start(self) -> None:
         self._lock = threading.Lock()
-        self._window = TransferWindow(self.params["window"])
         self._latest: Optional[Any] = None
+        self._estimator = LinkEstimator()
+        self._client: Optional[Client] = None
+        if self.params["server"]:
+            keys = KeyStore(self.params["keys"]) if self.params["keys"] else None
+            self._client = Client(self.params["server"], keys=keys).start()
+            self._estimator = self._client.estimator
+            self._prober = Prober(self._client, self.params["probe_interval"], self.params["probe_share"]).start()
         self._publisher = rospy.Publisher("offload/bandwidth", Bandwidth, queue_size=10)
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=100)
         self._ticker = Ticker(1.0 / self.params["rate"], self._tick, self.fault)
         self._ticker.start()
 
     def stop(self) -> None:
-        if hasattr(self, "_ticker"):
-            self._ticker.close()
+        for attribute in ("_ticker", "_prober"):
+            if hasattr(self, attribute):
+                getattr(self, attribute).close()
+        if getattr(self, "_client", None) is not None:
+            self._client.close()  # type: ignore[union-attr]
 
     def _on_latency(self, message: Any) -> None:
         with self._lock:
             self._latest = message
-            if message.bytes_up and message.uplink.to_sec() > 0:
-                up = Rate(message.bytes_up, message.uplink.to_sec())
-                down = Rate(message.bytes_down, message.downlink.to_sec())
-                self._window.add(time.monotonic(), up, down)
         error = message.clock_error.to_sec()
+        if message.bytes_up and message.uplink.to_sec() > 0 and not message.fallback_reason:
+            up, down = message.uplink.to_sec(), message.downlink.to_sec()
+            now = time.monotonic()
+            if self._client is None:
+                self._estimator.round_trip(now, message.link_round_trip.to_sec())
+            self._estimator.sample(now, message.bytes_up, up, message.bytes_down, down, error)
         if message.connected and error > WARN_S:
             self.health.warn(
                 "clock", f"clock offset is known only to {error * 1e3:.0f} ms: one-way times are unreliable"
@@ -112,23 +88,39 @@ class BandwidthMonitorNode(Node):
             self.health.clear("clock")
 
     def _tick(self) -> None:
-        now = time.monotonic()
+        reading = self._estimator.reading(time.monotonic())
         with self._lock:
-            self._window.forget(now)
             latest = self._latest
-            message = Bandwidth(header=Header(stamp=rospy.Time.now()), peer=self.params["peer"])
-            message.samples = len(self._window)
-            if message.samples:
-                message.source = Bandwidth.PASSIVE
-                message.uplink, message.downlink = self._window.uplink, self._window.downlink
-                message.age = duration(now - (self._window.last or now))
-        if latest is not None:
+        message = Bandwidth(header=Header(stamp=rospy.Time.now()), peer=self.params["peer"] or self.params["server"])
+        if reading.source != NONE and reading.age_s <= self.params["window"]:
+            message.source = Bandwidth.ACTIVE if reading.source == ACTIVE else Bandwidth.PASSIVE
+            message.uplink, message.downlink = reading.uplink, reading.downlink
+            message.uplink_error, message.downlink_error = (
+                _finite(reading.uplink_error),
+                _finite(reading.downlink_error),
+            )
+            message.samples, message.age = reading.samples, duration(reading.age_s)
+        if self._client is not None:
+            clock = self._client.clock
+            message.connected = self._client.state is LinkState.READY
+            message.round_trip = duration(reading.rtt_s)
+            if message.connected:
+                message.clock_offset, message.clock_error = duration(clock.offset_s), duration(clock.error_s)
+            self.health.value("probes", self._prober.sent)
+        elif latest is not None:
             message.connected = latest.connected
             message.round_trip = latest.link_round_trip
             message.clock_offset, message.clock_error = latest.clock_offset, latest.clock_error
+        signal = wifi_signal()
+        message.wifi_interface = signal.interface if signal is not None else ""
+        message.wifi_signal = signal.level_dbm if signal is not None else math.nan
         self.health.value("uplink MB/s", message.uplink / 1e6)
         self.health.value("downlink MB/s", message.downlink / 1e6)
         self._publisher.publish(message)
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
 
 
 NODE = BandwidthMonitorNode

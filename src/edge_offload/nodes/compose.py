@@ -8,9 +8,12 @@ from typing import Any, Dict
 import rospy
 from std_msgs.msg import Header
 
+from edge_offload.errors import BadInput
+from edge_offload.manager.forecast import Forecast as ModeForecast
+from edge_offload.manager.policy import Situation
 from edge_offload.modes import TABLE, Mode, parse_mode
 from edge_offload.timing import STAGES, InferenceReport
-from edge_offload_msgs.msg import Latency, OffloadMode
+from edge_offload_msgs.msg import Forecast, Latency, OffloadMode
 
 MAX_DURATION_S = 2.0**31 - 1
 """Seconds; what a ROS duration holds."""
@@ -71,6 +74,39 @@ def report_of(message: Any) -> InferenceReport:
         emulated_slowdown=message.emulated_slowdown,
         fallback_reason=message.fallback_reason,
     )
+
+
+def forecast_message(situation: Situation, header: Any) -> Forecast:
+    """What the next frame would cost in each mode."""
+    forecasts = list(situation.forecasts.values())
+    return Forecast(
+        header=copy_header(header),
+        mode=[forecast.mode.value for forecast in forecasts],
+        latency=[duration(forecast.latency_s) for forecast in forecasts],
+        error=[duration(forecast.error_s) for forecast in forecasts],
+        energy=[forecast.energy_j for forecast in forecasts],
+        obstacle=[forecast.obstacle for forecast in forecasts],
+        deadline=duration(situation.deadline_s or 0.0),
+    )
+
+
+def situation_of(message: Any, now_s: float, power_budget_w: float = math.inf) -> Situation:
+    """What a ``Forecast`` message says, for a policy.
+
+    Raises:
+        BadInput: its arrays do not fit together, or it names a mode that does not exist.
+    """
+    arrays = (message.mode, message.latency, message.error, message.energy, message.obstacle)
+    if len({len(array) for array in arrays}) != 1:
+        raise BadInput("the arrays of a forecast differ in length", remedy="one entry per mode in each")
+    forecasts = {}
+    for name, latency, error, energy, obstacle in zip(*arrays):
+        mode, seconds = parse_mode(name), latency.to_sec()
+        if seconds > 0:
+            forecasts[mode] = ModeForecast(mode, seconds, error.to_sec(), float(energy), obstacle)
+        else:
+            forecasts[mode] = ModeForecast(mode, obstacle=obstacle)
+    return Situation(now_s, forecasts, message.deadline.to_sec() or None, power_budget_w=power_budget_w)
 
 
 def mode_message(mode: Mode, policy: str, reason: str) -> OffloadMode:

@@ -5,11 +5,13 @@ Subscribes:
   camera/camera_info            sensor_msgs/CameraInfo: needed for positions in space
   camera/depth/image_raw        sensor_msgs/Image 16UC1 or 32FC1, aligned with the image (only with ~depth)
   offload/mode                  edge_offload_msgs/OffloadMode: where to run from now on
+  offload/bandwidth             edge_offload_msgs/Bandwidth: how the link is while no inference uses it
   /tf, /tf_static               pose of the camera in ~world_frame, whose ground is z = 0
 
 Publishes, exactly one of each for every frame taken up, with the frame's stamp:
   kapao/people                  edge_offload_msgs/PersonArray, empty when there is nobody
   offload/latency               edge_offload_msgs/Latency: the mode that really ran, time by stage, bytes, energy
+  offload/forecast              edge_offload_msgs/Forecast: what the next frame would cost in each mode
 and while somebody listens:
   kapao/overlay                 sensor_msgs/Image, annotated; kapao/overlay/compressed (JPEG)
   kapao/markers                 visualization_msgs/MarkerArray: people whose position is known
@@ -33,9 +35,11 @@ from sensor_msgs.msg import CompressedImage, Image
 from visualization_msgs.msg import MarkerArray
 
 from edge_offload.errors import EdgeOffloadError
+from edge_offload.link.estimate.estimator import ACTIVE, LinkReading
+from edge_offload.manager.policy import POLICIES
 from edge_offload.modes import TABLE, Mode, names, parse_mode
 from edge_offload.nodes.base import Node
-from edge_offload.nodes.compose import duration, latency_message
+from edge_offload.nodes.compose import duration, forecast_message, latency_message
 from edge_offload.nodes.convert import bgr_to_image, bgr_to_jpeg, image_to_bgr
 from edge_offload.nodes.intake import CameraIntake, DepthIntake, Frame, ImageIntake
 from edge_offload.nodes.network import Network
@@ -49,9 +53,9 @@ from edge_offload.perception.target import RULES, TargetSelector
 from edge_offload.perception.tracking import TrackedPerson, Tracker, TrackerConfig
 from edge_offload.power.detect import CHOICES, open_meter
 from edge_offload.power.source import MEASURED
-from edge_offload.power.states import StateTimeline
+from edge_offload.power.states import COMPUTE, StateTimeline
 from edge_offload.timing import InferenceReport
-from edge_offload_msgs.msg import Latency, OffloadMode, PersonArray, Power
+from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode, PersonArray, Power
 
 DRAIN_S = 10.0
 
@@ -62,7 +66,7 @@ class KapaoNode(Node):
     name = "kapao_node"
     declared = (
         *Network.declared,
-        Param("mode", Mode.LOCAL.value, "mode until offload/mode says another", choices=names()),
+        Param("mode", Mode.LOCAL.value, "mode until offload/mode says another", choices=(*names(), *POLICIES)),
         Param("server_wait", 0.0, "s that the start waits for the server, so that the first images find it", low=0.0),
         Param("deadline", 0.0, "s from the arrival of an image to its result; 0: none", low=0.0),
         Param("every_frame", False, "work on every image instead of the latest"),
@@ -79,7 +83,9 @@ class KapaoNode(Node):
 
     def start(self) -> None:
         params = self.params
-        self._mode, self._mode_reason = parse_mode(params["mode"]), "parameter ~mode"
+        # a policy is the manager's: until it speaks, whatever cannot run on the server runs here
+        mode = Mode.SERVER.value if params["mode"] in POLICIES else params["mode"]
+        self._mode, self._mode_reason = parse_mode(mode), "parameter ~mode"
         self._results = 0
         self._camera = CameraIntake(self, "camera/camera_info", params["world_frame"])
         self._network = Network(params, self.health)
@@ -102,6 +108,7 @@ class KapaoNode(Node):
             DepthIntake(self, "camera/depth/image_raw", params["depth_tolerance"]) if params["depth"] else None
         )
         rospy.Subscriber("offload/mode", OffloadMode, self.callback(self._on_mode), queue_size=4)
+        rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
         size = self._camera.size(min(params["server_wait"], 5.0))
         if size is not None:
             self._network.warm_up(self._mode, *size, wait_s=params["server_wait"])
@@ -112,6 +119,7 @@ class KapaoNode(Node):
     def _advertise(self) -> None:
         self._people = rospy.Publisher("kapao/people", PersonArray, queue_size=100)
         self._latency = rospy.Publisher("offload/latency", Latency, queue_size=100)
+        self._forecast = rospy.Publisher("offload/forecast", Forecast, queue_size=10)
         self._overlay = rospy.Publisher("kapao/overlay", Image, queue_size=8)
         self._overlay_jpeg = rospy.Publisher("kapao/overlay/compressed", CompressedImage, queue_size=2)
         self._markers = rospy.Publisher("kapao/markers", MarkerArray, queue_size=4)
@@ -143,7 +151,13 @@ class KapaoNode(Node):
             rospy.loginfo(f"mode {mode} from now on: {message.reason}")
         self._mode, self._mode_reason = mode, message.reason
 
+    def _on_bandwidth(self, message: Any) -> None:
+        if message.source == Bandwidth.ACTIVE:
+            rates = (message.uplink, message.downlink, message.uplink_error, message.downlink_error)
+            self._network.adopt(LinkReading(*rates, source=ACTIVE, age_s=message.age.to_sec()))
+
     def _run(self, inputs: Any) -> Any:
+        self._inputs = inputs
         # what is left of the time allowed, counted from the arrival of the image
         deadline = self.params["deadline"]
         left = max(0.0, deadline - (time.monotonic() - self._current.received_s)) if deadline else None
@@ -200,6 +214,8 @@ class KapaoNode(Node):
         )
         self._people.publish(people_message(header, report, self._size, result.people, placed, target))
         self._publish_latency(header, report, energy, measured)
+        situation = self._network.situation(self._inputs, self.params["deadline"] or None)
+        self._forecast.publish(forecast_message(situation, header))
         if self._markers.get_num_connections():
             self._markers.publish(marker_message(header, placed, target))
         if self._overlay.get_num_connections() or self._overlay_jpeg.get_num_connections():
@@ -223,6 +239,8 @@ class KapaoNode(Node):
     def _energy(self, frame: Frame, report: InferenceReport) -> Tuple[float, bool]:
         """Joules from taking the frame up to its result."""
         self._timeline.add_report(report, frame.received_s)
+        ended = frame.received_s + report.total_s
+        self._timeline.add(COMPUTE, ended, ended + report.wasted_s)
         began = frame.received_s + report.stages_s["queue"]
         energy = self._meter.energy_between(began, max(began, frame.received_s + report.total_s))
         return energy.joules, energy.source == MEASURED

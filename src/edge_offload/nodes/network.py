@@ -9,9 +9,11 @@ import numpy as np
 
 from edge_offload.execute.threads import pin
 from edge_offload.link.client import Client
+from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.keys import KeyStore
 from edge_offload.link.replies import LinkState
 from edge_offload.manager.device_mode import DeviceModule, DeviceRunner, installed_device
+from edge_offload.manager.policy import Situation
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.models.registry import build_estimator, state_hash
 from edge_offload.modes import Mode
@@ -113,6 +115,16 @@ class Network:
             self._health.warn("start", f"waiting for mode {mode}: {obstacle}")
             time.sleep(0.05)
             obstacle = self._module.obstacle(mode, [image])
+
+    def situation(self, inputs: Sequence[Any], deadline_s: Optional[float]) -> Situation:
+        """What the next call with such inputs would cost in each mode."""
+        assert self._module is not None
+        return self._module.situation(inputs, deadline_s)
+
+    def adopt(self, reading: LinkReading) -> None:
+        """Take over a measurement of the link that is newer than the own ones."""
+        if self._client is not None:
+            self._client.estimator.adopt(time.monotonic(), reading)
 
     def refresh(self, needed: bool) -> None:
         """Say on /diagnostics how the link stands; ``needed``: the mode asked for cannot do without it."""

@@ -4,25 +4,38 @@ Publishes:
   offload/mode       edge_offload_msgs/OffloadMode, latched: the mode in force, published when it changes
 
 Subscribes:
+  offload/forecast   edge_offload_msgs/Forecast: what the next frame would cost in each mode
   offload/latency    edge_offload_msgs/Latency: which mode really ran; a difference is told on /diagnostics
+  offload/mode       to find out whether another manager publishes it, too
 
 Services:
-  offload/set_mode   edge_offload_msgs/SetMode: put another mode in force
+  offload/set_mode   edge_offload_msgs/SetMode: put another mode or policy in force
+
+With ~mode auto (the same as latency) the mode that is expected to finish first is chosen, frame by frame; with energy
+the one that takes the least energy among those that meet the deadline. The node that computes falls back to local by
+itself whenever the mode in force cannot run.
+
+~margin, ~frames, ~sigmas, ~power_budget and ~dry_run can be turned while it runs:
+  rosrun dynamic_reconfigure dynparam set offload_manager_node margin 0.2
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import threading
+import time
+from typing import Any, ClassVar, Dict, Optional, Tuple
 
 import rospy
 
 from edge_offload.errors import BadInput
-from edge_offload.manager.policy import FixedPolicy, ModeHolder
-from edge_offload.modes import Mode, names, parse_mode
+from edge_offload.manager.policy import POLICIES, Decision, FixedPolicy, Knobs, Manager, Situation, make_policy
+from edge_offload.modes import AUTO, TABLE, Mode, names
+from edge_offload.nodes import reconfigure
 from edge_offload.nodes.base import Node
-from edge_offload.nodes.compose import mode_message
+from edge_offload.nodes.compose import mode_message, situation_of
 from edge_offload.nodes.params import Param
-from edge_offload_msgs.msg import Latency, OffloadMode
+from edge_offload_msgs.msg import Forecast, Latency, OffloadMode
 from edge_offload_msgs.srv import SetMode, SetModeResponse
 
 
@@ -30,48 +43,108 @@ class OffloadManagerNode(Node):
     """See the module's docstring."""
 
     name = "offload_manager_node"
-    declared = (Param("mode", Mode.SERVER.value, "mode in force at the start", choices=names()),)
+    knobs: ClassVar[Tuple[Param, ...]] = (
+        Param(
+            "margin", Knobs.margin, "share by which another mode must be better to be switched to", low=0.0, high=5.0
+        ),
+        Param("frames", Knobs.frames, "forecasts in a row that must favour it", low=1, high=100),
+        Param("sigmas", Knobs.sigmas, "standard deviations that a latency must leave to the deadline", low=0, high=10),
+        Param("power_budget", 0.0, "W that the robot may draw while it computes a frame; 0: no bound", low=0.0),
+        Param("dry_run", False, "keep the mode in force and only say what would be chosen"),
+    )
+    declared = (
+        Param("mode", AUTO, "mode in force at the start, or a policy that chooses", choices=(*names(), *POLICIES)),
+        *knobs,
+    )
 
     def start(self) -> None:
-        mode = parse_mode(self.params["mode"])
-        self._holder = ModeHolder(FixedPolicy(mode, "set by the parameter ~mode"))
-        self._policy = "fixed"
+        self._lock = threading.Lock()
         self._publisher = rospy.Publisher("offload/mode", OffloadMode, queue_size=1, latch=True)
-        self._announce()
+        self._values = {knob.name: self.params[knob.name] for knob in self.knobs}
+        self._situation: Optional[Situation] = None
+        self._told: Optional[Decision] = None
+        mode = self.params["mode"]
+        self._manager = Manager(self._policy(mode, "set by the parameter ~mode"))
+        if mode in POLICIES:
+            # until the first forecast comes: a mode that cannot run yet is answered locally anyway
+            self._announce(Decision(Mode.SERVER, "nothing is known yet", self._manager.policy.name))
+        else:
+            self._announce(self._manager.decide(Situation(time.monotonic(), {})))
+        self._server = reconfigure.serve(self.knobs, self._values, self._turned)
+        rospy.Subscriber("offload/forecast", Forecast, self.callback(self._on_forecast), queue_size=100)
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=100)
+        rospy.Subscriber("offload/mode", OffloadMode, self.callback(self._on_mode), queue_size=10)
         self._service = rospy.Service("offload/set_mode", SetMode, self._set_mode)
 
     def stop(self) -> None:
         if hasattr(self, "_service"):
             self._service.shutdown()
 
-    def _announce(self) -> None:
-        decision = self._holder.decide()
+    def _policy(self, name: str, reason: str) -> Any:
+        knobs = Knobs(self._values["margin"], self._values["frames"], self._values["sigmas"])
+        policy = make_policy(name, knobs)
+        return FixedPolicy(policy.mode, reason) if isinstance(policy, FixedPolicy) else policy
+
+    def _turned(self, values: Dict[str, Any]) -> None:
+        with self._lock:
+            self._values = values
+            policy = self._manager.policy
+            if not isinstance(policy, FixedPolicy):
+                policy.turn(Knobs(values["margin"], values["frames"], values["sigmas"]))  # type: ignore[attr-defined]
+            held = self._told.mode if self._told is not None else Mode.SERVER
+            self._manager.dry_run = held if values["dry_run"] else None
+
+    def _on_forecast(self, message: Any) -> None:
+        budget = self._values["power_budget"] or math.inf
+        with self._lock:
+            self._situation = situation_of(message, time.monotonic(), budget)
+            self._announce(self._manager.decide(self._situation))
+
+    def _announce(self, decision: Decision) -> None:
+        """Publish a change of mode or policy; the reason on /diagnostics is always the latest."""
+        told, self._told = self._told, decision
         self.health.value("mode", decision.mode)
+        self.health.value("policy", decision.policy)
         self.health.value("reason", decision.reason)
-        self._publisher.publish(mode_message(decision.mode, self._policy, decision.reason))
-        rospy.loginfo(f"mode {decision.mode}: {decision.reason}")
+        self.health.value("switches", self._manager.switches)
+        if told is None or (told.mode, told.policy) != (decision.mode, decision.policy):
+            self._publisher.publish(mode_message(decision.mode, decision.policy, decision.reason))
+            rospy.loginfo(f"mode {decision.mode} ({decision.policy}): {decision.reason}")
 
     def _set_mode(self, request: Any) -> Any:
+        caller = request._connection_header.get("callerid", "somebody")
+        wanted = request.mode.strip().lower()
         try:
-            mode = parse_mode(request.mode)
+            policy = self._policy(wanted, f"asked for by {caller} through offload/set_mode")
         except BadInput as error:
             return SetModeResponse(False, str(error))
-        before = self._holder.decide().mode
-        caller = request._connection_header.get("callerid", "somebody")
-        self._holder.set(FixedPolicy(mode, f"asked for by {caller} through offload/set_mode"))
-        self._policy = "service"
-        self._announce()
-        return SetModeResponse(True, f"{mode} is in force; it was {before}")
+        if isinstance(policy, FixedPolicy):
+            policy.name = "service"
+        with self._lock:
+            before = self._told.mode if self._told is not None else Mode.LOCAL
+            self._manager.policy = policy
+            situation = self._situation or Situation(time.monotonic(), {})
+            if situation.forecasts or isinstance(policy, FixedPolicy):
+                self._announce(self._manager.decide(situation))
+            else:
+                self._announce(Decision(before, f"{wanted} was asked for by {caller}", policy.name))
+        return SetModeResponse(True, f"{wanted} is in force; it was {before}")
+
+    def _on_mode(self, message: Any) -> None:
+        sender = message._connection_header.get("callerid", "")
+        if sender != rospy.get_name():
+            self.health.error("manager", f"{sender} decides on the mode, too: there must be one manager only")
 
     def _on_latency(self, message: Any) -> None:
-        wanted = self._holder.decide().mode
+        told = self._told
         self.health.value("mode that ran", message.mode)
-        if message.mode == wanted.value:
+        if told is None or message.mode == told.mode.value:
             self.health.clear("mode")
             return
         cause = message.fallback_reason or "the change has not reached the node yet"
-        self.health.warn("mode", f"{wanted} is in force, {message.mode} ran: {cause}")
+        # a policy looks for another mode by itself; one that was asked for and does not run is worth a warning
+        if told.policy not in POLICIES or (TABLE[told.mode].needs_link and message.fallback_reason):
+            self.health.warn("mode", f"{told.mode} is in force, {message.mode} ran: {cause}")
 
 
 NODE = OffloadManagerNode

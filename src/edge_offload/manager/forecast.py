@@ -1,0 +1,199 @@
+"""What the next frame would cost in each mode: latency with its uncertainty, energy, from the frames before it.
+
+A remote mode's latency is taken apart. What the link decides (bytes over bandwidth, both ways) is predicted from the
+bandwidth *now*; waiting at the server fades, because a queue of ten seconds ago says little; the rest (coding, compute,
+overhead) is an average of the frames that ran in the mode. The errors that these predictions turned out to have give
+the uncertainty. Pure: time comes in as an argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Deque, Dict, Iterable, Mapping, Optional
+
+from edge_offload.link.estimate.estimator import LinkReading
+from edge_offload.modes import TABLE, Mode
+from edge_offload.power.states import StatePowers
+from edge_offload.timing import InferenceReport
+
+#: Share of a new frame in the averages.
+GAIN = 0.2
+#: Seconds after which half of what was waited for at the server is forgotten.
+FADE_S = 2.0
+#: Seconds after which half of a lateness without a result is forgotten: then the mode is worth another try.
+LATE_FADE_S = 3.0
+#: Frames whose errors make the uncertainty.
+ERRORS = 64
+#: Remote frames among which local computations in vain are counted.
+HEDGES = 100
+#: A forecast from a single frame is no better than this (share of the latency).
+FIRST_ERROR = 0.2
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The next frame in one mode.
+
+    Attributes:
+        mode: the mode.
+        latency_s: expected, from the call to usable outputs; nan if it has never run.
+        error_s: one standard deviation of it.
+        energy_j: expected energy of the robot over the frame; nan if it has never run.
+        obstacle: why the mode cannot run now, in words; empty when it can.
+        late_s: how much later than expected a result may be before it counts as late (see :class:`Forecaster`).
+    """
+
+    mode: Mode
+    latency_s: float = math.nan
+    error_s: float = math.inf
+    energy_j: float = math.nan
+    obstacle: str = ""
+    late_s: float = math.inf
+
+    @property
+    def known(self) -> bool:
+        """Whether the mode has run."""
+        return math.isfinite(self.latency_s)
+
+
+class _ModeHistory:
+    """What frames of one mode cost."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.mode = mode
+        self.frames = 0
+        self.updated_s = -math.inf
+        self.rest_s = self.queue_s = self.compute_s = self.link_s = 0.0
+        self.bytes_up = self.bytes_down = 0.0
+        self.late_s = 0.0
+        self.late_since_s = -math.inf
+        self.errors: Deque[float] = deque(maxlen=ERRORS)
+
+    def note(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
+        expected = self.latency_s(now, reading) if self.frames else None
+        stages = report.stages_s
+        link_s = stages["uplink"] + stages["downlink"]
+        if expected is not None:
+            self.errors.append(report.total_s - expected)
+        gain = max(GAIN, 1 / (self.frames + 1))
+        # what is seldom run is believed at once: its averages are of another time
+        if now - self.updated_s > 10.0:
+            gain = max(gain, 0.5)
+        for name, value in (
+            ("rest_s", report.total_s - link_s - stages["queue"]),
+            ("queue_s", stages["queue"]),
+            ("compute_s", stages["encode"] + stages["compute_robot"] + stages["decode"]),
+            ("link_s", link_s),
+            ("bytes_up", report.bytes_up),
+            ("bytes_down", report.bytes_down),
+        ):
+            setattr(self, name, getattr(self, name) + gain * (value - getattr(self, name)))
+        self.frames += 1
+        self.updated_s = now
+        self.late_s = 0.0
+
+    def transfer_s(self, reading: LinkReading) -> float:
+        """Time on the link, both ways, at the bandwidth of ``reading``."""
+        if reading.uplink <= 0 or not self.bytes_up:
+            return self.link_s
+        delay_s = 0.0 if math.isnan(reading.rtt_s) else reading.rtt_s
+        down = reading.downlink if reading.downlink > 0 else reading.uplink
+        return delay_s + self.bytes_up / reading.uplink + self.bytes_down / down
+
+    def latency_s(self, now: float, reading: LinkReading) -> float:
+        age_s = max(0.0, now - self.updated_s)
+        expected = max(0.0, self.rest_s + self.queue_s * 0.5 ** (age_s / FADE_S) + self.transfer_s(reading))
+        late_s = self.late_s * 0.5 ** (max(0.0, now - self.late_since_s) / LATE_FADE_S)
+        return float(max(expected, late_s))
+
+    def error_s(self, now: float, reading: LinkReading) -> float:
+        expected = self.latency_s(now, reading)
+        own = FIRST_ERROR * expected
+        if len(self.errors) >= 4:
+            own = math.sqrt(sum(error**2 for error in self.errors) / len(self.errors))
+        if not TABLE[self.mode].needs_link or not math.isfinite(reading.uplink_error):
+            return own
+        return math.hypot(own, self.transfer_s(reading) * min(1.0, reading.uplink_error))
+
+    def tail_s(self) -> float:
+        """How much later than forecast the slowest frames in fifty were."""
+        if len(self.errors) < 8:
+            return math.inf
+        ordered = sorted(self.errors)
+        return ordered[min(len(ordered) - 1, math.ceil(0.98 * len(ordered)) - 1)]
+
+
+class Forecaster:
+    """Learns from reports, answers with a :class:`Forecast` per mode. One thread at a time.
+
+    Args:
+        powers: the robot's power by state, for the energy.
+    """
+
+    #: A remote frame is late when its delay exceeds what happens once in fifty frames by this (seconds), ...
+    SLACK_S = 0.01
+    #: ... and this multiple of the standard deviation.
+    LATE_SIGMAS = 3.0
+
+    def __init__(self, powers: Optional[StatePowers] = None) -> None:
+        self._powers = powers or StatePowers()
+        self._modes: Dict[Mode, _ModeHistory] = {}
+        self._hedges: Deque[bool] = deque(maxlen=HEDGES)
+
+    def note(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
+        """A frame was finished. One that fell back teaches what local costs, not how long the fallback took."""
+        if report.mode is Mode.LOCAL and (report.fallback_reason or report.hedged):
+            seconds = report.stages_s["compute_robot"]
+            if seconds <= 0:
+                return
+            report = InferenceReport(Mode.LOCAL, total_s=seconds, stages_s={"compute_robot": seconds})
+        self._of(report.mode).note(now, report, reading)
+
+    def late(self, now: float, mode: Mode, waited_s: float) -> None:
+        """A frame waited so long for ``mode`` and got nothing."""
+        history = self._of(mode)
+        if history.frames:
+            history.late_s = max(history.late_s, 1.5 * waited_s)
+            history.late_since_s = now
+
+    def hedged(self, in_vain: bool) -> None:
+        """A remote frame ended; ``in_vain``: the local computation was started, and the remote one came first."""
+        self._hedges.append(in_vain)
+
+    def bytes_up(self, mode: Mode) -> int:
+        """What a frame in ``mode`` puts on the link, on average (bytes)."""
+        history = self._modes.get(mode)
+        return 0 if history is None else round(history.bytes_up)
+
+    def forecast(self, now: float, mode: Mode, reading: LinkReading, obstacle: str = "") -> Forecast:
+        """The next frame in ``mode``."""
+        history = self._modes.get(mode)
+        if history is None or not history.frames:
+            return Forecast(mode, obstacle=obstacle)
+        latency_s, error_s = history.latency_s(now, reading), history.error_s(now, reading)
+        tail_s = history.tail_s()
+        late_s = max(
+            self.LATE_SIGMAS * error_s, self.SLACK_S + max(0.0, tail_s if math.isfinite(tail_s) else latency_s)
+        )
+        if self._hedges:
+            # every local computation in vain makes it more patient
+            late_s *= 1.0 + 20.0 * sum(self._hedges) / HEDGES
+        return Forecast(mode, latency_s, error_s, self._energy_j(history, latency_s, reading), obstacle, late_s)
+
+    def forecasts(
+        self, now: float, modes: Iterable[Mode], reading: LinkReading, obstacles: Mapping[Mode, str]
+    ) -> Dict[Mode, Forecast]:
+        """The next frame in every one of ``modes``."""
+        return {mode: self.forecast(now, mode, reading, obstacles.get(mode, "")) for mode in modes}
+
+    def _energy_j(self, history: _ModeHistory, latency_s: float, reading: LinkReading) -> float:
+        powers = self._powers
+        link_s = history.transfer_s(reading) if TABLE[history.mode].needs_link else 0.0
+        busy = (powers.inference - powers.standby) * min(history.compute_s, latency_s)
+        radio = (powers.communication - powers.standby) * min(link_s, latency_s)
+        return powers.standby * latency_s + busy + radio
+
+    def _of(self, mode: Mode) -> _ModeHistory:
+        return self._modes.setdefault(mode, _ModeHistory(mode))

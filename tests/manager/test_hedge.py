@@ -1,0 +1,163 @@
+"""A late remote result gets a local rival: first valid one wins, the other is dropped, nobody waits for the dead."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from edge_offload.errors import LinkLost
+from edge_offload.manager.hedge import Hedge
+from edge_offload.manager.runners import Attempt, FailedAttempt
+
+HERE, THERE = (torch.tensor([0]),), (torch.tensor([1]),)
+FOREVER_S = 30.0
+
+
+@pytest.fixture
+def hedge():
+    made = Hedge()
+    yield made
+    made.close()
+
+
+def local(enough):
+    return Attempt(HERE, {"compute_robot": 0.0})
+
+
+def test_a_result_in_time_starts_no_local_computation(hedge):
+    outcome = hedge.run(lambda: Attempt(THERE), lambda enough: pytest.fail("started"), FOREVER_S)
+    assert outcome.remote
+    assert not outcome.hedged
+    assert outcome.attempt.outputs is THERE
+
+
+def test_late_remote_loses_and_no_frame_starts_another_until_it_ends():
+    ended, told = threading.Event(), []
+    hedge = Hedge(lambda seconds, attempt: told.append((seconds, attempt)))
+
+    def remote():
+        ended.wait(FOREVER_S)
+        return Attempt(THERE)
+
+    outcome = hedge.run(remote, local, 0.01)
+    assert (outcome.remote, outcome.hedged) == (False, True)
+    assert outcome.attempt.outputs is HERE
+    assert "did not answer within" in outcome.reason
+    assert "has not answered for" in hedge.obstacle()
+    ended.set()
+    while hedge.obstacle() is not None or not told:
+        time.sleep(0.005)
+    assert told[0][1].outputs is THERE
+    hedge.close()
+
+
+def test_remote_that_comes_first_after_all_wins_and_the_rival_is_told_to_stop(hedge):
+    started, told = threading.Event(), threading.Event()
+
+    def remote():
+        started.wait(FOREVER_S)
+        return Attempt(THERE)
+
+    def slow(enough):
+        started.set()
+        assert enough.wait(FOREVER_S)
+        told.set()
+        return Attempt(HERE, {"compute_robot": 1.0})
+
+    outcome = hedge.run(remote, slow, 0.0)
+    assert (outcome.remote, outcome.hedged) == (True, True)
+    assert outcome.attempt.outputs is THERE
+    assert told.wait(FOREVER_S)
+
+
+def test_a_rival_that_still_computes_is_waited_for_before_the_next_local_computation(hedge):
+    started, go, order = threading.Event(), threading.Event(), []
+
+    def remote():
+        started.wait(FOREVER_S)
+        return Attempt(THERE)
+
+    def first(enough):
+        started.set()
+        go.wait(FOREVER_S)
+        order.append("first")
+        return Attempt(HERE)
+
+    def second(enough):
+        order.append("second")
+        return Attempt(HERE)
+
+    assert hedge.run(remote, first, 0.0).remote
+    threading.Timer(0.05, go.set).start()
+    hedge.alone(second)
+    assert order == ["first", "second"], "two computations at once would share the processor"
+
+
+def test_a_failure_of_the_remote_side_is_answered_locally_with_its_cost(hedge):
+    def remote():
+        raise FailedAttempt(LinkLost("the connection broke"), 0.1, 1234)
+
+    outcome = hedge.run(remote, local, FOREVER_S)
+    assert not outcome.remote
+    assert not outcome.hedged
+    assert outcome.lost.bytes_up == 1234
+    assert "connection broke" in outcome.reason
+
+
+def test_remote_that_fails_during_the_race_leaves_the_local_result(hedge):
+    started = threading.Event()
+
+    def remote():
+        started.wait(FOREVER_S)
+        raise FailedAttempt(LinkLost("the connection broke"), 0.1, 1234)
+
+    def rival(enough):
+        started.set()
+        time.sleep(0.05)
+        return Attempt(HERE, {"compute_robot": 0.05})
+
+    outcome = hedge.run(remote, rival, 0.0)
+    assert outcome.attempt.outputs is HERE
+    assert outcome.hedged
+    assert "connection broke" in outcome.reason
+
+
+def test_a_model_that_fails_locally_is_saved_by_the_server_or_fails_as_it_would_alone(hedge):
+    def broken(enough):
+        raise ValueError("bad model")
+
+    def slow():
+        time.sleep(0.05)
+        return Attempt(THERE)
+
+    def lost():
+        time.sleep(0.05)
+        raise LinkLost("gone")
+
+    assert hedge.run(slow, broken, 0.0).attempt.outputs is THERE
+    with pytest.raises((ValueError, LinkLost)):
+        hedge.run(lost, broken, 0.0)
+
+
+def test_the_rival_computes_with_as_many_threads_as_its_caller(hedge):
+    before = torch.get_num_threads()
+    seen = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            go = threading.Event()
+
+            def rival(enough, go=go):
+                seen.append(torch.get_num_threads())
+                go.set()
+                return Attempt(HERE)
+
+            def remote(go=go):
+                go.wait(FOREVER_S)
+                return Attempt(THERE)
+
+            hedge.run(remote, rival, 0.0)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2]

@@ -1,0 +1,240 @@
+"""What the manager decides: the faster mode, no flapping, deadlines, energy, obstacles, and a reason in words."""
+
+import math
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edge_offload.errors import BadInput
+from edge_offload.link.estimate.estimator import LinkReading
+from edge_offload.manager.forecast import Forecast, Forecaster
+from edge_offload.manager.policy import (
+    EnergyPolicy,
+    FixedPolicy,
+    Knobs,
+    LatencyPolicy,
+    Manager,
+    OraclePolicy,
+    Situation,
+    make_policy,
+)
+from edge_offload.modes import Mode
+from edge_offload.timing import InferenceReport
+
+MB = 1e6
+
+
+def forecasts(local, server, obstacle="", error=0.001):
+    """Situation from (latency, energy) of local and server."""
+    made = {
+        Mode.LOCAL: Forecast(Mode.LOCAL, local[0], error, local[1]),
+        Mode.SERVER: Forecast(Mode.SERVER, server[0], error, server[1], obstacle),
+    }
+    return made
+
+
+def decide(policy, made, deadline=None, now=0.0, **more):
+    return policy.decide(Situation(now, made, deadline, **more))
+
+
+def test_the_mode_that_finishes_first_is_taken_and_the_reason_says_so():
+    decision = decide(LatencyPolicy(), forecasts((0.4, 5.0), (0.1, 0.5)))
+    assert decision.mode is Mode.SERVER
+    assert decision.policy == "latency"
+    assert "server 100±1 ms" in decision.reason
+    assert "local 400±1 ms 5.00 J" in decision.reason
+
+
+def test_an_obstacle_is_obeyed_at_once_and_named():
+    policy = LatencyPolicy()
+    assert decide(policy, forecasts((0.4, 5), (0.1, 1))).mode is Mode.SERVER
+    decision = decide(policy, forecasts((0.4, 5), (0.1, 1), obstacle="no server: connection refused"))
+    assert decision.mode is Mode.LOCAL
+    assert "connection refused" in decision.reason
+    assert decide(policy, forecasts((0.4, 5), (0.1, 1))).mode is Mode.SERVER, "and it comes back as soon as it can"
+
+
+def test_two_modes_that_are_nearly_equal_do_not_alternate():
+    policy, chance = LatencyPolicy(), random.Random(1)
+    chosen = []
+    for _ in range(500):
+        jitter = chance.uniform(0.97, 1.03)
+        chosen.append(decide(policy, forecasts((0.1, 1), (0.1 * jitter, 1))).mode)
+    assert sum(a is not b for a, b in zip(chosen, chosen[1:])) <= 1
+
+
+def test_a_clearly_better_mode_is_taken_after_few_frames_and_a_twice_better_one_at_once():
+    policy = LatencyPolicy(Knobs(margin=0.1, frames=3))
+    assert decide(policy, forecasts((0.1, 1), (0.2, 1))).mode is Mode.LOCAL
+    better = forecasts((0.1, 1), (0.07, 1))
+    held = decide(policy, better)
+    assert held.mode is Mode.LOCAL
+    assert "not for long enough" in held.reason
+    assert [decide(policy, better).mode for _ in range(2)] == [Mode.LOCAL, Mode.SERVER]
+    assert decide(policy, forecasts((0.01, 1), (0.07, 1))).mode is Mode.LOCAL
+
+
+def test_a_deadline_rules_out_what_is_not_sure_to_meet_it():
+    made = {
+        Mode.LOCAL: Forecast(Mode.LOCAL, 0.09, 0.001, 1.0),
+        Mode.SERVER: Forecast(Mode.SERVER, 0.07, 0.03, 1.0),
+    }
+    assert decide(LatencyPolicy(), made).mode is Mode.SERVER
+    assert decide(LatencyPolicy(), made, deadline=0.1).mode is Mode.LOCAL, "70 ms give or take 60 is no promise of 100"
+    late = decide(LatencyPolicy(), made, deadline=0.01)
+    assert late.mode is Mode.SERVER, "nobody is in time: the faster one is next"
+    assert "no mode is sure" in late.reason
+
+
+def test_energy_under_a_deadline():
+    made = forecasts((0.1, 2.0), (0.3, 1.0))
+    assert decide(EnergyPolicy(), made).mode is Mode.SERVER
+    assert decide(EnergyPolicy(), made, deadline=0.5).mode is Mode.SERVER
+    assert decide(EnergyPolicy(), made, deadline=0.2).mode is Mode.LOCAL
+    assert decide(EnergyPolicy(), made, deadline=0.05).mode is Mode.LOCAL, "nothing is in time: the fastest"
+
+
+def test_the_power_budget_rules_out_a_hot_mode():
+    made = forecasts((0.1, 1.3), (0.3, 1.2))  # 13 W and 4 W
+    assert decide(LatencyPolicy(), made).mode is Mode.LOCAL
+    assert decide(LatencyPolicy(), made, power_budget_w=6.0).mode is Mode.SERVER
+    assert decide(LatencyPolicy(), made, power_budget_w=1.0).mode is Mode.LOCAL, "nothing fits: the budget cannot hold"
+
+
+def test_a_mode_that_never_ran_is_tried():
+    made = {Mode.LOCAL: Forecast(Mode.LOCAL, 0.1, 0.001, 1.0), Mode.SPLIT: Forecast(Mode.SPLIT)}
+    decision = decide(LatencyPolicy(), made)
+    assert decision.mode is Mode.SPLIT
+    assert "tried" in decision.reason
+    made[Mode.SPLIT] = Forecast(Mode.SPLIT, obstacle="it is being recorded")
+    assert decide(LatencyPolicy(), made).mode is Mode.LOCAL
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.floats(1e-3, 5), st.floats(1e-3, 5), st.one_of(st.none(), st.floats(1e-3, 5)), st.booleans())
+def test_the_decision_is_always_a_mode_that_can_run(local, server, deadline, blocked):
+    for policy in (LatencyPolicy(), EnergyPolicy()):
+        made = forecasts((local, 1.0), (server, 1.0), "gone" if blocked else "")
+        for _ in range(5):
+            decision = decide(policy, made, deadline)
+            assert not made[decision.mode].obstacle
+            assert decision.reason
+
+
+def test_policies_by_name_and_absurd_knobs():
+    assert make_policy("auto").name == "latency"
+    assert make_policy("energy", Knobs(margin=0.5)).knobs.margin == 0.5
+    assert isinstance(make_policy("server"), FixedPolicy)
+    with pytest.raises(BadInput, match="unknown mode"):
+        make_policy("best")
+    with pytest.raises(BadInput, match="out of range"):
+        Knobs(margin=-1)
+
+
+def test_dry_run_keeps_the_mode_and_says_what_it_would_do():
+    manager = Manager(LatencyPolicy(), dry_run=Mode.LOCAL)
+    decision = manager.decide(Situation(0.0, forecasts((0.4, 5), (0.1, 1))))
+    assert decision.mode is Mode.LOCAL
+    assert decision.reason.startswith("dry run: latency would choose server")
+    assert manager.switches == 0
+
+
+def test_switches_are_counted_and_the_policy_can_be_exchanged():
+    manager = Manager(FixedPolicy(Mode.SERVER))
+    situation = Situation(0.0, forecasts((0.4, 5), (0.1, 1)))
+    manager.decide(situation)
+    manager.policy = FixedPolicy(Mode.LOCAL, "the operator said so")
+    assert manager.decide(situation).reason == "the operator said so"
+    assert manager.switches == 1
+
+
+def test_the_oracle_takes_the_least():
+    oracle = OraclePolicy(lambda now: {Mode.LOCAL: 0.2, Mode.SERVER: 0.1 if now < 5 else 0.9})
+    assert decide(oracle, {}, now=1).mode is Mode.SERVER
+    assert decide(oracle, {}, now=6).mode is Mode.LOCAL
+
+
+# ---------------------------------------------------------------------- forecasts
+
+
+def remote(uplink_s=0.02, queue_s=0.0, compute_s=0.03, size=200_000):
+    stages = {"uplink": uplink_s, "queue": queue_s, "compute_server": compute_s, "encode": 0.002}
+    return InferenceReport(
+        Mode.SERVER, total_s=sum(stages.values()), stages_s=stages, bytes_up=size, bytes_down=2000, round_trips=1
+    )
+
+
+def at(rate):
+    return LinkReading(rate, rate, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0)
+
+
+def test_a_remote_forecast_follows_the_bandwidth_of_now():
+    forecaster = Forecaster()
+    for i in range(10):
+        forecaster.note(i * 0.1, remote(), at(10 * MB))
+    fast, slow = (forecaster.forecast(1.0, Mode.SERVER, at(rate)) for rate in (10 * MB, 1 * MB))
+    assert fast.latency_s == pytest.approx(0.032 + 0.0226, rel=0.05)
+    assert slow.latency_s == pytest.approx(0.032 + 0.2046, rel=0.05)
+    assert slow.error_s > fast.error_s
+    assert slow.energy_j > fast.energy_j
+
+
+def test_a_queue_at_the_server_fades_from_the_forecast():
+    forecaster = Forecaster()
+    for i in range(10):
+        forecaster.note(i * 0.1, remote(queue_s=0.5), at(10 * MB))
+    now, later = (forecaster.forecast(t, Mode.SERVER, at(10 * MB)).latency_s for t in (1.0, 21.0))
+    assert now > 0.5
+    assert later < 0.1
+
+
+def test_a_late_frame_raises_the_forecast_for_a_while_only():
+    forecaster = Forecaster()
+    forecaster.note(0.0, remote(), at(10 * MB))
+    forecaster.late(1.0, Mode.SERVER, 2.0)
+    assert forecaster.forecast(1.0, Mode.SERVER, at(10 * MB)).latency_s == pytest.approx(3.0)
+    assert forecaster.forecast(31.0, Mode.SERVER, at(10 * MB)).latency_s < 0.1
+
+
+def test_a_fallback_teaches_what_local_costs_not_how_long_it_waited():
+    forecaster = Forecaster()
+    fallen = InferenceReport(
+        Mode.LOCAL, total_s=5.4, stages_s={"compute_robot": 0.4}, fallback_reason="server: did not answer"
+    )
+    forecaster.note(0.0, fallen, LinkReading())
+    assert forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).latency_s == pytest.approx(0.4)
+    assert not forecaster.forecast(0.0, Mode.SERVER, LinkReading()).known
+
+
+def test_uncertainty_is_that_of_the_errors_made():
+    chance, quiet, noisy = random.Random(0), Forecaster(), Forecaster()
+    for i in range(100):
+        quiet.note(i * 0.1, remote(uplink_s=0.0028), at(1000 * MB))
+        noisy.note(i * 0.1, remote(uplink_s=0.0028, compute_s=0.03 + abs(chance.gauss(0, 0.02))), at(1000 * MB))
+    calm, wild = (f.forecast(10.0, Mode.SERVER, at(1000 * MB)) for f in (quiet, noisy))
+    assert calm.error_s < 0.003
+    assert 0.005 < wild.error_s < 0.04
+    assert wild.late_s > calm.late_s
+    assert calm.late_s >= Forecaster.SLACK_S
+
+
+def test_hedges_in_vain_make_it_more_patient():
+    forecaster = Forecaster()
+    for i in range(20):
+        forecaster.note(i * 0.1, remote(), at(10 * MB))
+    before = forecaster.forecast(2.0, Mode.SERVER, at(10 * MB)).late_s
+    for _ in range(5):
+        forecaster.hedged(in_vain=True)
+    assert forecaster.forecast(2.0, Mode.SERVER, at(10 * MB)).late_s > 1.5 * before
+    for _ in range(100):
+        forecaster.hedged(in_vain=False)
+    assert forecaster.forecast(2.0, Mode.SERVER, at(10 * MB)).late_s == pytest.approx(before)
+
+
+def test_local_energy_is_the_compute_state_over_the_frame():
+    forecaster = Forecaster()
+    forecaster.note(0.0, InferenceReport(Mode.LOCAL, total_s=0.4, stages_s={"compute_robot": 0.4}), LinkReading())
+    assert forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).energy_j == pytest.approx(13.35 * 0.4)
+    assert math.isinf(forecaster.forecast(0.0, Mode.SERVER, LinkReading()).late_s)
