@@ -60,8 +60,12 @@ class _Guarded(tornado.web.RequestHandler):
         raise tornado.web.HTTPError(401, reason="The token is needed: open the page")
 
     def write_error(self, status_code: int, **_: Any) -> None:
-        self.set_header("Content-Type", "text/plain; charset=utf-8")
-        self.finish(f"{status_code} {self._reason}\n")
+        _plain_error(self, status_code)
+
+
+def _plain_error(handler: tornado.web.RequestHandler, status_code: int) -> None:
+    handler.set_header("Content-Type", "text/plain; charset=utf-8")
+    handler.finish(f"{status_code} {handler._reason}\n")
 
 
 class _Page(_Guarded):
@@ -105,9 +109,13 @@ class _File(tornado.web.StaticFileHandler):
         super().initialize(str(STATIC))
         self.app = app
 
-    def set_extra_headers(self, path: str) -> None:
+    def set_default_headers(self) -> None:
+        self.clear_header("Server")
         for name, value in HEADERS.items():
             self.set_header(name, value)
+
+    def write_error(self, status_code: int, **_: Any) -> None:
+        _plain_error(self, status_code)
 
     def prepare(self) -> None:
         if not self.app.access.host_allowed(self.request.host or ""):

@@ -43,7 +43,7 @@ class Checker:
         Raises:
             BadInput: it is not; the message names the key.
         """
-        if not isinstance(record, dict) or record.get("kind") not in self._validators:
+        if not isinstance(record, dict) or record.get("kind") not in KINDS:
             remedy = f"a record is an object whose 'kind' is one of {', '.join(KINDS)}"
             raise BadInput("no record of a run", remedy=remedy)
         for error in self._validators[record["kind"]].iter_errors(record):

@@ -1,0 +1,77 @@
+"""What is kept while a run is watched: bounded, for every reader the same, and told when something was missed."""
+
+from __future__ import annotations
+
+import made_up
+
+from edge_offload.dashboard.history import CAPACITY, EVENTS, History
+
+
+def everything(history, cursor):
+    found, skipped = [], 0
+    while True:
+        batch, _ = history.read(cursor, limit=700)
+        found += [record for records in batch.records.values() for record in records]
+        skipped += batch.skipped
+        if not batch.more:
+            return found, skipped
+
+
+def test_two_readers_see_the_same_whenever_they_look():
+    history, records = History(), made_up.run(20)
+    early = history.cursor()
+    seen = []
+    for number, record in enumerate(records):
+        history.put(record)
+        if number % 50 == 0:
+            seen += everything(history, early)[0]
+    seen += everything(history, early)[0]
+    late, skipped = everything(history, history.cursor())
+    assert len(seen) == len(late) == len(records)
+    assert skipped == 0
+    assert sorted(seen, key=str) == sorted(late, key=str)
+
+
+def test_a_reader_that_is_slow_costs_no_memory_and_is_told_what_it_missed():
+    history = History()
+    slow = history.cursor()
+    for number in range(3 * CAPACITY["latency"]):
+        history.put(made_up.latency(float(number)))
+    found, skipped = everything(history, slow)
+    kept = CAPACITY["latency"]
+    assert [record["t_s"] for record in found] == [float(number) for number in range(2 * kept, 3 * kept)]
+    assert skipped == 2 * kept
+    # who comes only now has missed nothing
+    assert everything(history, history.cursor())[1] == 0
+
+
+def test_a_kind_that_comes_often_does_not_push_out_one_that_comes_seldom():
+    history = History()
+    history.put(made_up.mode(0.0, "server", "auto", "first"))
+    for number in range(2 * CAPACITY["power"]):
+        history.put(made_up.power(float(number), 5.0, 0.0))
+    batch, _ = history.read(history.cursor())
+    assert [record["reason"] for record in batch.records["mode"]] == ["first"]
+
+
+def test_events_are_bounded_too():
+    history = History()
+    for number in range(2 * EVENTS):
+        history.put(made_up.mode(float(number), "server" if number % 2 else "local", "auto", "to and fro"))
+    batch, _ = history.read(history.cursor())
+    assert len(batch.events) == EVENTS
+
+
+def test_readers_are_told_when_the_source_begins_anew():
+    history = History()
+    cursor = history.cursor()
+    history.put(made_up.mode(5.0, "server", "auto", "first"))
+    history.show(b"\xff\xd8\xff", 5.0)
+    assert history.read(cursor)[1] is False
+    history.clear()
+    history.put(made_up.mode(1.0, "local", "auto", "again"))
+    batch, anew = history.read(cursor)
+    assert anew
+    assert [record["reason"] for record in batch.records["mode"]] == ["again"]
+    assert history.picture is None
+    assert history.read(cursor)[1] is False
