@@ -6,6 +6,8 @@ The list is by rule (namespace, leading underscore) with two tables of exception
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any
 
 import torch
@@ -43,6 +45,15 @@ INTERNAL_ALLOWED = frozenset(_INTERNAL.split())
 REFUSED = frozenset(_REFUSED.split())
 
 
+@functools.lru_cache(maxsize=1)
+def _register_torchvision() -> None:
+    """torchvision's operators exist once it has been imported; without it, they are refused by name."""
+    from edge_offload.models.zoo import torchvision_package
+
+    with contextlib.suppress(Unsupported):
+        torchvision_package()
+
+
 def resolve(name: str) -> Any:
     """The overload called ``namespace::operator[.overload]``.
 
@@ -58,6 +69,8 @@ def resolve(name: str) -> Any:
         internal and operator not in INTERNAL_ALLOWED and not operator.startswith("_foreach_") and namespace == "aten"
     ):
         raise Unsupported(f"operator {name!r} is not one that the server runs")
+    if namespace == "torchvision":
+        _register_torchvision()
     packet = getattr(getattr(torch.ops, namespace), operator, None)
     found = getattr(packet, overload or "default", None) if packet is not None else None
     if not isinstance(found, torch._ops.OpOverload):

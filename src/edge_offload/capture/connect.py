@@ -32,6 +32,7 @@ class Settings:
         wait_s: how long the start waits for the server.
         resume_s: how long a broken connection may take to come back.
         device, threads: of the executor on this machine.
+        tally: file for what the run cost, written when the program ends; empty: none.
     """
 
     mode: str = "replay"
@@ -43,6 +44,7 @@ class Settings:
     resume_s: float = 30.0
     device: str = "cpu"
     threads: int = 0
+    tally: str = ""
 
     @staticmethod
     def from_environment(environment: Mapping[str, str]) -> Settings:

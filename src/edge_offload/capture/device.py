@@ -12,6 +12,7 @@ import ctypes
 import functools
 import importlib.machinery
 import importlib.util
+import json
 import os
 import sys
 from typing import Any, List, Optional
@@ -44,6 +45,17 @@ class Installed:
         self.native.expect(-1)
         self.native.per_call(mode in (Mode.PER_OP, Mode.CACHED))
         self.recorder.switch(mode)
+
+    def write_tally(self, path: str) -> None:
+        """Write what the program has cost so far as JSON."""
+        counters = self.recorder.counters
+        figures = {
+            "round_trips": counters.round_trips, "rpcs": counters.messages, "segments": counters.segments,
+            "ops": self.native.counters()["calls"], "bytes_up": self.remote.bytes_up,
+            "bytes_down": self.remote.bytes_down,
+        }  # fmt: skip
+        with open(path, "w", encoding="utf-8") as stream:
+            json.dump(figures, stream)
 
     def reconnect(self, remote: Any) -> None:
         """Go on with another session. Tensors from before are lost: using one raises LinkLost."""
@@ -152,7 +164,11 @@ def from_environment() -> Installed:
     if libraries is None:
         raise Unsupported("the native device has not been built", remedy="start the program with 'edge-offload exec'")
     mode = parse_mode(os.environ.get(f"{ENVIRONMENT}_MODE", "replay"))
-    return install(libraries, _remote(), mode)
+    made = install(libraries, _remote(), mode)
+    tally = os.environ.get(f"{ENVIRONMENT}_TALLY", "")
+    if tally:
+        atexit.register(made.write_tally, tally)  # runs before the connection is closed
+    return made
 
 
 def _remote() -> Any:

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", choices=("cpu", "cuda"), default="cpu", help="device of the executor here, without --server"
     )
     parser.add_argument("--threads", type=int, default=0, help="torch threads of the executor; 0 leaves torch's choice")
+    parser.add_argument("--tally", default="", metavar="FILE", help="write what the run cost as JSON when it ends")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the program and its arguments")
 
 
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if not program:
         raise BadInput("no program to run", remedy="edge-offload exec -- python program.py")
     settings = connect.Settings(
-        args.mode, args.server, args.keys, args.codec, args.absent, args.wait, args.resume, args.device, args.threads
+        args.mode, args.server, args.keys, args.codec, args.absent, args.wait, args.resume, args.device, args.threads, args.tally
     )
     connect.check(settings)
     if build.existing() is None and build.compiler() is not None:

@@ -1,0 +1,341 @@
+"""Transparent offloading: the same networks in every mode, over emulated links, on this machine.
+
+A server process and a robot process, each on a core of its own, and between them the link emulator. The robot's process
+was started by 'edge-offload exec' and runs ordinary PyTorch; mode server is the whole model on a replica.
+
+  edge-offload bench transparent --json transparent.json --plot transparent.png
+  edge-offload bench transparent --models movenet,resnet50 --links wifi_93mbps --pairs 100
+  edge-offload bench transparent --app detect.py        any program of yours, unmodified, in every mode
+
+server, replay and local are measured in turn, inference by inference; lazy, cached and per_op, --slow times each,
+after them. Every mode's result is compared with the robot's own, bit for bit. Beside per_op stands what the model
+(N*RTT + upload + compute) / (RTT + upload + compute) says of its ratio to replay. energy_j comes from the state model:
+the robot computes while its thread does, and communicates for the rest. The calls of Cricket are a synthetic record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+LINKS = ("wifi_93mbps", "wifi_73mbps")
+PAIRED = ("server", "replay", "local")
+SLOW = ("lazy", "cached", "per_op")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument(
+        "--models", metavar="NAMES", help="networks, by commas (default: all; --models help lists them)"
+    )
+    parser.add_argument("--links", default=",".join(LINKS), metavar="NAMES", help="emulated links (%(default)s)")
+    parser.add_argument("--pairs", type=int, default=100, metavar="N", help="inferences of server, replay, local (100)")
+    parser.add_argument("--slow", type=int, default=5, metavar="N", help="inferences of lazy, cached, per_op (5)")
+    parser.add_argument("--app", type=pathlib.Path, metavar="SCRIPT", help="measure this program instead")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record transparent_bench here")
+    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw latencies (needs matplotlib)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """See the module."""
+    from edge_offload import records
+    from edge_offload.bench.transparent_models import cases
+    from edge_offload.capture import cricket
+    from edge_offload.errors import BadInput
+
+    known = [case.name for case in cases()]
+    names = args.models.split(",") if args.models else known
+    if any(name not in known for name in names):
+        raise BadInput(f"--models {args.models}", remedy=f"networks: {', '.join(known)}")
+    if args.pairs < 2 or args.slow < 1:
+        raise BadInput("--pairs is at least 2, --slow at least 1")
+    record: Dict[str, Any] = {
+        "machine": machine(), "load_average": list(os.getloadavg()), "pairs": args.pairs, "slow": args.slow,
+        "records": [], "checks": [], "failures": [], "cricket": cricket.record(),
+    }  # fmt: skip
+    if args.app is not None:
+        record["apps"] = measure_app(args.app, args.links.split(","))
+    else:
+        measure_models(names, args.links.split(","), args.pairs, args.slow, record)
+    record["load_average_end"] = list(os.getloadavg())
+    show(record)
+    if args.json is not None:
+        records.write(args.json, "transparent_bench", record)
+    if args.plot is not None and record["records"]:
+        plot(record, args.plot)
+    return 1 if record["failures"] else 0
+
+
+def machine() -> str:
+    """This machine in a few words."""
+    import platform
+
+    model = ""
+    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as stream:
+        model = next(line.split(":", 1)[1].strip() for line in stream if line.startswith("model name"))
+    return f"{model or platform.machine()}, {os.cpu_count()} cores"
+
+
+def measure_models(names: Sequence[str], links: Sequence[str], pairs: int, slow: int, record: Dict[str, Any]) -> None:
+    """Fill ``record`` with a line for every network, mode and link."""
+    from edge_offload.link.trace import named_link
+
+    cores = sorted(os.sched_getaffinity(0))
+    with _rig(cores) as (emulator, robot), _survives(record):
+        record["kernel_us_per_op"] = robot.ask({"do": "kernel"})
+        for name in names:
+            emulator.set(mbps=100000.0, rtt_s=0.0)  # loading is not what is measured
+            answer = robot.ask({"do": "load", "model": name})
+            for link in links if "error" not in answer else ():
+                emulator.set_link(named_link(link))
+                time.sleep(0.3)
+                for modes, count in ((PAIRED, pairs), *(((mode,), slow) for mode in SLOW)):
+                    answer = robot.ask({"do": "run", "modes": list(modes), "count": count})
+                    if "error" in answer:
+                        record["failures"].append({"model": name, "link": link, "modes": list(modes), **answer})
+                        continue
+                    lines = [summarise(name, link, mode, answer) for mode in modes]
+                    record["records"] += lines
+                    for line in lines:
+                        print(_row(line), file=sys.stderr, flush=True)
+                record["checks"].append(check(name, link, record["records"], named_link(link)))
+            if "error" in answer:
+                record["failures"].append({"model": name, "link": "", "modes": [], **answer})
+
+
+@contextlib.contextmanager
+def _survives(record: Dict[str, Any]) -> Iterator[None]:
+    """A robot that dies ends the experiment, not what was measured before."""
+    from edge_offload.errors import RemoteError
+
+    try:
+        yield
+    except RemoteError as error:
+        record["failures"].append({"model": "", "link": "", "modes": [], "error": str(error)})
+
+
+def summarise(name: str, link: str, mode: str, answer: Dict[str, Any]) -> Dict[str, Any]:
+    """One record from the samples of one network, link and mode."""
+    from edge_offload import records
+    from edge_offload.power.states import StatePowers
+
+    samples = answer["samples"][mode]
+
+    def mean(key: str) -> float:
+        return statistics.fmean(item[key] for item in samples)
+
+    powers = StatePowers()
+    latency, walk = mean("latency_s"), mean("walk_s")
+    busy = latency if mode == "local" else min(walk, latency)
+    return {
+        "model": name, "input": answer["input"], "mode": mode, "link": link,
+        "latency_s": records.latency_summary([item["latency_s"] for item in samples]),
+        "round_trips": mean("round_trips"), "rpcs": mean("rpcs"),
+        "bytes_up": mean("bytes_up"), "bytes_down": mean("bytes_down"), "ops": mean("ops"),
+        "client_us_per_op": walk / mean("ops") * 1e6 if mean("ops") else None,
+        "client_walk_s": walk,
+        "energy_j": powers.inference * busy + powers.communication * (latency - busy),
+        "samples": len(samples), "bit_equal": answer["equal"][mode],
+    }  # fmt: skip
+
+
+def check(name: str, link: str, lines: Sequence[Dict[str, Any]], emulated: Any) -> Dict[str, Any]:
+    """The ratios that matter, beside what the model of per-operator offloading says."""
+    by_mode = {line["mode"]: line for line in lines if line["model"] == name and line["link"] == link}
+    p50 = {mode: line["latency_s"]["p50"] for mode, line in by_mode.items()}
+    found: Dict[str, Any] = {"model": name, "link": link, "replay_over_server": None, "per_op_over_replay": None,
+                             "modelled": None}  # fmt: skip
+    if "replay" in p50 and "server" in p50:
+        found["replay_over_server"] = p50["replay"] / p50["server"]
+    if "replay" in p50 and "per_op" in p50:
+        rtt = emulated.up_delay_s + emulated.down_delay_s
+        upload = by_mode["replay"]["bytes_up"] / emulated.up.mean()
+        compute = max(p50["replay"] - rtt - upload, 0.0)
+        trips = by_mode["per_op"]["round_trips"]
+        found["per_op_over_replay"] = p50["per_op"] / p50["replay"]
+        found["modelled"] = (trips * rtt + upload + compute) / (rtt + upload + compute)
+    return found
+
+
+class _Robot:
+    """The robot's process."""
+
+    def __init__(self, address: str, cores: Sequence[int]) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if cores:
+            environment["EDGE_OFFLOAD_BENCH_CORES"] = ",".join(map(str, cores))
+        command = [sys.executable, "-m", "edge_offload.cli", "exec", "--server", address, "--wait", "30", "--"]
+        command += [sys.executable, "-m", "edge_offload.bench.transparent_robot", address]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def ask(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        """Send a request and wait for what it measured."""
+        from edge_offload.errors import RemoteError
+
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise RemoteError(f"the robot's process ended with code {self._process.wait()}; it said why above")
+        answer: Dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def _server(cores: Sequence[int]) -> Iterator[str]:
+    """A server process on loopback; yields its address."""
+    from edge_offload.bench import transparent_models
+    from edge_offload.errors import RemoteError
+
+    allow = [f"{transparent_models.__name__}:{name}" for name in ("segmenter", "detector")]
+    with tempfile.TemporaryDirectory() as blobs:
+        command = [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--device", "cpu"]
+        command += ["--threads", "1", "--weights-cache", blobs, "--max-models", "2"]
+        command += [word for name in allow for word in ("--allow", name)]
+        command += ["--cores", ",".join(map(str, cores))] if cores else []
+        with tempfile.TemporaryFile("w+") as log:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            )
+            try:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                if not line.startswith("listening on "):
+                    log.seek(0)
+                    raise RemoteError(f"the server did not start: {log.read()[-500:]}")
+                yield line.split()[2]
+            finally:
+                process.terminate()
+                process.wait(20)
+
+
+@contextlib.contextmanager
+def _rig(cores: Sequence[int]) -> Iterator[Tuple[Any, _Robot]]:
+    from edge_offload.link.emulator import Emulator
+    from edge_offload.link.trace import named_link
+
+    with _server(cores[1:2]) as address, Emulator("127.0.0.1:0", address, named_link(LINKS[0])) as emulator:
+        robot = _Robot(emulator.address, cores[:1] if len(cores) > 1 else [])
+        try:
+            yield emulator, robot
+        finally:
+            robot.close()
+
+
+def measure_app(script: pathlib.Path, links: Sequence[str]) -> List[Dict[str, Any]]:
+    """Run a program as it is, here and in every mode over every link; seconds and traffic of the whole run."""
+    from edge_offload.link.emulator import Emulator
+    from edge_offload.link.trace import named_link
+
+    found: List[Dict[str, Any]] = []
+    cores = sorted(os.sched_getaffinity(0))
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(_server(cores[1:2]))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        emulator = stack.enter_context(Emulator("127.0.0.1:0", address, named_link(LINKS[0])))
+        for link in links:
+            emulator.set_link(named_link(link))
+            for mode in ("local", "replay", "lazy", "cached", "per_op"):
+                tally = pathlib.Path(folder, f"{link}-{mode}.json")
+                command = [sys.executable, str(script)]
+                if mode != "local":
+                    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--server", emulator.address,
+                               "--mode", mode, "--tally", str(tally), "--", *command]  # fmt: skip
+                began = time.monotonic()
+                done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+                line: Dict[str, Any] = {"app": script.name, "mode": mode, "link": link,
+                                        "wall_s": time.monotonic() - began, "exit_code": done.returncode}  # fmt: skip
+                line.update(json.loads(tally.read_text()) if tally.exists() else {})
+                found.append(line)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ what a person sees
+
+
+def _row(line: Dict[str, Any]) -> str:
+    latency = line["latency_s"]
+    return (
+        f"{line['model']:<38} {line['link']:<12} {line['mode']:<7} {latency['p50'] * 1e3:8.1f}"
+        f" {latency['p99'] * 1e3:8.1f} {line['round_trips']:7.1f} {line['rpcs']:7.1f}"
+        f" {line['bytes_up'] / 1e3:9.1f} {line['bytes_down'] / 1e3:9.1f}"
+        f" {line['client_walk_s'] * 1e3:8.1f} {line['energy_j']:6.2f} {'equal' if line['bit_equal'] else 'DIFFERS'}"
+    )
+
+
+def show(record: Dict[str, Any]) -> None:
+    """Print the tables."""
+    for line in record.get("apps", ()):
+        print(", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+                        for key, value in line.items()))  # fmt: skip
+    if record["records"]:
+        head = f"{'model':<38} {'link':<12} {'mode':<7} {'p50 ms':>8} {'p99 ms':>8} {'trips':>7} {'rpcs':>7}"
+        print(f"{head} {'kB up':>9} {'kB down':>9} {'walk ms':>8} {'J':>6}")
+        for line in record["records"]:
+            print(_row(line))
+        print()
+        for item in record["checks"]:
+            print(f"{item['model']:<38} {item['link']:<12} replay/server {_ratio(item['replay_over_server'])}   "
+                  f"per_op/replay {_ratio(item['per_op_over_replay'])} (model {_ratio(item['modelled'])})")  # fmt: skip
+        cost = record["kernel_us_per_op"]
+        print(f"\none call over a chain of 200 replayed: {cost['device_s'] * 1e6:.2f} us (an eager CPU call of 16 "
+              f"numbers: {cost['cpu_s'] * 1e6:.2f} us)")  # fmt: skip
+    rpcs = record["cricket"]["rpcs"]
+    print(f"synthetic, from published counts of KAPAO: Cricket {rpcs['cricket']} calls per inference, semi-RRTO "
+          f"{rpcs['semi_rrto']}, RRTO {rpcs['rrto']}")  # fmt: skip
+    for failure in record["failures"]:
+        print(f"FAILED {failure['model']} {failure['link']} {','.join(failure['modes'])}: {failure['error']}")
+    print(f"load average {record['load_average'][0]:.1f} at the start, {record['load_average_end'][0]:.1f} at the end")
+
+
+def _ratio(value: Optional[float]) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def plot(record: Dict[str, Any], path: pathlib.Path) -> None:
+    """Median latency by network and mode, one panel per link."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    links = list(dict.fromkeys(line["link"] for line in record["records"]))
+    models = list(dict.fromkeys(line["model"] for line in record["records"]))
+    modes = ("local", "server", *("replay", "lazy", "cached", "per_op"))
+    figure, panels = pyplot.subplots(len(links), 1, figsize=(11, 3.6 * len(links)), squeeze=False)
+    for panel, link in zip(panels[:, 0], links):
+        for offset, mode in enumerate(modes):
+            found = {line["model"]: line["latency_s"]["p50"] for line in record["records"]
+                     if line["link"] == link and line["mode"] == mode}  # fmt: skip
+            places = [i + (offset - 2.5) * 0.13 for i, model in enumerate(models) if model in found]
+            panel.bar(places, [found[model] * 1e3 for model in models if model in found], 0.13, label=mode)
+        panel.set_yscale("log")
+        panel.set_ylabel("median latency, ms")
+        panel.set_title(link)
+        panel.set_xticks(range(len(models)), models, rotation=20, ha="right", fontsize=8)
+    panels[0, 0].legend(ncol=6, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,203 @@
+"""The robot's process of ``bench transparent``: started by ``edge-offload exec``, told by JSON lines what to measure.
+
+Each request names a network, modes and a number of inferences; modes that can are measured in turn, inference by
+inference, so that what the machine does meanwhile hits all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+from torch import nn
+
+from edge_offload.bench.transparent_models import Case, Inputs, cases
+from edge_offload.capture.device import installed
+from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.tensors import TensorSpec
+from edge_offload.link.client import Client
+from edge_offload.manager.patience import PatienceLimits
+from edge_offload.manager.server_mode import ServerRunner
+from edge_offload.models import registry
+from edge_offload.modes import Mode
+
+LEARN = 8
+PATIENT = PatienceLimits(first_s=120.0, floor_s=120.0, cap_s=120.0)
+
+
+class Robot:
+    """One network, ready in every mode."""
+
+    def __init__(self, case: Case, client: Client) -> None:
+        self.case = case
+        self.inputs = Inputs(case)
+        self.local = case.module()
+        found = installed()
+        assert found is not None
+        self.device = found
+        self.remote: Any = found.remote
+        self.remote_module: Optional[nn.Module] = None
+        self.server = ServerRunner(
+            case.registered, case.options, client, lambda: registry.state_hash(self.local), fingerprint("cpu"),
+            limits=PATIENT,
+        )  # fmt: skip
+
+    def prepare(self) -> None:
+        """Weights over, the model open on the server."""
+        self.remote_module = self.case.module().to("cuda")
+        example = [self.inputs.next()]
+        ends = time.monotonic() + 300
+        while self.server.obstacle(example) is not None and time.monotonic() < ends:
+            time.sleep(0.05)
+
+    def learn(self, mode: Mode) -> None:
+        """Inferences that are not measured: the device's modes record what there is to record."""
+        if mode in (Mode.SERVER, Mode.LOCAL):
+            for _ in range(2):
+                self.measure(mode)
+            return
+        self.device.switch(mode)
+        for _ in range(LEARN if mode is Mode.REPLAY else 2):
+            self.measure(mode)
+
+    def measure(self, mode: Mode) -> Dict[str, Any]:
+        """One inference with a fresh input."""
+        tensor = self.inputs.next()
+        before = self._counts()
+        cpu_s, began_s = time.thread_time(), time.monotonic()
+        outputs = self._run(mode, tensor)
+        ended_s = time.monotonic()
+        walk_s = time.thread_time() - cpu_s
+        after = self._counts()
+        record = {"latency_s": ended_s - began_s, "walk_s": walk_s, "outputs": outputs, "input": tensor}
+        if mode is Mode.SERVER:
+            attempt = self._attempt
+            record.update(round_trips=1, rpcs=1, bytes_up=attempt.bytes_up, bytes_down=attempt.bytes_down, ops=0)
+        elif mode is Mode.LOCAL:
+            record.update(round_trips=0, rpcs=0, bytes_up=0, bytes_down=0, ops=0)
+        else:
+            names = ("round_trips", "rpcs", "bytes_up", "bytes_down", "ops")
+            record.update({name: b - a for name, a, b in zip(names, before, after)})
+        return record
+
+    def _counts(self) -> Tuple[int, ...]:
+        counters = self.device.recorder.counters
+        return (
+            counters.round_trips, counters.messages, self.remote.bytes_up, self.remote.bytes_down,
+            self.device.native.counters()["calls"],
+        )  # fmt: skip
+
+    def _run(self, mode: Mode, tensor: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        with torch.no_grad():
+            if mode is Mode.SERVER:
+                self._attempt = self.server.run([tensor], None, 0.0, {})
+                return self._attempt.outputs
+            if mode is Mode.LOCAL:
+                found = self.local(tensor)
+            else:
+                assert self.remote_module is not None
+                found = self.remote_module(tensor.to("cuda"))
+            return tuple(item.cpu() for item in (found if isinstance(found, (tuple, list)) else (found,)))
+
+
+def measure(robot: Robot, modes: List[Mode], count: int) -> Dict[str, Any]:
+    """``count`` inferences in each of ``modes``, in turn; the first of each is compared with the robot's own result."""
+    samples: Dict[Mode, List[Dict[str, Any]]] = {mode: [] for mode in modes}
+    for mode in modes:
+        robot.learn(mode)
+    equal = {}
+    for mode in modes:
+        record = robot.measure(mode)
+        mine = robot._run(Mode.LOCAL, record["input"])
+        equal[mode.value] = len(mine) == len(record["outputs"]) and all(
+            a.shape == b.shape and torch.equal(a, b) for a, b in zip(mine, record["outputs"])
+        )
+    for _ in range(count):
+        for mode in modes:
+            samples[mode].append(robot.measure(mode))
+    spec = TensorSpec.of(samples[modes[0]][0]["input"])
+    return {
+        "input": spec.to_dict(),
+        "equal": equal,
+        "samples": {
+            mode.value: [{k: v for k, v in item.items() if k not in ("input", "outputs")} for item in items]
+            for mode, items in samples.items()
+        },
+    }
+
+
+def kernel_cost(chain: int = 200, repeats: int = 50) -> Dict[str, float]:
+    """Seconds per call over a chain of replayed functional operators, the interpreter and torch's binding included."""
+    found = installed()
+    assert found is not None
+    found.switch(Mode.REPLAY)
+    state = torch.zeros(16, device="cuda")
+
+    def once() -> float:
+        tensor = torch.randn(16).to("cuda")
+        began = time.perf_counter()
+        for _ in range(chain):
+            tensor = torch.add(tensor, state)
+        spent = time.perf_counter() - began
+        tensor.cpu()
+        return spent / chain
+
+    for _ in range(LEARN):
+        once()
+    on_device = sorted(once() for _ in range(repeats))
+    plain, other = torch.randn(16), torch.zeros(16)
+
+    def eager() -> float:
+        tensor = plain
+        began = time.perf_counter()
+        for _ in range(chain):
+            tensor = torch.add(tensor, other)
+        return (time.perf_counter() - began) / chain
+
+    on_cpu = sorted(eager() for _ in range(repeats))
+    return {"device_s": on_device[len(on_device) // 2], "cpu_s": on_cpu[len(on_cpu) // 2]}
+
+
+def main() -> int:
+    """Serve requests from stdin until it ends."""
+    torch.set_num_threads(1)
+    cores = os.environ.get("EDGE_OFFLOAD_BENCH_CORES", "")
+    if cores:
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    client = Client(sys.argv[1]).start()
+    client.wait_ready(30.0)
+    known = {case.name: case for case in cases()}
+    robot: Optional[Robot] = None
+    requests: Dict[str, Callable[[Dict[str, Any]], Any]] = {}
+
+    def load(request: Dict[str, Any]) -> Any:
+        nonlocal robot
+        robot = None
+        robot = Robot(known[request["model"]], client)
+        robot.prepare()
+        return {}
+
+    def run(request: Dict[str, Any]) -> Any:
+        assert robot is not None
+        return measure(robot, [Mode(name) for name in request["modes"]], request["count"])
+
+    requests = {"load": load, "run": run, "kernel": lambda request: kernel_cost()}
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = requests[request["do"]](request)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=out, flush=True)
+    client.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
