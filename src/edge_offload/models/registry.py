@@ -23,7 +23,8 @@ class Entry:
 
     Attributes:
         name: what a user writes.
-        kind: ``people`` (a :class:`PersonEstimator`) or ``classifier`` (a plain module on float [n, 3, h, w]).
+        kind: ``people`` (a :class:`PersonEstimator`), ``scene`` (a plain module from occupancy to labels), or
+            ``classifier`` (a plain module on float [n, 3, h, w]).
         summary: one line.
         source: where the weights come from.
         licence: of the weights.
@@ -54,9 +55,9 @@ class Entry:
 
 def entries() -> Dict[str, Entry]:
     """All models that come with edge_offload, by name."""
-    from edge_offload.models import kapao, movenet
+    from edge_offload.models import kapao, movenet, sconet
 
-    return {entry.name: entry for entry in (*movenet.entries(), *kapao.entries(), *_zoo_entries())}
+    return {entry.name: entry for entry in (*movenet.entries(), *kapao.entries(), *sconet.entries(), *_zoo_entries())}
 
 
 def _zoo_entries() -> Tuple[Entry, ...]:

@@ -67,6 +67,14 @@ class VoxelGrid:
         grid.reshape(-1)[np.ravel_multi_index(tuple(found.T), self.shape)] = 1
         return grid
 
+    def cell(self, x: float, y: float) -> Tuple[int, int]:
+        """The column of a place (m), or the border column nearest to it when it lies outside."""
+        i, j = (
+            int(np.clip(np.floor((value - start) / self.voxel_size), 0, side - 1))
+            for value, start, side in zip((x, y), self.origin, self.shape)
+        )
+        return i, j
+
     def centres(self, found: np.ndarray) -> np.ndarray:
         """Centres of the voxels int [n, 3], float32 [n, 3] metres."""
         centres: np.ndarray = np.asarray(self.origin) + (np.asarray(found) + 0.5) * self.voxel_size

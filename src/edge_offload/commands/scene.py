@@ -1,0 +1,167 @@
+"""Complete a LiDAR scan with SCONet, score SCONet against simple baselines, make synthetic scenes.
+
+  edge-offload scene complete 000000.bin --picture scene.png          one scan of your own (.bin or .pcd)
+  edge-offload scene evaluate --scenes 10 --runs 3 --json sconet.json  held-out synthetic scenes, with the spread
+  edge-offload scene make --count 5 --out scenes/                     sweeps (.bin) with their complete labels (.npz)
+
+The grid is 256x256x32 voxels of 0.2 m. Weights are those that come with edge_offload; --weights names others, such as
+the checkpoint of 'edge-offload train sconet'. With neither, nothing is completed, and the command says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any, Dict, List
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See :mod:`edge_offload.commands`."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    complete = actions.add_parser("complete", help="complete one scan", description="complete one scan")
+    complete.add_argument("scan", help="a .bin (KITTI) or .pcd file")
+    complete.add_argument(
+        "--picture", metavar="FILE", default="scene.png", help="sweep, scene, slice (default: %(default)s)"
+    )
+    complete.add_argument("--labels", metavar="FILE.npz", help="write labels and the place of the grid too")
+    complete.add_argument(
+        "--sensor-height", type=float, default=1.73, metavar="M", help="of the LiDAR above the ground (default: 1.73)"
+    )
+    complete.add_argument("--extent", choices=("forward", "around"), default="forward", help="(default: %(default)s)")
+    complete.add_argument("--goal", type=float, nargs=2, metavar=("X", "Y"), help="m: draw a path to there")
+    evaluate = actions.add_parser("evaluate", help="score on synthetic scenes", description="score on synthetic scenes")
+    evaluate.add_argument("--scenes", type=int, default=10, help="scenes per run (default: %(default)s)")
+    evaluate.add_argument("--runs", type=int, default=3, help="disjoint sets of scenes (default: %(default)s)")
+    evaluate.add_argument(
+        "--seen-kinds", action="store_true", help="kinds and sizes of objects as in training, in scenes that were not"
+    )
+    evaluate.add_argument("--json", metavar="FILE", help="write the figures (kind 'scene_scores')")
+    for sub in (complete, evaluate):
+        sub.add_argument("--weights", default="", metavar="FILE", help="safetensors; default: those that were shipped")
+        sub.add_argument("--threads", type=int, default=0, help="compute threads (default: torch's)")
+    make = actions.add_parser("make", help="make synthetic scenes", description="make synthetic scenes")
+    make.add_argument("--count", type=int, default=5, help="(default: %(default)s)")
+    make.add_argument("--first", type=int, default=0, metavar="SEED", help="number of the first (default: 0)")
+    make.add_argument("--held-out", action="store_true", help="with the kinds and sizes that training never sees")
+    make.add_argument("--out", required=True, metavar="FOLDER", help="where to write them")
+
+
+def run(args: argparse.Namespace) -> int:
+    """See :mod:`edge_offload.commands`."""
+    return {"complete": _complete, "evaluate": _evaluate, "make": _make}[args.action](args)
+
+
+def _completer(args: argparse.Namespace) -> Any:
+    import torch
+
+    from edge_offload.models.sconet.completer import SceneCompleter
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    completer = SceneCompleter(weights=args.weights)
+    if not completer.trained:
+        print("no trained weights: nothing is completed (give --weights, or train with 'edge-offload train sconet')")
+    return completer
+
+
+def _complete(args: argparse.Namespace) -> int:
+    import pathlib
+
+    import cv2
+    import numpy as np
+
+    from edge_offload.errors import BadInput
+    from edge_offload.models.sconet.labels import COLOURS, GROUND, LABELS
+    from edge_offload.perception.planning import find_path, occupancy_slice
+    from edge_offload.perception.scans import read_scan
+    from edge_offload.perception.scene_view import draw_scene
+    from edge_offload.perception.voxels import around
+
+    completer = _completer(args)
+    completer.grid = grid = around(args.sensor_height, forward=args.extent == "forward")
+    points = read_scan(pathlib.Path(args.scan))
+    occupancy = grid.occupancy(points)
+    labels = completer.complete(points)
+    found = occupancy_slice(labels, grid, GROUND, 0.25, 1.6, 0.2)
+    robot, plan, goal = grid.cell(0.0, 0.0), None, None
+    if args.goal:
+        goal = grid.cell(args.goal[0], args.goal[1])
+        plan = find_path(found, grid.voxel_size, robot, goal, 0.35)
+    kinds = ", ".join(
+        f"{LABELS[value]} {count}"
+        for value, count in enumerate(np.bincount(labels.ravel(), minlength=20))
+        if value and count
+    )
+    line = f"{len(points)} points, {int(occupancy.sum())} voxels hit, {int((labels > 0).sum())} full"
+    lines = [line if completer.trained else f"{line}; random weights: the scene is NOT completed"]
+    picture = draw_scene(labels, COLOURS, occupancy, found, None if plan is None else plan.cells, robot, goal, lines)
+    if not cv2.imwrite(args.picture, picture):
+        raise BadInput(f"cannot write the picture {args.picture}", remedy="name a .png or .jpg in a folder that exists")
+    print(f"{line}\n{kinds}\nwritten {args.picture}")
+    if args.labels:
+        np.savez_compressed(args.labels, labels=labels, origin=grid.origin, voxel_size=grid.voxel_size)
+        print(f"written {args.labels}")
+    return 0
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    from edge_offload import records
+    from edge_offload.errors import BadInput
+    from edge_offload.models.sconet.evaluation import evaluate
+
+    if args.scenes < 1 or args.runs < 1:
+        raise BadInput("no scenes to score", remedy="ask for at least one scene and one run")
+    completer = _completer(args)
+    network = completer.module if completer.trained else None
+
+    def progress(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{text}", end="", file=sys.stderr, flush=True)
+
+    found = evaluate(network, args.scenes, args.runs, held_out=not args.seen_kinds, report=progress)
+    print("\n".join(_table(found)))
+    if args.json:
+        records.write(args.json, "scene_scores", found)
+    return 0
+
+
+def _table(found: Dict[str, Any]) -> List[str]:
+    kinds = "kinds and sizes never trained on" if found["held_out"] else "kinds and sizes as in training"
+    lines = [
+        f"{found['runs']} runs of {found['scenes']} scenes, {kinds}; mean and standard deviation over the runs",
+        "",
+    ]
+    lines.append(f"{'':<14} {'completion IoU':>16} {'precision':>16} {'recall':>16} {'mIoU':>16}")
+    for name, scores in found["methods"].items():
+        cells = [
+            f"{scores['mean'][key]:>8.3f} ± {scores['deviation'][key]:.3f}"
+            for key in ("completion_iou", "precision", "recall", "mean_iou")
+        ]
+        lines.append(f"{name:<14} " + " ".join(f"{cell:>16}" for cell in cells))
+    for key, values in found.get("margin", {}).items():
+        shown = ", ".join(f"{value:+.3f}" for value in values)
+        lines.append(f"margin of sconet over the best baseline, {key}, run by run: {shown}")
+    return lines
+
+
+def _make(args: argparse.Namespace) -> int:
+    import pathlib
+
+    import numpy as np
+
+    from edge_offload.models.scenes.samples import pair
+
+    folder = pathlib.Path(args.out).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(args.first, args.first + args.count):
+        made = pair(number, args.held_out)
+        (folder / f"{number:06d}.bin").write_bytes(made.points.astype("<f4").tobytes())
+        np.savez_compressed(
+            folder / f"{number:06d}.npz",
+            occupancy=made.occupancy,
+            labels=made.labels,
+            origin=made.grid.origin,
+            voxel_size=made.grid.voxel_size,
+        )
+        print(f"{folder / f'{number:06d}.bin'}: {len(made.points)} points, synthetic")
+    return 0

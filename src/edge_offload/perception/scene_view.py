@@ -1,0 +1,117 @@
+"""A completed scene as a picture: seen from above, with what is in the way, the path, and a bar of figures."""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence, Tuple
+
+import cv2
+import numpy as np
+
+from edge_offload.errors import BadInput
+from edge_offload.perception.planning import OCCUPIED, UNKNOWN, Cell
+
+_FONT = cv2.FONT_HERSHEY_SIMPLEX
+_BAR_PX = 22
+
+
+def from_above(labels: np.ndarray, colours: np.ndarray, top: Optional[int] = None) -> np.ndarray:
+    """The highest full voxel of every column below index ``top``, in its label's colour, brighter the higher it is.
+
+    Args:
+        labels: uint8 [x, y, z]; values beyond ``colours`` are not drawn.
+        colours: uint8 [labels, 3] RGB.
+
+    Returns:
+        uint8 [x, y, 3] BGR, black where nothing is.
+    """
+    shown = labels[:, :, :top]
+    full = (shown > 0) & (shown < len(colours))
+    highest = shown.shape[2] - 1 - full[:, :, ::-1].argmax(axis=2)
+    label = np.take_along_axis(shown, highest[:, :, None], axis=2)[:, :, 0]
+    label = np.where(full.any(axis=2), label, 0)
+    light = 0.55 + 0.45 * highest / max(1, shown.shape[2] - 1)
+    picture: np.ndarray = (colours[label] * light[:, :, None]).astype(np.uint8)[:, :, ::-1]
+    return np.where(full.any(axis=2)[:, :, None], picture, 0).astype(np.uint8)
+
+
+def upright(cells: np.ndarray) -> np.ndarray:
+    """An array [x, y, ...] as picture rows: forward is up, left is left."""
+    return np.ascontiguousarray(cells[::-1, ::-1])
+
+
+def draw_scene(
+    labels: np.ndarray,
+    colours: np.ndarray,
+    occupancy: np.ndarray,
+    found: np.ndarray,
+    path: Optional[np.ndarray],
+    robot: Optional[Cell],
+    goal: Optional[Cell],
+    lines: Sequence[str],
+    scale: int = 2,
+    top: Optional[int] = None,
+) -> np.ndarray:
+    """Three views side by side under a bar of text: what the sweep hit, the completed scene, the slice with the path.
+
+    Args:
+        labels, occupancy: uint8 [x, y, z].
+        found: int8 [x, y] from :func:`edge_offload.perception.planning.occupancy_slice`.
+        path: int [n, 2] cells, or None.
+        robot, goal: cells, or None.
+        lines: text, one bar each.
+        scale: pixels per cell.
+        top: voxel layers from here on are not shown (a ceiling would hide the room).
+
+    Returns:
+        uint8 BGR.
+
+    Raises:
+        BadInput: grids of different sizes.
+    """
+    if labels.shape != occupancy.shape or found.shape != labels.shape[:2]:
+        raise BadInput(f"labels {labels.shape}, occupancy {occupancy.shape} and slice {found.shape} do not fit")
+    hits = np.where(occupancy[:, :, :top].any(axis=2)[:, :, None], 225, 18).astype(np.uint8)
+    panels = [np.broadcast_to(hits, (*found.shape, 3)), from_above(labels, colours, top), _slice(found)]
+    views = [_enlarged(upright(panel), scale) for panel in panels]
+    for view in views[1:]:
+        _mark(view, found.shape, path, robot, goal, scale)
+    gap = np.full((views[0].shape[0], 4, 3), 90, dtype=np.uint8)
+    picture = np.hstack([views[0], gap, views[1], gap, views[2]])
+    bars = np.full((_BAR_PX * len(lines), picture.shape[1], 3), 28, dtype=np.uint8)
+    for row, line in enumerate(lines):
+        place = (8, _BAR_PX * row + 16)
+        cv2.putText(bars, line, place, _FONT, 0.45, (245, 245, 245), 1, cv2.LINE_AA)
+    return np.vstack([bars, picture])
+
+
+def _slice(found: np.ndarray) -> np.ndarray:
+    picture = np.full((*found.shape, 3), 205, dtype=np.uint8)
+    picture[found == OCCUPIED] = (40, 30, 30)
+    picture[found == UNKNOWN] = (120, 115, 110)
+    return picture
+
+
+def _enlarged(picture: np.ndarray, scale: int) -> np.ndarray:
+    size = (picture.shape[1] * scale, picture.shape[0] * scale)
+    return np.ascontiguousarray(cv2.resize(picture, size, interpolation=cv2.INTER_NEAREST))
+
+
+def _mark(
+    view: np.ndarray,
+    shape: Tuple[int, ...],
+    path: Optional[np.ndarray],
+    robot: Optional[Cell],
+    goal: Optional[Cell],
+    scale: int,
+) -> None:
+    def pixel(cell: Sequence[float]) -> Tuple[int, int]:
+        return int((shape[1] - 0.5 - cell[1]) * scale), int((shape[0] - 0.5 - cell[0]) * scale)
+
+    if path is not None and len(path) > 1:
+        points = np.array([pixel(cell) for cell in path], dtype=np.int32)
+        cv2.polylines(view, [points], False, (20, 20, 20), 4, cv2.LINE_AA)
+        cv2.polylines(view, [points], False, (60, 220, 255), 2, cv2.LINE_AA)
+    if robot is not None:
+        cv2.circle(view, pixel(robot), 5, (255, 160, 40), -1, cv2.LINE_AA)
+    if goal is not None:
+        cv2.drawMarker(view, pixel(goal), (60, 60, 255), cv2.MARKER_TILTED_CROSS, 12, 2, cv2.LINE_AA)
