@@ -52,8 +52,10 @@ def run(args: argparse.Namespace) -> int:
     if args.export:
         return _export(folder / "last.safetensors", pathlib.Path(args.export).expanduser())
     if args.crop % 16 or args.crop < 16 or not 8 <= args.window <= args.crop or min(args.batch, args.steps) < 1:
-        raise BadInput(f"crop {args.crop}, window {args.window}, batch {args.batch}, steps {args.steps}",
-                       remedy="crop: a multiple of 16; window: 8 up to the crop; batch and steps: at least 1")  # fmt: skip
+        raise BadInput(
+            f"crop {args.crop}, window {args.window}, batch {args.batch}, steps {args.steps}",
+            remedy="crop: a multiple of 16; window: 8 up to the crop; batch and steps: at least 1",
+        )
     if args.device != "cpu" and not torch.cuda.is_available():
         raise BadInput("there is no GPU here", remedy="train with --device cpu")
     if args.threads:
