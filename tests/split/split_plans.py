@@ -1,18 +1,18 @@
-"""Random plans that are right by construction, and the error measure of the acceptance criterion."""
+"""Random plans that are right by construction."""
 
 from __future__ import annotations
 
 import random
-from typing import Any, Dict, Sequence, Tuple
+from typing import Dict, Sequence, Set, Tuple
 
 import torch
 
 from edge_offload.execute.sequence_runner import SequenceRunner
-from edge_offload.sequence.build import Program, tensor_digest
+from edge_offload.sequence.build import Program
 from edge_offload.split.complete import backward, complete
 from edge_offload.split.footprint import EMPTY, Locality, Range
 from edge_offload.split.locality import LocalityMap, union
-from edge_offload.split.plan import Plan
+from edge_offload.split.plan import Plan, Side
 
 
 def random_plan(located: LocalityMap, chooser: random.Random) -> Plan:
@@ -53,45 +53,37 @@ def tight_plan(located: LocalityMap, chooser: random.Random) -> Plan:
     return complete(located, *backward(located, decide))
 
 
-def as_double(program: Program) -> Program:
-    """The same network in float64: dtype of every float32 value, and of its weights."""
-    from dataclasses import replace
-
-    from edge_offload.sequence import Operator, Symbol
-
-    sequence = program.sequence
-    values = {number: replace(value, dtype="float64" if value.dtype == "float32" else value.dtype)
-              for number, value in sequence.values.items()}  # fmt: skip
-    constants: Dict[int, str] = {}
-    tensors: Dict[str, torch.Tensor] = {}
-    for number, digest in sequence.constants.items():
-        tensor = program.constants[digest]
-        tensor = tensor.double() if tensor.dtype == torch.float32 else tensor
-        constants[number] = tensor_digest(tensor)
-        tensors[constants[number]] = tensor
-
-    def widen(arg: Any) -> Any:
-        if isinstance(arg, tuple):
-            return tuple(map(widen, arg))
-        return Symbol("dtype", "float64") if arg == Symbol("dtype", "float32") else arg
-
-    operators = tuple(
-        Operator(op.name, tuple(map(widen, op.args)), tuple((key, widen(arg)) for key, arg in op.kwargs), op.outputs,
-                 op.mutates, op.aliases, op.scope)
-        for op in sequence.operators
-    )  # fmt: skip
-    return Program(replace(sequence, values=values, constants=constants, operators=operators).validate(), tensors)
-
-
 def unsplit(program: Program, inputs: Sequence[torch.Tensor]) -> Tuple[torch.Tensor, ...]:
     return SequenceRunner(program.sequence, program.constants).run(inputs)
 
 
-def error(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
-    """Largest max|got - want| / max|want| over the outputs; infinite if anything is not a number."""
-    worst = 0.0
-    for one, other in zip(got, want):
-        scale = float(other.double().abs().max()) or 1.0
-        difference = float((one.double() - other.double()).abs().max()) / scale
-        worst = max(worst, difference if difference == difference else float("inf"))
-    return worst
+def wastes_rows(plan: Plan, located: LocalityMap) -> bool:
+    """Whether some computed row is used by nobody: a side's rows are one stretch, so two uses may leave a gap."""
+    steps = {side: {step.operator: step for step in plan.steps(side)} for side in Side}
+    used: Dict[Side, Dict[int, Set[int]]] = {side: {} for side in Side}
+    for number in located.sequence.kept():
+        used[Side.ROBOT][number] = set(range(located.length(number)))
+    for index in range(len(located.operators) - 1, -1, -1):
+        for number in located.made_by[index]:  # what a side does not make itself, the other sends
+            for side in Side:
+                step = steps[side].get(index)
+                own = set(range(step.low, step.high)) if step else set()
+                lacking = used[side].get(number, set()) - own
+                used[side.other].setdefault(number, set()).update(lacking)
+        for side in Side:
+            step = steps[side].get(index)
+            if step is None:
+                continue
+            rows = set().union(*(used[side].get(number, set()) for number in located.made_by[index]))
+            if not set(range(step.low, step.high)) <= rows:
+                return True
+            for row in range(step.low, step.high):
+                for number, (low, high) in located.footprint(index, row, row + 1).items():
+                    used[side].setdefault(number, set()).update(range(low, high))
+    return False
+
+
+def has_global_window(located: LocalityMap) -> bool:
+    """Whether a global operator slides a window: it is given its whole input, and may pass over the last rows."""
+    pairs = zip(located.sequence.operators, located.operators)
+    return any(entry.kind is Locality.GLOBAL and ("conv" in op.name or "pool" in op.name) for op, entry in pairs)

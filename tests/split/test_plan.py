@@ -12,12 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_chains import Chain
-from split_plans import error, random_plan, tight_plan
+from split_plans import has_global_window, random_plan, tight_plan, wastes_rows
 
 from edge_offload.errors import BadInput
 from edge_offload.sequence import Ref
 from edge_offload.split.check import BadPlan, check
 from edge_offload.split.complete import complete
+from edge_offload.split.exactness import error
 from edge_offload.split.locality import LocalityMap, analyse
 from edge_offload.split.plan import Plan, Side, Step, Transfer
 from edge_offload.split.reference import run_plan
@@ -78,7 +79,7 @@ def conv_stack(chooser: random.Random, gaps: bool = True) -> Tuple[Chain, Locali
 
 
 @given(seed=st.integers(0, 2**31))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_random_plans_of_random_networks_are_exact(seed: int) -> None:
     chooser = random.Random(seed)
     chain, located = conv_stack(chooser)
@@ -94,6 +95,7 @@ def test_shrinking_any_halo_by_one_is_refused_and_would_be_wrong(seed: int) -> N
     chain, located = conv_stack(chooser, gaps=False)
     plan = check(tight_plan(located, chooser), located)
     assert error(run_plan(plan, located, chain.blobs, [chain.tensors[0]]), [chain.tensors[chain.last]]) <= TOLERANCE
+    wasteful = wastes_rows(plan, located) or has_global_window(located)
     for position, transfer in enumerate(plan.transfers):
         for low, high in ((transfer.low + 1, transfer.high), (transfer.low, transfer.high - 1)):
             kept = [replace(transfer, low=low, high=high)] if low < high else []
@@ -101,7 +103,7 @@ def test_shrinking_any_halo_by_one_is_refused_and_would_be_wrong(seed: int) -> N
             with pytest.raises(BadPlan):
                 check(broken, located)
             got = run_plan(broken, located, chain.blobs, [chain.tensors[0]])
-            assert error(got, [chain.tensors[chain.last]]) > 1e-6
+            assert wasteful or error(got, [chain.tensors[chain.last]]) > 1e-6
 
 
 @given(seed=st.integers(0, 2**31))

@@ -6,12 +6,13 @@ import importlib.util
 import random
 
 import pytest
-from split_plans import as_double, error, random_plan, tight_plan, unsplit
+from split_plans import random_plan, tight_plan, unsplit
 
 from edge_offload.models import zoo
 from edge_offload.sequence import sequence_hash
 from edge_offload.sequence.build import from_module
 from edge_offload.split.check import check
+from edge_offload.split.exactness import as_double, error
 from edge_offload.split.locality import analyse, axis_choices
 from edge_offload.split.reference import run_plan, shared_values
 

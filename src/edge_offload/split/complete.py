@@ -14,14 +14,27 @@ ChooseCodec = Callable[[int, int, int], str]
 """(value, low, high) -> codec name."""
 
 
-def needed_rows(located: LocalityMap, ranges: Ranges) -> Dict[int, Range]:
-    """Rows of every value that the steps of one side need (hull over its operators)."""
-    hull: Dict[int, Range] = {}
+def needed_rows(located: LocalityMap, ranges: Ranges) -> Dict[int, List[Range]]:
+    """Rows of every value that the steps of one side need, as stretches that do not touch; empty ranges need none."""
+    needed: Dict[int, List[Range]] = {}
     for index, (low, high) in ranges.items():
         for number, rows in located.footprint(index, low, high).items():
-            known = hull.get(number)
-            hull[number] = rows if known is None else union(known, rows)
-    return hull
+            known = needed.get(number)
+            if known is None:
+                needed[number] = [rows]
+            elif rows not in known:
+                needed[number] = _merged([*known, rows])
+    return needed
+
+
+def _merged(stretches: List[Range]) -> List[Range]:
+    merged: List[Range] = []
+    for low, high in sorted(stretches):
+        if merged and low <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+        else:
+            merged.append((low, high))
+    return merged
 
 
 Decide = Callable[[int, Range, Range], Tuple[Range, Range]]
@@ -80,14 +93,14 @@ def complete(
         if side is Side.ROBOT:
             for number in located.sequence.kept():
                 if number not in located.free:
-                    wanted[number] = (0, located.length(number))
+                    wanted[number] = [(0, located.length(number))]
                     first_use.setdefault(number, len(located.operators))
-        for number, rows in wanted.items():
+        for number, stretches in wanted.items():
             if number in located.sequence.inputs:
                 own: Range = (0, located.length(number)) if side is Side.ROBOT else EMPTY
             else:
                 own = _made(located, producer[number], number, ranges[side])
-            for low, high in minus(rows, own):
+            for low, high in (part for rows in stretches for part in minus(rows, own)):
                 name = codec(number, low, high) if codec else "raw"
                 transfers.append((first_use[number], Transfer(number, low, high, side.other, name)))
     transfers.sort(key=lambda item: (item[0], item[1].value, item[1].low))

@@ -98,6 +98,15 @@ class Plan:
         """Whether some operator runs on both sides: then it is neither device-only, server-only nor a layer cut."""
         return bool({step.operator for step in self.robot} & {step.operator for step in self.server})
 
+    @property
+    def shape(self) -> str:
+        """``device``, ``server``, ``layers`` (whole operators on both sides) or ``split`` (an operator on both)."""
+        if self.is_local:
+            return "device"
+        if not self.robot:
+            return "server"
+        return "split" if self.splits_an_operator else "layers"
+
     def to_json(self) -> str:
         """One JSON object."""
         return json.dumps(

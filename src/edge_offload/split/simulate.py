@@ -160,14 +160,23 @@ def compile_plan(plan: Plan, model: CostModel, payloads: Optional[Sequence[Paylo
 
 
 def sweep(compiled: Compiled, model: CostModel, bandwidths: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Makespan in seconds and the robot's energy in joules at each bandwidth (bytes per second, uplink).
-
-    Both directions of the link busy at once count twice in the energy; that is 0.2 W at most.
-    """
+    """Makespan in seconds and the robot's energy in joules at each bandwidth (bytes per second, uplink)."""
     makespan, _, wire = _run(compiled, model, np.asarray(bandwidths, dtype=float))
     robot_s = sum(block.seconds for block in compiled.blocks[Side.ROBOT])
-    busy = sum((end - start for start, end in wire), np.zeros_like(makespan))
+    busy = _busy(compiled, wire)
     return makespan, np.asarray(energy(model, makespan, robot_s, busy))
+
+
+def _busy(compiled: Compiled, wire: Sequence[Times]) -> np.ndarray:
+    """Seconds in which the link is busy in either direction; each direction's spans are disjoint."""
+    lanes: Dict[Side, List[Times]] = {side: [] for side in Side}
+    for transfer, span in zip(compiled.plan.transfers, wire):
+        lanes[transfer.sender].append(span)
+    total: np.ndarray = sum((end - start for start, end in wire), np.zeros(()))
+    for start, end in lanes[Side.ROBOT]:
+        for other_start, other_end in lanes[Side.SERVER]:
+            total = total - np.maximum(np.minimum(end, other_end) - np.maximum(start, other_start), 0.0)
+    return total
 
 
 def simulate(plan: Plan, model: CostModel, bandwidth: float) -> Outcome:

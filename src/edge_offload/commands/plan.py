@@ -1,0 +1,170 @@
+"""Plan how robot and server compute one inference together: a table of plans by bandwidth, and a picture of one.
+
+  edge-offload plan resnet50 --profile robot.json --server-profile server.json
+  edge-offload plan vgg19_bn --profile robot.json --slowdown 6 --plot plan.png     robot emulated on this machine
+  edge-offload plan kapao_s --objective energy --planner spso_ga --bandwidth 2 5 10 --out table.json
+  edge-offload plan mobilenet_v3_large --option size=96 --verify                    every planner, every bandwidth
+
+Without a profile the model is measured here first. Bandwidths are in megabytes per second. The table says what each
+plan is (device, server, layers: whole operators on both sides, split: operators on both sides), what it will cost
+beside the best baseline. --verify runs every plan of every planner and compares it with the unsplit network, in
+float64 and float32; it fails if any is not exact.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Tuple
+
+from edge_offload.commands.profile import add_model_arguments, network_of
+
+if TYPE_CHECKING:
+    from edge_offload.split.cost import CostModel
+    from edge_offload.split.networks import Network
+    from edge_offload.split.objective import Objective
+    from edge_offload.split.planners import Effort, PlanTable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See :mod:`edge_offload.commands`."""
+    add_model_arguments(parser)
+    parser.add_argument("--profile", metavar="FILE", help="the robot's, from 'edge-offload profile' (default: measure)")
+    parser.add_argument("--server-profile", metavar="FILE", help="the server's (default: the robot's)")
+    parser.add_argument("--slowdown", type=float, default=1.0, metavar="FACTOR",
+                        help="multiply the robot's times, to emulate a slower robot (default 1)")  # fmt: skip
+    parser.add_argument("--planner", default="loss_beam", help="device_only, server_only, dsccs, spso_ga, loss_de or "
+                        "loss_beam (default)")  # fmt: skip
+    parser.add_argument("--objective", default="latency", choices=["latency", "energy", "weighted", "deadline"])
+    parser.add_argument("--deadline", type=float, default=1.0, metavar="SECONDS", help="for --objective deadline")
+    parser.add_argument("--weight", type=float, default=0.05, metavar="SECONDS_PER_JOULE", help="for weighted")
+    parser.add_argument("--bandwidth", type=float, nargs="+", metavar="MB/S", help="default: 31 bins, 0.5 to 30")
+    parser.add_argument("--latency", type=float, default=0.0013, metavar="SECONDS", help="one way (default 0.0013)")
+    parser.add_argument("--request", type=float, default=0.0, metavar="SECONDS", help="the runtime's own per inference")
+    parser.add_argument("--no-codecs", action="store_true", help="send everything raw")
+    parser.add_argument("--seconds", type=float, default=6.0, help="time budget of the search (default 6)")
+    parser.add_argument("--out", metavar="FILE", help="write the table with its plans (JSON, kind 'split_table')")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw the plan for --plot-bandwidth")
+    parser.add_argument("--plot-bandwidth", type=float, metavar="MB/S", help="default: where a split gains most")
+    parser.add_argument("--verify", action="store_true", help="run every plan of every planner; prints JSON")
+
+
+def bins(count: int = 31, low: float = 0.5e6, high: float = 30e6) -> Tuple[float, ...]:
+    """Bandwidths in bytes per second, in equal ratios."""
+    return tuple(low * (high / low) ** (k / (count - 1)) for k in range(count))
+
+
+def run(args: argparse.Namespace) -> int:
+    """See :mod:`edge_offload.commands`."""
+    import time
+
+    from edge_offload import records
+    from edge_offload.split.objective import Objective
+    from edge_offload.split.planners import Effort, plan_table
+    from edge_offload.split.space import Space
+
+    network = network_of(args)
+    model = _model(args, network)
+    bandwidths = sorted(rate * 1e6 for rate in args.bandwidth) if args.bandwidth else bins()
+    objective = Objective(args.objective, args.weight, args.deadline)
+    effort = Effort(seconds=args.seconds)
+    if args.verify:
+        return _verify(args, network, model, bandwidths, objective, effort)
+    started = time.perf_counter()
+    table = plan_table(Space(model, bandwidths, not args.no_codecs), args.planner, objective, effort)
+    planning_s = time.perf_counter() - started
+    rows = _rows(args, model, table, objective)
+    _print(args, rows, planning_s)
+    if args.out:
+        records.write(args.out, "split_table", {
+            "model": args.model, "planner": args.planner, "objective": args.objective, "slowdown": args.slowdown,
+            "codecs": not args.no_codecs, "planning_s": planning_s, "rows": rows,
+        })  # fmt: skip
+    if args.plot:
+        from edge_offload.split.draw import draw
+
+        rate = args.plot_bandwidth * 1e6 if args.plot_bandwidth else _most_gained(rows)
+        draw(table.look_up(rate), model, rate, args.plot, f"{args.model}, {args.planner}")
+    return 0
+
+
+def _model(args: argparse.Namespace, network: Network) -> CostModel:
+    from edge_offload.split.cost import Link
+    from edge_offload.split.profile import Profile, cost_model, measure
+
+    robot = Profile.read(args.profile) if args.profile else measure(network, repeats=3)
+    server = Profile.read(args.server_profile) if args.server_profile else robot
+    link = Link(latency_s=args.latency)
+    return cost_model(network.located, robot, server, link, request_s=args.request, slowdown=args.slowdown)
+
+
+def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objective: Objective) -> List[Dict[str, Any]]:
+    import json
+
+    from edge_offload.split.planners import plan_table
+    from edge_offload.split.simulate import simulate
+    from edge_offload.split.space import Space
+
+    space = Space(model, table.bandwidths, not args.no_codecs)
+    names = {"device_only_s": "device_only", "server_only_s": "server_only", "layers_s": "dsccs"}
+    baselines = {key: plan_table(space, name, objective).predicted_s for key, name in names.items()}
+    rows = []
+    for k, (rate, plan) in enumerate(zip(table.bandwidths, table.plans)):
+        outcome = simulate(plan, model, rate)
+        rows.append({
+            "bandwidth_bytes_per_s": rate,
+            "shape": plan.shape,
+            "makespan_s": table.predicted_s[k],
+            "energy_j": table.predicted_j[k],
+            "bytes_up": outcome.bytes_up,
+            "bytes_down": outcome.bytes_down,
+            "rows_robot": sum(step.high - step.low for step in plan.robot),
+            "rows_server": sum(step.high - step.low for step in plan.server),
+            **{key: seconds[k] for key, seconds in baselines.items()},
+            "certified_gap": None,
+            "plan": json.loads(plan.to_json()),
+        })  # fmt: skip
+    return rows
+
+
+def _print(args: argparse.Namespace, rows: Sequence[Dict[str, Any]], planning_s: float) -> None:
+    emulated = f", robot emulated {args.slowdown:g}x slower" if args.slowdown != 1.0 else ""
+    print(f"{args.model}: {args.planner}, {args.objective}, planned in {planning_s:.1f} s{emulated}")
+    print(f"{'MB/s':>6} {'plan':<7} {'ms':>8} {'J':>7} {'up kB':>8} {'down kB':>8} {'robot rows':>10} "
+          f"{'server rows':>11} {'device':>8} {'server':>8} {'layers':>8} {'gap':>6}")  # fmt: skip
+    for row in rows:
+        gap = "-" if row["certified_gap"] is None else f"{row['certified_gap']:.1%}"
+        print(f"{row['bandwidth_bytes_per_s'] / 1e6:6.2f} {row['shape']:<7} {row['makespan_s'] * 1e3:8.1f} "
+              f"{row['energy_j']:7.3f} {row['bytes_up'] / 1e3:8.1f} {row['bytes_down'] / 1e3:8.1f} "
+              f"{row['rows_robot']:10} {row['rows_server']:11} {row['device_only_s'] * 1e3:8.1f} "
+              f"{row['server_only_s'] * 1e3:8.1f} {row['layers_s'] * 1e3:8.1f} {gap:>6}")  # fmt: skip
+
+
+def _most_gained(rows: Sequence[Dict[str, Any]]) -> float:
+    """Bandwidth at which the plan gains most over the best baseline."""
+    def gain(row: Dict[str, Any]) -> float:
+        return float(min(row["device_only_s"], row["server_only_s"], row["layers_s"]) / max(row["makespan_s"], 1e-9))
+
+    return float(max(rows, key=gain)["bandwidth_bytes_per_s"])
+
+
+def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwidths: Sequence[float],
+            objective: Objective, effort: Effort) -> int:  # fmt: skip
+    import json
+    import sys
+
+    from edge_offload import records
+    from edge_offload.split.exactness import Verifier
+    from edge_offload.split.planners import PLANNERS, plan_table
+    from edge_offload.split.space import Space
+
+    verifier = Verifier(network)
+    found = []
+    for name in PLANNERS:
+        plans = plan_table(Space(model, bandwidths, not args.no_codecs), name, objective, effort).plans
+        found.append(verifier.record(args.model, name, plans))
+        records.validate("split_exactness", found[-1])
+    json.dump(found, sys.stdout, indent=2)
+    print()
+    if args.out:
+        records.write(args.out, "split_exactness", found)
+    return 0 if all(record["exact"] for record in found) else 1
