@@ -143,7 +143,7 @@ def test_the_token_is_asked_for_once(browser, history, source, serve):
     tab = browser.tab(serve(access=Access("127.0.0.1", token)).url)
     tab.until("document.querySelector('#token') !== null")
     tab.value("document.querySelector('#token').value = 'wrong-wrong-wrong-wrong'; document.forms[0].submit()")
-    tab.until("location.search === '?wrong=1'")
+    tab.until("document.body.textContent.includes('That is not the token.')")
     tab.value(f"document.querySelector('#token').value = '{token}'; document.forms[0].submit()")
     tab.until("document.querySelector('#tile-mode .big').textContent === 'server'")
     assert token not in tab.value("location.href + document.cookie")

@@ -155,26 +155,30 @@ def test_what_cannot_be_done_is_said(tmp_path, capsys, monkeypatch, arguments, s
 
 def bag_of(path, topics):
     """A bag with a frame per second on each of these topics, and the messages of one robot otherwise."""
-    rosbag = pytest.importorskip("rosbag")
-    message = pytest.importorskip("edge_offload_msgs.msg", exc_type=ImportError)
-    import genpy
-    from std_msgs.msg import Header
+    try:
+        import genpy
+        import rosbag
+        from std_msgs.msg import Header
+
+        from edge_offload_msgs.msg import Latency, OffloadMode
+    except ImportError:
+        pytest.skip("no ROS environment (source devel/setup.bash)")
 
     with rosbag.Bag(str(path), "w") as bag:
         for second in range(1, 11):
             at = genpy.Time(second)
             for topic in topics:
-                kind = message.Latency if topic.endswith("latency") else message.OffloadMode
+                kind = Latency if topic.endswith("latency") else OffloadMode
                 made = kind(header=Header(stamp=at), mode="server")
-                if kind is message.Latency:
-                    made.total, made.uplink, made.energy = genpy.Duration(0, 90_000_000), genpy.Duration(0, 5), float("nan")
+                if kind is Latency:
+                    made.total, made.energy = genpy.Duration(0, 90_000_000), float("nan")
                 bag.write(topic, made, at)
 
 
 @pytest.mark.ros
 def test_a_bag_is_a_run_too(tmp_path):
     # what the server heard of the same frames is not counted again
-    bag_of(tmp_path / "walk.bag", ["/offload/latency", "/server/offload/latency", "/offload/mode", "/other/latency"])
+    bag_of(tmp_path / "walk.bag", ["/offload/latency", "/server/offload/latency", "/offload/mode"])
     records, _ = open_run(tmp_path / "walk.bag")
     found = list(records)
     assert [record["kind"] for record in found].count("latency") == 10

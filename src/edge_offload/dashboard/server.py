@@ -83,7 +83,9 @@ class _Login(_Guarded):
 
     def get(self) -> None:
         self.set_header("Content-Type", "text/html; charset=utf-8")
-        self.finish((STATIC / "login.html").read_bytes())
+        answer = b'<p class="level-error" role="alert">That is not the token.</p>'
+        page = (STATIC / "login.html").read_bytes()
+        self.finish(page.replace(b"<!-- answer -->", answer) if self.get_query_argument("wrong", "") else page)
 
     async def post(self) -> None:
         session = self.access.enter(self.get_body_argument("token", ""))
