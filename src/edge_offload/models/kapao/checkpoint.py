@@ -11,6 +11,7 @@ from edge_offload.errors import BadInput
 from edge_offload.models.kapao import inert
 from edge_offload.models.kapao.network import STRIDES, Kapao
 
+_FACTS = {"depth": (0.0, 2.0), "width": (0.0, 2.0), "size": (0.0, 4096.0), "conf": (0.0, 1.0)}
 _CONTAINERS = ("ema", "model", "state_dict", "model_state_dict")
 
 
@@ -32,6 +33,33 @@ def read_state(path: pathlib.Path) -> Dict[str, torch.Tensor]:
         if not records:
             raise BadInput(f"checkpoint {path} holds neither a model nor a state dict")
         return opened.tensors(records)
+
+
+def read_facts(path: pathlib.Path) -> Dict[str, float]:
+    """Numbers that ``edge-offload train kapao`` stored with the weights in ``path``; empty for any other file.
+
+    ``depth`` and ``width`` of the network, ``size`` of the images, ``conf`` chosen on training images.
+    """
+    if path.suffix != ".safetensors" or not path.is_file():
+        return {}
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as stream:
+            stored = stream.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"checkpoint {path} cannot be read: {error}") from error
+    facts: Dict[str, float] = {}
+    for name, (low, high) in _FACTS.items():
+        if name not in stored:
+            continue
+        try:
+            facts[name] = float(stored[name])
+        except ValueError as error:
+            raise BadInput(f"checkpoint {path}: {name} is {stored[name]!r}, not a number") from error
+        if not low < facts[name] <= high:
+            raise BadInput(f"checkpoint {path}: {name}={facts[name]:g} is out of range")
+    return facts
 
 
 def load(network: Kapao, path: pathlib.Path) -> None:

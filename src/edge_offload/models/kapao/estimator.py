@@ -14,7 +14,7 @@ from edge_offload.models.base import PeopleModule, PersonEstimator
 from edge_offload.models.kapao import checkpoint as checkpoints
 from edge_offload.models.kapao import random
 from edge_offload.models.kapao.fusion import fuse_keypoints
-from edge_offload.models.kapao.network import KEYPOINTS, SCALES, STRIDES, Kapao, fuse
+from edge_offload.models.kapao.network import KEYPOINTS, SCALES, STRIDES, Kapao, Scale, fuse
 from edge_offload.models.kapao.readout import KEYPOINT_ROW, PERSON_ROW, Readout
 from edge_offload.models.kapao.thresholds import PRESETS, Thresholds
 from edge_offload.models.letterbox import Letterbox
@@ -36,7 +36,9 @@ file with trained weights (empty: random ones, from ``seed``); whether batch nor
 class KapaoEstimator(PersonEstimator):
     """People from persons float32 [n, PERSON_ROW] and keypoint objects float32 [m, KEYPOINT_ROW], by fusion.
 
-    Without a checkpoint the weights are random, ``trained`` is false, and ``interpret`` finds nobody.
+    Without a checkpoint the weights are random, ``trained`` is false, and ``interpret`` finds nobody. A checkpoint of
+    ``edge-offload train kapao`` says its own depth and width, and the confidence that was chosen for it, which holds
+    unless ``conf`` is given.
     """
 
     def __init__(
@@ -49,16 +51,21 @@ class KapaoEstimator(PersonEstimator):
         checkpoint: str,
         fuse: bool,
         seed: int,
+        name: str = "",
     ) -> None:
-        name = f"kapao_{scale}"
-        self.thresholds = thresholds_for(preset, conf, conf_kp)
-        network = Kapao(SCALES[scale])
+        path = pathlib.Path(checkpoint).expanduser()
+        facts = checkpoints.read_facts(path) if checkpoint else {}
+        self.thresholds = thresholds_for(preset, conf or facts.get("conf"), conf_kp)
         if checkpoint:
-            checkpoints.load(network, pathlib.Path(checkpoint).expanduser())
+            network = Kapao(
+                Scale(facts["depth"], facts["width"]) if {"depth", "width"} <= set(facts) else SCALES[scale]
+            )
+            checkpoints.load(network, path)
         else:
+            network = Kapao(SCALES[scale])
             random.fill(network, seed)
         module = PeopleModule(_ready(network, fuse), Readout(network.detect.anchor_grid, self.thresholds))
-        super().__init__(name, module, size, STRIDES[-1], trained=bool(checkpoint))
+        super().__init__(name or f"kapao_{scale}", module, size, STRIDES[-1], trained=bool(checkpoint))
 
     def decode(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> People:
         """See the base class; ``outputs`` are the persons and the keypoint objects."""

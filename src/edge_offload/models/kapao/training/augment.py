@@ -1,4 +1,4 @@
-"""Augmentation: mosaic of four images, random scale, shift and flip, colour. Deterministic for a given generator."""
+"""Augmentation: mosaic, crops, pasted people, scale, shift, flip, colour. Deterministic for a given generator."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ FLIPPED = np.array([0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15])
 MIN_SIDE_PX = 4.0
 """A box cut to less than this by the edge is dropped."""
 
+PASTE_MARGIN = 0.15
+"""A pasted person brings this share of the box's sides of its surroundings along."""
+
+PASTE_COVER = 0.3
+"""A person is not pasted where more than this share of somebody's box would be covered."""
+
 MIN_AREA_LEFT = 0.3
 """A box is dropped when less than this share of its area is still in the image."""
 
@@ -26,6 +32,9 @@ class Augmentation:
 
     Attributes:
         mosaic: probability of joining four images into one.
+        crop: the canvas is a window of the image at its own size (times ``scale``), not the whole image shrunk to it.
+        paste: probability for each person of another image to be copied to the same place here. Only sound where the
+            camera does not move between images: the surroundings of the person must fit.
         scale: images are scaled by a factor between 1 - scale and 1 + scale.
         shift: images are shifted by up to this share of the canvas.
         flip: probability of a left-right flip.
@@ -33,6 +42,8 @@ class Augmentation:
     """
 
     mosaic: float = 1.0
+    crop: bool = False
+    paste: float = 0.0
     scale: float = 0.5
     shift: float = 0.1
     flip: float = 0.5
@@ -41,7 +52,7 @@ class Augmentation:
     value: float = 0.4
 
 
-NO_AUGMENTATION = Augmentation(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NO_AUGMENTATION = Augmentation(mosaic=0, scale=0, shift=0, flip=0, hue=0, saturation=0, value=0)
 PAD = 114
 
 
@@ -52,6 +63,9 @@ def make(
     if random.random() < how.mosaic:
         others = random.integers(0, len(dataset), 3)
         sample = _mosaic([dataset[index], *(dataset[int(other)] for other in others)], canvas, how, random)
+    elif how.crop:
+        other = dataset[int(random.integers(0, len(dataset)))]
+        sample = _window(_pasted(dataset[index], other, how.paste, random), canvas, how, random)
     else:
         sample = _place(dataset[index], canvas, how, random)
     if random.random() < how.flip:
@@ -93,6 +107,48 @@ def _place(sample: Sample, canvas: Tuple[int, int], how: Augmentation, random: n
     x = (width - image_width * scale) / 2 + how.shift * width * random.uniform(-1, 1)
     y = (height - image_height * scale) / 2 + how.shift * height * random.uniform(-1, 1)
     return _warp(sample, scale, x, y, canvas)
+
+
+def _window(sample: Sample, canvas: Tuple[int, int], how: Augmentation, random: np.random.Generator) -> Sample:
+    """A window of ``canvas`` pixels anywhere in the image, which is scaled about its own size."""
+    scale = 1 + how.scale * random.uniform(-1, 1)
+    height, width = (side * scale for side in sample.image.shape[:2])
+    return _warp(sample, scale, (canvas[1] - width) * random.random(), (canvas[0] - height) * random.random(), canvas)
+
+
+def _pasted(sample: Sample, other: Sample, probability: float, random: np.random.Generator) -> Sample:
+    """``sample`` with people of ``other`` where they were, as if both had been in view at once.
+
+    Only people who stand alone in ``other`` are taken, and only to where they hide little of anybody.
+    """
+    if other.image.shape != sample.image.shape:
+        return sample
+    image, boxes, keypoints = sample.image, sample.boxes, sample.keypoints.copy()
+    height, width = image.shape[:2]
+    for box, points in zip(other.boxes, other.keypoints):
+        if random.random() >= probability:
+            continue
+        margin = PASTE_MARGIN * np.tile(box[2:] - box[:2], 2) * [-1, -1, 1, 1]
+        x1, y1, x2, y2 = (int(v) for v in np.clip(np.round(box + margin), 0, [width, height] * 2))
+        patch = np.array([x1, y1, x2, y2], dtype=np.float32)
+        alone = (_shared(patch, other.boxes) > 0).sum() <= 1
+        if x2 <= x1 or y2 <= y1 or not alone or (_shared(patch, boxes) > PASTE_COVER).any():
+            continue
+        if image is sample.image:
+            image = image.copy()
+        image[y1:y2, x1:x2] = other.image[y1:y2, x1:x2]
+        x, y = keypoints[..., 0], keypoints[..., 1]
+        keypoints[..., 2] *= ~((x >= x1) & (x < x2) & (y >= y1) & (y < y2))
+        boxes = np.concatenate([boxes, box[None]])
+        keypoints = np.concatenate([keypoints, points[None]])
+    return Sample(image, boxes, keypoints)
+
+
+def _shared(patch: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Share of each of ``boxes`` [n, 4] that ``patch`` [4] covers."""
+    sides = np.minimum(boxes[:, 2:], patch[2:]) - np.maximum(boxes[:, :2], patch[:2])
+    shares: np.ndarray = sides.clip(0).prod(1) / (boxes[:, 2:] - boxes[:, :2]).prod(1).clip(1e-6)
+    return shares
 
 
 def _mosaic(samples: List[Sample], canvas: Tuple[int, int], how: Augmentation, random: np.random.Generator) -> Sample:

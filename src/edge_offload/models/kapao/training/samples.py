@@ -158,6 +158,24 @@ def read_frames(video: pathlib.Path, wanted: Sequence[int]) -> Dict[int, np.ndar
     return found
 
 
+def frame_count(video: pathlib.Path) -> int:
+    """Frames that can be decoded from ``video``, counted by decoding: what its header says is often wrong.
+
+    Raises:
+        BadInput: the video cannot be opened.
+    """
+    capture = cv2.VideoCapture(str(video))
+    try:
+        if not capture.isOpened():
+            raise BadInput(f"cannot open video {video}")
+        count = 0
+        while capture.grab():
+            count += 1
+        return count
+    finally:
+        capture.release()
+
+
 def coco_document(
     people: Mapping[int, People], width: int, height: int, visible: float, video: Optional[str] = None
 ) -> Dict[str, Any]:

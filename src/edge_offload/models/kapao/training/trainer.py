@@ -35,7 +35,7 @@ MAX_CHECKPOINT_BYTES = 4 << 30
 
 @dataclass(frozen=True)
 class Config:
-    """What determines a run. A resumed run must have the same.
+    """What determines a run. A resumed run must have the same, but for ``epochs``: a run may be prolonged or cut short.
 
     Attributes:
         canvas: height and width of the network's input in training, pixels; multiples of 64.
@@ -59,8 +59,13 @@ class Config:
     augmentation: augment.Augmentation = dataclasses.field(default_factory=augment.Augmentation)
 
     def identity(self) -> str:
-        """The config as JSON: two runs with the same identity and data give the same curve."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        """The config but for the number of epochs, as JSON.
+
+        Two runs with the same identity, data and number of epochs give the same curve.
+        """
+        facts = dataclasses.asdict(self)
+        del facts["epochs"]
+        return json.dumps(facts, sort_keys=True)
 
 
 class Trainer:
