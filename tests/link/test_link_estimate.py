@@ -3,6 +3,7 @@
 import math
 import random
 import time
+from concurrent.futures import Future
 
 import pytest
 
@@ -12,7 +13,7 @@ from edge_offload.link.emulator import Emulator
 from edge_offload.link.estimate.estimator import ACTIVE, LinkEstimator, LinkReading
 from edge_offload.link.estimate.prober import MAX_PROBE_BYTES, MIN_PROBE_BYTES, Prober, probe_bytes
 from edge_offload.link.estimate.wireless import default_interface, parse_wireless, wifi_signal
-from edge_offload.link.replies import Transfer
+from edge_offload.link.replies import LinkState, Transfer
 from edge_offload.link.trace import BYTES_PER_MBIT, Link, Trace
 
 MB = 1e6
@@ -209,3 +210,36 @@ def test_the_client_starts_without_a_clock_reading():
     estimator = LinkEstimator()
     estimator.round_trip(0.0, ClockReading().rtt_s)
     assert math.isnan(estimator.reading(0.0).rtt_s)
+
+
+class IdleLink:
+    """Carries nothing but probes, over a trace in virtual time."""
+
+    state = LinkState.READY
+    busy = False
+
+    def __init__(self, trace):
+        self.trace, self.now, self.sent = trace, 0.0, 0
+        self.estimator = LinkEstimator()
+        self.estimator.round_trip(0.0, 2 * DELAY_S)
+
+    def request(self, kind, body, buffers, timeout_s):
+        up, down = len(buffers[0]), body["down"]
+        self.sent += up
+        there = self.trace.finish(self.now, up) + DELAY_S
+        back = self.trace.finish(there, down) + DELAY_S
+        self.estimator.transfer(Transfer(self.now, self.now, there, there, back, 1e-4, up, down), ACTIVE)
+        return Future()
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.25, 10.0), (10.0, 0.5), (1.0, 3.0), (3.0, 100.0)])
+def test_probes_alone_find_out_that_the_link_has_changed(before, after):
+    link = IdleLink(Trace((0.0, 10.0), (before * MB, after * MB), 1e4))
+    prober = Prober(link)
+    for tick in range(260):
+        link.now = tick * 0.05
+        prober.step(link.now)
+        if link.now == pytest.approx(9.95):
+            assert link.estimator.reading(link.now).uplink == pytest.approx(before * MB, rel=0.2)
+            assert link.sent < max(0.05 * before * MB, 8 * MIN_PROBE_BYTES) * 10, "idle probes are few"
+    assert link.estimator.reading(link.now).uplink == pytest.approx(after * MB, rel=0.3)

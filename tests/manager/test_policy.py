@@ -65,10 +65,10 @@ def test_two_modes_that_are_nearly_equal_do_not_alternate():
     assert sum(a is not b for a, b in zip(chosen, chosen[1:])) <= 1
 
 
-def test_a_clearly_better_mode_is_taken_after_few_frames_and_a_twice_better_one_at_once():
+def test_a_better_mode_is_taken_after_a_few_frames_and_a_much_better_one_at_once():
     policy = LatencyPolicy(Knobs(margin=0.1, frames=3))
     assert decide(policy, forecasts((0.1, 1), (0.2, 1))).mode is Mode.LOCAL
-    better = forecasts((0.1, 1), (0.07, 1))
+    better = forecasts((0.1, 1), (0.08, 1))
     held = decide(policy, better)
     assert held.mode is Mode.LOCAL
     assert "not for long enough" in held.reason
@@ -166,8 +166,8 @@ def remote(uplink_s=0.02, queue_s=0.0, compute_s=0.03, size=200_000):
     )
 
 
-def at(rate):
-    return LinkReading(rate, rate, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0)
+def at(rate, age_s=0.0):
+    return LinkReading(rate, rate, 0.1, 0.1, 2.6e-3, "passive", 9, age_s)
 
 
 def test_a_remote_forecast_follows_the_bandwidth_of_now():
@@ -194,8 +194,17 @@ def test_a_late_frame_raises_the_forecast_for_a_while_only():
     forecaster = Forecaster()
     forecaster.note(0.0, remote(), at(10 * MB))
     forecaster.late(1.0, Mode.SERVER, 2.0)
-    assert forecaster.forecast(1.0, Mode.SERVER, at(10 * MB)).latency_s == pytest.approx(3.0)
-    assert forecaster.forecast(31.0, Mode.SERVER, at(10 * MB)).latency_s < 0.1
+    assert forecaster.forecast(1.0, Mode.SERVER, at(10 * MB, age_s=1.0)).latency_s == pytest.approx(3.0)
+    assert forecaster.forecast(31.0, Mode.SERVER, at(10 * MB, age_s=31.0)).latency_s < 0.1
+    assert forecaster.forecast(1.5, Mode.SERVER, at(10 * MB, age_s=0.1)).latency_s < 0.1, "the link was measured since"
+
+
+def test_a_result_that_came_too_late_teaches_where_its_time_went():
+    forecaster = Forecaster()
+    forecaster.note(0.0, remote(), at(10 * MB))
+    for i in range(10):
+        forecaster.settled(1.0 + i, remote(compute_s=2.0), at(10 * MB))
+    assert forecaster.forecast(11.0, Mode.SERVER, at(10 * MB)).latency_s > 1.0, "the server is slow, not the link"
 
 
 def test_a_fallback_teaches_what_local_costs_not_how_long_it_waited():

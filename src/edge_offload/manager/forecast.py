@@ -22,7 +22,7 @@ from edge_offload.timing import InferenceReport
 GAIN = 0.2
 #: Seconds after which half of what was waited for at the server is forgotten.
 FADE_S = 2.0
-#: Seconds after which half of a lateness without a result is forgotten: then the mode is worth another try.
+#: Seconds after which half of a lateness without a result is forgotten, if nothing is heard of the link meanwhile.
 LATE_FADE_S = 3.0
 #: Frames whose errors make the uncertainty.
 ERRORS = 64
@@ -105,8 +105,11 @@ class _ModeHistory:
     def latency_s(self, now: float, reading: LinkReading) -> float:
         age_s = max(0.0, now - self.updated_s)
         expected = max(0.0, self.rest_s + self.queue_s * 0.5 ** (age_s / FADE_S) + self.transfer_s(reading))
-        late_s = self.late_s * 0.5 ** (max(0.0, now - self.late_since_s) / LATE_FADE_S)
-        return float(max(expected, late_s))
+        since_s = max(0.0, now - self.late_since_s)
+        if reading.age_s < since_s:
+            # the link has been measured since: what it says is newer than the lateness
+            return float(expected)
+        return float(max(expected, self.late_s * 0.5 ** (since_s / LATE_FADE_S)))
 
     def error_s(self, now: float, reading: LinkReading) -> float:
         expected = self.latency_s(now, reading)
@@ -157,6 +160,10 @@ class Forecaster:
         if history.frames:
             history.late_s = max(history.late_s, 1.5 * waited_s)
             history.late_since_s = now
+
+    def settled(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
+        """A remote result came after its frame was over: where its time went is known now."""
+        self._of(report.mode).note(now, report, reading)
 
     def hedged(self, in_vain: bool) -> None:
         """A remote frame ended; ``in_vain``: the local computation was started, and the remote one came first."""

@@ -15,6 +15,8 @@ from edge_offload.errors import BadInput
 from edge_offload.manager.forecast import Forecast
 from edge_offload.modes import AUTO, Mode
 
+#: So many times the margin is reason enough to switch at once.
+CLEARLY = 4.0
 #: Modes that a policy may choose; the others are there to be compared with.
 CANDIDATES = (Mode.LOCAL, Mode.SERVER, Mode.REPLAY, Mode.SPLIT)
 
@@ -107,8 +109,8 @@ class _Hysteresis:
         else:
             self.count = self.count + 1 if self.rival is best else 1
             self.rival = best
-            # twice as good is not noise
-            if self.count >= self.knobs.frames or costs[best] * 2 < costs[held]:
+            # much better than the margin asks for is not noise
+            if self.count >= self.knobs.frames or costs[best] * (1 + CLEARLY * self.knobs.margin) < costs[held]:
                 self.mode, self.rival, self.count = best, None, 0
         assert self.mode is not None
         return self.mode

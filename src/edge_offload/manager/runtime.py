@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
 import time
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
@@ -89,6 +90,7 @@ class OffloadedModule:
         self._raced = Mode.LOCAL
         self._lock = threading.Lock()
         self._server: Optional[ServerRunner] = None
+        self._make_split: Optional[Callable[[], Runner]] = None
         self._runners: Dict[Mode, Runner] = {Mode.LOCAL: self._local}
         if client is not None:
             self._server = ServerRunner(
@@ -101,6 +103,17 @@ class OffloadedModule:
                 limits=patience,
             )
             self.add_runner(self._server)
+            self._make_split = functools.partial(
+                _split_runner,
+                name,
+                options or {},
+                executor.module,
+                client,
+                state_hash=lambda: registry.state_hash(executor.module),
+                local=self._local.run,
+                slowdown=robot_slowdown,
+                limits=patience,
+            )
             if example is not None:
                 self._server.prepare(tuple(TensorSpec.of(tensor) for tensor in example))
 
@@ -114,6 +127,9 @@ class OffloadedModule:
 
     def obstacle(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
+        if mode is Mode.SPLIT and mode not in self._runners and self._make_split is not None:
+            # tracing and planning are costly: only for who asks for the mode
+            self.add_runner(self._make_split())
         runner = self._runners.get(mode)
         if runner is None:
             return f"mode {mode} is not available for model {self.name!r}"
@@ -235,10 +251,15 @@ class OffloadedModule:
         return late_s if math.isfinite(late_s) else math.inf
 
     def _settled(self, seconds: float, attempt: Optional[Attempt]) -> None:
-        """A remote result came too late; how late is worth knowing."""
-        if attempt is not None:
-            with self._lock:
-                self.forecaster.late(time.monotonic(), self._raced, seconds / 1.5)
+        """A remote result came too late; where its time went is worth knowing."""
+        if attempt is None:
+            return
+        report = InferenceReport(
+            self._raced, self.name, seconds, attempt.stages_s, attempt.bytes_up, attempt.bytes_down, attempt.round_trips
+        )
+        now = time.monotonic()
+        with self._lock:
+            self.forecaster.settled(now, report, self.reading(now))
 
     def _account(self, outcome: Outcome, mode: Mode, reason: str, total_s: float) -> InferenceReport:
         """The report of one inference, and what the forecaster learns from it."""
@@ -303,6 +324,13 @@ class OffloadedModule:
             _log.debug("a result was not reported: %s", error)
             return False
         return True
+
+
+def _split_runner(*args: Any, **kwargs: Any) -> Runner:
+    """Mode ``split``; planners and their solvers are imported by who asks for it alone."""
+    from edge_offload.manager.split_mode import SplitRunner
+
+    return SplitRunner(*args, **kwargs)
 
 
 def _checked(tensor: object) -> torch.Tensor:

@@ -44,7 +44,7 @@ class BandwidthMonitorNode(Node):
         Param("peer", "", "address of the server, as it is shown"),
         Param("server", "", "address of the server to probe, tcp://host:port; none: no probes"),
         Param("keys", "", "key directory; none: the user's"),
-        Param("probe_interval", 0.5, "s without transfers before the link is probed", low=0.05, high=60.0),
+        Param("probe_interval", 0.25, "s without transfers before the link is probed", low=0.05, high=60.0),
         Param("probe_share", 0.02, "of the link's capacity that probes may take", low=0.0, high=0.5),
     )
 

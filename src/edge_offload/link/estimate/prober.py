@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 #: The request that a listener answers by itself: ``{down: bytes}`` and a payload up.
 PROBE = "link.probe"
 MAX_PROBE_BYTES = 128 << 10
-MIN_PROBE_BYTES = 8 << 10
+MIN_PROBE_BYTES = 4 << 10
 FIRST_PROBE_BYTES = 32 << 10
 #: A probe that was too fast to be timed is followed by one four times as large, up to this factor.
 MAX_GROWTH = 16
@@ -34,7 +34,7 @@ class Prober:
         share: of the link's capacity that probes may take, 0 to 1 (at least :data:`MIN_PROBE_BYTES` an interval).
     """
 
-    def __init__(self, client: Client, interval_s: float = 0.5, share: float = 0.02) -> None:
+    def __init__(self, client: Client, interval_s: float = 0.25, share: float = 0.02) -> None:
         self._client = client
         self._interval_s = interval_s
         self._share = share
@@ -69,15 +69,16 @@ class Prober:
             return
         reading = client.estimator.reading(now)
         quiet_s = min(reading.age_s, now - self._last_s)
-        heard = reading.samples != self._known or client.estimator.unsure
+        unsure = client.estimator.unsure
         rising = max(reading.uplink / max(self._before[0], 1.0), reading.downlink / max(self._before[1], 1.0)) > RISING
-        small = (rising or not heard) and self._grown < MAX_GROWTH
+        small = not unsure and (rising or reading.samples == self._known) and self._grown < MAX_GROWTH
         # what surprised, and what was through before its duration could be told well, is followed up at once
-        if quiet_s < (self._interval_s / 4 if small or client.estimator.unsure else self._interval_s):
+        if quiet_s < (self._interval_s / 4 if small or unsure else self._interval_s):
             return
         self._last_s = now
         self.sent += 1
-        self._grown = self._grown * 4 if small else 1
+        if not unsure:  # else the same size again
+            self._grown = self._grown * 4 if small else 1
         self._known, self._before = reading.samples, (reading.uplink, reading.downlink)
         size_up = self._grown * probe_bytes(reading.uplink, self._interval_s, self._share)
         size_down = self._grown * probe_bytes(reading.downlink, self._interval_s, self._share)

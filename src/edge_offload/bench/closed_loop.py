@@ -1,0 +1,341 @@
+"""A robot in virtual time: the real estimator, prober, forecaster and policy over a trace, frame after frame.
+
+What a frame costs in a mode is given as measured components; what the link makes of it comes from the trace. Fallback,
+hedging, overdue results and lost connections behave as in :mod:`edge_offload.manager.runtime`. Nothing sleeps: minutes
+of a trace take seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, LinkEstimator
+from edge_offload.link.estimate.prober import PROBE, Prober
+from edge_offload.link.replies import LinkState, Transfer
+from edge_offload.link.trace import RTT_S, Trace
+from edge_offload.manager.forecast import Forecaster
+from edge_offload.manager.policy import Manager, OraclePolicy, Policy, Situation
+from edge_offload.modes import Mode
+from edge_offload.power.states import StatePowers
+from edge_offload.timing import InferenceReport
+
+#: As the link does it: silence before a connection is given up, back-off and handshake after packets flow again.
+SILENCE_S = 1.0
+BACK_TO_READY_S = 0.5
+#: What counts as no bandwidth at all (bytes per second).
+DEAD = 2e3
+TICK_S = 0.05
+NEVER = math.inf
+
+
+@dataclass(frozen=True)
+class ModeCost:
+    """Components of a frame in one mode; durations are samples (seconds), of which one is drawn per frame.
+
+    Attributes:
+        robot_s: compute on the robot; for a remote mode coding and decoding.
+        server_s: compute on the server, coding included; empty for ``local``.
+        bytes_up, bytes_down: on the link, headers included.
+    """
+
+    mode: Mode
+    robot_s: Sequence[float]
+    server_s: Sequence[float] = ()
+    bytes_up: Sequence[int] = ()
+    bytes_down: int = 0
+
+
+@dataclass
+class Run:
+    """What came of a run.
+
+    Attributes:
+        latencies_s, energies_j: per frame.
+        modes: that ran, per frame.
+        switches: of the mode that the policy asked for.
+        hedges, vain_hedges: frames with a local rival; those in which the remote result came first all the same.
+        faster_remote, chosen_remote: frames for which a remote mode was forecast to be faster; those sent there.
+    """
+
+    latencies_s: List[float] = field(default_factory=list)
+    energies_j: List[float] = field(default_factory=list)
+    modes: List[Mode] = field(default_factory=list)
+    switches: int = 0
+    hedges: int = 0
+    vain_hedges: int = 0
+    faster_remote: int = 0
+    chosen_remote: int = 0
+
+
+class _VirtualLink:
+    """Looks like a client to the prober; carries its probes, and frames, over the trace."""
+
+    def __init__(self, trace: Trace, rtt_s: float) -> None:
+        self.trace, self.rtt_s = trace, rtt_s
+        self.estimator = LinkEstimator()
+        self.state = LinkState.READY
+        self.now = 0.0
+        self.free_up_s = self.free_down_s = 0.0
+        self.upload: Optional[Tuple[float, float, int]] = None  # begins, ends, bytes
+        self._events: List[Tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self.outstanding = 0
+        self._down = _outages(trace)
+
+    @property
+    def busy(self) -> bool:
+        return self.outstanding > 0
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._count), what))
+
+    def lost_within(self, begin: float, end: float) -> float:
+        """When the connection is given up between the two, NEVER if it is not."""
+        return min((a for a, b in self._windows(begin, end) if a < end and b > begin), default=NEVER)
+
+    def _windows(self, begin: float, end: float) -> List[Tuple[float, float]]:
+        period = self.trace.period_s
+        rounds = range(max(0, int(begin // period) - 1), int(min(end, begin + 2 * period) // period) + 1)
+        return [(a + k * period, b + k * period) for k in rounds for a, b in self._down]
+
+    def carry(self, sent: float, up: int, server_s: float, down: int) -> Transfer:
+        """One request and its reply; times are inf if it never gets through."""
+        begin = max(sent, self.free_up_s)
+        received = self.trace.finish(begin, up) + self.rtt_s / 2
+        answered = received + server_s
+        begin_down = max(answered, self.free_down_s)
+        back = NEVER if math.isinf(answered) else self.trace.finish(begin_down, down) + self.rtt_s / 2
+        return Transfer(sent, sent, received, answered, back, 1e-4, up, down)
+
+    def commit(self, transfer: Transfer, source: str) -> None:
+        """Let it take its time on the link."""
+        lost = self.lost_within(transfer.sent_s, transfer.received_s)
+        self.outstanding += 1
+        if lost < NEVER:
+            # what was under way goes with the connection
+            self.upload = (transfer.sent_s, lost, transfer.bytes_up)
+            self.at(lost, self._ended)
+            self.free_up_s = self.free_down_s = lost
+            return
+        self.free_up_s, self.free_down_s = transfer.server_received_s - self.rtt_s / 2, transfer.received_s
+        self.upload = (transfer.sent_s, transfer.server_received_s, transfer.bytes_up)
+
+        def arrived() -> None:
+            self._ended()
+            self.estimator.round_trip(transfer.received_s, self.rtt_s)
+            self.estimator.transfer(transfer, source)
+
+        self.at(transfer.received_s, arrived)
+
+    def _ended(self) -> None:
+        self.outstanding -= 1
+
+    def request(self, kind: str, body: Mapping[str, Any], buffers: Sequence[bytes], timeout_s: float = 0.0) -> Future:
+        assert kind == PROBE
+        self.commit(self.carry(self.now, len(buffers[0]) + 100, 0.0005, int(body["down"]) + 100), ACTIVE)
+        return Future()
+
+    def advance(self, to: float, prober: Prober) -> None:
+        """Let time pass."""
+        while self.now < to:
+            self.now = min(to, self.now + TICK_S)
+            while self._events and self._events[0][0] <= self.now:
+                heapq.heappop(self._events)[2]()
+            down = any(a <= self.now < b for a, b in self._windows(self.now, self.now + 1e-9))
+            if down and self.state is LinkState.READY:
+                self.state = LinkState.LOST
+                self.estimator.lost()
+            elif not down and self.state is LinkState.LOST:
+                self.state = LinkState.READY
+                self.estimator.round_trip(self.now, self.rtt_s)
+            self._progress()
+            prober.step(self.now)
+
+    def _progress(self) -> None:
+        if self.upload is None:
+            return
+        begins, ends, size = self.upload
+        if self.now >= ends:
+            self.estimator.progress(self.now, 0, 0)
+            self.upload = None
+        elif self.now > begins:
+            carried = self.trace.bytes_until(self.now) - self.trace.bytes_until(begins)
+            self.estimator.progress(self.now, size, int(min(size, carried)))
+
+
+def _outages(trace: Trace) -> List[Tuple[float, float]]:
+    """When there is no connection: from a second of silence on until it is up again."""
+    found: List[Tuple[float, float]] = []
+    since: Optional[float] = None
+    for start, rate in zip(trace.starts_s, trace.bytes_per_s):
+        if rate >= DEAD:
+            if since is not None and start - since > SILENCE_S:
+                found.append((since + SILENCE_S, start + BACK_TO_READY_S))
+            since = None
+        elif since is None:
+            since = start
+    if since is not None and trace.period_s - since > SILENCE_S:
+        found.append((since + SILENCE_S, trace.period_s + BACK_TO_READY_S))
+    return found
+
+
+class VirtualRobot:
+    """Runs frames one after the other over a trace.
+
+    Args:
+        costs: what a frame costs in each mode; ``local`` is among them.
+        trace, rtt_s: the link.
+        policy: decides per frame.
+        deadline_s: of a frame, None for none.
+        seed: of what is drawn; the same frame numbers of two runs draw the same.
+    """
+
+    def __init__(
+        self,
+        costs: Sequence[ModeCost],
+        trace: Trace,
+        policy: Policy,
+        rtt_s: float = RTT_S,
+        deadline_s: Optional[float] = None,
+        seed: int = 0,
+    ) -> None:
+        self._costs = {cost.mode: cost for cost in costs}
+        self._link = _VirtualLink(trace, rtt_s)
+        self._prober = Prober(self._link)  # type: ignore[arg-type]
+        self._link.estimator.round_trip(0.0, rtt_s)
+        self._forecaster = Forecaster()
+        self._manager = Manager(policy)
+        self._deadline_s = deadline_s
+        self._seed = seed
+        self._frame = 0
+        self._overdue_until_s = 0.0
+        self._powers = StatePowers()
+        self.result = Run()
+
+    def run(self, seconds: float) -> Run:
+        """Frames until ``seconds`` of the trace have passed."""
+        # a robot computes once before the first image comes, and opens the model on the server
+        local = self._draw(self._costs[Mode.LOCAL])
+        warm = InferenceReport(Mode.LOCAL, total_s=local[0], stages_s={"compute_robot": local[0]})
+        self._forecaster.note(0.0, warm, self._link.estimator.reading(0.0))
+        while self._link.now < seconds:
+            self._step()
+        self.result.switches = self._manager.switches
+        return self.result
+
+    def latencies(self, now: float) -> Dict[Mode, float]:
+        """What every mode would really take for the frame that begins now (for the oracle)."""
+        found: Dict[Mode, float] = {}
+        for mode, cost in self._costs.items():
+            robot_s, server_s, size = self._draw(cost)
+            if mode is Mode.LOCAL:
+                found[mode] = robot_s
+                continue
+            transfer = self._link.carry(now + robot_s, size, server_s, cost.bytes_down)
+            lost = self._link.lost_within(now, transfer.received_s)
+            found[mode] = NEVER if lost < NEVER else transfer.received_s - now
+        return found
+
+    def _draw(self, cost: ModeCost) -> Tuple[float, float, int]:
+        """Robot seconds, server seconds and bytes up of this frame."""
+        chance = random.Random(hash((self._seed, self._frame)))
+        robot_s, server_s = chance.choice(cost.robot_s), chance.choice(cost.server_s) if cost.server_s else 0.0
+        return robot_s, server_s, chance.choice(cost.bytes_up) if cost.bytes_up else 0
+
+    def _step(self) -> None:
+        self._frame += 1
+        began = self._link.now
+        reading = self._link.estimator.reading(began)
+        obstacles = {mode: self._obstacle(mode) for mode in self._costs}
+        forecasts = self._forecaster.forecasts(began, self._costs, reading, obstacles)
+        decision = self._manager.decide(Situation(began, forecasts, self._deadline_s))
+        self._count_choice(forecasts, decision.mode)
+        oracle = isinstance(self._manager.policy, OraclePolicy)
+        if decision.mode is Mode.LOCAL or (obstacles[decision.mode] and not oracle):
+            seconds = self._draw(self._costs[Mode.LOCAL])[0]
+            report = InferenceReport(Mode.LOCAL, total_s=seconds, stages_s={"compute_robot": seconds})
+        else:
+            forecast = forecasts[decision.mode]
+            report = self._remote(decision.mode, began, NEVER if oracle else forecast.latency_s + forecast.late_s)
+        ended = began + report.total_s
+        self._link.advance(ended, self._prober)
+        self._forecaster.note(ended, report, self._link.estimator.reading(ended))
+        self._book(report)
+
+    def _obstacle(self, mode: Mode) -> str:
+        if mode is Mode.LOCAL:
+            return ""
+        if self._link.state is not LinkState.READY:
+            return "no server"
+        return "the server has not answered" if self._link.now < self._overdue_until_s else ""
+
+    def _count_choice(self, forecasts: Mapping[Mode, Any], mode: Mode) -> None:
+        able = {name: f.latency_s for name, f in forecasts.items() if not f.obstacle and f.known}
+        local = able.pop(Mode.LOCAL, NEVER)
+        if able and min(able.values()) < local:
+            self.result.faster_remote += 1
+            self.result.chosen_remote += mode is not Mode.LOCAL
+
+    def _remote(self, mode: Mode, began: float, late_s: float) -> InferenceReport:
+        cost = self._costs[mode]
+        coding_s, server_s, size = self._draw(cost)
+        local_s = self._draw(self._costs[Mode.LOCAL])[0]
+        transfer = self._link.carry(began + coding_s, size, server_s, cost.bytes_down)
+        lost_s = self._link.lost_within(began, transfer.received_s)
+        self._link.commit(transfer, PASSIVE)
+        done_s = NEVER if lost_s < NEVER else transfer.received_s
+        if math.isnan(late_s) or math.isinf(late_s):
+            late_s = 5.0  # the patience of the runtime while nothing is known
+        rival_from = min(began + late_s, lost_s)
+        stages = {
+            "encode": coding_s,
+            "uplink": transfer.uplink_s,
+            "compute_server": server_s,
+            "downlink": transfer.downlink_s,
+        }
+        if done_s <= rival_from:
+            self._forecaster.hedged(in_vain=False)
+            return InferenceReport(mode, total_s=done_s - began, stages_s=stages, bytes_up=size, round_trips=1)
+        hedged = began + late_s <= lost_s
+        self.result.hedges += hedged
+        rival_done = rival_from + local_s
+        if done_s <= rival_done:
+            self.result.vain_hedges += 1
+            self._forecaster.hedged(in_vain=True)
+            stages["compute_robot"] = done_s - rival_from
+            wasted = rival_done - done_s
+            total = done_s - began
+            return InferenceReport(mode, "", total, stages, size, 0, 1, hedged=True, wasted_s=wasted)
+        self._forecaster.hedged(in_vain=False)
+        self._overdue_until_s = min(done_s, lost_s)
+        if done_s < NEVER:
+            settled = InferenceReport(mode, "", done_s - began, dict(stages), size, cost.bytes_down, 1)
+            self._link.at(done_s, lambda: self._settled(settled))
+        if hedged:
+            self._forecaster.late(rival_done, mode, rival_done - began)
+        stages = {"encode": coding_s, "compute_robot": local_s, "uplink": rival_from - began - min(coding_s, late_s)}
+        why = f"{mode}: the server did not answer within {late_s:.3f} s"
+        total = rival_done - began
+        return InferenceReport(Mode.LOCAL, "", total, stages, size, fallback_reason=why, hedged=hedged)
+
+    def _settled(self, report: InferenceReport) -> None:
+        now = self._link.now
+        self._forecaster.settled(now, report, self._link.estimator.reading(now))
+
+    def _book(self, report: InferenceReport) -> None:
+        result, stages, powers = self.result, report.stages_s, self._powers
+        result.latencies_s.append(report.total_s)
+        result.modes.append(report.mode)
+        compute_s = min(stages["encode"] + stages["compute_robot"] + stages["decode"], report.total_s) + report.wasted_s
+        link_s = min(stages["uplink"] + stages["downlink"], report.total_s)
+        result.energies_j.append(
+            powers.standby * report.total_s
+            + (powers.inference - powers.standby) * compute_s
+            + (powers.communication - powers.standby) * link_s
+        )
