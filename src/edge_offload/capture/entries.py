@@ -96,6 +96,9 @@ class Entry:
         self.random = name in (SEED, RESTORE)
         self.overload: Optional[Callable[..., Any]] = None
         self.number_count = len(self.parsed.numbers) + (name == SEED)
+        if self.parsed.strange:
+            self.refused = Unsupported(f"operator {name!r}: dtype number {self.parsed.strange[0]} is not supported")
+            return
         if name in SPECIAL:
             self._check_special()
             return
@@ -171,7 +174,7 @@ def host_tensor(hosts: Sequence[Buffer], dtype: torch.dtype, sizes: Tuple[int, .
     count = 1
     for size in sizes:
         count *= size
-    if not hosts or len(hosts[0]) != count * dtype.itemsize:
+    if not hosts or memoryview(hosts[0]).nbytes != count * dtype.itemsize:
         raise ProtocolError(f"a host tensor of {sizes} {dtype} came with the wrong number of bytes")
     if not count:
         return torch.empty(sizes, dtype=dtype)

@@ -123,8 +123,8 @@ class DeviceSession:
         self.device = torch.device(device)
         self.limits = limits
         self.slots: Dict[int, Slot] = {}
-        self.entries: List[Entry] = []
-        self.segments: Dict[int, Segment] = {}
+        self.entries: List[Union[Entry, EdgeOffloadError]] = []
+        self.segments: Dict[int, Union[Segment, EdgeOffloadError]] = {}
         self.allocated = 0
         self._generators: Dict[int, torch.Generator] = {}
         self._journal: List[_Undo] = []
@@ -137,29 +137,45 @@ class DeviceSession:
         self.segments.clear()
 
     def define_entry(self, name: str, key: bytes, claimed: Optional[List[Any]] = None, schema: int = 0) -> None:
-        """Add a call; its number is the count of those before it. One that is refused raises when it is run."""
+        """Add a call; its number is the count of those before it. One that is refused raises when it is run.
+
+        What is malformed keeps its number too, or the calls after it would be taken for others.
+        """
         if len(self.entries) >= self.limits.entries:
             raise BadInput("the session defines too many distinct calls")
-        self.entries.append(Entry(name, key, self.device, claimed, schema))
+        try:
+            self.entries.append(Entry(name, key, self.device, claimed, schema))
+        except EdgeOffloadError as error:
+            self.entries.append(error)
 
     def define_segment(self, number: int, words: bytes) -> None:
-        """Add a segment from its canonical form: per call the entry, then the canonical number of each reference."""
+        """Add a segment from its canonical form: per call the entry, then the canonical number of each reference.
+
+        One that is malformed raises when it is run.
+        """
         if len(self.segments) >= self.limits.segments or len(words) % 4 or len(words) // 4 > self.limits.words:
             raise BadInput("the session defines too many or too long segments")
-        values = struct.unpack(f"<{len(words) // 4}I", words)
+        try:
+            self.segments[number] = self._segment(number, struct.unpack(f"<{len(words) // 4}I", words))
+        except EdgeOffloadError as error:
+            self.segments[number] = error
+
+    def _segment(self, number: int, values: Tuple[int, ...]) -> Segment:
         segment = Segment()
         position = 0
         while position < len(values):
             if values[position] >= len(self.entries):
                 raise ProtocolError(f"segment {number} uses call {values[position]}, which is not defined")
             entry = self.entries[values[position]]
+            if isinstance(entry, EdgeOffloadError):
+                raise entry
             stop = position + 1 + len(entry.parsed.storages)
             if stop > len(values):
                 raise ProtocolError(f"segment {number} ends inside a call")
             segment.add(entry, values[position + 1 : stop])
             position = stop
         segment.finish()
-        self.segments[number] = segment
+        return segment
 
     def free(self, storages: Sequence[int]) -> None:
         """Forget storages; unknown numbers are ignored (they may have been undone)."""
@@ -180,6 +196,8 @@ class DeviceSession:
         segment = self.segments.get(step.segment)
         if segment is None:
             raise ProtocolError(f"segment {step.segment} is not defined")
+        if isinstance(segment, EdgeOffloadError):
+            raise segment
         self._check_room(0)
         undo: Optional[_Undo] = None
         if speculative:
@@ -298,7 +316,8 @@ class DeviceSession:
             or tensor.dtype not in DTYPE_NUMBERS
             or tensor.device.type != self.device.type
         ):
-            raise CallFailed(entry.name, TypeError(f"a {tensor.dtype} {tensor.layout} result cannot be represented"))
+            what = f"a {tensor.dtype} {tensor.layout} result of {entry.name} is not supported on the device"
+            raise CallFailed(entry.name, NotImplementedError(f"{what} (edge_offload)"))
         storage = tensor.untyped_storage()
         layout = layout_of(tensor)
         for i, operand in enumerate(tensors):

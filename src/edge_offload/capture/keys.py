@@ -22,6 +22,11 @@ DTYPES = {
     0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,
     7: torch.float64, 8: torch.complex32, 9: torch.complex64, 10: torch.complex128, 11: torch.bool, 15: torch.bfloat16,
 }  # fmt: skip
+_NEWER = {
+    23: "float8_e5m2", 24: "float8_e4m3fn", 25: "float8_e5m2fnuz", 26: "float8_e4m3fnuz",
+    27: "uint16", 28: "uint32", 29: "uint64",
+}  # fmt: skip
+DTYPES.update({number: getattr(torch, name) for number, name in _NEWER.items() if hasattr(torch, name)})
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
 
@@ -76,6 +81,7 @@ class ParsedKey:
         tensors: layout of each T operand.
         storages: for each reference (T operands and S items, in order) the number of its storage within the call.
         tensor_references: for each T operand, its position among the references.
+        strange: dtype numbers that are not in :data:`DTYPES`; such a call is read but never run.
         hosts, numbers: specification of each P and W operand.
     """
 
@@ -83,6 +89,7 @@ class ParsedKey:
     tensors: List[Layout] = field(default_factory=list)
     storages: List[int] = field(default_factory=list)
     tensor_references: List[int] = field(default_factory=list)
+    strange: List[int] = field(default_factory=list)
     hosts: List[HostSpec] = field(default_factory=list)
     numbers: List[NumberSpec] = field(default_factory=list)
 
@@ -141,11 +148,11 @@ class _Reader:
             return Operand("S", len(self.parsed.storages) - 1)
         if kind == "P":
             dtype, dims = self.take("BB")
-            self.parsed.hosts.append(HostSpec(DTYPES[dtype], self.dims(dims)))
+            self.parsed.hosts.append(HostSpec(self.dtype(dtype), self.dims(dims)))
             return Operand("P", len(self.parsed.hosts) - 1)
         if kind == "W":
             number_kind, dtype, wrapped = self.take("cBB")
-            self.parsed.numbers.append(NumberSpec(number_kind.decode("ascii"), DTYPES[dtype], bool(wrapped)))
+            self.parsed.numbers.append(NumberSpec(number_kind.decode("ascii"), self.dtype(dtype), bool(wrapped)))
             return Operand("W", len(self.parsed.numbers) - 1)
         if kind == "I":
             return self.take("q")[0]
@@ -175,10 +182,14 @@ class _Reader:
             return [self.item(depth + 1) for _ in range(count)]
         raise ProtocolError(f"malformed call: unknown item {kind!r}")
 
+    def dtype(self, number: int) -> torch.dtype:
+        if number not in DTYPES:
+            self.parsed.strange.append(number)
+        return DTYPES.get(number, torch.uint8)
+
     def tensor(self) -> Operand:
         dtype, flags, dims = self.take("BBB")
-        if dtype not in DTYPES:
-            raise ProtocolError(f"dtype number {dtype} is not supported")
+        self.dtype(dtype)
         sizes, strides = self.dims(dims), self.dims(dims)
         offset, _storage_bytes, storage = self.take("qqB")
         if offset < 0:

@@ -29,6 +29,7 @@ class Message:
     Attributes:
         entries: new calls: name, key, results that the client worked out by itself (or None), checksum of the schema
             that the client's torch has for it (0 for calls that are not operators).
+        first_entry: number of the first of them.
         segments: new segments: number and words.
         freed: storages that the client has dropped.
         accepted: how many of the outstanding speculative steps it did; None when there are none outstanding.
@@ -37,6 +38,7 @@ class Message:
     """
 
     entries: List[Tuple[str, bytes, Optional[List[Any]], int]] = field(default_factory=list)
+    first_entry: int = 0
     segments: List[Tuple[int, bytes]] = field(default_factory=list)
     freed: List[int] = field(default_factory=list)
     accepted: Optional[int] = None
@@ -63,6 +65,7 @@ class Message:
         facts: Dict[str, Any] = {"steps": steps, "speculative_from": self.speculative_from}
         if self.entries:
             facts["entries"] = [list(entry) for entry in self.entries]
+            facts["first_entry"] = self.first_entry
         if self.segments:
             facts["segments"] = [list(segment) for segment in self.segments]
         if self.freed:
@@ -97,6 +100,7 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
         message.forget = bool(facts.get("forget", False))
         for name, key, claimed, schema in facts.get("entries", ()):
             message.entries.append((_text(name), bytes(key), claimed, _count(schema)))
+        message.first_entry = _count(facts.get("first_entry", 0))
         message.segments = [(_count(number), bytes(words)) for number, words in facts.get("segments", ())]
         message.freed = list(_words(facts.get("freed", b"")))
         used = 0
@@ -130,6 +134,8 @@ def serve(session: DeviceSession, buffers: Sequence[Buffer]) -> List[Buffer]:
             session.settle(_count(message.accepted))
         if message.forget:
             session.forget()
+        if message.entries and message.first_entry != len(session.entries):
+            raise ProtocolError(f"calls from {message.first_entry} are defined, but {len(session.entries)} are known")
         for entry in message.entries:
             session.define_entry(*entry)
         for number, words in message.segments:

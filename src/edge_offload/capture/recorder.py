@@ -260,6 +260,7 @@ class Recorder:
 
     def _define(self, segment: int, message: Message) -> None:
         total = self.native.counters()["entries"]
+        message.first_entry = self._entries_sent
         for index in range(self._entries_sent, total):
             name, key, claimed = self.native.entry(index)
             message.entries.append((name, key, claimed, schema_checksum(name)))

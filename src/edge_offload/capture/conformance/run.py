@@ -17,7 +17,7 @@ from edge_offload.errors import BadInput, EdgeOffloadError
 
 #: Entries that one process judges before the next one takes over (what it keeps on the device would add up).
 BATCH = 60
-START_S = 180.0
+START_S = 900.0
 
 
 @dataclass(frozen=True)
