@@ -83,7 +83,7 @@ class SceneNetwork(Network):
         unknown = sorted(set(options) - {"weights", "seed"})
         if unknown:
             raise BadInput(f"model sconet has no option {', '.join(unknown)}", remedy="it has: weights, seed")
-        grid = around(params["sensor_height"], params["voxel_size"], params["extent"] == "forward")
+        grid = around(params["sensor_height"], params["voxel_size"], params["extent"] == "forward", params["cells"])
         return SceneCompleter(grid=grid, **options)
 
 
@@ -97,7 +97,10 @@ class AgrnavNode(Node):
         Param("server_wait", 0.0, "s that the start waits for the server, so that the first sweeps find it", low=0.0),
         Param("deadline", 0.0, "s from the arrival of a sweep to its result; 0: none", low=0.0),
         Param("sensor_height", 1.73, "m, of the LiDAR above the ground", low=0.0, high=5.0),
-        Param("voxel_size", VOXEL_SIZE_M, "m, edge of a voxel; the grid is 256x256x32 of them", low=0.02, high=1.0),
+        Param("voxel_size", VOXEL_SIZE_M, "m, edge of a voxel; the grid is 32 of them high", low=0.02, high=1.0),
+        Param(
+            "cells", 256, "voxels along x and y, a multiple of 16: fewer see less far and cost less", low=16, high=1024
+        ),
         Param(
             "extent", "around", "where the grid lies: around the robot, or forward of it", choices=("around", "forward")
         ),

@@ -92,7 +92,8 @@ def find_path(
     """A* from ``start`` to ``goal`` for a round robot: cells nearer to an obstacle than ``radius_m`` are closed.
 
     Steps go to the eight neighbours and cost their length; ``unknown_cost`` times as much where nothing is known, and
-    up to twice as much within ``comfort_m`` beyond the radius. The cells about the start are open: the robot is there.
+    up to twice as much within ``comfort_m`` beyond the radius. About the start only the obstacles themselves are
+    closed: the robot is there already.
 
     Returns:
         The cheapest path; to the reachable cell nearest to the goal if the goal itself is closed or cut off; None if
@@ -107,9 +108,10 @@ def find_path(
             raise BadInput(f"the {name} {cell} is outside the grid of {shape[0]}x{shape[1]} cells")
     room = clearance(found, voxel_size)
     factor = np.where(found == UNKNOWN, unknown_cost, 1.0) * (1.0 + np.clip(1 - (room - radius_m) / comfort_m, 0, 1))
-    closed = room < radius_m
     at = np.indices(shape)
-    closed &= np.hypot(at[0] - start[0], at[1] - start[1]) * voxel_size > radius_m + 2 * voxel_size
+    far = np.hypot(at[0] - start[0], at[1] - start[1]) * voxel_size > radius_m + 2 * voxel_size
+    # where the robot stands it is nearer to things than it would plan to be, but not inside them
+    closed = ((room < radius_m) & far) | (found == OCCUPIED)
     closed[start] = False
     parents = _search(closed, factor, start, goal)
     ends = list(parents)

@@ -95,8 +95,8 @@ FORWARD = VoxelGrid()
 """In front of a LiDAR 1.73 m above the ground: the volume of the SemanticKITTI benchmark."""
 
 
-def around(sensor_height_m: float, voxel_size: float = 0.2, forward: bool = False) -> VoxelGrid:
-    """The grid of 256 x 256 x 32 voxels about a LiDAR at this height above the ground.
+def around(sensor_height_m: float, voxel_size: float = 0.2, forward: bool = False, cells: int = 256) -> VoxelGrid:
+    """The grid of ``cells`` x ``cells`` x 32 voxels about a LiDAR at this height above the ground.
 
     The ground comes to lie 0.27 m above the lower face, as in :data:`FORWARD`, because that is where a network
     trained on such grids expects it.
@@ -104,5 +104,5 @@ def around(sensor_height_m: float, voxel_size: float = 0.2, forward: bool = Fals
     Args:
         forward: the LiDAR is in the middle of one face and looks in; else it is in the middle of the grid.
     """
-    half = 128 * voxel_size
-    return VoxelGrid((0.0 if forward else -half, -half, -sensor_height_m - 0.27), voxel_size)
+    half = 0.5 * cells * voxel_size
+    return VoxelGrid((0.0 if forward else -half, -half, -sensor_height_m - 0.27), voxel_size, (cells, cells, 32))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+import zipfile
+import zlib
 from typing import Callable, Dict, List, Tuple
 
 import numpy as np
@@ -82,7 +84,7 @@ def _from_npz(file: pathlib.Path) -> Tuple[np.ndarray, np.ndarray]:
     try:
         with np.load(file, allow_pickle=False) as arrays:
             return arrays["occupancy"], arrays["labels"]
-    except (KeyError, ValueError, OSError) as error:
+    except (KeyError, ValueError, OSError, zipfile.BadZipFile, zlib.error) as error:
         raise BadInput(f"scene {file} cannot be read: {error}", remedy="it needs occupancy and labels") from error
 
 

@@ -1,0 +1,149 @@
+"""Procedural scenes: rays hit what is there, the truth holds what rays hit, held-out objects stay out of training."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_offload.models.scenes import truth
+from edge_offload.models.scenes.lidar import Lidar, Pose, sweep
+from edge_offload.models.scenes.objects import HELD_OUT, TRAINING, scale_of
+from edge_offload.models.scenes.samples import pair
+from edge_offload.models.scenes.solids import Solid, ball, box, post
+from edge_offload.models.scenes.world import Ground, Street, World, room
+from edge_offload.models.sconet.labels import IGNORED, VALUE
+from edge_offload.perception.voxels import around
+
+EXACT = Lidar(rings=32, columns=720, noise=0.0, dropout=0.0, dropout_far=0.0)
+ROAD, CAR, BUILDING = VALUE["road"], VALUE["car"], VALUE["building"]
+
+
+def solids():
+    place = st.floats(3.0, 15.0)
+    size = st.floats(0.3, 2.0)
+    return st.tuples(
+        st.integers(0, 2), place, st.floats(-3, 3), st.floats(-1, 1), st.tuples(size, size, size), st.floats(0, 3)
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(solids())
+def test_a_ray_enters_a_solid_where_marching_along_it_does(drawn):
+    shape, x, y, z, half, yaw = drawn
+    solid = Solid(shape, (x, y, z), half, yaw, CAR)
+    aims = np.random.default_rng(0).uniform(-1, 1, (40, 3)) * half + solid.centre
+    directions = aims / np.linalg.norm(aims, axis=1, keepdims=True)
+    steps = np.arange(0.0, 30.0, 0.005)
+    points = directions[:, None, :] * steps[None, :, None]
+    inside = solid.depth(points[..., 0], points[..., 1], points[..., 2], 0.0) > 0
+    first = np.where(inside.any(axis=1), steps[inside.argmax(axis=1)], np.inf)
+    entry = solid.entry(directions)
+    grazing = inside.sum(axis=1) < 4
+    np.testing.assert_allclose(entry[~grazing], first[~grazing], atol=0.012)
+
+
+def test_nothing_is_seen_behind_a_wall():
+    wall = box(6.0, 0.0, -1.0, (0.3, 60.0, 8.0), 0.0, BUILDING)
+    world = World(Ground(ROAD), (wall, box(9.0, 1.0, 0.0, (4, 2, 1.5), 0.0, CAR)))
+    points, labels = sweep(world, Pose(), EXACT, 0)
+    ahead = np.abs(np.arctan2(points[:, 1], points[:, 0])) < 1.0
+    assert points[ahead, 0].max() < 6.2
+    assert CAR not in labels
+    assert BUILDING in labels
+
+
+def test_ranges_on_flat_ground_and_on_a_wall_are_the_true_ones():
+    world = World(Ground(ROAD), (box(10.15, 0.0, -1.0, (0.3, 80.0, 8.0), 0.0, BUILDING),))
+    points, labels = sweep(world, Pose(), EXACT, 0)
+    np.testing.assert_allclose(points[labels == ROAD, 2], -EXACT.height, atol=1e-3)
+    np.testing.assert_allclose(points[labels == BUILDING, 0], 10.0, atol=1e-3)
+
+
+def test_noise_dropouts_and_leaves_do_what_they_say():
+    wall = box(10.15, 0.0, -2.0, (0.3, 200.0, 8.0), 0.0, BUILDING)
+    noisy = Lidar(rings=32, columns=720, noise=0.05, dropout=0.3, dropout_far=0.3)
+    exact, _ = sweep(World(Ground(ROAD), (wall,)), Pose(), EXACT, 0)
+    points, labels = sweep(World(Ground(ROAD), (wall,)), Pose(), noisy, 0)
+    assert len(points) / len(exact) == pytest.approx(0.7, abs=0.03)
+    spread = points[labels == BUILDING]
+    straight = spread[np.abs(spread[:, 1]) < 1.0, 0] - 10.0
+    assert straight.std() == pytest.approx(0.05, rel=0.2)
+    leaves = Solid(0, (5.0, 0.0, 0.0), (0.5, 4.0, 3.0), 0.0, VALUE["vegetation"], porosity=0.4)
+    _, labels = sweep(World(Ground(ROAD), (leaves, wall)), Pose(), EXACT, 0)
+    alone = sweep(World(Ground(ROAD), (wall,)), Pose(), EXACT, 0)[1]
+    assert (labels == VALUE["vegetation"]).sum() > 200
+    assert (labels == BUILDING).sum() > 0.8 * (alone == BUILDING).sum() - 1500
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_a_sweep_hits_is_full_in_the_truth(seed, held_out):
+    made = pair(seed, held_out)
+    known = made.labels != IGNORED
+    hit = (made.occupancy > 0) & known
+    assert hit.sum() > 300
+    assert (made.labels[hit] > 0).all()
+    assert (made.labels[known] > 0).sum() > 3 * hit.sum(), "one sweep sees the lesser part of a scene"
+
+
+def test_truth_holds_a_car_whole_though_the_sensor_sees_one_side():
+    world = World(Ground(ROAD), (box(8.0, 0.0, 0.0, (4.0, 1.8, 1.5), 0.3, CAR),))
+    grid = around(EXACT.height)
+    labels = truth.labels(world, Pose(), EXACT, grid)
+    points, hits = sweep(world, Pose(), EXACT, 0)
+    volume = (labels == CAR).sum() * grid.voxel_size**3
+    assert volume == pytest.approx(4.0 * 1.8 * 1.5, rel=0.35)
+    seen = grid.occupancy(points[hits == CAR])
+    assert 0 < seen.sum() < 0.5 * (labels == CAR).sum()
+    # a surface that only grazes a voxel does not fill it; samples.pair fills what was hit all the same
+    assert (labels[seen > 0] == CAR).mean() > 0.8
+
+
+def test_the_inside_of_a_house_and_what_is_behind_a_rooms_walls_cannot_be_known():
+    house = Solid(0, (12.0, 0.0, 2.0), (4.0, 4.0, 3.0), 0.0, BUILDING, shell=0.5)
+    grid = around(EXACT.height)
+    labels = truth.labels(World(Ground(ROAD), (house,)), Pose(), EXACT, grid)
+    middle = grid.indices(np.array([[12.0, 0.0, 0.2]]))[0][0]
+    assert labels[tuple(middle)] == IGNORED
+    made = room(3)
+    labels = truth.labels(made, Pose(), EXACT, grid)
+    outside = grid.indices(np.array([[made.bounds[2] + 1.0, 0.0, 0.0]]))[0][0]
+    assert labels[tuple(outside)] == IGNORED
+
+
+def test_equal_seeds_make_equal_scenes_and_others_differ():
+    one, same, other = pair(4), pair(4), pair(5)
+    np.testing.assert_array_equal(one.labels, same.labels)
+    np.testing.assert_array_equal(one.points, same.points)
+    assert one.points.shape != other.points.shape or (one.points != other.points).any()
+    held = pair(4, held_out=True)
+    assert held.labels.shape == one.labels.shape
+    assert (held.labels != one.labels).any()
+
+
+def test_a_street_is_the_same_wherever_one_stands_on_it():
+    street = Street(7)
+    here, there = street.world(0.0), street.world(40.0)
+    common = set(here.solids) & set(there.solids)
+    assert len(common) > 0.3 * len(here.solids)
+
+
+def test_held_out_kinds_and_sizes_never_occur_in_training():
+    random = np.random.default_rng(0)
+    trained = [scale_of(False, random) for _ in range(500)]
+    held = [scale_of(True, random) for _ in range(500)]
+    assert not any(min(trained) <= value <= max(trained) for value in held)
+    for role, kinds in HELD_OUT.items():
+        assert set(kinds) - set(TRAINING[role]), f"no {role} is held out"
+        for maker in {*kinds, *TRAINING[role]}:
+            made = maker(0.0, 0.0, 0.5, 1.0, np.random.default_rng(1))
+            assert made
+            assert min(solid.centre[2] - solid.half[2] for solid in made) < 0.7, f"a {maker.__name__} floats"
+
+
+def test_someone_who_walks_is_elsewhere_later():
+    walker = Solid(1, (5.0, 0.0, 0.9), (0.3, 0.3, 0.9), 0.0, VALUE["person"], velocity=(0.0, 1.0))
+    assert walker.seen_from(0, 0, 0, 2.0).centre == pytest.approx((5.0, 2.0, 0.9))
+    assert walker.seen_from(5.0, 1.0, np.pi / 2, 2.0).centre == pytest.approx((1.0, 0.0, 0.9))
+    assert ball(0, 0, 1, (1, 1, 1), 0, 1).seen_from(1, 0, 0).centre == (-1.0, 0.0, 1.0)
+    assert post(0, 0, 0, 0.1, 2.0, 18).raised(1.0).centre[2] == 2.0
