@@ -20,6 +20,7 @@ from edge_offload.server.fair_queue import FairQueue
 from edge_offload.server.replica_service import Quota, ReplicaService
 from edge_offload.server.replicas import ReplicaPool
 from edge_offload.server.results import ResultFeed, Watcher
+from edge_offload.server.split_service import SplitService
 from edge_offload.server.status import ServerStatus, StatusBook
 from edge_offload.server.worker import Worker
 
@@ -80,7 +81,9 @@ class OffloadServer:
         self._devices = DeviceService(
             str(self._device_name), threads or 0, tuple(sorted(self._cores or ())), device_quota, blobs
         )
+        self._splits = SplitService(self.pool, self._device, self._loader)
         self._handlers: Dict[str, Handler] = {
+            **self._splits.handlers,
             **self._replicas.handlers,
             **self._devices.handlers,
             "status": self._answer_status,
@@ -107,6 +110,7 @@ class OffloadServer:
         self._device.start()
         try:
             self._loader.start()
+            self._splits.start()
             self._feed.start()
             self._listener.start()
         except BaseException:
@@ -120,6 +124,7 @@ class OffloadServer:
         for worker in (self._loader, self._device):
             if not worker.close(timeout_s):
                 _log.warning("a computation was still running %g s after the server was told to stop", timeout_s)
+        self._splits.close()
         self._devices.close()
         self._feed.close()
 
@@ -160,6 +165,7 @@ class OffloadServer:
     def _gone(self, peer: Peer, reason: str) -> None:
         _log.info("robot %s left: %s", peer.name, reason)
         self._replicas.forget(peer)
+        self._splits.forget(peer)
         self._devices.forget(peer)
 
     def _handle(self, request: Request) -> None:

@@ -1,0 +1,53 @@
+"""Transfers cut into pieces of rows, coded one by one, so that coding, sending and computing overlap."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+import torch
+
+from edge_offload.errors import ProtocolError
+from edge_offload.execute.tensors import TensorSpec, pack, unpack
+from edge_offload.link import codecs
+from edge_offload.split.footprint import Range
+from edge_offload.split.locality import LocalityMap
+from edge_offload.split.plan import Transfer
+from edge_offload.split.runtime.progress import Progress
+
+PIECE_BYTES = 128 * 1024
+MAX_PIECES = 24
+"""Per transfer: every piece is a message, and both ends bound how many of them wait."""
+
+
+def cut(located: LocalityMap, transfer: Transfer, piece_bytes: int = PIECE_BYTES) -> List[Range]:
+    """Rows of each piece, in order."""
+    if transfer.value not in located.axes:
+        return [(transfer.low, transfer.high)]
+    size = transfer.high - transfer.low
+    count = int(size * located.row_bytes(transfer.value) // piece_bytes)
+    count = max(1, min(count, MAX_PIECES, size))
+    edges = [transfer.low + size * k // count for k in range(count + 1)]
+    return list(zip(edges, edges[1:]))
+
+
+def encode_piece(tensor: torch.Tensor, codec: str) -> Tuple[List[Dict[str, Any]], List[Any]]:
+    """Descriptor and buffers; what the plan's codec does not suit goes raw."""
+    try:
+        return pack([tensor], codec)
+    except codecs.NotApplicable:
+        return pack([tensor], "raw")
+
+
+def decode_piece(progress: Progress, body: Dict[str, Any], buffers: List[memoryview]) -> Tuple[int, int, torch.Tensor]:
+    """(transfer, first row, rows) of a message, checked against what is awaited before a byte is decoded.
+
+    Raises:
+        ProtocolError, BadInput: malformed, or not awaited.
+    """
+    index, low, high = (body.get(key) for key in ("transfer", "low", "high"))
+    if type(index) is not int or type(low) is not int or type(high) is not int:
+        raise ProtocolError("a piece says its transfer and rows as whole numbers")
+    dtype, shape = progress.expect(index, low, high)
+    spec = TensorSpec(dtype, shape)
+    (tensor,) = unpack(body.get("tensors"), buffers, [spec], max(spec.nbytes, 1))
+    return index, low, tensor

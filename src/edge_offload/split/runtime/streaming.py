@@ -1,0 +1,114 @@
+"""Plans whose steps follow the pieces: the receiver computes a first wave of rows while later ones are on their way.
+
+Streaming is nothing but a finer plan. A transfer of many rows becomes several, and the receiver's steps behind it are
+taken in as many waves, each as far as its rows reach. Halos between waves are not computed twice: a wave takes the
+rows of the one before it from where they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from edge_offload.split.cost import CostModel
+from edge_offload.split.footprint import Range
+from edge_offload.split.locality import LocalityMap
+from edge_offload.split.plan import Plan, Side, Step, Transfer
+from edge_offload.split.simulate import simulate
+
+WAVES = (2, 3, 4, 6)
+DEPTHS = (4, 12, 32, 80)
+
+
+def stream(plan: Plan, located: LocalityMap, waves: int, depth: int) -> Plan:
+    """``plan`` with the first input transfer in ``waves`` parts, and the first ``depth`` steps behind it likewise.
+
+    The plan as it is, where its input does not travel, has too few rows, or the steps are not local.
+    """
+    inputs = set(located.sequence.inputs)
+    places = [k for k, t in enumerate(plan.transfers)
+              if t.sender is Side.ROBOT and t.value in inputs and t.value in located.axes]  # fmt: skip
+    if len(places) != 1 or waves < 2:
+        return plan
+    place = places[0]
+    transfer = plan.transfers[place]
+    size = transfer.high - transfer.low
+    if size < 4 * waves:
+        return plan
+    edges = [transfer.low + size * k // waves for k in range(waves + 1)]
+    early, late = _early(plan, located, transfer, depth)
+    if not early:
+        return plan
+    order: List[Step] = []
+    done: Dict[int, int] = {step.operator: step.low for step in early}
+    limit = {step.operator: step.high for step in early}
+    reach: Dict[int, int] = {}
+    for edge in edges[1:]:
+        reach[transfer.value] = edge
+        for step in early:
+            upto = _upto(located, step.operator, done[step.operator], limit[step.operator], reach, edge == edges[-1])
+            if upto > done[step.operator]:
+                order.append(Step(step.operator, done[step.operator], upto))
+                done[step.operator] = upto
+            for number in located.made_by[step.operator]:
+                reach[number] = done[step.operator]
+    parts = [Transfer(transfer.value, low, high, transfer.sender, transfer.codec)
+             for low, high in zip(edges, edges[1:])]  # fmt: skip
+    transfers = (*plan.transfers[:place], *parts, *plan.transfers[place + 1 :])
+    return replace(plan, server=(*order, *late), transfers=transfers)
+
+
+def _early(plan: Plan, located: LocalityMap, transfer: Transfer, depth: int) -> Tuple[List[Step], List[Step]]:
+    """The server's first local steps that follow from this transfer alone, and the rest; order is kept."""
+    reached = {transfer.value}
+    early: List[Step] = []
+    for position, step in enumerate(plan.server):
+        needs = located.footprint(step.operator, step.low, step.high)
+        local = located.operators[step.operator].local is not None
+        repeated = any(other.operator == step.operator for other in early)
+        if not local or repeated or not set(needs) <= reached or len(early) == depth:
+            return early, list(plan.server[position:])
+        early.append(step)
+        reached.update(located.made_by[step.operator])
+    return early, []
+
+
+def _upto(located: LocalityMap, operator: int, low: int, high: int, reach: Dict[int, int], last: bool) -> int:
+    """How far an operator gets with the rows that are there, by bisection: footprints grow with the range."""
+    if last:
+        return high
+
+    def fits(end: int) -> bool:
+        return all(rows[1] <= reach[number] for number, rows in located.footprint(operator, low, end).items())
+
+    first, behind = low, high + 1
+    while behind - first > 1:
+        middle = (first + behind) // 2
+        if fits(middle):
+            first = middle
+        else:
+            behind = middle
+    return first
+
+
+def best_stream(plan: Plan, model: CostModel, bandwidth: float, waves: Sequence[int] = WAVES,
+                depths: Sequence[int] = DEPTHS) -> Plan:  # fmt: skip
+    """The variant of ``plan`` that the simulation expects to be fastest at ``bandwidth``; ``plan`` itself on a tie."""
+    best: Optional[Plan] = None
+    shortest = simulate(plan, model, bandwidth).makespan_s
+    seen: List[Tuple[Step, ...]] = []
+    for count in waves:
+        for depth in depths:
+            candidate = stream(plan, model.located, count, depth)
+            if candidate is plan or candidate.server in seen:
+                continue
+            seen.append(candidate.server)
+            seconds = simulate(candidate, model, bandwidth).makespan_s
+            if seconds < shortest * (1 - 1e-3):
+                best, shortest = candidate, seconds
+    return plan if best is None else best.with_about(makespan_s=shortest)
+
+
+def waves_of(plan: Plan) -> List[Range]:
+    """Rows of the input transfers, for drawing and tests."""
+    return [(t.low, t.high) for t in plan.transfers if t.sender is Side.ROBOT]

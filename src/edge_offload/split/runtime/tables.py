@@ -1,0 +1,110 @@
+"""Plans that both sides hold: compiled once, named in a message by their place in the table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Sequence, Set, Tuple
+
+from edge_offload.split.check import check
+from edge_offload.split.cost import CostModel, OperatorCost, Payload
+from edge_offload.split.footprint import Range
+from edge_offload.split.locality import LocalityMap, union
+from edge_offload.split.plan import Plan, Side
+from edge_offload.split.simulate import Block, Compiled, compile_plan
+
+MAX_PLANS = 256
+
+_NOTHING = Payload(0, 0.0, 0.0, 0.0, 1)
+
+
+@dataclass(frozen=True)
+class SidePlan:
+    """What one side needs to know of a plan to carry it out.
+
+    Attributes:
+        blocks: stretches of steps without a wait, in order.
+        sends: its transfers, in the order in which they leave.
+        receives: the other side's transfers.
+        dead: block -> values that nobody on this side needs behind it.
+        gathered: values that come in several pieces -> their rows.
+    """
+
+    blocks: Tuple[Block, ...]
+    sends: Tuple[int, ...]
+    receives: Tuple[int, ...]
+    dead: Tuple[Tuple[int, ...], ...]
+    gathered: Mapping[int, Range]
+
+
+@dataclass(frozen=True)
+class ReadyPlan:
+    """A checked plan, compiled for both sides."""
+
+    plan: Plan
+    compiled: Compiled
+    sides: Mapping[Side, SidePlan]
+
+
+def ready(plan: Plan, located: LocalityMap, identity: str, pieces: bool = True) -> ReadyPlan:
+    """Check and compile a plan.
+
+    Args:
+        plan: from a planner or from the wire.
+        located: the sequence that it is for.
+        identity: the sequence's hash.
+        pieces: whether transfers will come in pieces.
+
+    Raises:
+        BadPlan: it would not compute what the network computes.
+    """
+    plan = check(plan, located, identity)
+    free = (OperatorCost(0.0, 0.0),) * len(located.operators)
+    compiled = compile_plan(plan, CostModel(located, free, free), [_NOTHING] * len(plan.transfers))
+    return ReadyPlan(plan, compiled, {side: _side(compiled, located, side, pieces) for side in Side})
+
+
+def _side(compiled: Compiled, located: LocalityMap, side: Side, pieces: bool) -> SidePlan:
+    plan = compiled.plan
+    steps, blocks = plan.steps(side), compiled.blocks[side]
+    last_use: Dict[int, int] = {}
+    made: Dict[int, List[Range]] = {}
+    for place, block in enumerate(blocks):
+        for step in steps[block.first : block.last + 1]:
+            for number in located.footprint(step.operator, step.low, step.high):
+                last_use[number] = place
+            for number in located.made_by[step.operator]:
+                last_use.setdefault(number, place)
+                made.setdefault(number, []).append((step.low, step.high))
+    for transfer in plan.transfers:
+        if transfer.sender is not side:
+            made.setdefault(transfer.value, []).append((transfer.low, transfer.high))
+            if pieces and transfer.value in located.axes:
+                made[transfer.value].append((transfer.low, transfer.low))  # more than one piece may come
+    kept: Set[int] = {transfer.value for transfer in plan.transfers if transfer.sender is side}
+    if side is Side.ROBOT:
+        kept.update(located.sequence.kept())
+        kept.update(located.sequence.inputs)
+    dead: List[List[int]] = [[] for _ in blocks]
+    for number, place in last_use.items():
+        if number not in kept:
+            dead[place].append(number)
+    gathered = {number: _hull(ranges) for number, ranges in made.items()
+                if len(ranges) > 1 and number in located.axes and number not in located.free}  # fmt: skip
+    if side is Side.ROBOT:
+        for number in located.sequence.inputs:
+            gathered.pop(number, None)
+    order = range(len(plan.transfers))
+    return SidePlan(
+        blocks,
+        tuple(index for index in order if plan.transfers[index].sender is side),
+        tuple(index for index in order if plan.transfers[index].sender is not side),
+        tuple(map(tuple, dead)),
+        gathered,
+    )
+
+
+def _hull(ranges: Sequence[Range]) -> Range:
+    hull = ranges[0]
+    for rows in ranges[1:]:
+        hull = union(hull, rows) if rows[0] < rows[1] else hull
+    return hull

@@ -1,0 +1,109 @@
+"""A real server process, and robots that split a small network with it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import split_nets
+
+from edge_offload.link.client import Client
+from edge_offload.link.keys import KeyStore
+from edge_offload.manager.runtime import OffloadedModule
+from edge_offload.modes import Mode
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Server:
+    """``edge-offload serve`` in a process of its own."""
+
+    def __init__(self, keys):
+        path = os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        command = [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1",
+                   "--keys", str(keys), "--allow", "split_nets:pictures", "--allow", "split_nets:listed"]  # fmt: skip
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+        )
+        line = self.process.stdout.readline()
+        assert line.startswith("listening on "), line
+        self.address = line.split()[2]
+
+    def stop(self, how=signal.SIGTERM):
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        return self.process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory):
+    return tmp_path_factory.mktemp("keys")
+
+
+@pytest.fixture(scope="session")
+def server(keys):
+    process = Server(keys)
+    yield process
+    assert process.stop() == 0
+
+
+@pytest.fixture
+def own_server(keys):
+    process = Server(keys)
+    yield process
+    process.stop(signal.SIGKILL)
+
+
+class Robot:
+    def __init__(self, address, keys, factory="pictures", **options):
+        self.client = Client(address, keys=KeyStore(keys))
+        self.module = getattr(split_nets, factory)(**options).eval()
+        self.offloaded = OffloadedModule(f"split_nets:{factory}", self.module, self.client, options=options,
+                                         hedging=False)  # fmt: skip
+        self.client.start()
+        self.client.wait_ready(30.0)
+
+    @property
+    def runner(self):
+        return self.offloaded._runners[Mode.SPLIT]
+
+    def open(self, image, timeout_s=400.0):
+        until(lambda: self.offloaded.obstacle(Mode.SPLIT, [image]) is None, timeout_s,
+              lambda: str(self.offloaded.state()))  # fmt: skip
+        return self.runner.planned([image])
+
+
+@pytest.fixture
+def robot(keys):
+    made = []
+
+    def make(address, factory="pictures", **options):
+        made.append(Robot(address, keys, factory, **options))
+        return made[-1]
+
+    yield make
+    for item in made:
+        item.client.close()
+        item.offloaded.close()
+
+
+def until(condition, timeout_s, what=lambda: ""):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"still not so after {timeout_s} s: {what()}"
+        time.sleep(0.01)

@@ -1,0 +1,176 @@
+"""Robot and server compute one inference together: the results are the reference executor's, bit for bit, and the
+unsplit network's within rounding; whatever goes wrong ends in the local result."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import signal
+
+import pytest
+import torch
+from conftest import until
+
+from edge_offload.modes import Mode
+from edge_offload.sequence import sequence_hash
+from edge_offload.split.complete import backward, complete
+from edge_offload.split.footprint import EMPTY, Locality
+from edge_offload.split.locality import union
+from edge_offload.split.plan import Side
+from edge_offload.split.reference import run_plan
+from edge_offload.split.runtime.tables import ready
+
+HEIGHT, WIDTH = 48, 64
+
+
+def image(seed=0):
+    return torch.randint(0, 256, (3, HEIGHT, WIDTH), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def random_plan(located, chooser, identity):
+    """Every operator on one side, on either's own needs, or cut anywhere."""
+
+    def decide(index, robot, server):
+        low, high = union(robot, server)
+        whole = located.operators[index].kind is Locality.GLOBAL
+        style = chooser.choice(["robot", "server"] if whole else ["robot", "server", "own", "cut", "cut", "cut"])
+        if style == "own":
+            return robot, server
+        if style == "cut":
+            cut = chooser.randint(low, high)
+            parts = (low, cut), (cut, high)
+            return parts if chooser.random() < 0.5 else (parts[1], parts[0])
+        return ((low, high), EMPTY) if style == "robot" else (EMPTY, (low, high))
+
+    return complete(located, *backward(located, decide), identity=identity)
+
+
+def install(robot, picture, plans):
+    """Put these plans in force on both sides; entry k serves k MB/s."""
+    opening = robot.runner._openings[next(iter(robot.runner._openings))]
+    located = opening.planned.network.located
+    compiled = tuple(ready(plan, located, sequence_hash(located.sequence)) for plan in plans)
+    table = dataclasses.replace(opening.planned.table, bandwidths=tuple(1e6 * k for k in range(len(plans))),
+                                plans=tuple(plans))  # fmt: skip
+    text = json.dumps([plan.to_json() for plan in plans]).encode()
+    robot.client.request("split_table", {"handle": opening.handle}, [text], timeout_s=30.0).result(30.0)
+    opening.planned = dataclasses.replace(opening.planned, table=table, plans=compiled,
+                                          place=tuple(range(len(plans))))  # fmt: skip
+    return opening.planned
+
+
+def close_to(got, want):
+    assert len(got) == len(want)
+    for one, other in zip(got, want):
+        assert one.shape == other.shape
+        assert (one - other).abs().max() <= 1e-5 * other.abs().max()
+
+
+def test_random_plans_give_the_references_bits_and_the_networks_results(server, robot):
+    bot = robot(server.address, seed=3)
+    picture = image()
+    planned = bot.open(picture)
+    located, program = planned.network.located, planned.network.program
+    identity = sequence_hash(located.sequence)
+    chooser = random.Random(5)
+    plans = [random_plan(located, chooser, identity) for _ in range(12)]
+    plans = [plan for plan in plans if not plan.is_local]
+    assert any(plan.splits_an_operator for plan in plans)
+    install(bot, picture, plans)
+    for place, plan in enumerate(plans):
+        bot.runner.bandwidth = 1e6 * place
+        picture = image(place)
+        got, report = bot.offloaded.run([picture], Mode.SPLIT)
+        assert report.mode is Mode.SPLIT, report.fallback_reason
+        want = run_plan(plan, located, program.constants, [picture])
+        for one, other in zip(got, want):
+            assert torch.equal(one, other)
+        with torch.no_grad():
+            close_to(got, bot.module(picture))
+        counted = bot.runner.counted
+        assert counted.plan == place
+        for side, rows in ((Side.ROBOT, counted.rows_robot), (Side.SERVER, counted.rows_server)):
+            expected = sum(step.high - step.low for step in plan.steps(side))
+            assert rows == expected or (side is Side.SERVER and 0 < rows <= expected)
+
+
+@pytest.mark.parametrize("factory", ["pictures", "listed"])
+def test_the_planned_table_runs_at_every_bandwidth(server, robot, factory):
+    bot = robot(server.address, factory)
+    planned = bot.open(image())
+    assert planned.network.part == ("module" if factory == "pictures" else "network")
+    with torch.no_grad():
+        want = bot.module(image(1))
+    for bandwidth in (0.0, 2e6, 9e6, 30e6):
+        bot.runner.bandwidth = bandwidth
+        got, report = bot.offloaded.run([image(1)], Mode.SPLIT)
+        assert report.mode is Mode.SPLIT, report.fallback_reason
+        close_to(got, want)
+
+
+def test_the_local_plan_uses_no_link(server, robot):
+    bot = robot(server.address)
+    planned = bot.open(image())
+    located = planned.network.located
+    install(bot, image(), [complete(located, *backward(located, lambda i, r, s: (union(r, s), EMPTY)))])
+    got, report = bot.offloaded.run([image()], Mode.SPLIT)
+    with torch.no_grad():
+        for one, other in zip(got, bot.module(image())):
+            assert torch.equal(one, other)
+    assert (report.bytes_up, report.round_trips) == (0, 0)
+
+
+def server_only(located):
+    return complete(located, *backward(located, lambda i, r, s: (EMPTY, union(r, s))))
+
+
+def test_a_killed_server_ends_in_the_local_result(own_server, robot):
+    bot = robot(own_server.address)
+    planned = bot.open(image())
+    install(bot, image(), [server_only(planned.network.located)])
+    assert bot.offloaded.run([image()], Mode.SPLIT)[1].mode is Mode.SPLIT
+    own_server.process.send_signal(signal.SIGSTOP)  # silent in the middle of an inference
+    bot.runner.patience = type(bot.runner.patience)(dataclasses.replace(bot.runner.patience.limits, first_s=0.3))
+    got, report = bot.offloaded.run([image(7)], Mode.SPLIT)
+    assert report.mode is Mode.LOCAL
+    assert "did not come in time" in report.fallback_reason
+    with torch.no_grad():
+        want = bot.module(image(7))
+    assert all(torch.equal(one, other) for one, other in zip(got, want))
+    own_server.stop(signal.SIGKILL)
+    until(lambda: bot.offloaded.obstacle(Mode.SPLIT, [image()]) is not None, 30.0)
+    got, report = bot.offloaded.run([image(7)], Mode.SPLIT)
+    assert report.mode is Mode.LOCAL
+    assert all(torch.equal(one, other) for one, other in zip(got, want))
+
+
+@pytest.mark.parametrize("harm", ["plan", "rows", "piece"])
+def test_what_a_hostile_robot_sends_is_refused_and_the_server_lives(server, robot, harm):
+    bot = robot(server.address)
+    planned = bot.open(image())
+    located = planned.network.located
+    plan = server_only(located)
+    install(bot, image(), [plan])
+    handle = next(iter(bot.runner._openings.values())).handle
+    ask = lambda kind, body, *buffers: bot.client.request(kind, {"handle": handle, **body}, buffers, timeout_s=20.0)  # noqa: E731
+    if harm == "plan":
+        first = plan.server[0]
+        narrow = dataclasses.replace(plan, server=(dataclasses.replace(first, high=first.high - 1), *plan.server[1:]))
+        with pytest.raises(Exception, match=r"nobody computes|needs rows"):
+            ask("split_table", {}, json.dumps([narrow.to_json()]).encode()).result(20.0)
+    else:
+        begun = ask("split_begin", {"run": 1 << 40, "plan": 0})
+        take = [ask("split_take", {"run": 1 << 40, "transfer": k}) for k, t in enumerate(plan.transfers)
+                if t.sender is Side.SERVER][:-1]  # fmt: skip
+        rows = {"run": 1 << 40, "transfer": 0, "low": 0, "high": HEIGHT * 99, "tensors": []}
+        if harm == "piece":
+            rows.update(high=2, tensors=[{"dtype": "uint8", "shape": [1], "payload": {}, "parts": 0}])
+        ask("split_rows", rows)
+        with pytest.raises(Exception, match=r"not awaited|do not fit"):
+            begun.result(20.0)
+        del take
+    got, report = bot.offloaded.run([image(2)], Mode.SPLIT)
+    assert report.mode is Mode.SPLIT, report.fallback_reason
+    with torch.no_grad():
+        close_to(got, bot.module(image(2)))
