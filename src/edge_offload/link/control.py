@@ -31,6 +31,7 @@ COMMANDS: Dict[str, Callable[..., None]] = {
     "cut": Emulator.cut,
     "restore": Emulator.restore,
     "corrupt": Emulator.corrupt,
+    "replay": Emulator.replay,
     "stalls": Emulator.stalls,
 }
 

@@ -81,6 +81,7 @@ class Emulator:
         self._pipes: List[_Pipe] = []
         self._accepted = 0
         self._corrupt = 0
+        self._replay = 0
         self._cut = ""
         self._lock = threading.RLock()
         self._wakeup = Wakeup()
@@ -170,6 +171,11 @@ class Emulator:
         """Flip one byte in each of the next ``chunks`` chunks upwards."""
         with self._change():
             self._corrupt = chunks
+
+    def replay(self, chunks: int) -> None:
+        """Send each of the next ``chunks`` chunks upwards twice, as one does who has recorded them."""
+        with self._change():
+            self._replay = chunks
 
     def stalls(self, fraction: float, stall_s: float) -> None:
         """Let this fraction of chunks hold up the lane for ``stall_s``, as lost packets do until TCP repeats them."""
@@ -319,6 +325,9 @@ class Emulator:
                         self._corrupt -= 1
                         data = data[:-1] + bytes([data[-1] ^ 0x55])
                     lane.offer(flow, data, now)
+                    if self._replay and lane is self._up:
+                        self._replay -= 1
+                        lane.offer(flow, data, now)
                     room = lane.room(flow)
             if id(flow) in pipe.ended and flow.empty:
                 self._drop(pipe, gently=True)

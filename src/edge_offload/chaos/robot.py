@@ -1,0 +1,170 @@
+"""The robot of a chaos run, a process of its own: a camera, the managed network, one line of JSON per result.
+
+Started by :mod:`edge_offload.chaos.rig`. Lines on standard output: ``{"ready": ...}`` once frames flow, one per result,
+and ``{"summary": ...}`` when standard input closes. Times are of the machine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+MODEL = "edge_offload.chaos.net:factory"
+
+
+class Camera:
+    """Publishes a frame number at a fixed rate; only the latest waits."""
+
+    def __init__(self, fps: float) -> None:
+        self.published = self.taken = self.superseded = 0
+        self._period_s = 1 / fps
+        self._waiting: Optional[Tuple[int, float]] = None
+        self._changed = threading.Condition()
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name="camera", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more frames; what waits is still taken."""
+        with self._changed:
+            self._stop = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def take(self) -> Optional[int]:
+        """The next frame; None after :meth:`stop`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is not None or self._stop)
+            if self._waiting is None:
+                return None
+            number, _ = self._waiting
+            self._waiting = None
+            self.taken += 1
+            return number
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while not self._stop:
+            with self._changed:
+                self.superseded += self._waiting is not None
+                self._waiting = (self.published, time.monotonic())
+                self.published += 1
+                self._changed.notify_all()
+            # frames that a suspended robot did not take are not taken later
+            due = max(due + self._period_s, time.monotonic())
+            time.sleep(max(0.0, due - time.monotonic()))
+
+
+def say(**record: Any) -> None:
+    """One line."""
+    print(json.dumps(record), flush=True)
+
+
+def resources() -> Dict[str, int]:
+    """Descriptors, threads and memory of this process."""
+    with open("/proc/self/statm", encoding="ascii") as stream:
+        pages = int(stream.read().split()[1])
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "memory": pages * os.sysconf("SC_PAGE_SIZE"),
+    }
+
+
+def _until_told(camera: Camera) -> None:
+    sys.stdin.read()
+    camera.stop()
+
+
+def main() -> int:
+    """Run until standard input closes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--keys", required=True)
+    parser.add_argument("--fps", type=float, default=25.0)
+    parser.add_argument("--slowdown", type=float, default=10.0)
+    parser.add_argument("--managers", type=int, default=1, help="2: another one asks for other modes, frame by frame")
+    args = parser.parse_args()
+
+    import torch
+
+    from edge_offload.chaos import net
+    from edge_offload.execute.threads import pin
+    from edge_offload.link.client import Client
+    from edge_offload.link.estimate.prober import Prober
+    from edge_offload.link.keys import KeyStore
+    from edge_offload.manager.policy import FixedPolicy, LatencyPolicy, Manager
+    from edge_offload.manager.runtime import OffloadedModule
+    from edge_offload.modes import Mode
+
+    pin(threads=1)
+    pictures = net.inputs()
+    module = net.factory()
+    client = Client(args.server, keys=KeyStore(args.keys), on_state=lambda *state: offloaded.link_changed(*state))
+    offloaded = OffloadedModule(MODEL, module, client, robot_slowdown=args.slowdown, example=[pictures[0]])
+    client.start()
+    prober = Prober(client).start()
+    expected: List[Tuple[torch.Tensor, ...]] = []
+    local_s: List[float] = []
+    for _ in range(3):
+        expected = []
+        for picture in pictures:
+            outputs, report = offloaded.run([picture], Mode.LOCAL)
+            expected.append(outputs)
+            local_s.append(report.total_s)
+    ends = time.monotonic() + 60
+    while offloaded.obstacle(Mode.SERVER, [pictures[0]]) is not None and time.monotonic() < ends:
+        time.sleep(0.02)
+    managers = [Manager(LatencyPolicy())]
+    if args.managers > 1:
+        managers += [Manager(FixedPolicy(Mode.LOCAL, "another manager")), Manager(FixedPolicy(Mode.SERVER, "a third"))]
+    for turn in range(20):  # until everything has run once
+        offloaded.run([pictures[turn % len(pictures)]], Mode.SERVER)
+    camera = Camera(args.fps)
+    reader = threading.Thread(target=_until_told, args=(camera,), daemon=True)
+    before = resources()
+    say(ready=True, local_s=local_s, resources=before, t=time.monotonic())
+    camera.start()
+    reader.start()
+    results = 0
+    while True:
+        number = camera.take()
+        if number is None:
+            break
+        picture = pictures[number % len(pictures)]
+        began = time.monotonic()
+        situation = offloaded.situation([picture])
+        decision = managers[number % len(managers)].decide(situation)
+        outputs, report = offloaded.run([picture], decision.mode)
+        equal = all(torch.equal(one, other) for one, other in zip(outputs, expected[number % len(pictures)]))
+        results += 1
+        say(
+            frame=number,
+            t=began,
+            total_s=report.total_s,
+            mode=report.mode.value,
+            asked=decision.mode.value,
+            hedged=report.hedged,
+            equal=equal and len(outputs) == len(expected[0]),
+            compute_s=report.stages_s["compute_robot"],
+            reason=report.fallback_reason,
+        )
+    after = resources()
+    counts = {"published": camera.published, "taken": camera.taken, "superseded": camera.superseded, "results": results}
+    say(summary=counts, before=before, after=after, probes=prober.sent)
+    prober.close()
+    client.close()
+    offloaded.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

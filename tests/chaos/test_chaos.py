@@ -1,0 +1,128 @@
+"""Faults on the real system of two processes: every frame one result, none wrong. And the judge can fail."""
+
+import copy
+
+import pytest
+
+from edge_offload import records
+from edge_offload.chaos.scenarios import SCENARIOS
+from edge_offload.chaos.verdict import judge
+from edge_offload.cli import main
+from edge_offload.commands.chaos import record, run_scenario
+
+MARKS = {"fault": 10.0, "restored": 15.0}
+USED = {"descriptors": 20, "threads": 8, "memory": 200 << 20}
+
+
+def frame(number, mode="server", total_s=0.03, **more):
+    base = {"frame": number, "t": number * 0.1, "total_s": total_s, "mode": mode, "asked": mode, "hedged": False}
+    return {**base, "equal": True, "compute_s": total_s if mode == "local" else 0.0, "reason": "", **more}
+
+
+def good():
+    frames = [frame(n, "local" if 100 <= n < 150 else "server") for n in range(200)]
+    counts = {"published": 210, "taken": 200, "superseded": 10, "results": 200}
+    return frames, {"summary": counts, "before": USED, "after": dict(USED), "exit_code": 0}
+
+
+def verdict(frames, summary, back=15.1, outage=True, scenario="blackhole"):
+    return judge(scenario, frames, summary, [0.03] * 20, MARKS, back, outage)
+
+
+def test_a_run_without_blemish_passes_and_fits_the_schema():
+    found = verdict(*good())
+    assert found.passed, found.failures
+    records.validate("chaos", record(found))
+
+
+def _lose(frames, summary):
+    del frames[7]
+
+
+def _double(frames, summary):
+    frames.insert(8, copy.deepcopy(frames[8]))
+
+
+def _falsify(frames, summary):
+    frames[9]["equal"] = False
+
+
+def _vanish(frames, summary):
+    summary["summary"]["superseded"] = 9
+
+
+def _crash(frames, summary):
+    summary["exit_code"] = -11
+
+
+def _leak(frames, summary):
+    summary["after"]["descriptors"] += 100
+
+
+def _threads(frames, summary):
+    summary["after"]["threads"] += 10
+
+
+def _memory(frames, summary):
+    summary["after"]["memory"] += 1 << 30
+
+
+def _wait(frames, summary):
+    for late in frames[110:120]:
+        late["total_s"] = 0.5
+
+
+def _swap(frames, summary):
+    frames[3], frames[4] = frames[4], frames[3]
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (_lose, "199 seen"),
+        (_double, "more than one result"),
+        (_falsify, "not bit-equal"),
+        (_vanish, "superseded"),
+        (_crash, "exit code -11"),
+        (_leak, "descriptors grew"),
+        (_threads, "threads grew"),
+        (_memory, "memory grew"),
+        (_wait, "p99 during the outage"),
+        (_swap, "out of order"),
+    ],
+)
+def test_every_blemish_is_found(harm, words):
+    frames, summary = good()
+    harm(frames, summary)
+    found = verdict(frames, summary)
+    assert any(words in failure for failure in found.failures), found.failures
+
+
+def test_coming_back_late_or_never_is_found():
+    assert "only after 3.00 s" in verdict(*good(), back=18.0).failures[0]
+    assert "no frame went to the server again" in verdict(*good(), back=None).failures
+
+
+def test_a_manager_that_stays_local_or_hedges_always_fails_the_calm_scenario():
+    frames, summary = good()
+    assert any("only 150 of 200" in failure for failure in verdict(frames, summary, scenario="calm").failures)
+    for item in frames:
+        item["mode"], item["hedged"] = "server", True
+    assert any("hedged without a fault" in failure for failure in verdict(frames, summary, scenario="calm").failures)
+
+
+def test_the_list_names_every_scenario_and_a_wrong_name_is_refused(capsys):
+    assert main(["chaos", "--list"]) == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in SCENARIOS)
+    assert main(["chaos", "earthquake"]) == 1
+    assert "no scenario 'earthquake'" in capsys.readouterr().err
+    assert len(SCENARIOS) >= 13
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["server_kill", "two_managers"])
+def test_the_real_thing(name):
+    found = run_scenario(name, 1.5, timing=False)
+    assert found.passed, found.failures
+    assert found.figures["results"] > 10
