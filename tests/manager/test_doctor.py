@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
+
 from edge_offload import cli, records
+from edge_offload.errors import Unsupported
 
 
 def test_json_fits_the_schema_and_every_problem_but_absence_has_words(capsys, tmp_path):
@@ -47,3 +50,20 @@ def test_absent_compiler_is_a_warning(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     (finding,) = checkup._compiler()
     assert (finding.level, bool(finding.remedy)) == ("warn", True)
+
+
+def test_the_virtual_gpu_is_refused_where_it_cannot_be_built(monkeypatch, tmp_path):
+    from edge_offload.capture import build
+    from edge_offload.manager import checkup
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "built_with_cuda", lambda: False)
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    (finding,) = checkup._virtual_device()
+    assert (finding.level, finding.remedy) == ("warn", "apt install g++")
+    assert "refuse to start" in finding.detail
+    with pytest.raises(Unsupported, match=r"C\+\+ compiler"):
+        build.build()
+    monkeypatch.setattr(build, "built_with_cuda", lambda: True)
+    (finding,) = checkup._virtual_device()
+    assert "CPU build" in finding.remedy

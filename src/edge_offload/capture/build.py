@@ -47,6 +47,11 @@ def torch_directory() -> pathlib.Path:
     return pathlib.Path(spec.origin).parent
 
 
+def built_with_cuda() -> bool:
+    """Whether torch has a CUDA device of its own, which the virtual one cannot replace."""
+    return (torch_directory() / "lib" / "libtorch_cuda.so").exists()
+
+
 def torch_version() -> str:
     """torch's version, read without importing it."""
     scope: List[str] = [

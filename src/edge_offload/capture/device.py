@@ -79,7 +79,7 @@ def preload() -> build.Libraries:
             remedy="start the program with 'edge-offload exec'",
         )
     directory = build.torch_directory()
-    if (directory / "lib" / "libtorch_cuda.so").exists():
+    if build.built_with_cuda():
         raise Unsupported(
             f"torch {build.torch_version()} in {directory} is built with CUDA and keeps that device",
             remedy="install the CPU build of torch on the robot: pip install torch --index-url of the CPU wheels",

@@ -36,6 +36,7 @@ def check(server: Optional[str] = None, keys: Optional[str] = None) -> List[Find
         _packages,
         _devices,
         _compiler,
+        _virtual_device,
         _codecs,
         _ros,
         _npm,
@@ -98,11 +99,34 @@ def _compiler() -> List[Finding]:
     ninja = shutil.which("ninja") or shutil.which("ninja", path=os.path.dirname(sys.executable))
     if not found:
         return [
-            Finding(WARN, "compiler", "no C++ compiler: native parts are replaced by slower Python", "apt install g++")
+            Finding(
+                WARN,
+                "compiler",
+                "no C++ compiler: payload codecs are slower, and there is no virtual GPU",
+                "apt install g++",
+            )
         ]
     if not ninja:
         return [Finding(WARN, "compiler", f"{found}, but no ninja to drive it", "pip install ninja")]
     return [Finding(OK, "compiler", found)]
+
+
+def _virtual_device() -> List[Finding]:
+    """Whether ``edge-offload exec`` and mode replay work here."""
+    from edge_offload.capture import build
+
+    what, version = "virtual GPU", build.torch_version()
+    if build.built_with_cuda():
+        return [
+            Finding(WARN, what, f"torch {version} keeps its own CUDA device", "use the CPU build of torch on the robot")
+        ]
+    if build.existing() is not None:
+        return [Finding(OK, what, f"built for torch {version}")]
+    if build.compiler() is None:
+        return [
+            Finding(WARN, what, "cannot be built: 'edge-offload exec' and replay refuse to start", "apt install g++")
+        ]
+    return [Finding(OK, what, f"not built yet for torch {version}; the first 'edge-offload exec' does it")]
 
 
 def _codecs() -> List[Finding]:
