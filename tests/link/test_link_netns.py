@@ -1,0 +1,142 @@
+"""Packets dropped between two network namespaces: the connection is given up, and is back soon after packets flow.
+
+The emulator ends TCP on both sides, so it hides what a real outage does to a connection (retransmission with
+exponential back-off). Needs root and network namespaces; skipped plainly where there are none.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+
+from edge_offload.link.client import LinkState
+
+HERE = pathlib.Path(__file__).parent
+PATIENCE_S = 30.0
+
+ROBOT = """
+import json, sys, time
+from edge_offload.link.client import Client
+from edge_offload.link.keys import KeyStore
+changes = lambda state, cause: print(json.dumps({"t": time.monotonic(), "state": state.value}), flush=True)
+with Client(sys.argv[1], keys=KeyStore(sys.argv[2]), on_state=changes) as client:
+    sys.stdin.read()
+"""
+
+
+def ip(*words):
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+SERVER, ROBOT_HOST = "10.77.1.2", "10.77.2.2"
+
+
+@pytest.fixture
+def namespaces():
+    """Names of three namespaces: a server and a robot, and the router between them."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and ip")
+    tag = uuid.uuid4().hex[:6]
+    names = [f"eo{role}{tag}" for role in ("s", "w", "r")]
+    server, router, robot = names
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+                ip("-n", name, "link", "set", "lo", "up")
+            for end, subnet in ((server, 1), (robot, 2)):
+                near, far = f"n{subnet}{tag}", f"f{subnet}{tag}"
+                ip("link", "add", near, "netns", router, "type", "veth", "peer", "name", far, "netns", end)
+                ip("-n", router, "addr", "add", f"10.77.{subnet}.1/24", "dev", near)
+                ip("-n", end, "addr", "add", f"10.77.{subnet}.2/24", "dev", far)
+                ip("-n", router, "link", "set", near, "up")
+                ip("-n", end, "link", "set", far, "up")
+                ip("-n", end, "route", "add", "default", "via", f"10.77.{subnet}.1")
+            ip("netns", "exec", router, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+        yield server, router, robot
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def drop(router, on):
+    """Let the router discard every packet without a word, or stop it from doing so."""
+    for host in (SERVER, ROBOT_HOST):
+        ip("-n", router, "route", "add" if on else "del", "blackhole", f"{host}/32")
+
+
+class Told:
+    """The robot process and the states that it tells."""
+
+    def __init__(self, namespace, address, keys):
+        words = ["ip", "netns", "exec", namespace, sys.executable, "-c", ROBOT, address, str(keys.directory)]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def until(self, state):
+        """When it got there; the lines come as they happen, so this may block for as long as the test may."""
+        for line in self.process.stdout:
+            record = json.loads(line)
+            if record["state"] == state.value:
+                return record["t"]
+        raise AssertionError(f"the robot ended before it was {state}")
+
+    def close(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+def load():
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
+@pytest.mark.slow
+def test_offloading_is_back_soon_after_packets_flow_again(namespaces, keys):
+    server, router, robot = namespaces
+    pair = keys.new_pair("server")
+    keys.trust_client("robot", keys.new_pair("client").public)
+    listener = subprocess.Popen(
+        ["ip", "netns", "exec", server, sys.executable, str(HERE / "echo_server.py"), "--bind", "tcp://10.77.1.2:5700"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "EDGE_OFFLOAD_KEYS": str(keys.directory)},
+    )
+    told = None
+    try:
+        assert json.loads(listener.stdout.readline())["address"] == "tcp://10.77.1.2:5700"
+        keys.trust_server("10.77.1.2:5700", pair.public)
+        told = Told(robot, "tcp://10.77.1.2:5700", keys)
+        told.until(LinkState.READY)
+        # long enough for the kernel's own retransmission timer to have grown to seconds
+        cut = time.monotonic()
+        drop(router, True)
+        lost = told.until(LinkState.LOST)
+        time.sleep(max(0.0, cut + 8.0 - time.monotonic()))
+        drop(router, False)
+        flowing = time.monotonic()
+        back = told.until(LinkState.READY)
+        # the bounds are the product's; a machine with many times more work than cores cannot show them
+        allowance = max(1.0, load())
+        print(f"lost after {lost - cut:.2f} s, back after {back - flowing:.2f} s, load {load():.1f} per core")
+        assert lost - cut < 2.0 * allowance, "heartbeats stop: the loss is noticed"
+        assert back - flowing < 2.0 * allowance, "a connection that waits for its retransmission would take longer"
+    finally:
+        if told is not None:
+            told.close()
+        listener.kill()
+        listener.wait()
+        listener.stdin.close()
+        listener.stdout.close()
