@@ -45,6 +45,18 @@ def test_order_within_a_peer_and_fairness_between_peers(arrivals):
             assert len(between) == len(set(between))
 
 
+def test_connections_of_one_robot_share_its_turns_and_its_bound():
+    queue = FairQueue(per_peer=4, robot_of=lambda peer: peer[0])
+    for connection in range(4):
+        queue.put(("greedy", connection), ("greedy", connection))
+    queue.put(("calm", 0), ("calm", 0))
+    with pytest.raises(Refused, match="4 requests of this robot"):
+        queue.put(("greedy", 9), "one more")
+    assert queue.ahead_s(("greedy", 9)) == 0
+    assert queue.drop(("greedy", 1)) == [("greedy", 1)], "only what the connection that left had waiting"
+    assert drain(queue) == [("greedy", 0), ("calm", 0), ("greedy", 2), ("greedy", 3)]
+
+
 def test_full_is_per_peer_and_in_all():
     queue = FairQueue(per_peer=2, total=3)
     queue.put("a", 1)

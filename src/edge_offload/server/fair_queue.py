@@ -1,10 +1,10 @@
-"""Requests that wait for the device: bounded per peer, served round-robin between peers."""
+"""Requests that wait for the device: bounded per robot, served round-robin between robots."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from typing import Deque, Dict, Generic, Hashable, List, Optional, Tuple, TypeVar
+from typing import Callable, Deque, Dict, Generic, Hashable, List, Optional, Tuple, TypeVar
 
 from edge_offload.errors import Refused
 
@@ -15,14 +15,19 @@ class FairQueue(Generic[Item]):
     """A queue in which a peer that floods delays only itself. Thread-safe.
 
     Args:
-        per_peer: requests that one peer may have waiting.
+        per_peer: requests that one robot may have waiting.
         total: requests that may wait in all.
+        robot_of: what stands for the robot of a peer. Connections of one robot share its turns and its bound: a robot
+            with many connections gets no more than one with a single one. By default every peer is a robot.
     """
 
-    def __init__(self, per_peer: int = 4, total: int = 64) -> None:
+    def __init__(
+        self, per_peer: int = 4, total: int = 64, robot_of: Optional[Callable[[Hashable], Hashable]] = None
+    ) -> None:
         self._per_peer = per_peer
         self._total = total
-        self._waiting: OrderedDict[Hashable, Deque[Tuple[Item, float]]] = OrderedDict()
+        self._robot_of = robot_of or (lambda peer: peer)
+        self._waiting: OrderedDict[Hashable, Deque[Tuple[Item, float, Hashable]]] = OrderedDict()
         self._count = 0
         self._closed = False
         self._changed = threading.Condition()
@@ -34,7 +39,8 @@ class FairQueue(Generic[Item]):
             Refused: the queue is full, or it is closed.
         """
         with self._changed:
-            mine = self._waiting.get(peer)
+            robot = self._robot_of(peer)
+            mine = self._waiting.get(robot)
             if self._closed:
                 raise Refused("the server is shutting down")
             if mine is not None and len(mine) >= self._per_peer:
@@ -47,34 +53,41 @@ class FairQueue(Generic[Item]):
                     remedy="compute locally, lower the frame rate, or use another server",
                 )
             if mine is None:
-                mine = self._waiting[peer] = deque()
-            mine.append((item, cost_s))
+                mine = self._waiting[robot] = deque()
+            mine.append((item, cost_s, peer))
             self._count += 1
             self._changed.notify()
 
     def get(self, timeout_s: Optional[float] = None) -> Optional[Tuple[Item, float]]:
-        """The next item and its cost, each peer in turn; None after ``timeout_s`` or when the queue is closed."""
+        """The next item and its cost, each robot in turn; None after ``timeout_s`` or when the queue is closed."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._count > 0 or self._closed, timeout_s) or self._count == 0:
                 return None
-            peer, mine = self._waiting.popitem(last=False)
-            taken = mine.popleft()
+            robot, mine = self._waiting.popitem(last=False)
+            item, cost_s, _ = mine.popleft()
             self._count -= 1
             if mine:
-                self._waiting[peer] = mine
-            return taken
+                self._waiting[robot] = mine
+            return item, cost_s
 
     def drop(self, peer: Hashable) -> List[Item]:
         """Take out everything that waits for ``peer`` (it left) and return it."""
         with self._changed:
-            items = [item for item, _ in self._waiting.pop(peer, ())]
+            robot = self._robot_of(peer)
+            mine = self._waiting.get(robot, deque())
+            items = [item for item, _, owner in mine if owner == peer]
+            kept = deque(entry for entry in mine if entry[2] != peer)
+            if kept:
+                self._waiting[robot] = kept
+            else:
+                self._waiting.pop(robot, None)
             self._count -= len(items)
             return items
 
     def close(self) -> List[Item]:
         """Refuse what comes from now on, wake the readers, and return what waited."""
         with self._changed:
-            items = [item for mine in self._waiting.values() for item, _ in mine]
+            items = [item for mine in self._waiting.values() for item, _, _ in mine]
             self._waiting.clear()
             self._count = 0
             self._closed = True
@@ -87,13 +100,14 @@ class FairQueue(Generic[Item]):
     def ahead_s(self, peer: Hashable) -> float:
         """Cost of what is served before an item that ``peer`` would put now (seconds)."""
         with self._changed:
-            turn = len(self._waiting.get(peer, ()))
+            robot = self._robot_of(peer)
+            turn = len(self._waiting.get(robot, ()))
             total = 0.0
             for other, items in self._waiting.items():
-                total += sum(cost for _, cost in list(items)[: turn if other == peer else turn + 1])
+                total += sum(cost for _, cost, _ in list(items)[: turn if other == robot else turn + 1])
             return total
 
     def by_peer(self) -> Dict[Hashable, int]:
-        """How many items wait per peer."""
+        """How many items wait per robot."""
         with self._changed:
-            return {peer: len(items) for peer, items in self._waiting.items()}
+            return {robot: len(items) for robot, items in self._waiting.items()}

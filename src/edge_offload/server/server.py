@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
+from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional
 
 from edge_offload.capture.blobs import BlobStore
 from edge_offload.capture.service import DeviceQuota, DeviceService
@@ -26,6 +26,11 @@ from edge_offload.server.worker import Worker
 
 Handler = Callable[[Request], None]
 _log = logging.getLogger(__name__)
+
+
+def _robot_of(peer: Any) -> Hashable:
+    """A robot is known by its key, however many connections it has."""
+    return str(peer.key)
 
 
 class OffloadServer:
@@ -75,8 +80,10 @@ class OffloadServer:
         self._book = StatusBook(str(self._device_name))
         self._feed = ResultFeed()
         self.pool = ReplicaPool(self._device_name, allow, overrides, max_models)
-        self._device = Worker("edge-offload-device", FairQueue(queue_per_peer, queue_total), self._prepare_device)
-        self._loader = Worker("edge-offload-loader", FairQueue(queue_per_peer, queue_total))
+        self._device = Worker(
+            "edge-offload-device", FairQueue(queue_per_peer, queue_total, _robot_of), self._prepare_device
+        )
+        self._loader = Worker("edge-offload-loader", FairQueue(queue_per_peer, queue_total, _robot_of))
         self._replicas = ReplicaService(self.pool, self._device, self._loader, self._book, self._feed, quota)
         self._devices = DeviceService(
             str(self._device_name), threads or 0, tuple(sorted(self._cores or ())), device_quota, blobs
