@@ -101,7 +101,8 @@ class Digest:
 
     def _latency(self, record: Record) -> List[Event]:
         t_s, events = record["t_s"], []
-        pause, self._frame_s = t_s - self._frame_s, t_s
+        # a frame that takes long is not silence
+        pause, self._frame_s = t_s - record["total_s"] - self._frame_s, t_s
         if self._silence_s <= pause < math.inf:
             events.append(event(t_s, "warn", "frames", f"no frame for {pause:.1f} s"))
         error = record.get("error") or None

@@ -123,7 +123,8 @@
     const chip = byId("connection"), silent = performance.now() - state.heardAt > 4000;
     const { status } = state;
     const known = { live: ["live", "ok"], playing: ["playing", "ok"], waiting: ["waiting", "warn"], lost: ["no master", "error"], ended: ["ended", ""], failed: ["failed", "error"] };
-    const [word, level] = silent || !status ? ["no connection", "error"] : known[status.state] || [status.state, ""];
+    const begun = !status && !state.why && performance.now() < 20000;
+    const [word, level] = begun ? ["connecting …", ""] : silent || !status ? ["no connection", "error"] : known[status.state] || [status.state, ""];
     chip.textContent = word; chip.className = `chip ${level}`;
     const say = silent && state.why ? `${state.why}; trying again` : status && status.text;
     const skipped = state.skipped ? `this browser is slow: ${state.skipped} records were skipped` : "";
