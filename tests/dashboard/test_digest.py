@@ -44,7 +44,8 @@ def test_a_streak_that_still_lasts_at_the_end_is_counted():
 
 def test_silence_and_unusable_frames_are_told():
     slow = made_up.latency(20.0, total_s=10.8)
-    frames = [made_up.latency(0.0), made_up.latency(9.1, total_s=0.1), slow, made_up.latency(20.1, error="not an image")]
+    early = [made_up.latency(0.0), made_up.latency(9.1, total_s=0.1)]
+    frames = [*early, slow, made_up.latency(20.1, error="not an image")]
     found = told(frames)
     assert [text for _, what, text in found if what == "frames"] == ["no frame for 9.0 s"]
     assert ("error", "frame", "frames could not be used: not an image") in found
