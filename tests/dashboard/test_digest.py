@@ -59,3 +59,11 @@ def test_a_quiet_run_tells_little():
 def test_the_server_says_how_many_it_refused():
     found = told([made_up.server(0.0, 0.1), made_up.server(1.0, 0.9, refused=3), made_up.server(2.0, 0.9, refused=3)])
     assert [text for *_, text in found] == ["tcp://127.0.0.1:5700 is ready", "3 requests refused"]
+
+
+def test_reasons_that_differ_in_a_duration_are_the_same_reason():
+    frames = [made_up.latency(n / 10, fallback_reason=f"no answer for {n / 10:.2f} s") for n in range(5)]
+    assert [text for _, what, text in told(frames) if what == "fallback"] == [
+        "frames fell back: no answer for 0.00 s",
+        "5 frames fell back in 0.4 s: no answer for 0.00 s",
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Callable, Dict, List, Optional
 
 from edge_offload.dashboard.stream import Record
@@ -12,6 +13,14 @@ Event = Dict[str, Any]
 
 MAX_NAMES = 256
 """Nodes whose diagnostics are followed."""
+
+
+_DURATION = re.compile(r"\d+(?:\.\d+)?(?= m?s\b)")
+
+
+def without_durations(reason: str) -> str:
+    """``reason`` with its seconds left out: "not answered for 0.31 s" and "... for 0.49 s" are the same reason."""
+    return _DURATION.sub("…", reason)
 
 
 class Streak:
@@ -37,7 +46,7 @@ class Streak:
         """One frame: ``why`` it is faulty, or None when it is not."""
         if why is None:
             return self.end() if t_s - self._last_s > self._patience_s else []
-        if why == self._why:
+        if self._why is not None and without_durations(why) == without_durations(self._why):
             self._count, self._last_s = self._count + 1, t_s
             return []
         events = self.end()

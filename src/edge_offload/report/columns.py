@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterable, List, Sequence
 
 import numpy as np
 
-from edge_offload.dashboard.digest import Digest, Event
+from edge_offload.dashboard.digest import Digest, Event, without_durations
 from edge_offload.dashboard.stream import Record
 from edge_offload.modes import TABLE
 from edge_offload.timing import STAGES
@@ -97,7 +97,7 @@ class Columns:
         frames["fallback"].append(float(bool(reason)))
         frames["mode"].append(MODES.index(record["mode"]))
         if reason:
-            _count(self.fallbacks, reason)
+            _count(self.fallbacks, without_durations(reason))
         _count(self.models, record.get("model", ""))
         if energy is not None:
             _count(self.energy_sources, record.get("energy_source", "unknown"))
