@@ -5,7 +5,7 @@ import threading
 import pytest
 import zmq
 
-from edge_offload.errors import LinkLost, Refused
+from edge_offload.errors import BadInput, LinkLost, Refused
 from edge_offload.link.client import LinkState
 from edge_offload.link.keys import KeyStore
 
@@ -134,3 +134,34 @@ def test_routing_id_of_ones_own_choosing_is_cut(serve, raw_dealer, until, keys, 
     until(lambda: listener.counters["cut: routing id set by the peer"], "the connection is cut")
     socket.close()
     assert connect(listener.address).wait_ready(PATIENCE_S)
+
+
+def test_a_robots_key_is_replaced_without_an_interruption_and_the_old_one_is_shut_out(tmp_path, serve, connect, until):
+    server, robot = KeyStore(tmp_path / "server"), KeyStore(tmp_path / "robot")
+    server.new_pair("server")
+    old = robot.new_pair("client")
+    server.trust_client("robot1", old.public)
+    address = serve(keys=server).address
+    robot.trust_server(address, server.pair("server").public)
+    first = connect(address, keys=robot)
+    first.wait_ready(20.0)
+    coming = robot.next_pair("client")
+    assert robot.next_pair("client") == coming, "asked twice, it is the same key"
+    assert robot.pair("client").public == old.public
+    server.trust_client("robot1", coming.public, also=True)
+    assert robot.adopt_next("client") == robot.pair("client") == coming
+    second = connect(address, keys=robot)
+    second.wait_ready(20.0)
+    assert first.state is LinkState.READY, "the connection with the old key lives on until it is shut out"
+    server.trust_client("robot1", coming.public)
+    until(lambda: first.state is not LinkState.READY, "the old key is shut out")
+    assert second.request("echo", {"a": 1}).result(20.0).body == {"a": 1}
+
+
+def test_nothing_to_rotate_is_told(tmp_path):
+    store = KeyStore(tmp_path / "keys")
+    with pytest.raises(BadInput, match="keys new"):
+        store.next_pair("client")
+    store.new_pair("client")
+    with pytest.raises(BadInput, match="keys rotate client"):
+        store.adopt_next("client")

@@ -10,6 +10,14 @@ on the robot:
 on both:
   edge-offload keys list                     public keys of this machine, trusted robots, known servers
 
+to replace a robot's key without an interruption:
+  edge-offload keys rotate client            on the robot: makes and prints the next key; the present one stays in use
+  edge-offload keys trust --also robot1 'KEY'    on the server: both keys are good
+  edge-offload keys rotate client --finish   on the robot: from its next connection on it uses the new key
+  edge-offload keys trust robot1 'KEY'       on the server: the old key is shut out
+A server's key is replaced with 'rotate server', '--finish', a restart, and 'trust --server' on every robot, which are
+without the server (and compute locally) in between.
+
 Between processes of one user on one machine (loopback) nothing has to be done: keys are made on first use.
 Keys are kept in $EDGE_OFFLOAD_KEYS, else in $XDG_CONFIG_HOME/edge_offload/keys, else in ~/.config/edge_offload/keys.
 """
@@ -28,8 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions.add_parser("list", help="show public keys and whom this machine trusts")
     trust = actions.add_parser("trust", help="let a robot in, or (--server) know a server's key")
     trust.add_argument("--server", action="store_true", help="NAME is the host:port of a server")
+    trust.add_argument("--also", action="store_true", help="keep the robot's earlier keys, too")
     trust.add_argument("name", metavar="NAME", help="what to call the robot, or host:port with --server")
     trust.add_argument("key", metavar="KEY", help="its public key: 40 characters, in single quotes")
+    rotate = actions.add_parser("rotate", help="make the key that will replace the present one, or (--finish) use it")
+    rotate.add_argument("role", choices=("client", "server"))
+    rotate.add_argument("--finish", action="store_true", help="put the next key in the place of the present one")
     revoke = actions.add_parser("revoke", help="take a robot off the allow-list")
     revoke.add_argument("name", metavar="NAME", help="its name or its public key")
 
@@ -50,8 +62,11 @@ def run(args: argparse.Namespace) -> int:
             store.trust_server(args.name, args.key)
             print(f"{args.name} must prove to have this key from now on")
         else:
-            store.trust_client(args.name, args.key)
+            store.trust_client(args.name, args.key, also=args.also)
             print(f"{args.name} may connect from now on")
+    elif args.action == "rotate":
+        pair = store.adopt_next(args.role) if args.finish else store.next_pair(args.role)
+        print(f"{args.role:7s} {pair.public}{' is in use now' if args.finish else ' is next'}")
     elif args.action == "revoke":
         count = store.revoke_client(args.name)
         if not count:

@@ -88,6 +88,14 @@ def check_public(key: str) -> str:
     raise BadInput("that is not a public key", remedy="it is the 40 characters that 'edge-offload keys list' prints")
 
 
+def _fresh() -> Tuple[str, str]:
+    """A new public and secret key."""
+    public, secret = zmq.curve_keypair()
+    while public.startswith(b"-"):  # a command line would take it for an option
+        public, secret = zmq.curve_keypair()
+    return public.decode("ascii"), secret.decode("ascii")
+
+
 class KeyStore:
     """The key directory (see the module). Several processes may use it at once."""
 
@@ -125,10 +133,7 @@ class KeyStore:
                     f"{self.directory / (role + '.json')} exists",
                     remedy="--force replaces it; every peer must then be told the new public key",
                 )
-            public, secret = zmq.curve_keypair()
-            while public.startswith(b"-"):  # a command line would take it for an option
-                public, secret = zmq.curve_keypair()
-            made = KeyPair(public.decode("ascii"), secret.decode("ascii"), automatic)
+            made = KeyPair(*_fresh(), automatic)
             self._store(f"{role}.json", {"public": made.public, "secret": made.secret, "automatic": automatic})
             return made
 
@@ -177,13 +182,43 @@ class KeyStore:
         """Known servers: public key by ``host:port``."""
         return {str(address): str(key) for address, key in self._load("servers.json").items()}
 
-    def trust_client(self, name: str, public: str) -> None:
-        """Let the robot with this public key in; an earlier key of the same name is replaced."""
+    def next_pair(self, role: str) -> KeyPair:
+        """Make the pair that :meth:`adopt_next` will put in the place of the present one; made already, it is returned.
+
+        Raises:
+            BadInput: there is no pair to replace.
+        """
+        if self.pair(role) is None:
+            raise BadInput(f"there is no {role} key to replace", remedy="make one: edge-offload keys new")
+        with self._locked():
+            made = self._load(f"{role}.next.json")
+            if not made:
+                public, secret = _fresh()
+                made = {"public": public, "secret": secret, "automatic": False}
+                self._store(f"{role}.next.json", made)
+            return KeyPair(check_public(made["public"]), check_public(made["secret"]), False)
+
+    def adopt_next(self, role: str) -> KeyPair:
+        """Put the pair of :meth:`next_pair` in the place of the present one, which is gone then.
+
+        Raises:
+            BadInput: none was made.
+        """
+        with self._locked():
+            made = self._load(f"{role}.next.json")
+            if not made:
+                raise BadInput(f"no next {role} key was made", remedy=f"first: edge-offload keys rotate {role}")
+            self._store(f"{role}.json", made)
+            os.unlink(self.directory / f"{role}.next.json")
+            return KeyPair(check_public(made["public"]), check_public(made["secret"]), False)
+
+    def trust_client(self, name: str, public: str, also: bool = False) -> None:
+        """Let the robot with this public key in; an earlier key of the same name is replaced, unless ``also``."""
         check_public(public)
         if not _NAME.fullmatch(name):
             raise BadInput(f"{name!r} cannot name a robot", remedy="use letters, digits and _.@-")
         with self._locked():
-            clients = {key: known for key, known in self.clients().items() if known != name}
+            clients = {key: known for key, known in self.clients().items() if also or known != name}
             clients[public] = name
             self._store("clients.json", clients)
 
