@@ -1,6 +1,7 @@
 """Training KAPAO: targets that a perfect answer satisfies, augmentation that keeps labels true, runs that resume."""
 
 import csv
+import dataclasses
 import os
 import pathlib
 import pickle
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 
 import cv2
 import numpy as np
@@ -19,6 +21,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from edge_offload.errors import BadInput
+from edge_offload.models.kapao.network import DEFAULT_ANCHORS
+from edge_offload.models.kapao.network import STRIDES as LEVEL_STRIDES
+from edge_offload.models.kapao.readout import Readout
+from edge_offload.models.kapao.thresholds import PRESETS
 from edge_offload.models.kapao.training import augment
 from edge_offload.models.kapao.training.loss import K, Weights, fit_anchors, loss, match, target_rows
 from edge_offload.models.kapao.training.samples import Dataset, coco_document, load_coco
@@ -168,6 +174,14 @@ def test_anchors_are_kept_where_they_fit_and_fitted_where_they_do_not():
     assert fitted.max() < 5
 
 
+def test_anchors_of_few_people_of_one_size_are_numbers():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted = np.array(fit_anchors(np.array([[3.0, 5.0]]), [[96, 68, 86, 152, 180, 137]], 4.0)).reshape(-1, 2)
+    assert np.isfinite(fitted).all()
+    assert np.allclose(fitted, [3, 5], rtol=0.5)
+
+
 PROGRAM = textwrap.dedent(
     """
     import pathlib, sys, time
@@ -266,3 +280,38 @@ def test_deadline_ends_between_epochs(tmp_path):
     )
     assert not trainer.run(lambda row: None, deadline_s=time.monotonic() - 1)
     assert trainer.epoch == 1
+
+
+@settings(max_examples=20, deadline=None)
+@given(people())
+def test_what_training_asks_for_is_what_the_read_out_reads(labelled):
+    """Perfect answers in the cells that training names are decoded to the labelled people: the two sides agree."""
+    shape = (256, 256)
+    targets = target_rows([labelled], 256, 0.05)
+    anchors = list(torch.tensor(DEFAULT_ANCHORS, dtype=torch.float32).view(4, 3, 2))
+    maps = [torch.full((1, 3, 57, shape[0] // s, shape[1] // s), -30.0) for s in LEVEL_STRIDES]
+    asked = set()
+    for number, target in enumerate(targets[targets[:, 1] == 0]):
+        for level, (sizes, stride) in enumerate(zip(anchors, LEVEL_STRIDES)):
+            found = match(target[None], sizes, stride, tuple(maps[level].shape[3:]), 4.0)
+            for a, row, column in zip(found.anchor.tolist(), found.row.tolist(), found.column.tolist()):
+                answer = maps[level][0, a, :, row, column]
+                if answer[4] > 0:
+                    continue  # taken by another person
+                asked.add(number)
+                cell = torch.tensor([column, row], dtype=torch.float64)
+                answer[:2] = logit((target[2:4].double() / stride - cell + 0.5) / 2)
+                answer[2:4] = logit((target[4:6].double() / sizes[a].double()).sqrt() / 2)
+                answer[4:6] = 30
+                points = (target[6:].double().reshape(K, 3)[:, :2] - cell * stride) / sizes[a].double()
+                answer[6 + K :] = logit((points + 2) / 4).flatten()
+    limits = dataclasses.replace(PRESETS["video"], iou=0.999)
+    persons, _ = Readout(torch.stack(anchors), limits)(*[m.flatten(1, 2) for m in maps])
+    boxes, keypoints = labelled
+    for number in asked:
+        near = (persons[:, :4] - torch.from_numpy(boxes[number])).abs().amax(1) < 0.05
+        assert bool(near.any()), "no cell decodes to the labelled box"
+        wanted = torch.from_numpy(keypoints[number, :, :2])
+        off = (persons[near][:, 5:].unflatten(1, (K, 2)) - wanted).abs().amax((1, 2))
+        # an anchor reaches keypoints up to twice its size away; the largest that answers reaches all of a person
+        assert float(off.min()) < 0.1

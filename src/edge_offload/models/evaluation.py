@@ -122,11 +122,21 @@ def average_precision(frames: Sequence[Matched]) -> float:
 
 def at_threshold(frames: Sequence[Matched], score: float) -> Tuple[float, float, float]:
     """Recall, precision and F1 of the finds whose score reaches ``score`` (dropping weaker ones changes no match)."""
-    right = sum(int(frame.right[frame.scores >= score].sum()) for frame in frames)
-    found = sum(int((frame.scores >= score).sum()) for frame in frames)
-    labelled = sum(frame.labelled for frame in frames)
-    recall, precision = right / max(1, labelled), right / max(1, found)
-    return recall, precision, 2 * right / max(1, labelled + found)
+    return _rates(_counts(frames, score).sum(0))
+
+
+def _counts(frames: Sequence[Matched], score: float) -> np.ndarray:
+    """Per frame: right finds, finds, labelled people; int [frames, 3]."""
+    rows = [
+        (int(frame.right[frame.scores >= score].sum()), int((frame.scores >= score).sum()), frame.labelled)
+        for frame in frames
+    ]
+    return np.array(rows, dtype=np.int64).reshape(-1, 3)
+
+
+def _rates(totals: np.ndarray) -> Tuple[float, float, float]:
+    right, found, labelled = (int(value) for value in totals)
+    return right / max(1, labelled), right / max(1, found), 2 * right / max(1, labelled + found)
 
 
 def best_threshold(frames: Sequence[Matched]) -> float:
@@ -137,48 +147,57 @@ def best_threshold(frames: Sequence[Matched]) -> float:
     return float(best[len(best) // 2])
 
 
-def interval(
-    frames: Sequence[Matched], statistic: Callable[[Sequence[Matched]], float], blocks: int, draws: int = 1000
-) -> Tuple[float, float]:
-    """95 % interval of ``statistic`` by bootstrap over ``blocks`` runs of consecutive frames.
+def intervals(frames: Sequence[Matched], score: float, blocks: int, draws: int = 1000) -> List[Tuple[float, float]]:
+    """95 % intervals of recall, precision and F1 by bootstrap over ``blocks`` runs of consecutive frames.
 
     Neighbouring frames show the same people in nearly the same places; drawing whole runs keeps that in the interval.
     """
+    runs = np.array([part.sum(0) for part in np.array_split(_counts(frames, score), blocks) if len(part)])
+    values = np.array([_rates(runs[chosen].sum(0)) for chosen in _draws(len(runs), draws)])
+    return [(float(low), float(high)) for low, high in np.percentile(values, [2.5, 97.5], axis=0).T]
+
+
+def precision_interval(frames: Sequence[Matched], blocks: int, draws: int = 200) -> Tuple[float, float]:
+    """The same for :func:`average_precision`."""
     runs = [part for part in np.array_split(np.arange(len(frames)), blocks) if len(part)]
-    random = np.random.default_rng(0)
-    values = []
-    for _ in range(draws):
-        chosen = np.concatenate([runs[index] for index in random.integers(0, len(runs), len(runs))])
-        values.append(statistic([frames[index] for index in chosen]))
+    values = [
+        average_precision([frames[index] for run in chosen for index in runs[run]])
+        for chosen in _draws(len(runs), draws)
+    ]
     low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)
 
 
+def _draws(runs: int, draws: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, runs, (draws, runs))
+
+
 def figures(
-    found: Sequence[People], truths: Sequence[Truth], score: float, blocks: int, with_keypoints: bool, draws: int = 1000
+    found: Sequence[People], truths: Sequence[Truth], score: float, blocks: int, with_keypoints: bool
 ) -> Dict[str, object]:
     """Everything about one finder on one set of labels, with 95 % intervals as ``[low, high]``.
 
     Args:
         found, truths: per frame, in the order of the video.
         score: threshold for recall and precision.
-        blocks: see :func:`interval`.
+        blocks: see :func:`intervals`.
         with_keypoints: whether the labels have keypoints.
     """
     matched = [match(people, truth) for people, truth in zip(found, truths)]
     recall, precision, f1 = at_threshold(matched, score)
+    spreads = intervals(matched, score, blocks)
     result: Dict[str, object] = {
         "frames": len(matched),
         "people": sum(frame.labelled for frame in matched),
         "score": score,
         "recall": recall,
-        "recall_interval": interval(matched, lambda m: at_threshold(m, score)[0], blocks, draws),
+        "recall_interval": spreads[0],
         "precision": precision,
-        "precision_interval": interval(matched, lambda m: at_threshold(m, score)[1], blocks, draws),
+        "precision_interval": spreads[1],
         "f1": f1,
-        "f1_interval": interval(matched, lambda m: at_threshold(m, score)[2], blocks, draws),
+        "f1_interval": spreads[2],
         "box_ap50": average_precision(matched),
-        "box_ap50_interval": interval(matched, average_precision, blocks, draws // 5),
+        "box_ap50_interval": precision_interval(matched, blocks),
         "box_ap": mean_average_precision(found, truths, box_overlap),
     }
     if with_keypoints:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, Tuple
+import pathlib
+from typing import Any, Callable, Dict, Tuple
 
 from edge_offload.models.kapao.estimator import DEFAULTS, KapaoEstimator
 from edge_offload.models.registry import Entry
@@ -15,6 +16,12 @@ _SUMMARIES = {
     "l": "KAPAO large: 77.0 M parameters, 117 GFLOP at 640×640",
 }
 
+SHIPPED = pathlib.Path(__file__).parent / "weights" / "kapao_vtest.safetensors"
+"""The moving average of ``edge-offload train kapao`` on the first 550 frames of the sample video, float16."""
+
+SHIPPED_SIZE = 512
+"""Long side that those weights were trained at, pixels."""
+
 
 def entries() -> Tuple[Entry, ...]:
     """What the registry lists."""
@@ -22,6 +29,24 @@ def entries() -> Tuple[Entry, ...]:
     def build(scale: str, options: Dict[str, Any]) -> KapaoEstimator:
         return KapaoEstimator(scale, **options)
 
+    return (*_general(build), *((_shipped(),) if SHIPPED.exists() else ()))
+
+
+def _shipped() -> Entry:
+    """Its own name, because it knows one scene only: nobody is to take it for a network that finds people anywhere."""
+    options = {name: value for name, value in DEFAULTS.items() if name not in ("checkpoint", "seed")}
+    return Entry(
+        name="kapao_vtest",
+        kind="people",
+        summary="KAPAO nano with weights, for the sample video's scene only: 3.2 M parameters, 2.2 GFLOP at 512×384",
+        source="shipped; from 'edge-offload train kapao' on that video, MoveNet teaching (docs/models/kapao_n.md)",
+        licence="Apache-2.0 (part of edge_offload)",
+        build=lambda options: KapaoEstimator("n", checkpoint=str(SHIPPED), seed=0, name="kapao_vtest", **options),
+        options={**options, "size": SHIPPED_SIZE},
+    )
+
+
+def _general(build: Callable[[str, Dict[str, Any]], KapaoEstimator]) -> Tuple[Entry, ...]:
     return tuple(
         Entry(
             name=f"kapao_{scale}",

@@ -6,7 +6,7 @@
 An interrupted run is resumed by the same command. The folder --out holds last.safetensors (the state of the run),
 log.csv (a line per epoch) and weights.safetensors (the moving average of the weights, usable after every epoch):
 
-  edge-offload track --model kapao_n --options '{checkpoint: RUN/weights.safetensors, size: 512}' walk.avi
+  edge-offload track walk.avi --model kapao_n --option checkpoint=RUN/weights.safetensors --option size=512
 
 At the end the confidence from which a find counts is chosen on training frames and stored with the weights; frames of
 --validate are only ever looked at, never trained on. --epochs may be changed on resuming: the learning rate then falls
@@ -104,19 +104,16 @@ def run(args: argparse.Namespace) -> int:
     print(f"{len(dataset)} images, {len(dataset.boxes_wh())} people; epoch {trainer.epoch}/{args.epochs}; {out}")
     show = recipe.progress(args.epochs, trainer.epoch, time.monotonic, lambda line: print(line, flush=True))
 
+    def store(**facts: float) -> None:
+        recipe.export(trainer.average, settings, out / recipe.WEIGHTS_FILE, **facts)
+
     def after_epoch(row: recipe.Row) -> None:
-        recipe.export(trainer.average, settings, out / recipe.WEIGHTS_FILE)
+        store()
         show(row)
 
     trainer.run(after_epoch)
-    _finish(
-        args,
-        settings,
-        dataset,
-        finds,
-        out,
-        lambda conf: recipe.export(trainer.average, settings, out / recipe.WEIGHTS_FILE, conf=conf),
-    )
+    store()  # a run that had ended already, too
+    _finish(args, settings, dataset, finds, out, lambda conf: store(conf=conf))
     return 0
 
 

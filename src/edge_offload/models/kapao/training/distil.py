@@ -20,7 +20,7 @@ TEACHERS: Dict[str, Dict[str, Union[int, float]]] = {"movenet": {"size": 768, "p
 VISIBLE = 0.25
 """Least score of a teacher's keypoint to be labelled."""
 
-LONGEST_GAP = 10
+LONGEST_GAP = 9
 """A person whom the teacher loses for at most this many frames was there all the while."""
 
 MIN_OVERLAP = 0.3

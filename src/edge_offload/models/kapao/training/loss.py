@@ -199,7 +199,10 @@ def fit_anchors(
         return [list(map(float, level)) for level in defaults]
     from scipy.cluster.vq import kmeans2
 
-    logs = np.log(boxes_wh.clip(2))
+    # k-means needs more distinct sizes than anchors: a few people give theirs, blurred by a tenth
+    copies = -(-10 * len(flat) // len(boxes_wh))
+    logs = np.repeat(np.log(boxes_wh.clip(2)), copies, axis=0)
+    logs += np.random.default_rng(seed).normal(0, 0.1 if copies > 1 else 0.0, logs.shape)
     centres, _ = kmeans2(logs, len(flat), minit="++", seed=seed)
     fitted = np.exp(centres)
     fitted = fitted[np.argsort(fitted.prod(1))]
