@@ -26,6 +26,10 @@ PROGRAMS = [
     "two_threads",
     "deviation",
     "buffers",
+    "saved",
+    "random_loops:0:12",
+    *(f"{name}:{turn}" for name in ("branches", "suppression") for turn in ("second", "third")),
+    *(f"copies:{count}:{kind}" for kind in ("static", "dependent") for count in (8, 20)),
 ]
 STEADY = ["conv_net:12", "conv_net:32"]
 MODES = ["per_op", "cached", "lazy", "replay"]
@@ -74,6 +78,23 @@ def test_round_trips_of_a_steady_model(remote: Dict[str, Any]) -> None:
     else:
         assert many == 32 * each
         assert remote[STEADY[1]]["spent"]["defined"] <= 1
+
+
+def test_one_round_trip_however_many_copies_and_one_more_for_an_upload_that_depends_on_a_read(
+    remote: Dict[str, Any],
+) -> None:
+    if remote["mode"] != "replay":
+        pytest.skip("only replay runs ahead")
+    assert remote["copies:20:static"]["spent"]["round_trips"] <= 20 + 1  # one more for the weight
+    assert remote["copies:20:dependent"]["spent"]["round_trips"] <= 2 * 20 + 2
+
+
+def test_dynamic_programs_reuse_the_segments_of_each_branch(remote: Dict[str, Any]) -> None:
+    if remote["mode"] in ("per_op", "cached"):
+        pytest.skip("every call is a segment of its own")
+    for name in ("branches", "suppression"):
+        assert remote[f"{name}:third"]["spent"]["defined"] == 0
+        assert remote[f"{name}:third"]["spent"]["segments"] < remote[name]["spent"]["segments"]
 
 
 def test_replay_survives_every_deviation_by_undoing_what_ran_ahead(remote: Dict[str, Any]) -> None:

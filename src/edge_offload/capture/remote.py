@@ -75,7 +75,7 @@ class WorkerRemote:
         threads: torch threads; 0 leaves torch's choice.
     """
 
-    def __init__(self, device: str = "cpu", threads: int = 0, start_timeout_s: float = 60.0) -> None:
+    def __init__(self, device: str = "cpu", threads: int = 0, start_timeout_s: float = 240.0) -> None:
         ours, theirs = socket.socketpair()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("EDGE_OFFLOAD_EXEC")}
         command = [sys.executable, "-m", "edge_offload.capture.worker", str(theirs.fileno())]

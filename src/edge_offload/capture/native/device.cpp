@@ -10,6 +10,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -17,6 +18,7 @@
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
 #include <dlfcn.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/extension.h>
 #include <torch/library.h>
 
@@ -277,9 +279,28 @@ uint32_t identify(const Segment& segment, bool* fresh) {
   return id;
 }
 
-struct Busy {
-  Busy() { state().busy = true; }
-  ~Busy() { state().busy = false; }
+// The handler is running: what it does with host tensors is no part of what the program traces or overrides.
+class Busy {
+ public:
+  Busy() : tracing_(torch::jit::tracer::getTracingState()), functions_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
+    state().busy = true;
+    if (tracing_) torch::jit::tracer::setTracingState(nullptr);
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  ~Busy() {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(functions_);
+    if (tracing_) {  // torch's own kernels may have excluded the key, and switching tracing on then asserts
+      const bool excluded = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Tracer);
+      c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Tracer, false);
+      torch::jit::tracer::setTracingState(std::move(tracing_));
+      c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Tracer, excluded);
+    }
+    state().busy = false;
+  }
+
+ private:
+  std::shared_ptr<torch::jit::tracer::TracingState> tracing_;
+  at::impl::TorchFunctionDisabledState functions_;
 };
 
 // Runs `use(result)` under the GIL on what the handler returned.
@@ -525,11 +546,19 @@ void forget_if_many() {
   ++s.generation;
 }
 
+void check_traceable(const c10::FunctionSchema& schema) {
+  // torch.jit.trace records what these are made of and not them: a trace would have their results as constants
+  static const std::unordered_set<std::string> unseen = {"aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell"};
+  TORCH_CHECK_NOT_IMPLEMENTED(!unseen.count(schema.name()), "edge_offload: ", schema.name(),
+                              " cannot be traced on the device; use torch.jit.script, or trace on the CPU");
+}
+
 void boxed(const c10::OperatorHandle& op, Stack* stack) {
   Hold hold;
   auto& s = state();
   forget_if_many();
   const auto& schema = op.schema();
+  if (torch::jit::tracer::isTracing()) check_traceable(schema);
   const size_t arguments = schema.arguments().size(), first = stack->size() - arguments;
   Key key(&schema);
   for (size_t i = 0; i < arguments; ++i) key.value((*stack)[first + i], schema.name().c_str());
@@ -736,6 +765,7 @@ const std::unordered_set<std::string>& expanded() {
       "clone", "lift", "lift_fresh", "detach", "alias", "new_empty", "new_empty_strided", "new_full", "new_zeros", "new_ones", "rand",
       "randn", "rand.generator", "randn.generator", "randint", "randint.low", "randint.generator", "randint.low_generator", "normal.float_float",
       "arange", "arange.start", "arange.start_step", "scalar_tensor", "_lazy_clone", "to_padded_tensor", "is_same_size", "_unsafe_view",
+      "convolution",  // torch.jit.trace sees only what it becomes
       "eye", "eye.m", "linspace", "logspace", "is_pinned", "_pin_memory", "empty.names", "empty_permuted", "randperm", "randperm.generator"};
   return names;
 }
