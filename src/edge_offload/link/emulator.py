@@ -219,7 +219,10 @@ class Emulator:
                     readers, writers, due = self._interest()
                 timeout = None if due == math.inf else max(0.0, due - time.monotonic())
                 # select, not epoll: its timeout counts microseconds
-                readable, writable, _ = select.select(readers, writers, [], timeout)
+                try:
+                    readable, writable, _ = select.select(readers, writers, [], timeout)
+                except (OSError, ValueError):
+                    continue  # a cut has just closed one of them: look again at what there is
                 self._wakeup.clear()
                 with self._lock:
                     self._step(set(readable), set(writable))
