@@ -9,6 +9,8 @@ import torch
 from edge_offload.errors import LinkLost
 from edge_offload.manager.hedge import Hedge
 from edge_offload.manager.runners import Attempt, FailedAttempt
+from edge_offload.manager.runtime import OffloadedModule
+from edge_offload.modes import Mode
 
 HERE, THERE = (torch.tensor([0]),), (torch.tensor([1]),)
 FOREVER_S = 30.0
@@ -161,3 +163,67 @@ def test_the_rival_computes_with_as_many_threads_as_its_caller(hedge):
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 2]
+
+
+class Remote:
+    """A remote mode that answers when it is let."""
+
+    mode = Mode.SERVER
+
+    def __init__(self):
+        self.answer, self.asked = threading.Event(), 0
+        self.answer.set()
+
+    def obstacle(self, inputs):
+        return None
+
+    def run(self, inputs, deadline_s, local_s, meta):
+        self.asked += 1
+        if not self.answer.wait(FOREVER_S):
+            raise FailedAttempt(LinkLost("nothing came"), FOREVER_S, 99)
+        return Attempt(tuple(x * 2 for x in inputs), {"uplink": 0.001}, 1000, 1000, 1)
+
+    def state(self):
+        return "pretends"
+
+
+class Twice(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def test_the_runtime_hedges_what_is_late_by_its_own_forecast_and_reports_it():
+    remote, x = Remote(), [torch.arange(4.0)]
+    module = OffloadedModule("twice", Twice(), None)
+    module.add_runner(remote)
+    for mode in [Mode.LOCAL] * 3 + [Mode.SERVER] * 12:
+        outputs, report = module.run(x, mode)
+        assert report.mode is mode
+        assert not report.hedged or mode is Mode.SERVER
+    situation = module.situation(x)
+    assert {mode for mode, forecast in situation.forecasts.items() if forecast.known} == {Mode.LOCAL, Mode.SERVER}
+    remote.answer.clear()
+    outputs, report = module.run(x, Mode.SERVER)
+    assert torch.equal(outputs[0], x[0] * 2)
+    assert (report.mode, report.hedged) == (Mode.LOCAL, True)
+    assert "did not answer within" in report.fallback_reason
+    asked = remote.asked
+    _, report = module.run(x, Mode.SERVER)
+    assert (report.mode, report.hedged, report.round_trips) == (Mode.LOCAL, False, 0)
+    assert "has not answered for" in report.fallback_reason
+    assert remote.asked == asked, "no frame waits for the dead"
+    assert "has not answered" in module.situation(x).forecasts[Mode.SERVER].obstacle
+    remote.answer.set()
+    while module.obstacle(Mode.SERVER, x) is not None:
+        time.sleep(0.005)
+    assert module.run(x, Mode.SERVER)[1].round_trips == 1
+    module.close()
+
+
+def test_baselines_are_never_candidates_of_a_policy():
+    module = OffloadedModule("twice", Twice(), None)
+    for mode in (Mode.PER_OP, Mode.REPLAY):
+        runner = Remote()
+        runner.mode = mode
+        module.add_runner(runner)
+    assert set(module.situation([torch.zeros(1)]).forecasts) == {Mode.LOCAL, Mode.REPLAY}

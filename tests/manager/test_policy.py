@@ -247,3 +247,11 @@ def test_local_energy_is_the_compute_state_over_the_frame():
     forecaster.note(0.0, InferenceReport(Mode.LOCAL, total_s=0.4, stages_s={"compute_robot": 0.4}), LinkReading())
     assert forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).energy_j == pytest.approx(13.35 * 0.4)
     assert math.isinf(forecaster.forecast(0.0, Mode.SERVER, LinkReading()).late_s)
+
+
+def test_the_first_frame_which_pays_for_the_start_is_forgotten():
+    forecaster = Forecaster()
+    for seconds in (3.0, 0.1):
+        stages = {"compute_robot": seconds}
+        forecaster.note(0.0, InferenceReport(Mode.LOCAL, total_s=seconds, stages_s=stages), LinkReading())
+    assert forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).latency_s == pytest.approx(0.1)

@@ -77,7 +77,8 @@ class _ModeHistory:
         link_s = stages["uplink"] + stages["downlink"]
         if expected is not None:
             self.errors.append(report.total_s - expected)
-        gain = max(GAIN, 1 / (self.frames + 1))
+        # the first frame pays for choosing kernels and taking memory: the second one replaces it
+        gain = 1.0 if self.frames < 2 else max(GAIN, 1 / self.frames)
         # what is seldom run is believed at once: its averages are of another time
         if now - self.updated_s > 10.0:
             gain = max(gain, 0.5)

@@ -110,7 +110,8 @@ class Network:
         ends = time.monotonic() + wait_s
         # opens the model on the server, while it is computed here for the first time
         obstacle = self._module.obstacle(mode, [image])
-        self._module.run([image], Mode.LOCAL)
+        for _ in range(2):  # the first one is slower than any later one, and policies must not go by it
+            self._module.run([image], Mode.LOCAL)
         while obstacle is not None and time.monotonic() < ends:
             self._health.warn("start", f"waiting for mode {mode}: {obstacle}")
             time.sleep(0.05)
@@ -167,5 +168,7 @@ class Network:
 
     def close(self) -> None:
         """Disconnect."""
+        if self._module is not None:
+            self._module.close()
         if self._client is not None:
             self._client.close()
