@@ -6,15 +6,16 @@
   edge-offload plan mobilenet_v3_large --option size=96 --verify                    every planner, every bandwidth
 
 Without a profile the model is measured here first. Bandwidths are in megabytes per second. The table says what each
-plan is (device, server, layers: whole operators on both sides, split: operators on both sides), what it will cost
-beside the best baseline. --verify runs every plan of every planner and compares it with the unsplit network, in
-float64 and float32; it fails if any is not exact.
+plan is (device, server, layers: whole operators on both sides, split: operators on both sides) and what it will cost
+beside the baselines. --certify adds how far it is at most from the best replicated split (one in which the sides
+exchange nothing between the places where it begins and ends). --verify runs every plan of every planner and compares
+it with the unsplit network, in float64 and float32; it fails if any is not exact.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload.commands.profile import add_model_arguments, network_of
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from edge_offload.split.networks import Network
     from edge_offload.split.objective import Objective
     from edge_offload.split.planners import Effort, PlanTable
+    from edge_offload.split.space import Space
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--request", type=float, default=0.0, metavar="SECONDS", help="the runtime's own per inference")
     parser.add_argument("--no-codecs", action="store_true", help="send everything raw")
     parser.add_argument("--seconds", type=float, default=6.0, help="time budget of the search (default 6)")
+    parser.add_argument("--certify", action="store_true", help="say how far each plan is from the best at most")
     parser.add_argument("--out", metavar="FILE", help="write the table with its plans (JSON, kind 'split_table')")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the plan for --plot-bandwidth")
     parser.add_argument("--plot-bandwidth", type=float, metavar="MB/S", help="default: where a split gains most")
@@ -107,6 +110,7 @@ def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objectiv
     space = Space(model, table.bandwidths, not args.no_codecs)
     names = {"device_only_s": "device_only", "server_only_s": "server_only", "layers_s": "dsccs"}
     baselines = {key: plan_table(space, name, objective).predicted_s for key, name in names.items()}
+    gaps = _gaps(args, space, table, objective)
     rows = []
     for k, (rate, plan) in enumerate(zip(table.bandwidths, table.plans)):
         outcome = simulate(plan, model, rate)
@@ -120,10 +124,18 @@ def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objectiv
             "rows_robot": sum(step.high - step.low for step in plan.robot),
             "rows_server": sum(step.high - step.low for step in plan.server),
             **{key: seconds[k] for key, seconds in baselines.items()},
-            "certified_gap": None,
+            "certified_gap": gaps[k],
             "plan": json.loads(plan.to_json()),
         })  # fmt: skip
     return rows
+
+
+def _gaps(args: argparse.Namespace, space: Space, table: PlanTable, objective: Objective) -> List[Optional[float]]:
+    if not args.certify:
+        return [None] * len(table.plans)
+    from edge_offload.split.certificate import certify
+
+    return certify(space, table, objective)
 
 
 def _print(args: argparse.Namespace, rows: Sequence[Dict[str, Any]], planning_s: float) -> None:

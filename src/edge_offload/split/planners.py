@@ -29,11 +29,15 @@ from edge_offload.split.cost import CostModel
 from edge_offload.split.mincut import layer_partition
 from edge_offload.split.objective import Objective
 from edge_offload.split.plan import Plan
+from edge_offload.split.replicated import Search
 from edge_offload.split.space import Recut, Recuts, Scored, Space, best_of, fraction_grid, insert, without
+
+WORTHWHILE = 0.01
+"""Relative gain below which the search of replicated splits does not look for better ones."""
 
 Choice = List[Scored]
 """One scored plan per bandwidth of the space."""
-Search = Callable[[Space, Objective, "Effort"], Choice]
+Method = Callable[[Space, Objective, "Effort"], Choice]
 
 
 @dataclass(frozen=True)
@@ -237,7 +241,8 @@ def loss_de(space: Space, objective: Objective, effort: Effort) -> Choice:
 
 def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
     """LOPInfer Alg. 1. Phase I: baselines, then a beam of recut lists that grows by one recut at a time. Phase II:
-    large-neighbourhood search around each bandwidth's best plan, until the budget ends or nothing improves."""
+    large-neighbourhood search around each bandwidth's best plan, until nothing improves. Then every replicated split
+    that could be better by 1 % or more, as far as the budget goes."""
     stop = _Stop(space, effort)
     every: List[Scored] = [scored for choice in _baselines(space, objective, effort) for scored in choice]
     best = [best_of(every, objective, index) for index in range(len(space.bandwidths))]
@@ -248,7 +253,16 @@ def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
                 if stop():
                     return best
                 _keep(best, space.score(insert(tail, Recut(position, fraction))), objective)
-    return _neighbourhoods(space, objective, best, positions, stop, random.Random(effort.seed))
+    best = _neighbourhoods(space, objective, best, positions, stop, random.Random(effort.seed))
+    if _one_input(space):
+        costs = np.array([_cost(objective, scored, index) for index, scored in enumerate(best)])
+        Search(space, objective, costs * (1.0 - WORTHWHILE), lambda scored: _keep(best, scored, objective), stop).run()
+    return best
+
+
+def _one_input(space: Space) -> bool:
+    consumers = space.located.sequence.consumers()
+    return sum(bool(consumers[number]) for number in space.located.sequence.inputs) == 1
 
 
 def _neighbourhoods(space: Space, objective: Objective, best: Choice, positions: Sequence[int],
@@ -323,7 +337,7 @@ class _Stop:
         return spent or time.monotonic() >= self.until
 
 
-PLANNERS: Dict[str, Search] = {
+PLANNERS: Dict[str, Method] = {
     "device_only": device_only,
     "server_only": server_only,
     "dsccs": dsccs,
