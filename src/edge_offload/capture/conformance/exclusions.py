@@ -4,6 +4,8 @@ from __future__ import annotations
 
 _UNINITIALISED = "its result is uninitialised memory"
 _COMPILES = "compiles CUDA source in the program's own process"
+_FLOAT8 = "takes 8-bit floats only, in which no samples are drawn"
+_NO_REFERENCE = "has no samples on a CPU, so that there is nothing to compare with"
 
 EXCLUSIONS = {
     "empty": _UNINITIALISED,
@@ -17,6 +19,11 @@ EXCLUSIONS = {
     "jiterator_binary": _COMPILES,
     "jiterator_binary_return_by_ref": _COMPILES,
     "jiterator_unary": _COMPILES,
+    "torch._scaled_mm": _FLOAT8,
+    "torch._scaled_mm_v2": _FLOAT8,
+    "torch.ops.aten._flash_attention_forward": _NO_REFERENCE,
+    "torch.ops.aten._efficient_attention_forward": _NO_REFERENCE,
+    "nn.functional.batch_norm.without_cudnn": _NO_REFERENCE,
 }
 
 #: Entries whose tensor arguments stay on the host, because a GPU refuses them elsewhere (they say how to split).

@@ -31,6 +31,7 @@ class Verdict:
     outcome: str = PASSED
     reason: str = ""
     samples: int = 0
+    compared: int = 0
     replayed: int = 0
 
     def add(self, outcome: str, reason: str = "") -> None:
@@ -104,6 +105,9 @@ def judge(op: Any, modes: Sequence[str], limit: int, device: Any) -> Dict[str, A
             verdict.replayed += device.recorder.counters.accepted - before
         if device.recorder.failed:
             break
+    for verdict in verdicts.values():
+        if verdict.outcome == PASSED and not verdict.compared:
+            verdict.add(WRONG, "no sample of it runs on the CPU: there is nothing to compare with")
     return {
         "entry": name,
         "outcomes": {mode: verdict.outcome for mode, verdict in verdicts.items()},
@@ -189,6 +193,7 @@ def check(op: Any, case: Case, runs: int, verdict: Verdict) -> None:
         if isinstance(expected, Raised):
             difference = f"no error where the CPU says {expected.text}"
         else:
+            verdict.compared += 1
             difference = compare(expected, found) or layout_difference(expected, on_device)
         if difference:
             verdict.add(WRONG, f"{case.dtype}: {difference}")

@@ -82,7 +82,7 @@ def page(record: Mapping[str, Any]) -> str:
     for outcome, title in (("wrong", "Wrong"), ("refused", "Refused")):
         lines += ["", f"## {title}", "", *_reasons(entries, outcome)]
     lines += ["", "## Excluded", ""]
-    present = {entry["entry"].split(".")[0]: entry["entry"] for entry in entries}
+    present = {entry["entry"] for entry in entries}
     lines += [f"- `{name}`: {reason}" for name, reason in EXCLUSIONS.items() if name in present]
     return "\n".join(lines) + "\n"
 
