@@ -47,7 +47,7 @@ class Server:
     def stop(self, how=signal.SIGTERM):
         if self.process.poll() is None:
             self.process.send_signal(how)
-        return self.process.wait(30)
+        return self.process.wait(120)
 
 
 @pytest.fixture(scope="session")
@@ -86,6 +86,16 @@ class Robot:
         until(lambda: self.offloaded.obstacle(Mode.SPLIT, [image]) is None, timeout_s,
               lambda: str(self.offloaded.state()))  # fmt: skip
         return self.runner.planned([image])
+
+
+@pytest.fixture(scope="module")
+def bot(server, keys):
+    """One robot with an open split of ``pictures``, for tests that harm nothing."""
+    made = Robot(server.address, keys)
+    made.open(torch.zeros(3, 48, 64, dtype=torch.uint8))
+    yield made
+    made.client.close()
+    made.offloaded.close()
 
 
 @pytest.fixture

@@ -67,8 +67,7 @@ def close_to(got, want):
         assert (one - other).abs().max() <= 1e-5 * other.abs().max()
 
 
-def test_random_plans_give_the_references_bits_and_the_networks_results(server, robot):
-    bot = robot(server.address, seed=3)
+def test_random_plans_give_the_references_bits_and_the_networks_results(bot):
     picture = image()
     planned = bot.open(picture)
     located, program = planned.network.located, planned.network.program
@@ -95,11 +94,10 @@ def test_random_plans_give_the_references_bits_and_the_networks_results(server, 
             assert rows == expected or (side is Side.SERVER and 0 < rows <= expected)
 
 
-@pytest.mark.parametrize("factory", ["pictures", "listed"])
-def test_the_planned_table_runs_at_every_bandwidth(server, robot, factory):
-    bot = robot(server.address, factory)
+def test_a_planned_table_runs_at_every_bandwidth_and_the_rest_of_the_module_behind_it(server, robot):
+    bot = robot(server.address, "listed")
     planned = bot.open(image())
-    assert planned.network.part == ("module" if factory == "pictures" else "network")
+    assert planned.network.part == "network"  # the read-out's length depends on the data
     with torch.no_grad():
         want = bot.module(image(1))
     for bandwidth in (0.0, 2e6, 9e6, 30e6):
@@ -109,8 +107,7 @@ def test_the_planned_table_runs_at_every_bandwidth(server, robot, factory):
         close_to(got, want)
 
 
-def test_the_local_plan_uses_no_link(server, robot):
-    bot = robot(server.address)
+def test_the_local_plan_uses_no_link(bot):
     planned = bot.open(image())
     located = planned.network.located
     install(bot, image(), [complete(located, *backward(located, lambda i, r, s: (union(r, s), EMPTY)))])
@@ -146,8 +143,7 @@ def test_a_killed_server_ends_in_the_local_result(own_server, robot):
 
 
 @pytest.mark.parametrize("harm", ["plan", "rows", "piece"])
-def test_what_a_hostile_robot_sends_is_refused_and_the_server_lives(server, robot, harm):
-    bot = robot(server.address)
+def test_what_a_hostile_robot_sends_is_refused_and_the_server_lives(bot, harm):
     planned = bot.open(image())
     located = planned.network.located
     plan = server_only(located)

@@ -6,14 +6,11 @@ of it in the background. A frame looks its plan up and names it in one small mes
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import logging
-import queue
 import threading
 import time
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -27,17 +24,16 @@ from edge_offload.link.client import Client
 from edge_offload.link.replies import LinkState, Reply
 from edge_offload.manager.patience import Patience, PatienceLimits
 from edge_offload.manager.runners import Attempt, FailedAttempt
+from edge_offload.manager.split_frame import Counted, Frame, Planned, Threads
 from edge_offload.models.registry import Scalar
 from edge_offload.modes import Mode
 from edge_offload.split.cost import CostModel, Link
 from edge_offload.split.networks import Network
 from edge_offload.split.objective import Objective
-from edge_offload.split.plan import Plan, Side
-from edge_offload.split.planners import DEFAULT, Effort, PlanTable, plan_table
+from edge_offload.split.plan import Plan
+from edge_offload.split.planners import DEFAULT, Effort, plan_table
 from edge_offload.split.profile import Profile, cost_model, measure
 from edge_offload.split.reference import shared_values
-from edge_offload.split.runtime.pieces import cut, decode_piece, encode_piece
-from edge_offload.split.runtime.progress import Progress
 from edge_offload.split.runtime.streaming import best_stream
 from edge_offload.split.runtime.tables import ReadyPlan, ready
 from edge_offload.split.runtime.tracing import trace
@@ -51,48 +47,13 @@ REQUEST_S = 1.5e-3
 """The runtime's own time per inference that uses the link, charged by the planner."""
 OPEN_TIMEOUT_S = 600.0
 REOPEN_S = 5.0
-GIVE_UP_S = 10.0
-MOST_UNANSWERED = 24
-"""Pieces on their way at once; the link bounds how many requests may wait."""
+PAUSE_S, MOST_PAUSE_S = 0.25, 4.0
+"""After a failure frames run locally for so long; it doubles with each failure in a row."""
 PROFILE_REPEATS = 3
 
 _log = logging.getLogger(__name__)
 Specs = Tuple[TensorSpec, ...]
 Compute = Callable[[Sequence[torch.Tensor]], Attempt]
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What opening a split gave.
-
-    Attributes:
-        network: the traced model.
-        model: costs, from a profile of each side.
-        table: one plan per bandwidth.
-        plans: the distinct ones that are in force on both sides.
-        place: entry of the table -> place among ``plans``.
-        shared: what both sides have.
-        tail: what the robot computes behind the traced part; None if everything was traced.
-    """
-
-    network: Network
-    model: CostModel
-    table: PlanTable
-    plans: Tuple[ReadyPlan, ...]
-    place: Tuple[int, ...]
-    shared: Mapping[int, torch.Tensor]
-    tail: Optional[nn.Module]
-
-
-@dataclass(frozen=True)
-class Counted:
-    """What one inference did: rows computed and bytes, by side."""
-
-    plan: int
-    rows_robot: int
-    rows_server: int
-    bytes_up: int
-    bytes_down: int
 
 
 @dataclass
@@ -154,7 +115,9 @@ class SplitRunner:
         self._runs = itertools.count(1)
         self._lock = threading.Lock()
         self._learning = threading.Lock()
-        self._threads = _Threads()
+        self._threads = Threads()
+        self._pause_until_s = 0.0
+        self._silent = 0
 
     def obstacle(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """See :class:`~edge_offload.manager.runners.Runner`."""
@@ -174,6 +137,8 @@ class SplitRunner:
             assert opening is not None
             if opening.problem:
                 return opening.problem
+            if time.monotonic() < self._pause_until_s:
+                return "the server's half did not come a moment ago"
             return None if opening.handle is not None else f"the split of {self._name!r} is being planned"
 
     def planned(self, inputs: Sequence[torch.Tensor]) -> Optional[Planned]:
@@ -220,10 +185,14 @@ class SplitRunner:
             self.counted = Counted(place, sum(s.high - s.low for s in planned.plans[place].plan.robot), 0, 0, 0)
             return attempt
         began = time.monotonic()
-        frame = _Frame(self, planned, opening.handle, place, next(self._runs), inputs)
+        frame = Frame(
+            self._client, self._threads, self._slowdown, planned, opening.handle, place, next(self._runs), inputs
+        )
         try:
             attempt = frame.run(began + self.patience.wait_s(deadline_s, local_s))
         except EdgeOffloadError as error:
+            self._silent += 1
+            self._pause_until_s = time.monotonic() + min(PAUSE_S * 2 ** (self._silent - 1), MOST_PAUSE_S)
             if not isinstance(error, LinkLost):  # the session may be gone there: open again
                 with self._lock:
                     if self._openings.get(specs) is opening:
@@ -231,6 +200,7 @@ class SplitRunner:
             raise FailedAttempt(error, time.monotonic() - began, frame.bytes_up) from error
         self.patience.note(time.monotonic() - began)
         self.counted = frame.counted()
+        self._silent = 0
         return attempt
 
     def state(self) -> str:
@@ -304,170 +274,20 @@ class SplitRunner:
     def _plan(self, network: Network, model: CostModel, shared: Mapping[int, torch.Tensor]) -> Planned:
         space = Space(model, BANDWIDTHS, self._codecs)
         table = plan_table(space, self._planner, self._objective, self._effort)
-        distinct: Dict[str, int] = {}
+        distinct: Dict[Tuple[Any, ...], List[int]] = {}
+        for index, plan in enumerate(table.plans):
+            distinct.setdefault((plan.robot, plan.server, plan.transfers), []).append(index)
         plans: List[ReadyPlan] = []
-        place: List[int] = []
-        for bandwidth, plan in zip(table.bandwidths, table.plans):
+        place = [0] * len(table.plans)
+        for entries in distinct.values():
+            plan = table.plans[entries[0]]
             if self._stream:
-                plan = best_stream(plan, model, bandwidth)
-            key = json.dumps([[*plan.robot], [*plan.server], [*plan.transfers]], default=vars)
-            if key not in distinct:
-                distinct[key] = len(plans)
-                plans.append(ready(plan, network.located, space.identity))
-            place.append(distinct[key])
+                plan = best_stream(plan, model, [table.bandwidths[index] for index in entries])
+            for index in entries:
+                place[index] = len(plans)
+            plans.append(ready(plan, network.located, space.identity))
         tail = getattr(self._module, "readout", None) if network.part == "network" else None
         return Planned(network, model, table, tuple(plans), tuple(place), shared, tail)
-
-
-class _Frame:
-    """One inference: the calling thread computes, others send and receive."""
-
-    def __init__(
-        self, runner: SplitRunner, planned: Planned, handle: int, place: int, number: int,
-        inputs: Sequence[torch.Tensor],
-    ) -> None:  # fmt: skip
-        self._client, self._threads = runner._client, runner._threads
-        self._planned, self._place = planned, place
-        self._who = {"handle": handle, "run": number}
-        self._slowdown = runner._slowdown
-        self.progress = Progress(planned.plans[place], Side.ROBOT, planned.network.located, planned.shared,
-                                 runner._slowdown)  # fmt: skip
-        for value, tensor in zip(planned.network.program.sequence.inputs, inputs):
-            self.progress.half.put(value, 0, tensor)
-        self.bytes_up = self.bytes_down = 0
-        self._round_trips = 0
-        self._rows_server = 0
-        names = ("encode", "uplink", "downlink", "decode", "compute_server")
-        self._stages: Dict[str, float] = dict.fromkeys(names, 0.0)
-        self._credit = threading.Semaphore(MOST_UNANSWERED)
-        self._clock_error_s = 0.0
-
-    def run(self, until_s: float) -> Attempt:
-        """Carry the plan out.
-
-        Raises:
-            EdgeOffloadError: something went wrong, or the results were not here by ``until_s`` (monotonic).
-        """
-        progress = self.progress
-        incoming = progress.mine.receives
-        self._ask("split_begin", {"plan": self._place}, until_s)
-        for index in incoming[:-1]:
-            self._ask("split_take", {"transfer": index}, until_s)
-        self._flush(until_s)
-        while not progress.finished:
-            if progress.computable():
-                progress.compute()
-                self._flush(until_s)
-            elif not progress.wait(until_s, lambda: progress.finished or progress.computable()):
-                raise LinkLost("the server's half did not come in time")
-            if progress.failure is not None:
-                raise progress.failure
-        outputs = progress.results()
-        if self._planned.tail is not None:
-            with torch.inference_mode():
-                outputs = tuple(tensor.clone() for tensor in self._planned.tail(*outputs))
-        stages = {**self._stages, "compute_robot": progress.compute_s}
-        return Attempt(outputs, stages, self.bytes_up, self.bytes_down, self._round_trips, self._clock_error_s)
-
-    def counted(self) -> Counted:
-        """What it did."""
-        return Counted(self._place, self.progress.rows_computed, self._rows_server, self.bytes_up, self.bytes_down)
-
-    def _ask(self, kind: str, body: Dict[str, Any], until_s: float) -> None:
-        timeout_s = max(until_s - time.monotonic(), 0.01) + GIVE_UP_S
-        future = self._client.request(kind, {**self._who, **body}, timeout_s=timeout_s)
-        self._round_trips = 1
-        future.add_done_callback(lambda done: self._threads.receive.put(lambda: self._received(done)))
-
-    def _flush(self, until_s: float) -> None:
-        for index in self.progress.sendable():
-            self._threads.send.put(functools.partial(self._send, index, until_s))
-
-    def _send(self, index: int, until_s: float) -> None:
-        """On the sending thread: piece by piece, so that the first is on its way while the next is coded."""
-        progress = self.progress
-        transfer = progress.transfer(index)
-        try:
-            for low, high in cut(self._planned.network.located, transfer):
-                if progress.failure is not None or time.monotonic() > until_s:
-                    return
-                began = time.perf_counter()
-                descriptors, buffers = encode_piece(progress.payload(index, low, high), transfer.codec)
-                spent = time.perf_counter() - began
-                if self._slowdown > 1.0 and transfer.codec != "raw":
-                    time.sleep((self._slowdown - 1.0) * spent)
-                self._stages["encode"] += time.perf_counter() - began
-                body = {**self._who, "transfer": index, "low": low, "high": high, "tensors": descriptors}
-                self.bytes_up += sum(memoryview(part).nbytes for part in buffers)
-                if not self._credit.acquire(timeout=max(until_s - time.monotonic(), 0.001)):
-                    return
-                future = self._client.request("split_rows", body, buffers, timeout_s=GIVE_UP_S)
-                future.add_done_callback(self._acknowledged)
-        except EdgeOffloadError as error:
-            progress.fail(error)
-
-    def _acknowledged(self, done: Future) -> None:
-        self._credit.release()
-        error = done.exception()
-        if error is not None:
-            self.progress.fail(error)
-            return
-        self._stages["uplink"] += done.result().transfer.uplink_s
-
-    def _received(self, done: Future) -> None:
-        """On the receiving thread."""
-        error = done.exception()
-        if error is not None:
-            self.progress.fail(error)
-            return
-        reply: Reply = done.result()
-        began = time.monotonic()
-        try:
-            index, low, tensor = decode_piece(self.progress, reply.body, reply.buffers)
-            self.bytes_down += reply.transfer.bytes_down
-            self._stages["downlink"] += reply.transfer.downlink_s
-            self._clock_error_s = max(self._clock_error_s, reply.transfer.clock_error_s)
-            self._stages["compute_server"] = max(self._stages["compute_server"], _number(reply.body, "compute_s"))
-            self._rows_server = max(self._rows_server, int(_number(reply.body, "rows_computed")))
-            self._stages["decode"] += time.monotonic() - began
-            self.progress.arrive(index, low, tensor)
-        except EdgeOffloadError as failure:
-            self.progress.fail(failure)
-
-
-class _Threads:
-    """One thread that sends and one that receives, for all frames of a runner; they begin with the first job."""
-
-    def __init__(self) -> None:
-        self.send = _Jobs("edge-offload-split-send")
-        self.receive = _Jobs("edge-offload-split-receive")
-
-
-class _Jobs:
-    """A queue of jobs and the daemon thread that does them in order."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._queue: queue.SimpleQueue = queue.SimpleQueue()
-        self._thread: Optional[threading.Thread] = None
-        self._lock = threading.Lock()
-
-    def put(self, job: Callable[[], None]) -> None:
-        """Do ``job`` after those before it."""
-        self._queue.put(job)
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                    self._thread.start()
-
-    def _work(self) -> None:
-        while True:
-            job = self._queue.get()
-            try:
-                job()
-            except Exception:
-                _log.exception("a transfer of a split failed")
 
 
 def _profile_of(reply: Reply) -> Profile:
@@ -492,13 +312,6 @@ def _profile_of(reply: Reply) -> Profile:
         {int(key): tuple(CodecSpeed(**speed) for speed in found) for key, found in record["codecs"].items()},
         record["whole_s"],
     )  # fmt: skip
-
-
-def _number(body: Mapping[str, Any], key: str) -> float:
-    value = body.get(key)
-    if not isinstance(value, (int, float)) or not 0 <= value < 1e12:
-        raise ProtocolError(f"the server's reply holds no number under {key}")
-    return float(value)
 
 
 def ways(plan: Plan) -> str:

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -30,6 +30,8 @@ from edge_offload.split.runtime.tracing import trace
 
 MAX_OPEN = 4
 """Splits that one robot may have open (a shape each)."""
+MAX_LEARNT = 8
+"""Traced and profiled models that are kept."""
 MAX_INPUT_BYTES = 256 << 20
 MAX_TABLE_BYTES = 32 << 20
 PROFILE_REPEATS = 3
@@ -60,6 +62,16 @@ class _Session:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+@dataclass
+class _Learnt:
+    """A model traced and profiled for one set of input shapes; kept over lost connections."""
+
+    replica: Replica
+    network: Network
+    shared: Mapping[int, torch.Tensor]
+    profile: Optional[Profile] = None
+
+
 class SplitService:
     """Answers ``split_open``, ``split_table``, ``split_begin``, ``split_rows``, ``split_take`` and ``split_close``.
 
@@ -80,6 +92,7 @@ class SplitService:
         self._decoder = Worker("edge-offload-split-decode", FairQueue(4096, 1 << 16))
         self._encoder = Worker("edge-offload-split-encode", FairQueue(4096, 1 << 16))
         self._sessions: Dict[Peer, Dict[int, _Session]] = {}
+        self._learnt: Dict[Tuple[TensorSpec, ...], List[_Learnt]] = {}
         self._handles = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -203,51 +216,53 @@ class SplitService:
         try:
             known = self._known(replica, specs)
             if known is not None:
-                self._opened(request, replica, known.network, known.profile, known.shared)
+                self._opened(request, known)
                 return
             network = trace(replica.name, replica.executor.module, [spec.zeros() for spec in specs])
-            shared = shared_values(network.located, network.program.constants)
+            learnt = _Learnt(replica, network, shared_values(network.located, network.program.constants))
             self._device.submit(
-                request.peer,
-                lambda: self._guarded(request, lambda: self._profile(request, replica, network, shared)),
+                request.peer, lambda: self._guarded(request, lambda: self._profile(request, specs, learnt))
             )
         except BaseException:
             self._pool.release(replica)
             raise
 
-    def _known(self, replica: Replica, specs: Sequence[TensorSpec]) -> Optional[_Session]:
-        """A session of any robot with the same model and shapes: tracing and profiling are done once."""
+    def _known(self, replica: Replica, specs: Sequence[TensorSpec]) -> Optional[_Learnt]:
+        """What was traced and profiled before, for any robot and over lost connections."""
         with self._lock:
-            for sessions in self._sessions.values():
-                for session in sessions.values():
-                    same = [TensorSpec.of(tensor) for tensor in session.network.inputs] == list(specs)
-                    if session.replica is replica and same:
-                        return session
-        return None
+            found = self._learnt.get(tuple(specs), [])
+            return next((learnt for learnt in found if learnt.replica is replica), None)
 
-    def _profile(self, request: Request, replica: Replica, network: Network, shared: Mapping[int, Any]) -> None:
+    def _profile(self, request: Request, specs: Sequence[TensorSpec], learnt: _Learnt) -> None:
         """On the device's thread."""
         try:
-            profile = measure(network, PROFILE_REPEATS)
+            learnt.profile = measure(learnt.network, PROFILE_REPEATS)
         except BaseException:
-            self._pool.release(replica)
+            self._pool.release(learnt.replica)
             raise
-        self._opened(request, replica, network, profile, shared)
+        with self._lock:
+            self._learnt.setdefault(tuple(specs), []).append(learnt)
+            while sum(map(len, self._learnt.values())) > MAX_LEARNT:
+                oldest = next(iter(self._learnt))
+                self._learnt[oldest].pop(0)
+                if not self._learnt[oldest]:
+                    del self._learnt[oldest]
+        self._opened(request, learnt)
 
-    def _opened(
-        self, request: Request, replica: Replica, network: Network, profile: Profile, shared: Mapping[int, Any]
-    ) -> None:
+    def _opened(self, request: Request, learnt: _Learnt) -> None:
+        assert learnt.profile is not None
         handle = next(self._handles)
         with self._lock:
             gone = request.peer.gone
             if not gone:
-                session = _Session(replica, network, profile, shared)
+                session = _Session(learnt.replica, learnt.network, learnt.profile, learnt.shared)
                 self._sessions.setdefault(request.peer, {})[handle] = session
         if gone:
-            self._pool.release(replica)
+            self._pool.release(learnt.replica)
             return
-        record = json.dumps(profile.to_record()).encode()
-        request.reply({"handle": handle, "sequence": profile.sequence, "part": network.part}, [record])
+        record = json.dumps(learnt.profile.to_record()).encode()
+        body = {"handle": handle, "sequence": learnt.profile.sequence, "part": learnt.network.part}
+        request.reply(body, [record])
 
     def _take_table(self, request: Request, session: _Session) -> None:
         """On the loader's thread: every plan is checked before it may run."""
