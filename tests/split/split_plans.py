@@ -9,9 +9,9 @@ import torch
 
 from edge_offload.execute.sequence_runner import SequenceRunner
 from edge_offload.sequence.build import Program
-from edge_offload.split.complete import backward, complete
-from edge_offload.split.footprint import EMPTY, Locality, Range
-from edge_offload.split.locality import LocalityMap, union
+from edge_offload.split.complete import complete
+from edge_offload.split.footprint import Locality, Range
+from edge_offload.split.locality import LocalityMap
 from edge_offload.split.plan import Plan, Side
 
 
@@ -33,24 +33,6 @@ def random_plan(located: LocalityMap, chooser: random.Random) -> Plan:
         first[index] = (low, min(cut + overlap, high))
         second[index] = (max(cut - chooser.choice([0, 2]), low), high)
     return complete(located, robot, server)
-
-
-def tight_plan(located: LocalityMap, chooser: random.Random) -> Plan:
-    """A random plan in which every computed row is needed: cuts and replication are decided from the outputs back."""
-
-    def decide(index: int, robot: Range, server: Range) -> Tuple[Range, Range]:
-        low, high = union(robot, server)
-        whole = located.operators[index].kind is Locality.GLOBAL
-        style = chooser.choice(["robot", "server"] if whole else ["robot", "server", "own", "own", "cut", "cut"])
-        if style == "own" or (style == "cut" and min(robot[1], server[1]) < max(robot[0], server[0])):
-            return robot, server
-        if style == "cut":
-            cut = chooser.randint(low, high)
-            parts = (low, cut), (cut, high)
-            return parts if chooser.random() < 0.5 else (parts[1], parts[0])
-        return ((low, high), EMPTY) if style == "robot" else (EMPTY, (low, high))
-
-    return complete(located, *backward(located, decide))
 
 
 def unsplit(program: Program, inputs: Sequence[torch.Tensor]) -> Tuple[torch.Tensor, ...]:

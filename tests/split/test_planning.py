@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_chains import Chain
-from split_plans import tight_plan
 
 from edge_offload.errors import BadInput
 from edge_offload.sequence import Ref
@@ -20,7 +19,7 @@ from edge_offload.split.check import check
 from edge_offload.split.complete import complete
 from edge_offload.split.cost import CodecCost, CostModel, Link, OperatorCost, Payload, fit
 from edge_offload.split.exact import solve
-from edge_offload.split.exactness import error
+from edge_offload.split.exactness import error, random_split
 from edge_offload.split.locality import LocalityMap, analyse
 from edge_offload.split.objective import Objective
 from edge_offload.split.plan import Plan, Side
@@ -107,7 +106,7 @@ def test_sweep_agrees_with_simulate_and_more_bandwidth_never_hurts(seed: int) ->
     chooser = random.Random(seed)
     located = located_of(stack(rows=12, kernels=tuple(chooser.choice([1, 3, 5]) for _ in range(4))))
     model = model_of(located, 1.0, 0.3, Link(), request_s=0.01)
-    plan = check(tight_plan(located, chooser), located)
+    plan = check(random_split(located, chooser), located)
     rates = np.array([1e2, 1e3, 1e4, 1e6])
     together, joules = sweep(compile_plan(plan, model), model, rates)
     alone = [simulate(plan, model, rate) for rate in rates]

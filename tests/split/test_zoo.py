@@ -6,13 +6,13 @@ import importlib.util
 import random
 
 import pytest
-from split_plans import random_plan, tight_plan, unsplit
+from split_plans import random_plan, unsplit
 
 from edge_offload.models import zoo
 from edge_offload.sequence import sequence_hash
 from edge_offload.sequence.build import from_module
 from edge_offload.split.check import check
-from edge_offload.split.exactness import as_double, error
+from edge_offload.split.exactness import as_double, error, random_split
 from edge_offload.split.locality import analyse, axis_choices
 from edge_offload.split.reference import run_plan, shared_values
 
@@ -45,7 +45,7 @@ def check_network(name: str, plans: int) -> None:
             assert (counts["local"], counts["global"]) == COUNTS.get(name, (counts["local"], counts["global"]))
             shared = shared_values(located, program.constants)
             for seed in range(plans if program is double else 1):
-                make = random_plan if seed % 2 else tight_plan
+                make = random_plan if seed % 2 else random_split
                 plan = check(make(located, random.Random(seed)), located, identity[id(program)])
                 given = x.double() if program is double else x
                 got = run_plan(plan, located, program.constants, [given], shared)

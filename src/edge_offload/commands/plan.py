@@ -8,8 +8,8 @@
 Without a profile the model is measured here first. Bandwidths are in megabytes per second. The table says what each
 plan is (device, server, layers: whole operators on both sides, split: operators on both sides) and what it will cost
 beside the baselines. --certify adds how far it is at most from the best replicated split (one in which the sides
-exchange nothing between the places where it begins and ends). --verify runs every plan of every planner and compares
-it with the unsplit network, in float64 and float32; it fails if any is not exact.
+exchange nothing between the places where it begins and ends). --verify runs every plan of every planner, and some
+random ones, and compares them with the unsplit network, in float64 and float32; it fails if any is not exact.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", metavar="FILE.png", help="draw the plan for --plot-bandwidth")
     parser.add_argument("--plot-bandwidth", type=float, metavar="MB/S", help="default: where a split gains most")
     parser.add_argument("--verify", action="store_true", help="run every plan of every planner; prints JSON")
+    parser.add_argument("--random", type=int, default=8, metavar="N", help="random plans for --verify (default 8)")
 
 
 def bins(count: int = 31, low: float = 0.5e6, high: float = 30e6) -> Tuple[float, ...]:
@@ -162,10 +163,13 @@ def _most_gained(rows: Sequence[Dict[str, Any]]) -> float:
 def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwidths: Sequence[float],
             objective: Objective, effort: Effort) -> int:  # fmt: skip
     import json
+    import random
     import sys
 
     from edge_offload import records
-    from edge_offload.split.exactness import Verifier
+    from edge_offload.sequence import sequence_hash
+    from edge_offload.split.check import check
+    from edge_offload.split.exactness import Verifier, random_split
     from edge_offload.split.planners import PLANNERS, plan_table
     from edge_offload.split.space import Space
 
@@ -174,7 +178,12 @@ def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwi
     for name in PLANNERS:
         plans = plan_table(Space(model, bandwidths, not args.no_codecs), name, objective, effort).plans
         found.append(verifier.record(args.model, name, plans))
-        records.validate("split_exactness", found[-1])
+    identity = sequence_hash(network.program.sequence)
+    anywhere = [check(random_split(network.located, random.Random(seed)), network.located, identity)
+                for seed in range(args.random)]  # fmt: skip
+    found.append(verifier.record(args.model, "random", anywhere))
+    for record in found:
+        records.validate("split_exactness", record)
     json.dump(found, sys.stdout, indent=2)
     print()
     if args.out:

@@ -6,6 +6,7 @@ whole, so the split's distance from the float64 network is held against the unsp
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
@@ -15,7 +16,9 @@ from edge_offload.execute.sequence_runner import SequenceRunner
 from edge_offload.sequence import Operator, Symbol, sequence_hash
 from edge_offload.sequence.build import Program, tensor_digest
 from edge_offload.split.check import check
-from edge_offload.split.locality import LocalityMap, analyse
+from edge_offload.split.complete import backward, complete
+from edge_offload.split.footprint import EMPTY, Locality, Range
+from edge_offload.split.locality import LocalityMap, analyse, union
 from edge_offload.split.networks import Network
 from edge_offload.split.plan import Plan
 from edge_offload.split.reference import run_plan, shared_values
@@ -62,6 +65,27 @@ def error(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
         difference = float((one.double() - other.double()).abs().max()) / scale
         worst = max(worst, difference if difference == difference else float("inf"))
     return worst
+
+
+def random_split(located: LocalityMap, chooser: random.Random) -> Plan:
+    """Every operator on one side, cut anywhere, or made by each side for itself, at random, for results that are used.
+
+    Planners prefer few kinds of plans; these show that the rest of the space is exact too.
+    """
+
+    def decide(index: int, robot: Range, server: Range) -> Tuple[Range, Range]:
+        low, high = union(robot, server)
+        whole = located.operators[index].kind is Locality.GLOBAL
+        style = chooser.choice(["robot", "server"] if whole else ["robot", "server", "own", "own", "cut", "cut"])
+        if style == "own" or (style == "cut" and min(robot[1], server[1]) < max(robot[0], server[0])):
+            return robot, server
+        if style == "cut":
+            cut = chooser.randint(low, high)
+            parts = (low, cut), (cut, high)
+            return parts if chooser.random() < 0.5 else (parts[1], parts[0])
+        return ((low, high), EMPTY) if style == "robot" else (EMPTY, (low, high))
+
+    return complete(located, *backward(located, decide))
 
 
 @dataclass(frozen=True)

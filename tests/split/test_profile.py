@@ -1,0 +1,94 @@
+"""Profiles round trip, make a cost model for their own network only; the verifier sees what is not exact."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from split_chains import Chain
+
+from edge_offload.commands.plan import bins
+from edge_offload.commands.profile import options_of
+from edge_offload.errors import BadInput
+from edge_offload.sequence.build import Program
+from edge_offload.split.check import BadPlan, check
+from edge_offload.split.draw import draw
+from edge_offload.split.exactness import Verifier, random_split
+from edge_offload.split.locality import analyse
+from edge_offload.split.networks import Network, classifier_input, synthetic_frame
+from edge_offload.split.plan import Side
+from edge_offload.split.planners import PLANNERS, Effort, Planner, plan_table
+from edge_offload.split.profile import Profile, cost_model, measure
+from edge_offload.split.space import Space
+
+
+def network(rows: int = 24) -> Network:
+    chain = Chain(torch.rand(1, 3, rows, 16))
+    for _ in range(3):
+        chain.call("aten.conv2d.default", chain.tail, torch.randn(3, 3, 3, 3), torch.randn(3), [1, 1], [1, 1])
+        chain.call("aten.relu.default", chain.tail)
+    chain.call("aten.mean.dim", chain.tail, [2, 3])
+    program = Program(chain.finish(), chain.blobs)
+    return Network("stack", program, analyse(program.sequence, {0: 2}), (chain.tensors[0],))
+
+
+def test_profile_round_trips_and_plans(tmp_path: pathlib.Path) -> None:
+    given = network()
+    profile = measure(given, repeats=2)
+    profile.write(tmp_path / "robot.json")
+    again = Profile.read(tmp_path / "robot.json")
+    assert again == profile
+    assert [len(points) > 1 for points in again.points] == [True] * 6 + [False], "a global operator has one size"
+    model = cost_model(given.located, again, again, slowdown=5.0)
+    assert model.robot[0].seconds(24) == pytest.approx(5.0 * model.server[0].seconds(24))
+    planned = Planner("dsccs").plan(model, 1e6)
+    assert planned.predicted_s <= model.whole_s(Side.ROBOT) + 1e-9
+    draw(planned.plan, model, 1e6, tmp_path / "plan.png", "stack")
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+
+
+def test_profile_of_another_network_or_no_profile_is_refused(tmp_path: pathlib.Path) -> None:
+    profile = measure(network(), repeats=1, codecs=False)
+    with pytest.raises(BadInput, match="another network"):
+        cost_model(network(rows=32).located, profile, profile)
+    path = tmp_path / "broken.json"
+    for text in ("{", "[]", json.dumps({**profile.to_record(), "operators": [[[0, 1.0]]]})):
+        path.write_text(text)
+        with pytest.raises(BadInput):
+            Profile.read(path)
+
+
+def test_input_has_256_values_a_channel_as_a_camera_gives() -> None:
+    x = classifier_input(synthetic_frame(), 64)
+    assert x.shape == (1, 3, 64, 64)
+    assert max(len(channel.unique()) for channel in x[0]) <= 256
+
+
+def test_options_take_the_types_of_the_defaults() -> None:
+    known = {"size": 224, "fused": False, "conf": 0.5}
+    assert options_of(["size=96", "fused=true", "conf=0.25"], known) == {"size": 96, "fused": True, "conf": 0.25}
+    for wrong in ("size", "size=big"):
+        with pytest.raises(BadInput):
+            options_of([wrong], known)
+    assert len(bins()) == 31
+
+
+def test_verifier_passes_every_planner_and_random_plans_and_refuses_a_missing_halo() -> None:
+    given = network()
+    profile = measure(given, repeats=1, codecs=False)
+    model = cost_model(given.located, profile, profile, slowdown=8.0)
+    verifier = Verifier(given)
+    for name in PLANNERS:
+        plans = plan_table(Space(model, [1e4, 1e5, 1e6]), name, effort=Effort(60.0, 40)).plans
+        record = verifier.record("stack", name, plans)
+        assert record["exact"], record
+    plan = next(plan for plan in (random_split(given.located, random.Random(k)) for k in range(100))
+                if plan.splits_an_operator and plan.transfers)  # fmt: skip
+    assert verifier.record("stack", "random", [check(plan, given.located)])["splits"] == 1
+    first, *rest = plan.transfers
+    with pytest.raises(BadPlan):
+        verifier.errors(replace(plan, transfers=(replace(first, high=first.high - 1), *rest)))
