@@ -23,7 +23,7 @@ def entries() -> Tuple[Entry, ...]:
         Entry(
             name="sconet",
             kind="scene",
-            summary="SCONet: completes and labels 256×256×32 voxels around a LiDAR, 0.5 M parameters, 68 GFLOP",
+            summary="SCONet: completes and labels 256×256×32 voxels around a LiDAR, 0.5 M parameters, 70 GFLOP",
             source=source,
             licence="Apache-2.0 (part of edge_offload)",
             build=build,
