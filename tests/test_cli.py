@@ -25,10 +25,31 @@ def test_help_of_every_command_teaches(command, capsys):
 
 
 def test_help_does_not_import_torch():
-    code = "import sys; from edge_offload import cli; cli.build_parser(); sys.exit('torch' in sys.modules)"
+    code = """
+import sys
+from edge_offload import cli
+for command in sys.argv[1:]:
+    try:
+        cli.main([command, "--help"])
+    except SystemExit:
+        assert "torch" not in sys.modules, command
+"""
     source = pathlib.Path(cli.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(source)}, check=False)
-    assert done.returncode == 0, "building the parser must stay quick: import torch inside run()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *COMMANDS], env={"PYTHONPATH": str(source)}, capture_output=True, check=False
+    )
+    assert done.returncode == 0, f"help must stay quick: import torch inside run(): {done.stderr.decode()}"
+
+
+def test_a_command_imports_no_other():
+    code = "import sys; from edge_offload import cli; cli.build_parser(); print(*sys.modules)"
+    source = pathlib.Path(cli.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(source)}, capture_output=True, check=True
+    )
+    assert not {f"edge_offload.commands.{name}".encode() for name in ("bench", "plan", "serve")} & set(
+        done.stdout.split()
+    )
 
 
 def test_error_is_one_line_with_the_remedy(monkeypatch, capsys):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
-import pkgutil
 import sys
 from typing import List, Optional
 
-from edge_offload import commands
+from edge_offload import commands, subcommands
 from edge_offload.errors import EdgeOffloadError
 
 
@@ -20,18 +18,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Run a robot's neural networks wherever they finish first.",
         epilog="'edge-offload COMMAND --help' explains a command.",
     )
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for info in sorted(pkgutil.iter_modules(commands.__path__), key=lambda item: item.name):
-        module = importlib.import_module(f"{commands.__name__}.{info.name}")
-        text = (module.__doc__ or "").strip()
-        subparser = subparsers.add_parser(
-            info.name.replace("_", "-"),
-            help=text.splitlines()[0] if text else "",
-            description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(subparser)
-        subparser.set_defaults(run=module.run)
+    subcommands.add(parser, commands, "command", "run")
     return parser
 
 

@@ -10,28 +10,15 @@ schema of edge_offload; plots are drawn from that data. Speeds depend on the mac
 from __future__ import annotations
 
 import argparse
-import importlib
-import pkgutil
+
+from edge_offload import subcommands
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One subparser per module of :mod:`edge_offload.bench` that has ``add_arguments`` and ``run``."""
     from edge_offload import bench
 
-    actions = parser.add_subparsers(dest="experiment", metavar="EXPERIMENT", required=True)
-    for info in sorted(pkgutil.iter_modules(bench.__path__), key=lambda item: item.name):
-        module = importlib.import_module(f"{bench.__name__}.{info.name}")
-        if not hasattr(module, "run"):
-            continue  # something that experiments share
-        text = (module.__doc__ or "").strip()
-        sub = actions.add_parser(
-            info.name.replace("_", "-"),
-            help=text.splitlines()[0] if text else "",
-            description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(sub)
-        sub.set_defaults(experiment_run=module.run)
+    subcommands.add(parser, bench, "experiment", "experiment_run")
 
 
 def run(args: argparse.Namespace) -> int:
