@@ -47,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See the module."""
-    from edge_offload import records
     from edge_offload.bench.transparent_models import cases
     from edge_offload.capture import cricket
     from edge_offload.errors import BadInput
@@ -65,11 +64,10 @@ def run(args: argparse.Namespace) -> int:
     if args.app is not None:
         record["apps"] = measure_app(args.app, args.links.split(","))
     else:
-        measure_models(names, args.links.split(","), args.pairs, args.slow, record)
-    record["load_average_end"] = list(os.getloadavg())
+        for _ in measure_models(names, args.links.split(","), args.pairs, args.slow, record):
+            save(record, args.json)  # a long experiment that is cut short leaves what it has
+    save(record, args.json)
     show(record)
-    if args.json is not None:
-        records.write(args.json, "transparent_bench", record)
     if args.plot is not None and record["records"]:
         plot(record, args.plot)
     return 1 if record["failures"] else 0
@@ -85,8 +83,19 @@ def machine() -> str:
     return f"{model or platform.machine()}, {os.cpu_count()} cores"
 
 
-def measure_models(names: Sequence[str], links: Sequence[str], pairs: int, slow: int, record: Dict[str, Any]) -> None:
-    """Fill ``record`` with a line for every network, mode and link."""
+def save(record: Dict[str, Any], path: Optional[pathlib.Path]) -> None:
+    """Write the record, if it is wanted."""
+    from edge_offload import records
+
+    record["load_average_end"] = list(os.getloadavg())
+    if path is not None:
+        records.write(path, "transparent_bench", record)
+
+
+def measure_models(
+    names: Sequence[str], links: Sequence[str], pairs: int, slow: int, record: Dict[str, Any]
+) -> Iterator[None]:
+    """Fill ``record`` with a line for every network, mode and link; yields after each network and link."""
     from edge_offload.link.trace import named_link
 
     cores = sorted(os.sched_getaffinity(0))
@@ -108,6 +117,7 @@ def measure_models(names: Sequence[str], links: Sequence[str], pairs: int, slow:
                     for line in lines:
                         print(_row(line), file=sys.stderr, flush=True)
                 record["checks"].append(check(name, link, record["records"], named_link(link)))
+                yield
             if "error" in answer:
                 record["failures"].append({"model": name, "link": "", "modes": [], **answer})
 

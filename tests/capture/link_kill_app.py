@@ -1,0 +1,84 @@
+"""Cuts the connection at one message boundary after the other while a program with state in place runs.
+
+Started by ``edge-offload exec --absent later``: the first argument is the server's address, then the key directory,
+the mode, and every how many boundaries one is cut. Prints a JSON line: whether each run gave what the CPU gives.
+"""
+
+import json
+import sys
+import time
+
+import torch
+
+from edge_offload.capture.device import installed
+from edge_offload.capture.link_remote import LinkRemote
+from edge_offload.link.client import Client, Timings
+from edge_offload.link.emulator import Emulator
+from edge_offload.link.keys import KeyStore
+from edge_offload.link.trace import Link, Trace
+from edge_offload.modes import Mode
+
+address, keys, mode, step = sys.argv[1], sys.argv[2], Mode(sys.argv[3]), int(sys.argv[4])
+torch.set_num_threads(1)
+
+
+def program(device):
+    generator = torch.Generator().manual_seed(0)
+    state = torch.zeros(3, 4, device=device)
+    count = torch.zeros((), dtype=torch.int64, device=device)
+    lines = []
+    for i in range(5):
+        x = torch.randn(3, 4, generator=generator).to(device)
+        state.mul_(0.5).add_(x)
+        count += 1
+        if i == 3:
+            state[1].neg_()
+        lines.append(((state.sum(0) * count).cpu().tolist(), int(count)))
+    return lines
+
+
+class Cutting(LinkRemote):
+    """Cuts the link before or after the message that it is told of has been given to it."""
+
+    sent = 0
+    cut_at = -1
+    after = False
+
+    def _transmit(self, sent):
+        Cutting.sent += 1
+        mine = Cutting.sent == Cutting.cut_at
+        if mine and not Cutting.after:
+            emulator.cut("reset")
+        super()._transmit(sent)
+        if mine and Cutting.after:
+            before = emulator.stats()["bytes_up"]
+            ends = time.monotonic() + 0.008
+            while emulator.stats()["bytes_up"] == before and time.monotonic() < ends:
+                time.sleep(0.001)
+            emulator.cut("reset")
+
+
+wanted = program("cpu")
+trace = Trace.constant(1e9)
+# the way down takes 10 ms: what is cut after sending is often executed and unanswered
+with Emulator("127.0.0.1:0", address, Link("cut", trace, trace, 0.0, 0.01)) as emulator:
+    device = installed()
+    device.switch(mode)
+    verdicts, cuts, boundaries = [], 0, 0
+    # a cut is noticed at once; a busy machine is no cut
+    timings = Timings(connect_s=10.0, handshake_s=30.0, silence_s=30.0)
+    client = Client(emulator.address, keys=KeyStore(keys), timings=timings).start()
+    client.wait_ready(60.0)
+    remote = Cutting(client, resume_s=60.0)
+    device.reconnect(remote)
+    for after in (False, True):
+        Cutting.sent, Cutting.cut_at, Cutting.after = 0, -1, after
+        verdicts.append(program("cuda") == wanted)
+        boundaries = Cutting.sent
+        for boundary in range(1, boundaries + 1, step):
+            Cutting.sent, Cutting.cut_at = 0, boundary
+            verdicts.append(program("cuda") == wanted)
+            cuts += Cutting.sent >= boundary
+    resumed = remote.resumed
+    remote.close()
+print(json.dumps({"verdicts": verdicts, "cuts": cuts, "resumed": resumed, "boundaries": boundaries}))

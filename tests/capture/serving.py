@@ -1,0 +1,63 @@
+"""A server for devices as a process of its own, and programs started by ``edge-offload exec`` against it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from typing import Any, Dict, List, Optional
+
+HERE = pathlib.Path(__file__).parent
+CLI = [sys.executable, "-m", "edge_offload.cli"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+class Serving:
+    """``edge-offload serve`` on loopback, with keys and weights in ``folder``."""
+
+    def __init__(self, folder: pathlib.Path, *options: str, port: int = 0) -> None:
+        self.folder = folder
+        self.keys = folder / "keys"
+        self.blobs = folder / "blobs"
+        command = [*CLI, "serve", "--bind", f"tcp://127.0.0.1:{port}", "--device", "cpu", "--threads", "1"]
+        command += ["--keys", str(self.keys), "--weights-cache", str(self.blobs), *options]
+        self._log = (folder / "serve.log").open("a+")
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=dict(ENVIRONMENT)
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("listening on "), self.log()
+        self.address = line.split()[2]
+
+    def log(self) -> str:
+        return (self.folder / "serve.log").read_text()
+
+    def exec(self, *options: str) -> List[str]:
+        """The command line up to the program."""
+        return [*CLI, "exec", "--server", self.address, "--keys", str(self.keys), "--wait", "60", *options, "--"]
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(30)
+        self._log.close()
+
+
+def run(command: List[str], timeout_s: float = 300.0, **variables: str) -> Any:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, check=False, env={**ENVIRONMENT, **variables}
+    )
+
+
+def children(pid: int) -> Dict[int, Optional[str]]:
+    """Executor processes of a server, by pid, with their command lines."""
+    import psutil
+
+    return {child.pid: " ".join(child.cmdline()) for child in psutil.Process(pid).children(recursive=True)}
