@@ -216,8 +216,9 @@ def walker(x: float, score: float = 0.8) -> People:
     return People([[x, 10, x + 20, 60]], [score], np.tile([x, 10.0, score], (1, 17, 1)))
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 14), st.integers(-6, 6))
+@pytest.mark.parametrize("gap", [1, 4, distil.LONGEST_GAP, distil.LONGEST_GAP + 1, 14])
+@settings(max_examples=8, deadline=None)
+@given(speed=st.integers(-6, 6))
 def test_people_are_carried_over_short_gaps_only(gap, speed):
     lost = range(10, 10 + gap)
     finds = {n: People.empty() if n in lost else walker(200 + speed * n) for n in range(40)}
