@@ -23,6 +23,7 @@ from std_msgs.msg import Header
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.execute.devices import AUTO
 from edge_offload.link.keys import KeyStore
+from edge_offload.models.registry import entries
 from edge_offload.nodes.base import Node
 from edge_offload.nodes.compose import duration, latency_message
 from edge_offload.nodes.cores import resolve
@@ -120,6 +121,10 @@ class OffloadServerNode(Node):
     def _on_result(self, result: FrameResult) -> None:
         """One frame of one robot; called in the server's thread for results."""
         if result.meta.get("probe"):
+            return
+        if getattr(entries().get(result.model), "kind", "") == "scene":
+            # labels of two megabytes a sweep, and no people in them: nothing for those who watch here
+            self.health.count("results")
             return
         try:
             facts = Facts(result.meta)
