@@ -35,8 +35,8 @@ def cases() -> List[Case]:
     here = __name__
     found = [Case("kapao_s", "people", "kapao_s", {"size": 640}), Case("movenet", "people", "movenet", {})]
     found += [Case(name, "classification", name, {}) for name in CLASSIFIERS]
-    found += [Case(name, "segmentation", f"{here}:segmenter", {"name": name}) for name in SEGMENTERS]
-    found += [Case(name, "detection", f"{here}:detector", {"name": name}) for name in DETECTORS]
+    found += [Case(name, "segmentation", f"{here}:segmenter", {"network": name}) for name in SEGMENTERS]
+    found += [Case(name, "detection", f"{here}:detector", {"network": name}) for name in DETECTORS]
     return found
 
 
@@ -65,14 +65,14 @@ class Boxes(nn.Module):
         return found["boxes"], found["labels"], found["scores"]
 
 
-def segmenter(name: str, seed: int = 0) -> nn.Module:
-    """torchvision's segmentation network ``name`` with random weights that make errors visible."""
-    return LabelMap(_network("segmentation", name, seed)).eval()
+def segmenter(network: str, seed: int = 0) -> nn.Module:
+    """torchvision's segmentation network ``network`` with random weights that make errors visible."""
+    return LabelMap(_network("segmentation", network, seed)).eval()
 
 
-def detector(name: str, seed: int = 0) -> nn.Module:
-    """torchvision's detection network ``name`` with random weights."""
-    return Boxes(_network("detection", name, seed)).eval()
+def detector(network: str, seed: int = 0) -> nn.Module:
+    """torchvision's detection network ``network`` with random weights."""
+    return Boxes(_network("detection", network, seed)).eval()
 
 
 def _network(family: str, name: str, seed: int) -> nn.Module:
