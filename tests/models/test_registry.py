@@ -22,7 +22,7 @@ def test_names_that_others_rely_on_exist_and_declare_their_path_options():
     assert {"movenet", "kapao_n", "kapao_s", "kapao_m", "kapao_l", "resnet50"} <= set(table)
     for entry in table.values():
         assert set(entry.path_options) <= set(entry.options)
-        assert entry.kind in ("people", "classifier")
+        assert entry.kind in ("people", "scene", "classifier")
     assert table["kapao_s"].path_options == ("checkpoint",)
 
 
