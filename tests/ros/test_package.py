@@ -98,4 +98,5 @@ def test_launch_files_explain_every_argument_and_say_what_happens_when_a_node_di
         assert "required" in node.attrib or "respawn" in node.attrib, node.get("name")
         if node.get("pkg") == "edge_offload":
             assert node.get("type") in LAUNCHERS
-            assert node.get("launch-prefix") == "$(optenv EDGE_OFFLOAD_PYTHON)", node.get("name")
+            # either that Python itself, or that Python by way of 'edge-offload exec'
+            assert node.get("launch-prefix") in ("$(optenv EDGE_OFFLOAD_PYTHON)", "$(arg _exec)"), node.get("name")
