@@ -202,12 +202,12 @@ def check(op: Any, case: Case, runs: int, verdict: Verdict) -> None:
 
 
 def call(op: Any, sample: Any, device: str) -> Any:
-    """Run ``op`` on copies of the tensors of ``sample`` on ``device``; where the sample says ``cpu`` it is said too."""
+    """Run ``op`` on copies of the tensors of ``sample`` on ``device``, which replaces any that the sample names."""
 
     def move(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value.detach().clone() if device == "cpu" else value.detach().to(device)
-        if isinstance(value, torch.device) or (isinstance(value, str) and value == "cpu"):
+        if isinstance(value, torch.device) or (isinstance(value, str) and value in ("cpu", "cuda")):
             return torch.device(device)
         return value
 
