@@ -59,7 +59,16 @@ def run(args: argparse.Namespace) -> int:
     if not program:
         raise BadInput("no program to run", remedy="edge-offload exec -- python program.py")
     settings = connect.Settings(
-        args.mode, args.server, args.keys, args.codec, args.absent, args.wait, args.resume, args.device, args.threads, args.tally
+        args.mode,
+        args.server,
+        args.keys,
+        args.codec,
+        args.absent,
+        args.wait,
+        args.resume,
+        args.device,
+        args.threads,
+        args.tally,
     )
     connect.check(settings)
     if build.existing() is None and build.compiler() is not None:
