@@ -63,8 +63,10 @@ class RegressNode(Node):
         self._people: Dict[int, List[Any]] = {}
         self._latencies: Dict[int, List[Any]] = {}
         self._stopping = False
-        rospy.Subscriber("kapao/people", PersonArray, self.callback(self._on_people), queue_size=64)
-        rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=64)
+        self._answers = (
+            rospy.Subscriber("kapao/people", PersonArray, self.callback(self._on_people), queue_size=64),
+            rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=64),
+        )
         self._thread = threading.Thread(target=self._run, name="regress", daemon=True)
         self._thread.start()
 
@@ -99,8 +101,11 @@ class RegressNode(Node):
 
     def _step_all(self) -> List[int]:
         """Publish every image and wait for its result; the stamps published, in ns."""
-        if not self._wait(lambda: self._images.get_num_connections() > 0, self.params["timeout"]):
-            raise BadInput(f"nobody listens to {self._images.name}", remedy="start the people node")
+        # both ways: an answer published before this node is connected to it would be taken for one never given
+        ends = (self._images, *self._answers)
+        if not self._wait(lambda: all(end.get_num_connections() > 0 for end in ends), self.params["timeout"]):
+            absent = ", ".join(end.name for end in ends if end.get_num_connections() == 0)
+            raise BadInput(f"nobody is at the other end of {absent}", remedy="start the people node")
         stamps: List[int] = []
         limit = self.params["frames"]
         info_topic = self._topic.rsplit("/image", 1)[0] + "/camera_info"
