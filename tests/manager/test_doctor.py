@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from edge_offload import cli, records
 from edge_offload.errors import Unsupported
@@ -34,7 +35,7 @@ def test_server_is_measured(capsys, tmp_path):
     from edge_offload.link.keys import KeyStore
     from edge_offload.server.server import OffloadServer
 
-    with OffloadServer(keys=KeyStore(tmp_path), device="cpu") as server:
+    with OffloadServer(keys=KeyStore(tmp_path), device="cpu", threads=torch.get_num_threads()) as server:
         code = cli.main(["doctor", "--server", server.address, "--keys", str(tmp_path)])
     out = capsys.readouterr().out
     assert code == 0, out

@@ -1,6 +1,8 @@
 """A measured profile becomes a graph that charges every millisecond, and a loop on a trace gives the latency that
 arithmetic gives."""
 
+import importlib.util
+
 import numpy as np
 import pytest
 
@@ -114,6 +116,8 @@ def test_the_authors_profiles_have_the_local_and_global_operators_that_they_repo
     reported = {
         "VGG19_BN": (53, 9), "ResNet152": (512, 3), "DenseNet121": (428, 3), "ConvNeXt_Large": (340, 6),
     }  # fmt: skip
+    if model in reported and importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed: its networks cannot be built")
     profile = profiles.read_operators(data, model)
     workload = graph.build(model, profile)
     costs = workload.cost_model({}, QUIET, 0.0)
