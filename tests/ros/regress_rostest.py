@@ -85,7 +85,8 @@ class Regress(unittest.TestCase):
         from edge_offload.perception import regression
 
         golden = regression.load(GOLDEN)
-        self.assertEqual(regression.differences(golden, self.outcome("none:none")), [])
+        found = regression.differences(golden, self.outcome("none:none"))
+        assert found == [], found
         found = regression.differences(golden, self.outcome(",".join(f"{i}:{fault}" for i, fault in FAULTS.items())))
         for index, fault in FAULTS.items():
             assert any(line.startswith(f"frame {index} ") for line in found), f"fault {fault} went unnoticed: {found}"
