@@ -248,5 +248,7 @@ def images(graph):
 
         def wait(self, timeout_s: float = 90.0) -> None:
             wait_for(lambda: self.publisher.get_num_connections() > 0, "a subscriber of the images", timeout_s)
+            # rospy counts a connection before its other end reads
+            time.sleep(0.5)
 
     return Camera()
