@@ -41,6 +41,14 @@ def wait_for(condition, what: str, timeout_s: float = 60.0):
     pytest.fail(f"{what} did not happen within {timeout_s:g} s")
 
 
+def wait_for_readers(*publishers, timeout_s: float = 90.0) -> None:
+    """Until each of the publishers has a subscriber that reads."""
+    for publisher in publishers:
+        wait_for(publisher.get_num_connections, f"a subscriber of {publisher.name}", timeout_s)
+    # rospy counts a connection before its other end reads
+    time.sleep(0.5)
+
+
 @pytest.fixture(scope="session")
 def master(tmp_path_factory):
     """A master on a free port, and this process as a node of it."""
@@ -247,8 +255,6 @@ def images(graph):
             return stamp.to_nsec()
 
         def wait(self, timeout_s: float = 90.0) -> None:
-            wait_for(lambda: self.publisher.get_num_connections() > 0, "a subscriber of the images", timeout_s)
-            # rospy counts a connection before its other end reads
-            time.sleep(0.5)
+            wait_for_readers(self.publisher, timeout_s=timeout_s)
 
     return Camera()

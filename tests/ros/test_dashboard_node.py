@@ -10,7 +10,7 @@ import time
 import urllib.parse
 
 import pytest
-from conftest import ROOT, Process, free_port, wait_for
+from conftest import ROOT, Process, free_port, wait_for, wait_for_readers
 
 pytestmark = pytest.mark.ros
 
@@ -78,20 +78,20 @@ def test_topics_are_on_the_page_and_pictures_only_while_somebody_looks(graph):
     diagnostics = rospy.Publisher("/diagnostics", DiagnosticArray, queue_size=10)
     overlay = graph.publisher("kapao/overlay/compressed", CompressedImage)
     url = wait_for(lambda: rospy.get_param(f"{graph.ns}/dashboard_node/url", ""), "the page")
-    for publisher, _ in send.values():
-        wait_for(publisher.get_num_connections, "a subscriber")
+    wait_for_readers(*(publisher for publisher, _ in send.values()))
     assert overlay.get_num_connections() == 0
     page = Page(url)
     wait_for(overlay.get_num_connections, "a subscriber of the pictures")
     assert page.status["state"] == "waiting"
     assert f"{graph.ns}/offload/latency" in page.status["text"]
-    time.sleep(0.5)  # rospy counts a connection before its other end reads
+    wait_for_readers(overlay, diagnostics)
     for publisher, message in send.values():
         publisher.publish(message)
     trouble = DiagnosticStatus(name="some_node: health", level=DiagnosticStatus.ERROR, message="it broke")
     diagnostics.publish(DiagnosticArray(header=stamp, status=[trouble]))
-    for data in (b"GIF89a", b"\xff\xd8\xff picture", b"x" * 10):
+    for data in (b"GIF89a", b"x" * 10, b"\xff\xd8\xff picture"):
         overlay.publish(CompressedImage(header=stamp, format="", data=data))
+        time.sleep(0.2)  # the node takes the newest picture only
     wait_for(lambda: set(send) <= set(page.records) and page.pictures, "everything on the page")
     assert page.records["latency"][0]["total_s"] == pytest.approx(0.09)
     assert page.records["mode"][0]["reason"] == "why not"
@@ -190,8 +190,7 @@ def test_the_recorder_keeps_the_run_and_the_report_reads_it(graph, tmp_path):
     node = graph.node("run_recorder", frames=5, json=str(tmp_path / "walk.json"), video=False, link="wifi_93mbps")
     latency, people = graph.publisher("offload/latency", Latency), graph.publisher("kapao/people", PersonArray)
     power = graph.publisher("offload/power", Power)
-    for publisher in (latency, people, power):
-        wait_for(publisher.get_num_connections, "the recorder")
+    wait_for_readers(latency, people, power)
     power.publish(Power(watts=5.0))
     for number in range(1, 6):
         header = Header(stamp=rospy.Time(number))
@@ -214,8 +213,7 @@ def test_a_full_disk_costs_the_records_and_not_the_run(graph, tmp_path):
     (tmp_path / "walk.jsonl").symlink_to("/dev/full")
     node = graph.node("run_recorder", frames=3, json=str(tmp_path / "walk.json"), video=False)
     latency, people = graph.publisher("offload/latency", Latency), graph.publisher("kapao/people", PersonArray)
-    for publisher in (latency, people):
-        wait_for(publisher.get_num_connections, "the recorder")
+    wait_for_readers(latency, people)
     for number in range(1, 4):
         header = Header(stamp=rospy.Time(number))
         people.publish(PersonArray(header=header, mode="local"))

@@ -12,7 +12,7 @@ import time
 import cv2
 import numpy as np
 import pytest
-from conftest import ROOT, wait_for
+from conftest import ROOT, wait_for, wait_for_readers
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_a_mode_is_put_in_force_by_service_and_a_wrong_one_refused(graph):
     assert (modes.messages[1].mode, modes.messages[1].code) == ("local", OffloadMode.LOCAL)
     assert "tests" in modes.messages[1].reason
     call("server")
-    wait_for(lambda: latency.get_num_connections() > 0, "the manager's subscription")
+    wait_for_readers(latency)
     latency.publish(Latency(mode="local", fallback_reason="the server is gone"))
     wait_for(lambda: graph.says(node, 1, "the server is gone"), "the warning that another mode ran", 10)
 
@@ -195,7 +195,8 @@ def test_a_policy_follows_the_forecasts_and_its_knobs_turn(graph):
     node = graph.node("offload_manager_node", mode="auto", frames=1)
     modes = graph.listen("offload/mode", OffloadMode)
     forecasts = graph.publisher("offload/forecast", Forecast)
-    wait_for(lambda: forecasts.get_num_connections() > 0 and len(modes) == 1, "the manager")
+    wait_for(lambda: len(modes) == 1, "the manager")
+    wait_for_readers(forecasts)
     assert "auto" not in {message.mode for message in modes.messages}, "auto is a policy, never a mode"
 
     def tell(local, server, obstacle=""):
@@ -240,7 +241,8 @@ def test_bandwidth_is_what_the_transfers_had(graph):
     told = graph.listen("offload/bandwidth", Bandwidth)
     graph.node("bandwidth_monitor_node", rate=20, window=1.0)
     latency = graph.publisher("offload/latency", Latency)
-    wait_for(lambda: latency.get_num_connections() > 0 and len(told) > 0, "the monitor")
+    wait_for(lambda: len(told) > 0, "the monitor")
+    wait_for_readers(latency)
     assert told.messages[0].source == Bandwidth.NONE
     cost = Latency(mode="server", bytes_up=1_000_000, bytes_down=100_000, connected=True)
     # with the way through an empty link, which is no matter of bandwidth
@@ -287,7 +289,8 @@ def test_the_follower_stands_still_without_news_and_drives_with_them(graph):
     commands = graph.listen("cmd_vel", Twist)
     node = graph.node("follower_node", base_frame="base_link", rate=50)
     people = graph.publisher("kapao/people", PersonArray)
-    wait_for(lambda: people.get_num_connections() > 0 and len(commands) > 3, "the follower")
+    wait_for(lambda: len(commands) > 3, "the follower")
+    wait_for_readers(people)
     assert all(command.linear.x == 0 == command.angular.z for command in commands.messages)
 
     def see():
@@ -319,7 +322,7 @@ def test_the_recorder_ends_the_run_and_writes_a_summary_that_fits_the_schema(gra
     latency = graph.publisher("offload/latency", Latency)
     overlay = graph.publisher("kapao/overlay", Image)
     publishers = (images.publisher, people, latency, overlay)
-    wait_for(lambda: all(p.get_num_connections() for p in publishers), "the recorder's subscriptions")
+    wait_for_readers(*publishers)
     stamps = [images.send() for _ in range(6)]
     wait_for(lambda: graph.values(node).get("frames") == "6", "the arrival of the images", 10)
     for number, stamp in enumerate(stamps[1::2]):
@@ -351,6 +354,24 @@ def test_a_run_without_a_result_has_no_summary_and_a_non_zero_exit_code(graph, t
     node.signal(signal.SIGINT)
     assert node.wait(30) == 1
     assert not (tmp_path / "summary.json").exists()
+
+
+def test_a_node_that_ends_itself_while_it_starts_is_stopped_all_the_same(master, tmp_path):
+    program = tmp_path / "hasty.py"
+    program.write_text(
+        "import sys, time\n"
+        "from edge_offload.nodes.base import Node, run_node\n"
+        "class Hasty(Node):\n"
+        "    name = 'hasty'\n"
+        "    def start(self):\n"
+        "        self.finish('at once', exit_code=3)\n"
+        "        time.sleep(1.0)\n"
+        "    def stop(self):\n"
+        "        print('stopped', flush=True)\n"
+        "sys.exit(run_node(Hasty))\n"
+    )
+    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout.count("stopped")) == (3, 1), ended.stdout + ended.stderr
 
 
 def test_a_misspelt_parameter_is_told(graph):

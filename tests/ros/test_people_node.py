@@ -7,7 +7,7 @@ import statistics
 import time
 
 import pytest
-from conftest import free_port, wait_for
+from conftest import free_port, wait_for, wait_for_readers
 
 
 def start(graph, images, **params):
@@ -123,7 +123,7 @@ def test_depth_gives_a_position_and_depth_without_a_value_gives_none(graph, imag
     info = graph.publisher("camera/camera_info", CameraInfo, latch=True)
     depth = graph.publisher("camera/depth/image_raw", Image)
     info.publish(CameraInfo(width=128, height=96, K=[100, 0, 64, 0, 100, 48, 0, 0, 1], distortion_model="plumb_bob"))
-    wait_for(lambda: depth.get_num_connections() and info.get_num_connections(), "subscribers")
+    wait_for_readers(depth, info)
 
     def step(values, **changes):
         # the depth image is sent first, with the stamp that the image will have
@@ -160,7 +160,7 @@ def test_compressed_images_are_found_by_themselves(graph):
     people = graph.listen("kapao/people", PersonArray)
     graph.node("kapao_node", model="tiny_people:make", threads=1)
     publisher = graph.publisher("camera/image_raw/compressed", CompressedImage)
-    wait_for(lambda: publisher.get_num_connections() > 0, "a subscriber of the compressed images", 90)
+    wait_for_readers(publisher)
     pixels = np.zeros((96, 128, 3), dtype=np.uint8)
     pixels[30:50, 50:70] = 255
     _, coded = cv2.imencode(".jpg", pixels)

@@ -31,6 +31,8 @@ class Node:
         declared: its private parameters.
         params: their values, checked.
         health: what it says on /diagnostics.
+        exit_code: what the process returns.
+        running: set once the node has started, so that its stop() is sure to be called.
     """
 
     name: ClassVar[str]
@@ -40,6 +42,7 @@ class Node:
         self.params = params
         self.health = health
         self.exit_code = 0
+        self.running = threading.Event()
 
     def start(self) -> None:
         """Open everything and subscribe. An exception ends the node with a non-zero exit code."""
@@ -53,8 +56,14 @@ class Node:
     def finish(self, reason: str, exit_code: int = 0) -> None:
         """End the node by itself."""
         self.exit_code = exit_code
+
+        def end() -> None:
+            # a message may end the node before its start is through: rospy forgets hooks that come after the shutdown
+            self.running.wait()
+            rospy.signal_shutdown(reason)
+
         # stop() may wait for the thread that calls this
-        threading.Thread(target=rospy.signal_shutdown, args=(reason,), daemon=True).start()
+        threading.Thread(target=end, daemon=True).start()
 
     def callback(self, function: Callable[[Any], None]) -> Callable[[Any], None]:
         """``function`` such that an exception is told and counted (rospy itself only logs it)."""
@@ -180,7 +189,12 @@ def _run(node_class: Type[Node]) -> int:
         _stop(node, diagnostics)
         return FAILED
     health.clear("start")
+    if rospy.is_shutdown():
+        # ended from outside while it started
+        _stop(node, diagnostics)
+        return node.exit_code
     rospy.on_shutdown(lambda: _stop(node, diagnostics))
+    node.running.set()
     rospy.spin()
     return node.exit_code
 
