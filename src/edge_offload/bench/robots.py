@@ -5,10 +5,12 @@ pictures as fast as they are answered, two at a time, so the server works at its
 has four connections. Fairness is per robot, not per connection.
 
   edge-offload bench robots                        10 robots, 20 s
-  edge-offload bench robots --seconds 600 --json robots.json
+  edge-offload bench robots --full --json robots.json     10 minutes
 
 served: answers per robot. ratio: most / least. memory growth: of the server's resident memory, from a fifth of the time
-to the end.
+to the end. A robot whose connection breaks opens its model again on the next one; every break is counted with its
+reason. Ends with 1 if anything failed, if the most served robot got more than 1.2 times as much as the least, or if the
+server grew by more than 2 %, or held more sockets or threads than at the beginning.
 """
 
 from __future__ import annotations
@@ -22,19 +24,21 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Dict, List
-
-if TYPE_CHECKING:
-    from edge_offload.chaos.rig import Process
+from typing import Any, Dict, List
 
 CONNECTIONS_OF_GREEDY = 4
 WAIT_S = 30.0
+FULL_S = 600.0
+MAX_RATIO, MAX_GROWTH = 1.2, 0.02
+#: Sockets and threads that may come and go in the server.
+SLACK = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("--robots", type=int, default=10, metavar="N", help="emulated robots (10)")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of load (20)")
+    parser.add_argument("--full", action="store_true", help=f"{FULL_S:g} s of load")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record robots_bench here")
 
 
@@ -45,15 +49,20 @@ def run(args: argparse.Namespace) -> int:
 
     if not 1 <= args.robots <= 50 or args.seconds <= 0:
         raise BadInput("--robots is 1 to 50, --seconds positive")
-    record = measure(args.robots, args.seconds)
-    served = record["served"]
+    record = measure(args.robots, FULL_S if args.full else args.seconds)
+    served, latency = record["served"], record["latency_s"]
     print(f"{record['answers_per_s']:.0f} answers/s to {len(served)} robots: {min(served)} to {max(served)} each")
+    print(f"latency p50 {latency['p50'] * 1e3:.0f} ms, p99 {latency['p99'] * 1e3:.0f} ms")
     print(f"most / least {record['ratio']:.2f}; refused {record['refused']}, failed {record['failed']}")
-    print(f"server memory {record['memory_begin'] / 1e6:.0f} MB, growth {record['memory_growth']:+.1%}")
+    for reason, count in record["failures"].items():
+        print(f"  {count} x {reason}")
+    print(f"server memory {record['memory_begin'] / 1e6:.0f} MB, growth {record['memory_growth']:+.1%}; "
+          f"{record['server_begin']['sockets']} to {record['server_end']['sockets']} sockets, "
+          f"{record['server_begin']['threads']} to {record['server_end']['threads']} threads")  # fmt: skip
     if args.json is not None:
         records.write(args.json, "robots_bench", record)
         print(f"wrote {args.json}", file=sys.stderr)
-    return 0
+    return 0 if record["passed"] else 1
 
 
 def measure(robots: int, seconds: float) -> Dict[str, Any]:
@@ -78,47 +87,82 @@ def measure(robots: int, seconds: float) -> Dict[str, Any]:
             arguments = [address, directory, str(robots), str(seconds), MODEL]
             load = Process([sys.executable, "-m", "edge_offload.bench.robots", *arguments])
             load.wait_line("loaded")
-            memory = _watch(server, load, seconds)
+            watched = _watch(server.process.pid, seconds)
             told = json.loads(load.wait_line("{"))
             load.end()
         finally:
             for process in (load, server):
                 if process is not None:
                     process.kill()
-    early = statistics.median(memory[len(memory) // 5 : len(memory) // 5 + 5])
-    late = statistics.median(memory[-5:])
+    memory = [moment["memory"] for moment in watched]
+    fifth = len(memory) // 5
+    early, late = statistics.median(memory[fifth : fifth + 5]), statistics.median(memory[-5:])
     served = told["served"]
+    begin, end = watched[fifth], watched[-1]
+    ratio, growth = max(served) / max(1, min(served)), late / early - 1
+    kept = all(end[name] <= begin[name] + SLACK for name in ("sockets", "threads"))
     return {
         "robots": robots,
         "seconds": seconds,
+        "passed": not told["failed"] and ratio <= MAX_RATIO and growth <= MAX_GROWTH and kept,
         "served": served,
         "answers_per_s": sum(served) / seconds,
-        "ratio": max(served) / max(1, min(served)),
+        "latency_s": told["latency_s"],
+        "ratio": ratio,
         "refused": told["refused"],
         "failed": told["failed"],
+        "failures": told["failures"],
         "memory_begin": early,
         "memory_end": late,
-        "memory_growth": late / early - 1,
+        "memory_growth": growth,
+        "server_begin": begin,
+        "server_end": end,
     }
 
 
-def _watch(server: Process, load: Process, seconds: float) -> List[int]:
-    import psutil
+def _watch(pid: int, seconds: float) -> List[Dict[str, int]]:
+    from edge_offload.chaos.usage import usage
 
-    process = psutil.Process(server.process.pid)
-    memory: List[int] = []
+    watched: List[Dict[str, int]] = []
     ends = time.monotonic() + seconds
-    while time.monotonic() < ends or not memory:
-        memory.append(process.memory_info().rss)
+    while time.monotonic() < ends - 0.5 or not watched:  # the last moment is one under load
+        watched.append(usage(pid))
         time.sleep(min(1.0, seconds / 20))
-    return memory
+    return watched
+
+
+class _Robot:
+    """One connection of an emulated robot, and the model that it has opened there."""
+
+    def __init__(self, client: Any, model: str, spec: Dict[str, Any]) -> None:
+        self._client = client
+        self._open = {"name": model, "inputs": [spec]}
+        self._lock = threading.Lock()
+        self._handle = 0
+        self._connection = -1
+
+    def handle(self) -> int:
+        """Of the model, opened anew where the connection is another one than last time."""
+        with self._lock:
+            self._client.wait_ready(WAIT_S)
+            connection = self._client.counters["connections"]
+            if connection != self._connection:
+                opened = self._client.request("open_model", self._open, timeout_s=WAIT_S).result(WAIT_S + 1)
+                self._handle, self._connection = opened.body["handle"], connection
+            return self._handle
+
+    def infer(self, body: Dict[str, Any], buffers: List[Any]) -> None:
+        """One picture."""
+        body = {**body, "handle": self.handle()}
+        self._client.request("infer", body, buffers, timeout_s=WAIT_S).result(WAIT_S + 1)
 
 
 def _load(address: str, directory: str, robots: int, seconds: float, model: str) -> None:
     """The robots, in a process without torch."""
     import numpy as np
 
-    from edge_offload.errors import EdgeOffloadError
+    from edge_offload import records
+    from edge_offload.errors import EdgeOffloadError, Refused
     from edge_offload.link import codecs
     from edge_offload.link.client import Client
     from edge_offload.link.keys import KeyStore
@@ -127,32 +171,39 @@ def _load(address: str, directory: str, robots: int, seconds: float, model: str)
     spec = {"dtype": "uint8", "shape": list(picture.shape)}
     coded = codecs.encode(picture)
     descriptor = {**spec, "payload": coded.descriptor, "parts": len(coded.buffers)}
+    body = {"inputs": [descriptor], "codec": "auto", "wait_s": None, "meta": {}}
     counts: Counter = Counter()
-    clients, handles = [], []
+    failures: Counter = Counter()
+    took_s: List[float] = []
+    clients, robots_ = [], []
     for number in range(robots):
         for _ in range(CONNECTIONS_OF_GREEDY if number == 0 else 1):
             client = Client(address, keys=KeyStore(pathlib.Path(directory) / f"robot{number}")).start()
-            client.wait_ready(WAIT_S)
-            opened = client.request("open_model", {"name": model, "inputs": [spec]}, timeout_s=60.0).result(60.0)
-            clients.append((number, client))
-            handles.append(opened.body["handle"])
+            robot = _Robot(client, model, spec)
+            robot.handle()
+            clients.append(client)
+            robots_.append((number, robot))
     print("loaded", flush=True)
     ends = time.monotonic() + seconds
 
-    def drive(number: int, client: Client, handle: int) -> None:
-        body = {"handle": handle, "inputs": [descriptor], "codec": "auto", "wait_s": None, "meta": {}}
+    def drive(number: int, robot: _Robot) -> None:
         while time.monotonic() < ends:
+            began_s = time.monotonic()
             try:
-                client.request("infer", body, coded.buffers, timeout_s=WAIT_S).result(WAIT_S + 1)
+                robot.infer(body, coded.buffers)
                 counts[number] += 1
+                took_s.append(time.monotonic() - began_s)
             except EdgeOffloadError as error:
-                counts["refused" if type(error).__name__ == "Refused" else "failed"] += 1
+                refused = isinstance(error, Refused)
+                counts["refused" if refused else "failed"] += 1
+                if not refused:
+                    failures[str(error)[:200]] += 1
                 time.sleep(0.01)
 
     # two requests at a time, so that one waits at the server while the other is answered
     threads = [
-        threading.Thread(target=drive, args=(number, client, handle))
-        for (number, client), handle in zip(clients, handles)
+        threading.Thread(target=drive, args=(number, robot))
+        for number, robot in robots_
         for _ in range(1 if number == 0 else 2)
     ]
     for thread in threads:
@@ -160,9 +211,15 @@ def _load(address: str, directory: str, robots: int, seconds: float, model: str)
     for thread in threads:
         thread.join()
     assert "torch" not in sys.modules, "an emulated robot needs no torch"
-    served = [counts[number] for number in range(robots)]
-    print(json.dumps({"served": served, "refused": counts["refused"], "failed": counts["failed"]}), flush=True)
-    for _, client in clients:
+    told = {
+        "served": [counts[number] for number in range(robots)],
+        "latency_s": records.latency_summary(took_s),
+        "refused": counts["refused"],
+        "failed": counts["failed"],
+        "failures": dict(failures),
+    }
+    print(json.dumps(told), flush=True)
+    for client in clients:
         client.close()
 
 
