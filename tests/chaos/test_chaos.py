@@ -1,32 +1,39 @@
 """Faults on the real system of two processes: every frame one result, none wrong. And the judge can fail."""
 
 import copy
+import os
+import socket
 
 import pytest
 
 from edge_offload import records
 from edge_offload.chaos.scenarios import SCENARIOS
-from edge_offload.chaos.verdict import judge
+from edge_offload.chaos.usage import usage
+from edge_offload.chaos.verdict import Fault, judge
 from edge_offload.cli import main
 from edge_offload.commands.chaos import record, run_scenario
 
-MARKS = {"fault": 10.0, "restored": 15.0}
-USED = {"descriptors": 20, "threads": 8, "memory": 200 << 20}
+USED = {"descriptors": 20, "sockets": 5, "threads": 8, "memory": 200 << 20, "children": 0}
 
 
 def frame(number, mode="server", total_s=0.03, **more):
     base = {"frame": number, "t": number * 0.1, "total_s": total_s, "mode": mode, "asked": mode, "hedged": False}
-    return {**base, "equal": True, "compute_s": total_s if mode == "local" else 0.0, "reason": "", **more}
+    return {**base, "equal": True, "compute_s": total_s if mode == "local" else 0.0, "reason": "",
+            "round_trips": int(mode == "server"), "way_s": [0.001, 0.001], **more}  # fmt: skip
 
 
 def good():
     frames = [frame(n, "local" if 100 <= n < 150 else "server") for n in range(200)]
     counts = {"published": 210, "taken": 200, "superseded": 10, "results": 200}
-    return frames, {"summary": counts, "before": USED, "after": dict(USED), "exit_code": 0}
+    return frames, {"summary": counts, "exit_code": 0}
 
 
-def verdict(frames, summary, back=15.1, outage=True, scenario="blackhole"):
-    return judge(scenario, frames, summary, [0.03] * 20, MARKS, back, outage)
+def verdict(frames, summary, back=15.1, outage=True, scenario="blackhole", robot=USED, server=USED):
+    faults = [
+        Fault(10.0, 12.0, 12.1, {"robot": USED, "server": USED}),
+        Fault(12.5, 15.0, back, {"robot": robot, "server": server}),
+    ]
+    return judge(scenario, frames, summary, [0.03] * 20, faults, outage)
 
 
 def test_a_run_without_blemish_passes_and_fits_the_schema():
@@ -55,21 +62,18 @@ def _crash(frames, summary):
     summary["exit_code"] = -11
 
 
-def _leak(frames, summary):
-    summary["after"]["descriptors"] += 100
-
-
-def _threads(frames, summary):
-    summary["after"]["threads"] += 10
-
-
-def _memory(frames, summary):
-    summary["after"]["memory"] += 1 << 30
-
-
 def _wait(frames, summary):
     for late in frames[110:120]:
         late["total_s"] = 0.5
+
+
+def _linger(frames, summary):
+    for late in frames[110:112]:
+        late["round_trips"] = 1
+
+
+def _jump(frames, summary):
+    frames[5]["way_s"] = [3600.0, -3600.0]
 
 
 def _swap(frames, summary):
@@ -84,9 +88,8 @@ def _swap(frames, summary):
         (_falsify, "not bit-equal"),
         (_vanish, "superseded"),
         (_crash, "exit code -11"),
-        (_leak, "descriptors grew"),
-        (_threads, "threads grew"),
-        (_memory, "memory grew"),
+        (_jump, "absurd transfer time"),
+        (_linger, "2 frames waited in vain for the server"),
         (_wait, "p99 during the outage"),
         (_swap, "out of order"),
     ],
@@ -96,6 +99,24 @@ def test_every_blemish_is_found(harm, words):
     harm(frames, summary)
     found = verdict(frames, summary)
     assert any(words in failure for failure in found.failures), found.failures
+
+
+@pytest.mark.parametrize("side", ["robot", "server"])
+@pytest.mark.parametrize(
+    ("what", "more"), [("descriptors", 5), ("sockets", 3), ("threads", 3), ("memory", 9 << 20), ("children", 1)]
+)
+def test_a_leak_is_found_on_either_side(side, what, more):
+    found = verdict(*good(), **{side: {**USED, what: USED[what] + more}})
+    assert [f"{what} of the {side} grew" in failure for failure in found.failures] == [True]
+
+
+def test_usage_sees_what_a_process_opens():
+    before = usage(os.getpid())
+    with socket.socket(), open(os.devnull):
+        after = usage(os.getpid())
+    assert (after["sockets"], after["descriptors"]) == (before["sockets"] + 1, before["descriptors"] + 2)
+    assert after["memory"] > 1 << 20
+    assert after["threads"] >= 1
 
 
 def test_coming_back_late_or_never_is_found():
@@ -123,6 +144,6 @@ def test_the_list_names_every_scenario_and_a_wrong_name_is_refused(capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["server_kill", "two_managers"])
 def test_the_real_thing(name):
-    found = run_scenario(name, 1.5, timing=False)
+    found = run_scenario(name, 1.5, repeat=2, timing=False)
     assert found.passed, found.failures
     assert found.figures["results"] > 10

@@ -91,9 +91,9 @@ def raw_dealer(keys):
 class ServerProcess:
     """echo_server.py in a process of its own."""
 
-    def __init__(self, keys, *options):
+    def __init__(self, keys, *options, prefix=()):
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "echo_server.py"), *map(str, options)],
+            [*prefix, sys.executable, str(HERE / "echo_server.py"), *map(str, options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "EDGE_OFFLOAD_KEYS": str(keys.directory)},
@@ -123,8 +123,8 @@ class ServerProcess:
 def server_process(keys):
     started = []
 
-    def start(*options):
-        started.append(ServerProcess(keys, *options))
+    def start(*options, prefix=()):
+        started.append(ServerProcess(keys, *options, prefix=prefix))
         return started[-1]
 
     yield start

@@ -171,7 +171,7 @@ def _load(address: str, directory: str, robots: int, seconds: float, model: str)
     spec = {"dtype": "uint8", "shape": list(picture.shape)}
     coded = codecs.encode(picture)
     descriptor = {**spec, "payload": coded.descriptor, "parts": len(coded.buffers)}
-    body = {"inputs": [descriptor], "codec": "auto", "wait_s": None, "meta": {}}
+    body: Dict[str, Any] = {"inputs": [descriptor], "codec": "auto", "wait_s": None, "meta": {}}
     counts: Counter = Counter()
     failures: Counter = Counter()
     took_s: List[float] = []

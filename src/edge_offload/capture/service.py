@@ -138,7 +138,7 @@ class DeviceService:
         return found
 
     def _make_room(self, peer: Peer) -> None:
-        """Sessions that wait for their robot's return make room for one that is here."""
+        """Sessions that have ended, or wait for their robot's return, make room for one that is here."""
         own = [key for key in self._sessions if key[0] == peer.key]
         for keys, limit, whose in (
             (own, self.quota.sessions_per_robot, "of this robot"),
@@ -146,7 +146,7 @@ class DeviceService:
         ):
             if len(keys) < limit:
                 continue
-            waiting = [key for key in keys if self._sessions[key].detached_s is not None]
+            waiting = [key for key in keys if self._sessions[key].over or self._sessions[key].detached_s is not None]
             if not waiting:
                 raise Refused(
                     f"full: {limit} programs {whose + ' ' if whose else ''}have a device here",

@@ -144,7 +144,7 @@ class Session:
             oldest = next(iter(self._waiting), None)
             began_s = self._began_s.get(oldest, now) if oldest is not None else now
         if now - began_s > self._quota.message_s:
-            self.close(f"a message took longer than {self._quota.message_s:g} s")
+            self.close(f"a message took longer than {self._quota.message_s:g} s{_running(self._note)}")
 
     def close(self, reason: str) -> None:
         """End the executor."""
@@ -343,8 +343,13 @@ def _epitaph(process: subprocess.Popen[bytes], note: Optional[mmap.mmap]) -> str
     except subprocess.TimeoutExpired:
         return ""
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f", {how}{_running(note)}"
+
+
+def _running(note: Optional[mmap.mmap]) -> str:
+    """The operator that an executor is running, or was running when it ended."""
     operator = bytes(note[:NOTE_BYTES]).rstrip(b"\0").decode(errors="replace") if note is not None else ""
-    return f", {how}" + (f", while running {operator}" if operator else "")
+    return f", while running {operator}" if operator else ""
 
 
 def _count(request: Request, name: str) -> int:

@@ -11,9 +11,11 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload.chaos.robot import MODEL
+from edge_offload.chaos.usage import usage
+from edge_offload.chaos.wall_clock import WallClock
 from edge_offload.errors import LinkLost
 from edge_offload.link.emulator import Emulator
 from edge_offload.link.trace import BYTES_PER_MBIT, Link, Trace
@@ -109,13 +111,20 @@ class Rig:
     Args:
         robot_options: further arguments of the robot.
         server_prefix: command words before the server's, for a scenario that needs another environment for it.
+        own_clocks: give robot and server wall clocks of their own: :attr:`clocks`, by name of the side.
+
+    Raises:
+        Unsupported: there is no libfaketime for that.
     """
 
-    def __init__(self, robot_options: Sequence[str] = (), server_prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self, robot_options: Sequence[str] = (), server_prefix: Sequence[str] = (), own_clocks: bool = False
+    ) -> None:
+        self.clocks = {side: WallClock() for side in ("robot", "server")} if own_clocks else {}
         self._directory = tempfile.TemporaryDirectory()
         self._keys = str(pathlib.Path(self._directory.name) / "keys")
         self._robot_options = list(robot_options)
-        self._prefix = list(server_prefix)
+        self._prefix = [*self._clock_words("server"), *server_prefix]
         self.marks: Dict[str, float] = {}
         self.server_starts = 0
 
@@ -126,7 +135,8 @@ class Rig:
             self.server_address = address
             link = Link.of("chaos", Trace.constant(MBPS * BYTES_PER_MBIT), RTT_S)
             self.emulator = Emulator("127.0.0.1:0", address[len("tcp://") :], link).start()
-            command = [sys.executable, "-m", "edge_offload.chaos.robot", "--server", self.emulator.address]
+            command = [*self._clock_words("robot"), sys.executable, "-m", "edge_offload.chaos.robot"]
+            command += ["--server", self.emulator.address]
             self.robot = Process([*command, "--keys", self._keys, *self._robot_options])
             self.ready: Dict[str, Any] = json.loads(self.robot.wait_line('{"ready"'))
         except BaseException:
@@ -142,7 +152,12 @@ class Rig:
                 process.kill()
         if hasattr(self, "emulator"):
             self.emulator.close()
+        for clock in self.clocks.values():
+            clock.close()
         self._directory.cleanup()
+
+    def _clock_words(self, side: str) -> List[str]:
+        return self.clocks[side].words() if side in self.clocks else []
 
     def start_server(self, bind: str) -> Process:
         """A server process; it does not wait until it listens."""
@@ -159,6 +174,14 @@ class Rig:
     def mark(self, name: str) -> None:
         """Remember this moment: ``fault`` begins, ``restored``, ..."""
         self.marks[name] = time.monotonic()
+
+    def sides(self) -> List[Tuple[str, Process]]:
+        """Both processes, by name."""
+        return [("robot", self.robot), ("server", self.server)]
+
+    def usage(self) -> Dict[str, Dict[str, int]]:
+        """What each side holds now."""
+        return {side: usage(process.process.pid) for side, process in self.sides()}
 
     def frames(self) -> List[Dict[str, Any]]:
         """Results so far."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
+
+from edge_offload.chaos import wall_clock
 
 MODEL = "edge_offload.chaos.net:factory"
 
@@ -68,15 +69,9 @@ def say(**record: Any) -> None:
     print(json.dumps(record), flush=True)
 
 
-def resources() -> Dict[str, int]:
-    """Descriptors, threads and memory of this process."""
-    with open("/proc/self/statm", encoding="ascii") as stream:
-        pages = int(stream.read().split()[1])
-    return {
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": threading.active_count(),
-        "memory": pages * os.sysconf("SC_PAGE_SIZE"),
-    }
+def _sleep(seconds: float) -> None:
+    """As time.sleep, in another way: libfaketime breaks clock_nanosleep until a time of the monotonic clock."""
+    threading.Event().wait(seconds)
 
 
 def _until_told(camera: Camera) -> None:
@@ -93,6 +88,8 @@ def main() -> int:
     parser.add_argument("--slowdown", type=float, default=10.0)
     parser.add_argument("--managers", type=int, default=1, help="2: another one asks for other modes, frame by frame")
     args = parser.parse_args()
+    if wall_clock.faked():
+        time.sleep = _sleep  # type: ignore[assignment]
 
     import torch
 
@@ -130,8 +127,7 @@ def main() -> int:
         offloaded.run([pictures[turn % len(pictures)]], Mode.SERVER)
     camera = Camera(args.fps)
     reader = threading.Thread(target=_until_told, args=(camera,), daemon=True)
-    before = resources()
-    say(ready=True, local_s=local_s, resources=before, t=time.monotonic())
+    say(ready=True, local_s=local_s, t=time.monotonic())
     camera.start()
     reader.start()
     results = 0
@@ -153,13 +149,14 @@ def main() -> int:
             mode=report.mode.value,
             asked=decision.mode.value,
             hedged=report.hedged,
+            round_trips=report.round_trips,
+            way_s=[report.stages_s["uplink"], report.stages_s["downlink"]],
             equal=equal and len(outputs) == len(expected[0]),
             compute_s=report.stages_s["compute_robot"],
             reason=report.fallback_reason,
         )
-    after = resources()
     counts = {"published": camera.published, "taken": camera.taken, "superseded": camera.superseded, "results": results}
-    say(summary=counts, before=before, after=after, probes=prober.sent)
+    say(summary=counts, probes=prober.sent, clock=client.clock.warning)
     prober.close()
     client.close()
     offloaded.close()

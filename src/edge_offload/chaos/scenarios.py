@@ -15,6 +15,8 @@ from typing import Callable, Dict, List, Sequence, Tuple
 from edge_offload.chaos.rig import MBPS, RTT_S, Rig
 from edge_offload.errors import Unsupported
 
+HOUR_S = 3600.0
+
 
 @dataclass(frozen=True)
 class Scenario:
@@ -26,6 +28,7 @@ class Scenario:
         outage: whether nothing can be computed remotely meanwhile: then frames must cost no more than local ones.
         robot_options: of the robot's process.
         server_prefix: makes the words before the server's command; raises Unsupported where it cannot.
+        clocks: whether robot and server have wall clocks of their own, that can be stepped.
     """
 
     what: str
@@ -33,6 +36,7 @@ class Scenario:
     outage: bool = False
     robot_options: Tuple[str, ...] = ()
     server_prefix: Callable[[], Sequence[str]] = tuple
+    clocks: bool = False
 
 
 def _cut(how: str) -> Callable[[Rig, float], None]:
@@ -119,6 +123,14 @@ def _replay(rig: Rig, hold_s: float) -> None:
     rig.mark("restored")
 
 
+def _step_clocks(rig: Rig, hold_s: float) -> None:
+    rig.mark("fault")
+    for side, offset_s in (("robot", HOUR_S), ("server", HOUR_S), ("robot", -HOUR_S), ("server", -HOUR_S)):
+        rig.clocks[side].step(offset_s)
+        time.sleep(hold_s / 4)
+    rig.mark("restored")
+
+
 def _calm(rig: Rig, hold_s: float) -> None:
     rig.mark("fault")
     time.sleep(hold_s)
@@ -151,6 +163,7 @@ SCENARIOS: Dict[str, Scenario] = {
     "robot_suspended": Scenario("the robot's process stands still for 5 s", _suspend),
     "corrupt": Scenario("bytes on the way to the server are flipped", _corrupt),
     "replayed": Scenario("what the robot sent earlier is sent again", _replay),
+    "clock_steps": Scenario("the wall clocks of robot and server jump by an hour and back", _step_clocks, clocks=True),
     "disk_full": Scenario("the server's cache is on a full disk", _calm, server_prefix=_full_disk),
     "two_managers": Scenario(
         "three managers ask for different modes in turn", _calm, robot_options=("--managers", "2")

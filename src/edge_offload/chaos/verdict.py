@@ -8,15 +8,36 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 
-#: Descriptors and threads that may be more at the end than at the beginning (a connection being dialled).
-MORE_DESCRIPTORS, MORE_THREADS = 8, 3
-#: Bytes that the robot may have grown.
-MORE_MEMORY = 48 << 20
+#: Descriptors, sockets and threads that may be more after the last fault than after the first (one being dialled).
+MORE_DESCRIPTORS, MORE_SOCKETS, MORE_THREADS = 4, 2, 2
+#: Bytes that a process may have grown between the first fault and the last, however many there were.
+MORE_MEMORY = 8 << 20
+#: Frames of one outage that may have waited for the server in vain: the one that was under way.
+MOST_WAITED = 1
 #: Seconds that an outage may add to the 99th percentile of the local latency.
 OUTAGE_S = 0.02
 #: Seconds until frames go to the server again.
 BACK_S = 2.0
+#: A transfer that would have taken longer was given up: a longer one is a clock that was believed and had jumped.
+ODD_S = 60.0
 MAX_HEDGE_RATE = 0.05
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One repetition of a fault; times are of the machine's monotonic clock.
+
+    Attributes:
+        began_s: when harm was done.
+        restored_s: when it was made good.
+        back_s: when the first remote result after that was there; None if none was.
+        usage: of ``robot`` and ``server`` some time later (:func:`edge_offload.chaos.usage.usage`).
+    """
+
+    began_s: float
+    restored_s: float
+    back_s: Optional[float]
+    usage: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -39,8 +60,7 @@ def judge(
     frames: Sequence[Mapping[str, Any]],
     summary: Mapping[str, Any],
     local_s: Sequence[float],
-    marks: Mapping[str, float],
-    back: Optional[float],
+    faults: Sequence[Fault],
     outage: bool,
     timing: bool = True,
 ) -> Verdict:
@@ -50,8 +70,7 @@ def judge(
         frames: the robot's lines, one per result.
         summary: its last line and its exit code.
         local_s: latencies of local computations before the first frame.
-        marks: when the fault began and was over.
-        back: when the first remote result after that was there.
+        faults: the repetitions of the fault, in order.
         outage: whether nothing could be computed remotely during the fault.
         timing: whether latencies are judged; they are told in any case.
     """
@@ -74,55 +93,76 @@ def judge(
     wrong = [frame["frame"] for frame in frames if not frame["equal"]]
     if wrong:
         fail(f"{len(wrong)} results are not bit-equal to the local ones (first: frame {wrong[0]})")
-    before, after = summary["before"], summary["after"]
-    for name, more in (("descriptors", MORE_DESCRIPTORS), ("threads", MORE_THREADS), ("memory", MORE_MEMORY)):
-        if after[name] > before[name] + more:
-            fail(f"{name} grew from {before[name]} to {after[name]}")
-    _latencies(verdict, frames, local_s, marks, back, outage, timing)
+    # the two clocks are known to each other within an error: a little less than nothing is possible
+    odd = [frame["frame"] for frame in frames if not -0.1 <= min(frame["way_s"]) <= max(frame["way_s"]) <= ODD_S]
+    if odd:
+        fail(f"{len(odd)} frames have an absurd transfer time (first: frame {odd[0]})")
+    _leaks(verdict, faults)
+    _latencies(verdict, frames, local_s, faults, outage, timing)
     verdict.figures.update(counts)
     return verdict
+
+
+def _leaks(verdict: Verdict, faults: Sequence[Fault]) -> None:
+    """Compare what both processes held after the first fault with what they held after the last."""
+    allowed = {
+        "descriptors": MORE_DESCRIPTORS,
+        "sockets": MORE_SOCKETS,
+        "threads": MORE_THREADS,
+        "memory": MORE_MEMORY,
+        "children": 0,
+    }
+    for side in ("robot", "server"):
+        first, last = faults[0].usage[side], faults[-1].usage[side]
+        verdict.figures[side] = {name: [first[name], last[name]] for name in allowed}
+        for name, more in allowed.items():
+            if last[name] > first[name] + more:
+                verdict.failures.append(
+                    f"{name} of the {side} grew from {first[name]} to {last[name]} in {len(faults)} faults"
+                )
 
 
 def _latencies(
     verdict: Verdict,
     frames: Sequence[Mapping[str, Any]],
     local_s: Sequence[float],
-    marks: Mapping[str, float],
-    back: Optional[float],
+    faults: Sequence[Fault],
     outage: bool,
     timing: bool,
 ) -> None:
-    fault, restored = marks["fault"], marks["restored"]
-    during = [frame for frame in frames if fault <= frame["t"] < restored]
+    during = [[frame for frame in frames if fault.began_s <= frame["t"] < fault.restored_s] for fault in faults]
+    total_s = [frame["total_s"] for each in during for frame in each]
     # what the local computation itself took in this run, faults included: it shares the processor with them
     local = [frame["compute_s"] for frame in frames if frame["mode"] == "local" and not frame["hedged"]]
     local_p99 = float(np.percentile([*local_s, *local], 99))
     remote = [frame for frame in frames if frame["mode"] == "server"]
-    hedged = sum(frame["hedged"] for frame in frames)
-    figures = verdict.figures
+    back = [None if fault.back_s is None else fault.back_s - fault.restored_s for fault in faults]
+    figures, fail = verdict.figures, verdict.failures.append
     figures.update(
+        faults=len(faults),
         frames=len(frames),
         remote=len(remote),
-        hedge_rate=hedged / max(1, len(frames)),
+        hedge_rate=sum(frame["hedged"] for frame in frames) / max(1, len(frames)),
         local_p99_s=local_p99,
-        during=len(during),
-        back_s=None if back is None else back - restored,
+        during=len(total_s),
+        waited=max(sum(frame["mode"] == "local" and frame["round_trips"] > 0 for frame in each) for each in during),
+        back_s=None if None in back else max(each for each in back if each is not None),
     )
-    if during:
-        figures["during_p50_s"] = float(np.percentile([frame["total_s"] for frame in during], 50))
-        figures["during_p99_s"] = float(np.percentile([frame["total_s"] for frame in during], 99))
-        figures["during_max_s"] = max(frame["total_s"] for frame in during)
-    if back is None:
-        verdict.failures.append("no frame went to the server again")
+    if total_s:
+        figures["during_p50_s"] = float(np.percentile(total_s, 50))
+        figures["during_p99_s"] = float(np.percentile(total_s, 99))
+        figures["during_max_s"] = max(total_s)
+    if None in back:
+        fail("no frame went to the server again")
+    if outage and figures["waited"] > MOST_WAITED:
+        fail(f"{figures['waited']} frames waited in vain for the server in one outage")
     if not timing:
         return
-    if back is not None and back - restored > BACK_S:
-        verdict.failures.append(f"frames went to the server again only after {back - restored:.2f} s")
-    if outage and during and figures["during_p99_s"] > local_p99 + OUTAGE_S:
-        verdict.failures.append(
-            f"p99 during the outage {figures['during_p99_s'] * 1e3:.0f} ms, local {local_p99 * 1e3:.0f} ms"
-        )
+    if figures["back_s"] is not None and figures["back_s"] > BACK_S:
+        fail(f"frames went to the server again only after {figures['back_s']:.2f} s")
+    if outage and total_s and figures["during_p99_s"] > local_p99 + OUTAGE_S:
+        fail(f"p99 during the outage {figures['during_p99_s'] * 1e3:.0f} ms, local {local_p99 * 1e3:.0f} ms")
     if verdict.scenario == "calm" and figures["hedge_rate"] > MAX_HEDGE_RATE:
-        verdict.failures.append(f"{figures['hedge_rate']:.1%} of the frames were hedged without a fault")
+        fail(f"{figures['hedge_rate']:.1%} of the frames were hedged without a fault")
     if verdict.scenario == "calm" and len(remote) < 0.95 * len(frames):
-        verdict.failures.append(f"only {len(remote)} of {len(frames)} frames went to the server")
+        fail(f"only {len(remote)} of {len(frames)} frames went to the server")

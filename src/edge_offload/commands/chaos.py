@@ -3,13 +3,16 @@
 Each scenario starts a server process, a robot process with a camera and the automatic mode, and an emulated link of
 93 Mbps between them, lets frames flow, applies a fault from outside of both, makes it good, and judges:
 
-  published = taken + superseded, results = taken, none doubled, every result bit-equal to the local one, no crash, no
-  leak of descriptors, threads or memory; in an outage p99 at most 20 ms above local p99 of the same run; frames go to
-  the server again within 2 s after the fault.
+  published = taken + superseded, results = taken, none doubled, every result bit-equal to the local one, no crash;
+  neither robot nor server holds more descriptors, sockets, threads, processes or memory after the last repetition of
+  the fault than after the first; in an outage p99 at most 20 ms above local p99 of the same run, and no frame waits
+  in vain for the server but the one that was under way; frames go to the server again within 2 s after the fault.
 
-  edge-offload chaos                          every scenario, about 15 s each
+  edge-offload chaos                          every scenario, three faults each, about 30 s each
   edge-offload chaos blackhole server_kill    these
+  edge-offload chaos reset --repeat 30        many times, to see what leaks
   edge-offload chaos --full --json chaos.json faults of 15 s
+  edge-offload chaos stalls --json chaos.json --update      put this one among what the file holds
   edge-offload chaos --list
 
 On a machine that is busy with something else, latencies say little: --no-timing reports them and judges the rest.
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import pathlib
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, List
@@ -27,7 +31,8 @@ if TYPE_CHECKING:
     from edge_offload.chaos.verdict import Verdict
 
 HOLD_S, FULL_HOLD_S = 5.0, 15.0
-STEADY_S, RECOVER_S = 1.5, 15.0
+REPEAT = 3
+STEADY_S, RECOVER_S, SETTLE_S = 1.5, 15.0, 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="say what there is")
     parser.add_argument("--full", action="store_true", help="faults of 15 s instead of 5")
     parser.add_argument("--hold", type=float, metavar="S", help="length of the faults, seconds")
+    parser.add_argument(
+        "--repeat", type=int, default=REPEAT, metavar="N", help=f"faults one after the other ({REPEAT})"
+    )
     parser.add_argument("--no-timing", action="store_true", help="report latencies but do not judge them")
     parser.add_argument("--json", metavar="FILE", help="write the records chaos here; - for standard output")
+    parser.add_argument("--update", action="store_true", help="keep what the file holds of other scenarios")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,43 +65,74 @@ def run(args: argparse.Namespace) -> int:
     hold_s = args.hold or (FULL_HOLD_S if args.full else HOLD_S)
     if not 0 < hold_s <= 600:
         raise BadInput(f"--hold {hold_s:g} is not a length of a fault")
+    if not 1 <= args.repeat <= 1000:
+        raise BadInput(f"--repeat {args.repeat} is not a number of faults")
+    if args.update and args.json in (None, "-"):
+        raise BadInput("--update without a file", remedy="say --json FILE")
     to_stdout = args.json == "-"
     verdicts = []
     for name in args.scenario or names():
-        verdict = run_scenario(name, hold_s, timing=not args.no_timing)
+        verdict = run_scenario(name, hold_s, args.repeat, timing=not args.no_timing)
         verdicts.append(verdict)
         print(line(verdict), file=sys.stderr if to_stdout else sys.stdout, flush=True)
     found = [record(verdict) for verdict in verdicts]
     if to_stdout:
         print(json.dumps(found, indent=2))
     elif args.json:
+        if args.update:
+            found = merged(pathlib.Path(args.json), found)
         records.write(args.json, "chaos", found)
     return 1 if any(verdict.failures for verdict in verdicts) else 0
 
 
-def run_scenario(name: str, hold_s: float, timing: bool = True) -> Verdict:
-    """Run one scenario and judge it."""
+def merged(path: pathlib.Path, found: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """``found`` and what ``path`` holds of other scenarios, in the order of the scenarios.
+
+    Raises:
+        BadInput: the file holds something else.
+    """
+    from edge_offload import records
+    from edge_offload.chaos.scenarios import names
+    from edge_offload.errors import BadInput
+
+    try:
+        held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        for item in held:
+            records.validate("chaos", item)
+    except (ValueError, TypeError, BadInput) as error:
+        raise BadInput(f"{path} does not hold records of chaos: {error}", remedy="write to another file") from error
+    by_name = {item["scenario"]: item for item in [*held, *found]}
+    return [by_name[name] for name in names() if name in by_name]
+
+
+def run_scenario(name: str, hold_s: float, repeat: int = 1, timing: bool = True) -> Verdict:
+    """Run one scenario, its fault ``repeat`` times, and judge it."""
     from edge_offload.chaos.rig import Rig
     from edge_offload.chaos.scenarios import SCENARIOS
-    from edge_offload.chaos.verdict import Verdict, judge
+    from edge_offload.chaos.verdict import Fault, Verdict, judge
     from edge_offload.errors import Unsupported
 
     scenario = SCENARIOS[name]
     try:
-        prefix = scenario.server_prefix()
+        made = Rig(scenario.robot_options, scenario.server_prefix(), scenario.clocks)
     except Unsupported as error:
         return Verdict(name, skipped=str(error))
-    with Rig(scenario.robot_options, prefix) as rig:
+    died: List[str] = []
+    faults: List[Fault] = []
+    with made as rig:
         rig.wait_remote(rig.ready["t"], RECOVER_S)
         time.sleep(STEADY_S)
-        scenario.harm(rig, hold_s)
-        back = rig.wait_remote(rig.marks["restored"], RECOVER_S)
-        time.sleep(1.0)
-        died = not rig.server.alive
-        summary = rig.summary()
-        verdict = judge(name, rig.frames(), summary, rig.ready["local_s"], rig.marks, back, scenario.outage, timing)
+        while len(faults) < repeat and not died:
+            scenario.harm(rig, hold_s)
+            began_s, restored_s = rig.marks["fault"], rig.marks["restored"]
+            back_s = rig.wait_remote(restored_s, RECOVER_S)
+            time.sleep(SETTLE_S)
+            died = [f"the {side} died: {process.said()[-300:]}" for side, process in rig.sides() if not process.alive]
+            faults.append(Fault(began_s, restored_s, back_s, {} if died else rig.usage()))
         if died:
-            verdict.failures.append(f"the server died: {rig.server.said()[-300:]}")
+            return Verdict(name, failures=died)
+        summary = rig.summary()
+        verdict = judge(name, rig.frames(), summary, rig.ready["local_s"], faults, scenario.outage, timing)
         if not verdict.figures:
             verdict.failures.append(rig.robot.said()[-500:])
     return verdict
@@ -112,6 +152,9 @@ def line(verdict: Verdict) -> str:
             words.append(f"during the fault p99 {worst * 1e3:.0f} ms, max {slowest * 1e3:.0f} ms")
         if figures["back_s"] is not None:
             words.append(f"back after {figures['back_s']:.2f} s")
+        for side in ("robot", "server"):
+            before, after = figures[side]["memory"]
+            words.append(f"{side} {(after - before) / 1e6:+.1f} MB")
     return f"{verdict.scenario:16} " + "; ".join([*words, *verdict.failures])
 
 

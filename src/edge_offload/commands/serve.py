@@ -47,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="programs that may have a virtual device at once (8)")  # fmt: skip
     parser.add_argument("--device-memory-mb", type=int, default=4096, metavar="MB",
                         help="tensors that one virtual device may hold (4096)")  # fmt: skip
+    parser.add_argument("--device-seconds", type=float, default=120.0, metavar="S",
+                        help="a virtual device that computes for longer on one message ends (120)")  # fmt: skip
     parser.add_argument("--lease", type=float, default=30.0, metavar="S",
                         help="seconds that a virtual device outlives its connection (30)")  # fmt: skip
     parser.add_argument("--weights-cache", metavar="DIR",
@@ -90,7 +92,10 @@ def run(args: argparse.Namespace) -> int:
         max_models=args.max_models,
         quota=Quota(max_input_bytes=args.max_input_mb << 20),
         device_quota=DeviceQuota(
-            sessions=args.max_devices, storage_bytes=args.device_memory_mb << 20, lease_s=args.lease
+            sessions=args.max_devices,
+            storage_bytes=args.device_memory_mb << 20,
+            message_s=args.device_seconds,
+            lease_s=args.lease,
         ),
         blobs=BlobStore(pathlib.Path(args.weights_cache) if args.weights_cache else None, args.weights_cache_mb << 20),
     )

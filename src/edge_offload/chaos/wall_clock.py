@@ -1,0 +1,63 @@
+"""A wall clock of its own for a child process, which can be stepped (libfaketime); the host's clock stays as it is."""
+
+from __future__ import annotations
+
+import glob
+import os
+import pathlib
+import tempfile
+from typing import List, Optional
+
+from edge_offload.errors import Unsupported
+
+PLACES = ("/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/local/lib/faketime")
+
+
+def library() -> Optional[str]:
+    """Where libfaketime is (the variant for programs with threads); None where it is not installed."""
+    return next((found for place in PLACES for found in sorted(glob.glob(f"{place}/libfaketimeMT.so.1"))), None)
+
+
+def faked() -> bool:
+    """Whether this process has a wall clock of its own."""
+    return "FAKETIME_TIMESTAMP_FILE" in os.environ
+
+
+class WallClock:
+    """One clock: give :meth:`words` to the processes that shall have it, then :meth:`step` it while they run.
+
+    Only the wall clock is changed. The monotonic clock stays true, as it does on a host whose clock is set.
+
+    Raises:
+        Unsupported: libfaketime is not installed.
+    """
+
+    def __init__(self) -> None:
+        found = library()
+        if found is None:
+            raise Unsupported("a wall clock that jumps needs libfaketime (Debian: faketime)")
+        self._library = found
+        self._directory = tempfile.TemporaryDirectory(prefix="edge_offload_clock_")
+        self._file = pathlib.Path(self._directory.name) / "offset"
+        self.step(0.0)
+
+    def words(self) -> List[str]:
+        """What to put before a command."""
+        return [
+            "env",
+            f"LD_PRELOAD={self._library}",
+            f"FAKETIME_TIMESTAMP_FILE={self._file}",
+            "FAKETIME_NO_CACHE=1",
+            "FAKETIME_DONT_FAKE_MONOTONIC=1",
+            "DONT_FAKE_MONOTONIC=1",  # its name in older releases
+        ]
+
+    def step(self, offset_s: float) -> None:
+        """Set the clock to the host's plus ``offset_s``, at once."""
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{offset_s:+.3f}\n", encoding="ascii")
+        os.replace(new, self._file)  # it is read at any moment
+
+    def close(self) -> None:
+        """Remove what it left on disk; the processes must have ended."""
+        self._directory.cleanup()
