@@ -38,6 +38,7 @@ FULL, FULL_CONNECTIONS = 100_000, 10_000
 #: Share of each kind of message.
 SHARES = {"raw": 0.55, "requests": 0.20, "infer": 0.10, "garbled": 0.05, "calls": 0.10}
 CHECK_EVERY_S = 0.5
+TELL_EVERY_S = 30.0
 #: Bytes that the server may have grown since a tenth of the messages: a few of the largest messages that it takes.
 MORE_MEMORY = 256 << 20
 #: A call that computes for longer ends its session.
@@ -197,12 +198,17 @@ def _watched(attack: _Attack, server: Process, honest: Client, messages: int) ->
     pid = server.process.pid
     witnesses: List[Union[DeviceWitness, ModelWitness]] = [DeviceWitness(honest), ModelWitness(honest)]
     failures: List[str] = []
-    began = time.monotonic()
+    began = told = time.monotonic()
     seen: List[Dict[str, Any]] = []
     attack.start()
     while attack.goes_on and server.alive and not failures:
         failures += [problem for witness in witnesses for problem in witness.check()]
         seen.append({"done": attack.done(), **usage(pid)})
+        if time.monotonic() - told > TELL_EVERY_S:
+            told = time.monotonic()
+            print(
+                f"after {told - began:.0f} s: {attack.sent}, {attack.opened} connections", file=sys.stderr, flush=True
+            )
         time.sleep(CHECK_EVERY_S)
     failures += attack.problems
     if not server.alive:
