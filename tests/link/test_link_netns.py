@@ -1,4 +1,4 @@
-"""Packets dropped between two network namespaces: the connection is given up, and is back soon after packets flow.
+"""Packets dropped between two network namespaces, a robot that gets another address: both are got over soon.
 
 The emulator ends TCP on both sides, so it hides what a real outage does to a connection (retransmission with
 exponential back-off). Needs root and network namespaces; skipped plainly where there are none.
@@ -140,3 +140,76 @@ def test_offloading_is_back_soon_after_packets_flow_again(namespaces, keys):
         listener.wait()
         listener.stdin.close()
         listener.stdout.close()
+
+
+PROGRAM = """
+import sys, threading, time, torch
+stop = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+weights = torch.rand(1024, 1024).to("cuda")
+state = torch.zeros(2, device="cuda")
+with torch.no_grad():
+    while not stop.is_set():
+        state += 1
+        print(int(state[0]), time.monotonic(), flush=True)
+print(float(weights.sum()) > 0, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_robot_that_gets_another_address_goes_on_with_its_session(namespaces, keys, tmp_path):
+    """A program on a virtual device: every effect once, weights sent once."""
+    from edge_offload.capture import build
+
+    if build.existing() is None and build.compiler() is None:
+        pytest.skip("no C++ compiler: the native device cannot be built")
+    build.build()
+    server, _, robot = namespaces
+    pair = keys.new_pair("server")
+    keys.trust_client("robot", keys.new_pair("client").public)
+    keys.trust_server("10.77.1.2:5700", pair.public)
+    command = [sys.executable, "-m", "edge_offload.cli"]
+    serve = [*command, "serve", "--bind", "tcp://10.77.1.2:5700", "--device", "cpu", "--threads", "1"]
+    serve += ["--keys", str(keys.directory), "--weights-cache", str(tmp_path / "blobs")]
+    run = [*command, "exec", "--server", "tcp://10.77.1.2:5700", "--keys", str(keys.directory), "--wait", "60"]
+    run += ["--tally", str(tmp_path / "tally.json"), "--", sys.executable, "-c", PROGRAM]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    there = subprocess.Popen(["ip", "netns", "exec", server, *serve], **pipes)
+    here = None
+    try:
+        assert there.stdout.readline().startswith("listening on ")
+        here = subprocess.Popen(["ip", "netns", "exec", robot, *run], **pipes)
+        told = []
+
+        def until(count):
+            while len(told) < count:
+                line = here.stdout.readline()
+                assert line, "the program ended"
+                told.append(line.split())
+
+        until(50)
+        interface = json.loads(ip("-n", robot, "-j", "addr", "show", "to", ROBOT_HOST).stdout)[0]["ifname"]
+        ip("-n", robot, "addr", "del", f"{ROBOT_HOST}/24", "dev", interface)
+        ip("-n", robot, "addr", "add", "10.77.2.3/24", "dev", interface)
+        ip("-n", robot, "route", "add", "default", "via", "10.77.2.1")
+        changed = time.monotonic()
+        while float(told[-1][1]) < changed + 0.2:
+            until(len(told) + 1)
+        until(len(told) + 50)
+        said, _ = here.communicate(timeout=60)
+        told += [line.split() for line in said.splitlines()[:-1]]
+        assert said.splitlines()[-1] == "True", "the weights are what they were"
+    finally:
+        for process in (here, there):
+            if process is not None:
+                process.kill()
+                process.wait()
+                process.stdin.close()
+                process.stdout.close()
+    assert [int(number) for number, _ in told] == list(range(1, len(told) + 1)), "an effect was lost, or came twice"
+    times = [float(moment) for _, moment in told]
+    pause = max(after - before for before, after in zip(times, times[1:]))
+    print(f"nothing came for {pause:.2f} s, load {load():.1f} per core")
+    assert pause < 2.0 * max(1.0, load()), "the session goes on from the new address"
+    assert json.loads((tmp_path / "tally.json").read_text())["bytes_up"] < 6_000_000, "the weights went up once"
