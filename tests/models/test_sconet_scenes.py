@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_offload.models.scenes import truth
+from edge_offload.models.scenes import truth, visibility
 from edge_offload.models.scenes.lidar import Lidar, Pose, sweep
 from edge_offload.models.scenes.objects import HELD_OUT, TRAINING, scale_of
 from edge_offload.models.scenes.samples import pair
@@ -147,3 +147,32 @@ def test_someone_who_walks_is_elsewhere_later():
     assert walker.seen_from(5.0, 1.0, np.pi / 2, 2.0).centre == pytest.approx((1.0, 0.0, 0.9))
     assert ball(0, 0, 1, (1, 1, 1), 0, 1).seen_from(1, 0, 0).centre == (-1.0, 0.0, 1.0)
     assert post(0, 0, 0, 0.1, 2.0, 18).raised(1.0).centre[2] == 2.0
+
+
+def test_what_no_sensor_on_the_path_could_see_is_left_out_and_what_one_sees_from_further_on_is_not():
+    wall = box(14.0, 8.0, 0.0, (24.0, 0.4, 4.0), 0.0, BUILDING)
+    hidden = box(14.0, 12.0, 0.0, (1.0, 1.0, 1.5), 0.0, CAR)
+    world = World(Ground(ROAD), (wall, hidden, box(6.0, 0.0, 0.0, (0.4, 6.0, 4.0), 0.0, BUILDING)))
+    pose, grid = Pose(), around(EXACT.height)
+    here = visibility.visible(world, (pose,), pose, EXACT, grid)
+    drive = visibility.along_the_street(pose, grid)
+    assert len(drive) == 5
+    path = visibility.visible(world, drive, pose, EXACT, grid)
+
+    def at(seen, x, y, z):
+        return bool(seen[tuple(grid.indices(np.array([[x, y, z - EXACT.height]]))[0][0])])
+
+    behind_the_near_wall = (9.0, 0.0, 1.0)
+    assert not at(here, *behind_the_near_wall)
+    assert at(path, *behind_the_near_wall)
+    assert at(here, 3.0, 0.0, 0.05), "the ground in sight"
+    assert at(path, 14.0, 7.9, 2.0), "the face of a wall"
+    assert not at(path, 14.0, 10.2, 0.5), "behind a wall that is passed at a distance"
+    assert not at(path, 14.0, 12.0, 0.8), "inside of a car"
+    assert (path | ~here).all(), "more poses see no less"
+
+
+def test_a_pair_leaves_out_what_cannot_be_seen_but_nothing_that_was_hit():
+    made = pair(3)
+    assert (made.labels[made.occupancy > 0] != IGNORED).all()
+    assert 0.05 < (made.labels == IGNORED).mean() < 0.9

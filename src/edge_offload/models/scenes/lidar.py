@@ -71,6 +71,18 @@ def to_world(pose: Pose, x: np.ndarray, y: np.ndarray) -> Tuple[np.ndarray, np.n
     return pose.x + cos * x - sin * y, pose.y + sin * x + cos * y
 
 
+def to_local(pose: Pose, x: np.ndarray, y: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """Places in the world, as places in the sensor's frame (m): the inverse of :func:`to_world`."""
+    cos, sin = np.cos(pose.yaw), np.sin(pose.yaw)
+    east, north = x - pose.x, y - pose.y
+    return cos * east + sin * north, cos * north - sin * east
+
+
+def exact_ranges(world: World, pose: Pose, lidar: Lidar) -> np.ndarray:
+    """Range of every ray without noise and dropouts, float32 [rings, columns] metres; inf where nothing is met."""
+    return _cast(world, pose, lidar, _directions(lidar), np.random.default_rng(0))[0]
+
+
 def sweep(world: World, pose: Pose, lidar: Lidar, seed: int) -> Tuple[np.ndarray, np.ndarray]:
     """One turn of the sensor.
 
@@ -79,17 +91,8 @@ def sweep(world: World, pose: Pose, lidar: Lidar, seed: int) -> Tuple[np.ndarray
         object), and uint8 [n], the label of what was hit.
     """
     random = np.random.default_rng((seed, 5))
-    elevations = lidar.elevations()[:, None]
-    azimuths = (np.arange(lidar.columns) * (2 * np.pi / lidar.columns) - np.pi)[None, :]
-    directions = np.stack(
-        np.broadcast_arrays(
-            np.cos(elevations) * np.cos(azimuths), np.cos(elevations) * np.sin(azimuths), np.sin(elevations)
-        ),
-        axis=2,
-    ).astype(np.float32)
-    ranges, labels = _ground_hits(world, pose, lidar, directions)
-    for solid in local_solids(world, pose, lidar.height):
-        _hit(solid, directions, lidar, ranges, labels, random)
+    directions = _directions(lidar)
+    ranges, labels = _cast(world, pose, lidar, directions, random)
     ranges += random.normal(0.0, lidar.noise, ranges.shape).astype(np.float32)
     lost = lidar.dropout + (lidar.dropout_far - lidar.dropout) * np.clip(ranges / lidar.reach, 0, 1) ** 2
     kept = np.isfinite(ranges) & (ranges < lidar.reach) & (ranges > 0.3) & (random.random(ranges.shape) > lost)
@@ -97,6 +100,27 @@ def sweep(world: World, pose: Pose, lidar: Lidar, seed: int) -> Tuple[np.ndarray
     points[:, :3] = directions[kept] * ranges[kept][:, None]
     points[:, 3] = 0.1 + 0.04 * labels[kept]
     return points, labels[kept]
+
+
+def _directions(lidar: Lidar) -> np.ndarray:
+    """Unit vectors of the rays, float32 [rings, columns, 3]."""
+    elevations = lidar.elevations()[:, None]
+    azimuths = (np.arange(lidar.columns) * (2 * np.pi / lidar.columns) - np.pi)[None, :]
+    parts = np.broadcast_arrays(
+        np.cos(elevations) * np.cos(azimuths), np.cos(elevations) * np.sin(azimuths), np.sin(elevations)
+    )
+    directions: np.ndarray = np.stack(parts, axis=2).astype(np.float32)
+    return directions
+
+
+def _cast(
+    world: World, pose: Pose, lidar: Lidar, directions: np.ndarray, random: np.random.Generator
+) -> Tuple[np.ndarray, np.ndarray]:
+    """Range (inf: none) and label of what every ray meets first."""
+    ranges, labels = _ground_hits(world, pose, lidar, directions)
+    for solid in local_solids(world, pose, lidar.height):
+        _hit(solid, directions, lidar, ranges, labels, random)
+    return ranges, labels
 
 
 def _ground_hits(world: World, pose: Pose, lidar: Lidar, directions: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ from typing import Tuple
 
 import numpy as np
 
-from edge_offload.models.scenes import truth
+from edge_offload.models.scenes import truth, visibility
 from edge_offload.models.scenes.lidar import HDL64, Lidar, Pose, sweep
 from edge_offload.models.scenes.world import Street, World, room
 from edge_offload.models.sconet.labels import IGNORED
@@ -22,7 +22,8 @@ class Pair:
 
     Attributes:
         occupancy: uint8 [x, y, z], 0 or 1: voxels that the sweep hit.
-        labels: uint8 [x, y, z]: label values, ``IGNORED`` where nobody can know.
+        labels: uint8 [x, y, z]: label values, ``IGNORED`` where nobody can know: inside houses, behind the walls of a
+            room, and what no sensor on the robot's path could see.
         points: float32 [n, 4], the sweep.
         grid: where the voxels lie.
     """
@@ -51,6 +52,9 @@ def pair(seed: int, held_out: bool = False) -> Pair:
     labels[tuple(axis[empty] for axis in place)] = hits[inside][empty]
     # behind the walls of a room there are stray hits only
     occupancy[(labels == IGNORED)] = 0
+    drive = visibility.along_the_street(pose, grid) if np.isinf(world.bounds).any() else None
+    poses = visibility.across_a_room(world, pose) if drive is None else drive
+    labels[~visibility.visible(world, poses, pose, lidar, grid) & (occupancy == 0)] = IGNORED
     return Pair(occupancy, labels, points, grid)
 
 

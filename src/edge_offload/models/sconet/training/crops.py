@@ -14,8 +14,6 @@ from edge_offload.models.sconet.labels import IGNORED
 Source = Callable[[int], Tuple[np.ndarray, np.ndarray]]
 """Number -> uint8 [x, y, 32] occupancy and uint8 [x, y, 32] labels."""
 
-TRIES = 8
-
 
 @dataclass(frozen=True)
 class CropConfig:
@@ -26,14 +24,14 @@ class CropConfig:
         crop: cells, side of the square that the U-Net sees; a multiple of 16.
         window: cells, side of the square within it where the 3D head works and the loss is taken.
         ring: cells at the border of the window without loss: the head sees no neighbours there.
-        reuse: steps that draw their crops from the same scenes.
+        reuse: steps that draw their crops from the same scenes. To make a scene takes as long as a step.
     """
 
     batch: int = 2
-    crop: int = 96
-    window: int = 40
+    crop: int = 128
+    window: int = 48
     ring: int = 3
-    reuse: int = 4
+    reuse: int = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +41,13 @@ class Batch:
     Attributes:
         occupancy: float [b, crop, crop, 32].
         labels: int64 [b, window, window, 32]; ``IGNORED`` where there is no loss.
+        around: uint8 [b, crop, crop, 32]; the same labels in the whole crop.
         corners: of the windows within their crops.
     """
 
     occupancy: torch.Tensor
     labels: torch.Tensor
+    around: torch.Tensor
     corners: List[Tuple[int, int]]
 
     def windows(self, volume: torch.Tensor) -> torch.Tensor:
@@ -72,10 +72,11 @@ class Crops:
         return Batch(
             torch.from_numpy(np.stack([part[0] for part in parts])).float(),
             torch.from_numpy(np.stack([part[1] for part in parts])).long(),
-            [part[2] for part in parts],
+            torch.from_numpy(np.stack([part[2] for part in parts])),
+            [part[3] for part in parts],
         )
 
-    def _one(self, step: int, index: int) -> Tuple[np.ndarray, np.ndarray, Tuple[int, int]]:
+    def _one(self, step: int, index: int) -> Tuple[np.ndarray, np.ndarray, np.ndarray, Tuple[int, int]]:
         config = self.config
         number = step // config.reuse * config.batch + index
         if self._count:
@@ -84,7 +85,7 @@ class Crops:
             number = int(np.random.default_rng((self._seed, 7, turn)).permutation(self._count)[place])
         occupancy, labels = self._scene(number)
         random = np.random.default_rng((self._seed, 8, step, index))
-        x, y = _corner(labels, occupancy, config.crop, 0.25, random)
+        x, y = _corner(occupancy.any(axis=2), config.crop, random)
         occupancy, labels = (grid[x : x + config.crop, y : y + config.crop] for grid in (occupancy, labels))
         if random.random() < 0.5:
             occupancy, labels = occupancy[::-1], labels[::-1]
@@ -92,21 +93,19 @@ class Crops:
             occupancy, labels = occupancy[:, ::-1], labels[:, ::-1]
         if random.random() < 0.5:
             occupancy, labels = occupancy.transpose(1, 0, 2), labels.transpose(1, 0, 2)
-        a, b = _corner(labels, occupancy, config.window, 0.2, random)
+        a, b = _corner(((labels > 0) & (labels != IGNORED)).any(axis=2), config.window, random)
         inner = np.full((config.window, config.window, labels.shape[2]), IGNORED, dtype=np.uint8)
         ring = slice(config.ring, config.window - config.ring)
         inner[ring, ring] = labels[a : a + config.window, b : b + config.window][ring, ring]
-        return np.ascontiguousarray(occupancy), inner, (a, b)
+        return np.ascontiguousarray(occupancy), inner, np.ascontiguousarray(labels), (a, b)
 
 
-def _corner(
-    labels: np.ndarray, occupancy: np.ndarray, side: int, known: float, random: np.random.Generator
-) -> Tuple[int, int]:
-    """A corner such that the square holds something known and something hit; the last try if none does."""
-    for _ in range(TRIES):
-        x = int(random.integers(labels.shape[0] - side + 1))
-        y = int(random.integers(labels.shape[1] - side + 1))
-        square = (slice(x, x + side), slice(y, y + side))
-        if (labels[square] != IGNORED).mean() > known and occupancy[square].any():
-            break
+def _corner(columns: np.ndarray, side: int, random: np.random.Generator) -> Tuple[int, int]:
+    """A corner of a square that holds one of the marked ``columns`` (bool [x, y]), at any place in it."""
+    found = np.flatnonzero(columns)
+    place = int(found[random.integers(len(found))]) if len(found) else int(random.integers(columns.size))
+    x, y = (
+        int(random.integers(max(0, at - side + 1), min(at, cells - side) + 1))
+        for at, cells in zip(divmod(place, columns.shape[1]), columns.shape)
+    )
     return x, y

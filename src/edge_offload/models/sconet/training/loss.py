@@ -1,4 +1,4 @@
-"""The loss: classes by weighted cross-entropy, completion by soft Dice of what is not empty."""
+"""The loss: classes by weighted cross-entropy, completion by soft Dice of what is not empty, at the U-Net's end too."""
 
 from __future__ import annotations
 
@@ -18,12 +18,30 @@ WEIGHTS = torch.tensor(
 def loss(logits: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, Dict[str, float]]:
     """Loss of float [b, c, x, y, z] logits against int64 [b, x, y, z] labels, and its parts as floats."""
     weights = WEIGHTS.to(logits.device)[: logits.shape[1]]
-    flat = logits.permute(0, 2, 3, 4, 1)[labels != IGNORED]
-    wanted = labels[labels != IGNORED]
-    if not len(wanted):
+    known = (labels != IGNORED).reshape(-1)
+    if not bool(known.any()):
         return logits.sum() * 0.0, {"classes": 0.0, "completion": 0.0}
-    classes = F.cross_entropy(flat, wanted, weights)
-    full = 1.0 - torch.softmax(flat, dim=1)[:, 0]
-    truth = (wanted > 0).float()
-    dice = 1.0 - (2.0 * (full * truth).sum() + 1.0) / (full.sum() + truth.sum() + 1.0)
+    shares = F.log_softmax(logits.permute(0, 2, 3, 4, 1).reshape(-1, logits.shape[1]), dim=1)
+    wanted = labels.reshape(-1)
+    classes = F.nll_loss(shares, wanted, weights, ignore_index=IGNORED)
+    dice = _dice(1.0 - shares[:, 0].exp(), wanted > 0, known)
     return classes + dice, {"classes": float(classes.detach()), "completion": float(dice.detach())}
+
+
+def coarse_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Loss of float [b, x, y, z] logits for "full" against uint8 labels of the same shape.
+
+    The first of the numbers that the U-Net hands to the head is taken for such a logit: the head is dear and sees a
+    window only, the U-Net learns from the whole crop.
+    """
+    known = labels != IGNORED
+    if not bool(known.any()):
+        return logits.sum() * 0.0
+    truth = (labels > 0).float()
+    bits = F.binary_cross_entropy_with_logits(logits, truth, known.float(), reduction="sum") / known.sum()
+    return bits + _dice(torch.sigmoid(logits), truth, known)
+
+
+def _dice(full: torch.Tensor, truth: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+    full, truth = full * known, truth * known
+    return 1.0 - (2.0 * (full * truth).sum() + 1.0) / (full.sum() + truth.sum() + 1.0)

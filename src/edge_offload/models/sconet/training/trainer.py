@@ -18,9 +18,9 @@ from edge_offload.models import checkpoint
 from edge_offload.models.cache import write_atomic
 from edge_offload.models.sconet.network import SCONet
 from edge_offload.models.sconet.training.crops import CropConfig, Crops, Source
-from edge_offload.models.sconet.training.loss import loss
+from edge_offload.models.sconet.training.loss import coarse_loss, loss
 
-LOG_FIELDS = ("step", "loss", "classes", "completion", "learning_rate", "seconds_per_step")
+LOG_FIELDS = ("step", "loss", "classes", "completion", "coarse", "learning_rate", "seconds_per_step")
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,9 @@ class Config:
     """What determines a run. A resumed run must have the same, except for ``steps`` and ``learning_rate``.
 
     Attributes:
-        steps: in all. The learning rate falls over the last quarter of them; a run that is continued with more
-            steps goes on at the full rate.
+        steps: in all. Over the last quarter of them the learning rate falls, and the normalisations use their running
+            figures as they will afterwards; a run that is continued with more steps goes on as before that.
+        coarse: weight of the U-Net's own loss.
         learning_rate: of AdamW, reached after ``warmup`` steps.
         weight_decay, ema: of the optimizer, of the moving average of the weights.
         seed: of everything random.
@@ -41,6 +42,7 @@ class Config:
     warmup: int = 50
     weight_decay: float = 1e-3
     ema: float = 0.995
+    coarse: float = 0.5
     seed: int = 0
     save_every: int = 50
     crops: CropConfig = dataclasses.field(default_factory=CropConfig)
@@ -55,8 +57,14 @@ class Config:
     def rate(self, step: int) -> float:
         """Learning rate at this step."""
         rise = min(1.0, (step + 1) / max(1, self.warmup))
-        left = (self.steps - step) / max(1.0, 0.25 * self.steps)
-        return self.learning_rate * rise * max(0.02, min(1.0, left))
+        return self.learning_rate * rise * max(0.02, min(1.0, self._left(step)))
+
+    def settling(self, step: int) -> bool:
+        """Whether this step is in the last quarter."""
+        return self._left(step) < 1.0
+
+    def _left(self, step: int) -> float:
+        return (self.steps - step) / max(1.0, 0.25 * self.steps)
 
 
 class Trainer:
@@ -79,6 +87,7 @@ class Trainer:
         device: str = "cpu",
     ) -> None:
         self.network = network.to(device).train()
+        self._norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
         self.config = config
         self.folder = folder
         self.step = 0
@@ -121,10 +130,16 @@ class Trainer:
     def _one(self) -> Dict[str, float]:
         for group in self._optimizer.param_groups:
             group["lr"] = self.config.rate(self.step)
+        for norm in self._norms:
+            norm.train(not self.config.settling(self.step))
         batch = self._crops.batch(self.step)
         volume = self.network.volume(batch.occupancy.to(self._device))
-        logits = self.network.head(batch.windows(volume).contiguous())
-        total, parts = loss(logits, batch.labels.to(self._device))
+        coarse = coarse_loss(volume[:, 0], batch.around.to(self._device))
+        # channels last: on a CPU the 3D convolutions take less than half the time
+        windows = batch.windows(volume).contiguous(memory_format=torch.channels_last_3d)
+        fine, parts = loss(self.network.head(windows), batch.labels.to(self._device))
+        total = fine + self.config.coarse * coarse
+        parts["coarse"] = float(coarse.detach())
         if not bool(torch.isfinite(total)):
             raise BadInput(f"the loss is {float(total)} at step {self.step}", remedy="lower the learning rate")
         self._optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,76 @@
+"""Which voxels a sensor could ever see that drives along the robot's path: the others are nobody's to complete.
+
+SemanticKITTI's scene-completion benchmark leaves voxels out of every score that no scan of the drive observed (Behley
+et al., 2019, section 5.3). Here the drive is a handful of poses about the robot, and what each could see is cast
+exactly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import List, Tuple
+
+import numpy as np
+from scipy import ndimage
+
+from edge_offload.models.scenes.lidar import Lidar, Pose, exact_ranges, ground_height, to_local
+from edge_offload.models.scenes.world import World
+from edge_offload.perception.voxels import VoxelGrid
+
+SPACING_M = 10.0
+LOOK = Lidar(rings=144, low=-1.3, high=1.3, columns=640, reach=45.0, noise=0.0, dropout=0.0, dropout_far=0.0)
+
+
+def along_the_street(pose: Pose, grid: VoxelGrid) -> Tuple[Pose, ...]:
+    """Places every :data:`SPACING_M` along the x axis of the world, through ``pose``, as far as ``grid`` goes."""
+    far = float(np.hypot(*grid.extent[:2]))
+    steps = np.arange(1, int(far / SPACING_M) + 1) * SPACING_M
+    others = [dataclasses.replace(pose, x=pose.x + float(x)) for x in (*steps, *-steps)]
+    return (pose, *(other for other in others if _above(other, pose, grid)))
+
+
+def across_a_room(world: World, pose: Pose) -> Tuple[Pose, ...]:
+    """``pose``, and the middles of the quarters of a room where nothing stands."""
+    west, south, east, north = world.bounds
+    found: List[Pose] = [pose]
+    for x, y in ((west, south), (west, north), (east, south), (east, north)):
+        here = dataclasses.replace(pose, x=0.5 * x, y=0.5 * y)
+        place = np.array([here.x]), np.array([here.y]), np.array([1.0])
+        if all(float(solid.depth(*place, 0.2)[0]) < 0 for solid in world.solids):
+            found.append(here)
+    return tuple(found)
+
+
+def visible(world: World, poses: Tuple[Pose, ...], pose: Pose, lidar: Lidar, grid: VoxelGrid) -> np.ndarray:
+    """Bool [x, y, z]: air that a sensor at one of ``poses`` sees, and the surfaces that border on it.
+
+    Leaves and grilles hide nothing: some ray comes through from somewhere.
+
+    Args:
+        pose: of the sensor in whose frame ``grid`` lies; ``lidar.height`` is the height of all of them.
+    """
+    opaque = dataclasses.replace(world, solids=tuple(solid for solid in world.solids if not solid.porosity))
+    look = dataclasses.replace(LOOK, height=lidar.height)
+    air = np.zeros(grid.shape, dtype=bool)
+    x, y, z = (axis.astype(np.float32) for axis in grid.axes())
+    for other in poses:
+        # one ray more up and down: a voxel is larger than a ray
+        ranges = ndimage.maximum_filter(exact_ranges(opaque, other, look), size=(3, 1), mode="nearest")
+        east, north = to_local(pose, np.array(other.x), np.array(other.y))
+        up = ground_height(world, other) - ground_height(world, pose)
+        across_x, across_y = x[:, None] - np.float32(east), y[None, :] - np.float32(north)
+        flat = np.hypot(across_x, across_y)
+        turn = np.arctan2(across_y, across_x) - np.float32(other.yaw - pose.yaw)
+        column = np.rint((turn + np.pi) * (look.columns / (2 * np.pi))).astype(np.int64) % look.columns
+        rise = z[None, None, :] - np.float32(up)
+        row = (np.arctan2(rise, flat[:, :, None]) - look.low) * ((look.rings - 1) / (look.high - look.low))
+        row = np.clip(np.rint(row), 0, look.rings - 1).astype(np.int64)
+        distance = np.sqrt(flat[:, :, None] ** 2 + rise**2)
+        air |= (distance <= ranges[row, column[:, :, None]]) & (distance < look.reach)
+    found: np.ndarray = ndimage.binary_dilation(air, np.ones((3, 3, 3), dtype=bool))
+    return found
+
+
+def _above(other: Pose, pose: Pose, grid: VoxelGrid) -> bool:
+    local = to_local(pose, np.array(other.x), np.array(other.y))
+    return all(start <= float(value) < start + side for value, start, side in zip(local, grid.origin, grid.extent))
