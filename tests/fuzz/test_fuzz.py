@@ -2,10 +2,60 @@
 
 from __future__ import annotations
 
+import random
+import struct
+
+import msgpack
 import pytest
 
 from edge_offload import records
 from edge_offload.bench.fuzz import fuzz
+from edge_offload.bench.fuzz_calls import entry, mangle, tensor_item
+from edge_offload.capture.executor import DeviceSession, Step
+from edge_offload.capture.messages import Message, parse_answer, serve
+
+JUNK = [None, True, -1, 1 << 40, 1 << 62, 1.5, "", "aten::mul.Tensor", b"", b"12345678", [], [[]], {}, {"a": 1}]
+
+
+def square() -> Message:
+    item = tensor_item([4])
+    message = Message(speculative_from=1)
+    message.entries = [
+        ("edge::alloc", b"I" + struct.pack("<q", 16), None, 0),
+        ("edge::upload", item + b"P" + struct.pack("<BBq", 6, 1, 4), None, 0),
+        entry("aten::mul.Tensor", item + item),
+        ("edge::download", item, None, 0),
+    ]
+    message.segments = [(0, struct.pack("<8I", 0, 1, 0, 2, 0, 0, 3, 1))]
+    message.steps = [Step(0, 1, [], [], b"", [struct.pack("<4f", 1, 2, 3, 4)])]
+    return message
+
+
+def replaced(facts: object, draw: random.Random) -> object:
+    """The same with one value somewhere in it replaced."""
+    if isinstance(facts, dict) and facts and draw.random() < 0.9:
+        key = draw.choice(sorted(facts))
+        return {**facts, key: replaced(facts[key], draw)}
+    if isinstance(facts, list) and facts and draw.random() < 0.9:
+        place = draw.randrange(len(facts))
+        return [*facts[:place], replaced(facts[place], draw), *facts[place + 1 :]]
+    return draw.choice(JUNK)
+
+
+def test_a_device_answers_whatever_it_is_sent() -> None:
+    """An exception here would end the executor of the session; bytes(1 << 40) would fill its memory."""
+    draw = random.Random(3)
+    good = 0
+    for number in range(3000):
+        facts, *payloads = square().to_wire()
+        if number % 2:
+            facts = msgpack.packb(replaced(msgpack.unpackb(facts), draw))
+        buffers = [bytearray(facts), *map(bytearray, payloads)]
+        if not number % 2:
+            mangle(buffers, draw)
+        good += parse_answer(serve(DeviceSession(), buffers)).error is None
+    assert 0 < good < 1500
+    assert parse_answer(serve(DeviceSession(), square().to_wire())).outcomes[0].tensor.tolist() == [1, 4, 9, 16]
 
 
 @pytest.mark.slow

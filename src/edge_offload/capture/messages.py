@@ -94,20 +94,22 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
     try:
         if len(buffers) < 2:
             raise ProtocolError("a message lacks its first buffers")
-        facts = msgpack.unpackb(bytes(buffers[0]), raw=False, strict_map_key=False)
+        facts = _facts(buffers[0])
         small, large = memoryview(buffers[1]), list(buffers[2:])
-        message = Message(accepted=facts.get("accepted"), speculative_from=int(facts["speculative_from"]))
+        message = Message(speculative_from=_count(facts["speculative_from"]))
+        if facts.get("accepted") is not None:
+            message.accepted = _count(facts["accepted"])
         message.forget = bool(facts.get("forget", False))
         for name, key, claimed, schema in facts.get("entries", ()):
-            message.entries.append((_text(name), bytes(key), claimed, _count(schema)))
+            message.entries.append((_text(name), _raw(key), claimed, _count(schema)))
         message.first_entry = _count(facts.get("first_entry", 0))
-        message.segments = [(_count(number), bytes(words)) for number, words in facts.get("segments", ())]
+        message.segments = [(_count(number), _raw(words)) for number, words in facts.get("segments", ())]
         message.freed = list(_words(facts.get("freed", b"")))
         used = 0
         for segment, base, live, dead, numbers, sizes, describe in facts["steps"]:
             pairs = _words(live)
             step = Step(
-                _count(segment), _count(base), list(zip(pairs[::2], pairs[1::2])), _words(dead), bytes(numbers), []
+                _count(segment), _count(base), list(zip(pairs[::2], pairs[1::2])), _words(dead), _raw(numbers), []
             )
             step.describe = bool(describe)
             for size in sizes:
@@ -117,8 +119,8 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
                     step.payloads.append(small[used : used + size])
                     used += size
             message.steps.append(step)
-    except (KeyError, TypeError, ValueError, IndexError, struct.error, msgpack.UnpackException) as error:
-        raise ProtocolError(f"malformed message: {error}") from None
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, struct.error, msgpack.UnpackException) as error:
+        raise ProtocolError(f"malformed message: {type(error).__name__}: {error}") from None
     return message
 
 
@@ -131,7 +133,7 @@ def serve(session: DeviceSession, buffers: Sequence[Buffer]) -> List[Buffer]:
         message = parse_message(buffers)
         freed = message.freed
         if message.accepted is not None:
-            session.settle(_count(message.accepted))
+            session.settle(message.accepted)
         if message.forget:
             session.forget()
         if message.entries and message.first_entry != len(session.entries):
@@ -172,8 +174,8 @@ def parse_answer(buffers: Sequence[Buffer]) -> Answer:
     answer = Answer([])
     used = 1
     try:
-        facts = msgpack.unpackb(bytes(buffers[0]), raw=False, strict_map_key=False)
-        for item in facts["outcomes"]:
+        facts = _facts(buffers[0])
+        for item in map(_map, facts["outcomes"]):
             outcome = Outcome(results=item.get("results"))
             if "dtype" in item:
                 sizes = tuple(_count(size) for size in item["sizes"])
@@ -181,8 +183,8 @@ def parse_answer(buffers: Sequence[Buffer]) -> Answer:
                 used += 1
             answer.outcomes.append(outcome)
         if "error" in facts:
-            answer.error = _exception(facts["error"])
-    except (KeyError, TypeError, ValueError, IndexError, msgpack.UnpackException) as error:
+            answer.error = _exception(_map(facts["error"]))
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, msgpack.UnpackException) as error:
         raise ProtocolError(f"malformed answer: {error}") from None
     return answer
 
@@ -237,8 +239,25 @@ def _packed(values: Sequence[int]) -> bytes:
 
 
 def _words(data: Any) -> Tuple[int, ...]:
-    raw = bytes(data)
+    raw = _raw(data)
     return struct.unpack(f"<{len(raw) // 8}Q", raw)
+
+
+def _facts(buffer: Buffer) -> Dict[str, Any]:
+    return _map(msgpack.unpackb(bytes(buffer), raw=False, strict_map_key=False))
+
+
+def _map(value: Any) -> Dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("a map was expected")
+    return value
+
+
+def _raw(value: Any) -> bytes:
+    """``value`` if it is bytes: of a number, ``bytes`` would make as many zeros."""
+    if not isinstance(value, bytes):
+        raise ValueError("bytes were expected")
+    return value
 
 
 def _count(value: Any) -> int:

@@ -91,10 +91,11 @@ class Session:
                 body, buffers = self._kept[number]
                 return request.reply(body, buffers)
             if number <= self._last:
-                if number not in self._waiting:
+                earlier = self._waiting.get(number)
+                if earlier is None:
                     raise ProtocolError(f"message {number} was answered and acknowledged")
                 self._waiting[number] = request
-                return None
+                return earlier.fail(ProtocolError(f"message {number} was sent again"))
             if number != self._last + 1:
                 raise ProtocolError(f"message {number} came after message {self._last}")
             if self.over:
@@ -339,9 +340,9 @@ def _assemble(parts: Any, direct: List[Buffer], staged: Dict[Any, bytearray]) ->
 def _epitaph(process: subprocess.Popen[bytes], note: Optional[mmap.mmap]) -> str:
     """How a process ended, and the operator that it was running."""
     try:
-        code = process.wait(1.0)
+        code = process.wait(5.0)
     except subprocess.TimeoutExpired:
-        return ""
+        return _running(note)
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return f", {how}{_running(note)}"
 

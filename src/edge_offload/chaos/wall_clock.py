@@ -47,16 +47,16 @@ class WallClock:
             "env",
             f"LD_PRELOAD={self._library}",
             f"FAKETIME_TIMESTAMP_FILE={self._file}",
-            "FAKETIME_NO_CACHE=1",
+            "FAKETIME_CACHE_DURATION=1",  # it looks for a step once a second, not with every look at the clock
             "FAKETIME_DONT_FAKE_MONOTONIC=1",
             "DONT_FAKE_MONOTONIC=1",  # its name in older releases
         ]
 
     def step(self, offset_s: float) -> None:
-        """Set the clock to the host's plus ``offset_s``, at once."""
+        """Set the clock to the host's plus ``offset_s``; the processes have it within a second."""
         new = self._file.with_suffix(".new")
         new.write_text(f"{offset_s:+.3f}\n", encoding="ascii")
-        os.replace(new, self._file)  # it is read at any moment
+        os.replace(new, self._file)  # it may be read at any moment
 
     def close(self) -> None:
         """Remove what it left on disk; the processes must have ended."""
