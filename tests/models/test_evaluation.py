@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.bench.people import LABELS, blobs, read_labels
+from edge_offload.bench.people_tracking import read_identities, tracking_figures
 from edge_offload.errors import BadInput
 from edge_offload.models import evaluation
 from edge_offload.models.evaluation import Matched, Truth, at_threshold, average_precision, best_threshold, match
@@ -161,3 +163,45 @@ def test_blobs_become_boxes():
     mask[80, 80] = 1  # a speck
     found = blobs(mask)
     assert found.boxes.tolist() == [[30, 20, 45, 60]]
+
+
+def test_the_hand_labels_say_who_is_who_and_nobody_jumps():
+    identities, truths = read_identities(LABELS), read_labels(LABELS)
+    assert identities.keys() == truths.keys()
+    last = {}
+    for number in sorted(identities):
+        for who, box in zip(identities[number], truths[number].boxes):
+            centre = (box[:2] + box[2:]) / 2
+            if who in last:
+                frames = number - last[who][0]
+                assert np.hypot(*(centre - last[who][1])) < 25 + 14 * frames, (number, who)
+            last[who] = (number, centre)
+    assert len(last) == 10
+
+
+def test_following_is_scored_on_the_frames_whose_people_are_known():
+    boxes = {number: [100 + 4 * number, 50, 130 + 4 * number, 130] for number in range(30)}
+    labelled = (0, 10, 20, 29)
+    truths = {number: truth(boxes[number], [400, 60, 420, 110], partial=(1,)) for number in labelled}
+    identities = {number: [7, 8] for number in labelled}
+    found = [people(boxes[number], [400, 60, 420, 110]) for number in boxes]
+    figures = tracking_figures(found, list(boxes), truths, identities, 0.5, 10.0)
+    assert (figures["people"], figures["identities"], figures["frames"]) == (4, 2, 4)
+    assert (figures["mota"], figures["switches"], figures["false_positives"]) == (1.0, 0, 0), "hidden ones do not count"
+    found[15] = people(boxes[15], scores=[0.4])
+    assert tracking_figures(found, list(boxes), truths, identities, 0.5, 10.0)["mota"] == 1.0
+    found[10] = people([300, 300, 330, 380])
+    worse = tracking_figures(found, list(boxes), truths, identities, 0.5, 10.0)
+    assert (worse["misses"], worse["fragmentations"], worse["switches"]) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("ids", [[1, 1], [1, None], ["a", "b"]])
+def test_labels_with_unclear_identities_are_refused(tmp_path, ids):
+    person = {"box": A, "partial": False}
+    frame = {"frame": 3, "people": [{**person, **({} if who is None else {"id": who})} for who in ids]}
+    file = tmp_path / "labels.json"
+    file.write_text(json.dumps({"frames": [frame]}))
+    with pytest.raises(BadInput, match="frame 3"):
+        read_identities(file)
+    file.write_text(json.dumps({"frames": [{"frame": 3, "people": [person]}]}))
+    assert read_identities(file) == {}

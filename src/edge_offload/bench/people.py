@@ -10,6 +10,10 @@ its defaults, and background subtraction (MOG2 of OpenCV, fed with the video fro
 from which a find of --model counts, and the smallest blob that counts, are those with the best F1 against the teacher
 on --tune frames, which must be apart from --frames. A find is right when it overlaps a labelled person by an
 intersection over union of 0.5. Intervals are 95 %, by bootstrap over ten runs of consecutive frames.
+
+Where the labels say who is who, people are followed too: the tracker with its defaults sees each network's finds in
+all of --frames and is scored on the labelled ones (MOTA, identity switches, fragmentation: Bernardin and Stiefelhagen,
+2008).
 """
 
 from __future__ import annotations
@@ -60,12 +64,13 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from edge_offload import records
+    from edge_offload.bench.people_tracking import read_identities, tracking_figures
     from edge_offload.commands.track import parse_options
     from edge_offload.errors import BadInput
     from edge_offload.models import evaluation
     from edge_offload.models.kapao.training import distil, recipe
     from edge_offload.models.movenet.estimator import DEFAULTS as MOVENET
-    from edge_offload.models.video import sample_video
+    from edge_offload.models.video import frames_per_s, sample_video
 
     options = parse_options(args.option)
     if set(args.frames) & set(args.tune):
@@ -99,6 +104,13 @@ def run(args: argparse.Namespace) -> int:
                     with_keypoints=reference == "teacher" and name != "background",
                 )
                 rows.append({"finder": name, "reference": reference, **figures})
+    identities = {} if not by_hand else read_identities(args.labels or LABELS)
+    identities = {number: ids for number, ids in identities.items() if number in by_hand}
+    tracking = [
+        {"finder": name, **tracking_figures(found, numbers, by_hand, identities, score, frames_per_s(video))}
+        for name, found, score in finders
+        if identities and name != "background"
+    ]
     record = {
         "model": args.model,
         "options": options,
@@ -106,9 +118,12 @@ def run(args: argparse.Namespace) -> int:
         "frames": [args.frames.start, args.frames.stop],
         "tune": [args.tune.start, args.tune.stop],
         "rows": rows,
+        "tracking": tracking,
     }
     for row in rows:
         print(_line(row))
+    for row in tracking:
+        print(_tracking_line(row))
     if args.json:
         records.write(args.json, "people_bench", record)
     return 0
@@ -237,4 +252,12 @@ def _line(row: Dict[str, Any]) -> str:
         f"{row['finder']:<12} against {row['reference']:<8} ({row['people']} people, {row['frames']} frames): "
         f"recall {percent('recall')}  precision {percent('precision')}  F1 {percent('f1')}  "
         f"box AP50 {percent('box_ap50')}  AP {row['box_ap']:.3f}{keypoints}"
+    )
+
+
+def _tracking_line(row: Dict[str, Any]) -> str:
+    return (
+        f"{row['finder']:<12} followed ({row['identities']} people, {row['frames']} frames): MOTA {row['mota']:.3f}  "
+        f"IDF1 {row['idf1']:.3f}  switches {row['switches']}  fragmentations {row['fragmentations']}  "
+        f"misses {row['misses']}  false {row['false_positives']} of {row['people']}"
     )

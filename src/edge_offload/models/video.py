@@ -40,3 +40,14 @@ def sample_video() -> pathlib.Path:
             f"opencv-doc_*.deb | tar -xO .{INSTALLED} > {cache_dir() / FILE_NAME}"
         ),
     )
+
+
+def frames_per_s(video: pathlib.Path) -> float:
+    """What the file says; 10 where it says nothing."""
+    import cv2
+
+    capture = cv2.VideoCapture(str(video))
+    try:
+        return float(capture.get(cv2.CAP_PROP_FPS)) or 10.0
+    finally:
+        capture.release()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Dict, List, Mapping
+from typing import Dict, List, Mapping, Sequence
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -65,11 +65,25 @@ class TrackingScore:
         self._frames = self._misses = self._false = self._switches = self._fragments = 0
         self._overlaps: List[float] = []
 
-    def add(self, labelled: Mapping[int, np.ndarray], found: Mapping[int, np.ndarray]) -> Dict[int, int]:
-        """Take in one frame; labelled id → found id of the people that match."""
+    def add(
+        self,
+        labelled: Mapping[int, np.ndarray],
+        found: Mapping[int, np.ndarray],
+        dont_care: Sequence[np.ndarray] = (),
+    ) -> Dict[int, int]:
+        """Take in one frame; labelled id → found id of the people that match.
+
+        Args:
+            dont_care: boxes [4] of people who need not be found; whoever is found there and matches nobody else does
+                not count.
+        """
         truth, ids = sorted(labelled), sorted(found)
         overlap = iou_matrix(_stack(labelled, truth), _stack(found, ids))
         matched = self._match(truth, ids, overlap)
+        if len(dont_care) and ids:
+            aside = (iou_matrix(_stack(found, ids), np.stack(dont_care)) >= self._min_iou).any(axis=1)
+            kept = [j for j, track in enumerate(ids) if not aside[j] or track in matched.values()]
+            ids, overlap = [ids[j] for j in kept], overlap[:, kept]
         for person, track in matched.items():
             last = self._last_id.get(person)
             self._switches += last is not None and last != track
