@@ -220,10 +220,19 @@ def test_the_runtime_hedges_what_is_late_by_its_own_forecast_and_reports_it():
     module.close()
 
 
-def test_baselines_are_never_candidates_of_a_policy():
-    module = OffloadedModule("twice", Twice(), None)
-    for mode in (Mode.PER_OP, Mode.REPLAY):
+@pytest.mark.parametrize(
+    ("candidates", "seen"),
+    [
+        ((Mode.LOCAL, Mode.SERVER), {Mode.LOCAL, Mode.SERVER}),
+        ((Mode.REPLAY,), {Mode.LOCAL, Mode.REPLAY}),
+        ((Mode.SPLIT,), {Mode.LOCAL}),
+    ],
+)
+def test_a_policy_chooses_among_the_candidates_that_exist_and_local_is_always_one(candidates, seen):
+    module = OffloadedModule("twice", Twice(), None, candidates=candidates)
+    for mode in (Mode.PER_OP, Mode.SERVER, Mode.REPLAY):
         runner = Remote()
         runner.mode = mode
         module.add_runner(runner)
-    assert set(module.situation([torch.zeros(1)]).forecasts) == {Mode.LOCAL, Mode.REPLAY}
+    assert set(module.situation([torch.zeros(1)]).forecasts) == seen
+    module.close()

@@ -79,11 +79,16 @@ class Tracking(unittest.TestCase):
 
         uri = rosgraph.Master(rospy.get_name()).lookupNode("/offload_server_node")
         _, _, pid = xmlrpc.client.ServerProxy(uri).getPid(rospy.get_name())
+        before = len(self.got["offload/latency"])
         os.kill(pid, signal.SIGKILL)
-        self.run_until(lambda cost: cost.mode == "local" and cost.fallback_reason, "an answer of the robot")
-        self.until(self.warned, "the warning on /diagnostics")
+        self.run_until(lambda _: self.fell_back(before), "an answer of the robot")
+        self.run_until(
+            lambda _: self.decided("local", "server cannot run"), "the policy's word that it looks elsewhere"
+        )
+        self.until(self.warned, "the warning on /diagnostics, although nothing asks for the server now")
         # roslaunch starts it again
         self.run_until(lambda cost: cost.mode == "server", "the server's return")
+        assert "auto" not in {cost.mode for cost in self.got["offload/latency"]}, "auto is a policy, never a mode"
 
         call = rospy.ServiceProxy("offload/set_mode", SetMode)
         assert call("local").ok
@@ -95,6 +100,13 @@ class Tracking(unittest.TestCase):
         assert len(answered) == len(set(answered)), "a frame has two results"
         assert set(answered) <= set(self.stamps), "a result has the stamp of no frame"
         assert answered == [message.header.stamp for message in self.got["offload/latency"]]
+
+    def fell_back(self, since):
+        return any(cost.mode == "local" and cost.fallback_reason for cost in self.got["offload/latency"][since:])
+
+    def decided(self, mode, words):
+        return any(message.mode == mode and message.policy == "latency" and words in message.reason
+                   for message in list(self.got["offload/mode"]))  # fmt: skip
 
     def warned(self):
         return any(

@@ -1,9 +1,10 @@
 """What the next frame would cost in each mode: latency with its uncertainty, energy, from the frames before it.
 
 A remote mode's latency is taken apart. What the link decides (bytes over bandwidth, both ways) is predicted from the
-bandwidth *now*; waiting at the server fades, because a queue of ten seconds ago says little; the rest (coding, compute,
-overhead) is an average of the frames that ran in the mode. The errors that these predictions turned out to have give
-the uncertainty. Pure: time comes in as an argument.
+bandwidth *now*; waiting at the server fades, because a queue of ten seconds ago says little, into what the server's
+load makes one expect; the rest (coding, compute, overhead) is an average of the frames that ran in the mode. A mode
+with a plan per bandwidth is forecast by the plan that would be used now, corrected by what its plans were off so far.
+The errors that these predictions turned out to have give the uncertainty. Pure: time comes in as an argument.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Deque, Dict, Iterable, Mapping, Optional
+from typing import Callable, Deque, Dict, Iterable, Mapping, Optional
 
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.modes import TABLE, Mode
@@ -24,6 +25,8 @@ GAIN = 0.2
 FADE_S = 2.0
 #: Seconds after which half of a lateness without a result is forgotten, if nothing is heard of the link meanwhile.
 LATE_FADE_S = 3.0
+#: Seconds between two frames of a mode from which on its averages are of another time.
+SELDOM_S = 0.9
 #: Frames whose errors make the uncertainty.
 ERRORS = 64
 #: Remote frames among which local computations in vain are counted.
@@ -43,6 +46,8 @@ class Forecast:
         energy_j: expected energy of the robot over the frame; nan if it has never run.
         obstacle: why the mode cannot run now, in words; empty when it can.
         late_s: how much later than expected a result may be before it counts as late (see :class:`Forecaster`).
+        floor_s: what the link alone takes of the latency, which is known however old the rest is.
+        age_s: since the mode last ran; inf if it never has.
     """
 
     mode: Mode
@@ -51,6 +56,8 @@ class Forecast:
     energy_j: float = math.nan
     obstacle: str = ""
     late_s: float = math.inf
+    floor_s: float = 0.0
+    age_s: float = math.inf
 
     @property
     def known(self) -> bool:
@@ -70,9 +77,10 @@ class _ModeHistory:
         self.late_s = 0.0
         self.late_since_s = -math.inf
         self.errors: Deque[float] = deque(maxlen=ERRORS)
+        self.bias = 1.0
 
-    def note(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
-        expected = self.latency_s(now, reading) if self.frames else None
+    def note(self, now: float, report: InferenceReport, reading: LinkReading, planned_s: float, busy_s: float) -> None:
+        expected = self.latency_s(now, reading, planned_s, busy_s) if self.frames else None
         stages = report.stages_s
         link_s = stages["uplink"] + stages["downlink"]
         if expected is not None:
@@ -80,7 +88,7 @@ class _ModeHistory:
         # the first frame pays for choosing kernels and taking memory: the second one replaces it
         gain = 1.0 if self.frames < 2 else max(GAIN, 1 / self.frames)
         # what is seldom run is believed at once: its averages are of another time
-        if now - self.updated_s > 10.0:
+        if now - self.updated_s > max(SELDOM_S, 3 * report.total_s):
             gain = max(gain, 0.5)
         for name, value in (
             ("rest_s", report.total_s - link_s - stages["queue"]),
@@ -91,6 +99,8 @@ class _ModeHistory:
             ("bytes_down", report.bytes_down),
         ):
             setattr(self, name, getattr(self, name) + gain * (value - getattr(self, name)))
+        if planned_s > 0:
+            self.bias += gain * (report.total_s / planned_s - self.bias)
         self.frames += 1
         self.updated_s = now
         self.late_s = 0.0
@@ -103,17 +113,19 @@ class _ModeHistory:
         down = reading.downlink if reading.downlink > 0 else reading.uplink
         return delay_s + self.bytes_up / reading.uplink + self.bytes_down / down
 
-    def latency_s(self, now: float, reading: LinkReading) -> float:
-        age_s = max(0.0, now - self.updated_s)
-        expected = max(0.0, self.rest_s + self.queue_s * 0.5 ** (age_s / FADE_S) + self.transfer_s(reading))
+    def latency_s(self, now: float, reading: LinkReading, planned_s: float, busy_s: float) -> float:
+        fresh = 0.5 ** (max(0.0, now - self.updated_s) / FADE_S)
+        waiting_s = self.queue_s * fresh + busy_s * (1 - fresh)
+        expected = max(0.0, self.rest_s + waiting_s + self.transfer_s(reading))
+        if planned_s > 0:
+            expected = self.bias * planned_s + busy_s * (1 - fresh)
         since_s = max(0.0, now - self.late_since_s)
         if reading.age_s < since_s:
             # the link has been measured since: what it says is newer than the lateness
             return float(expected)
         return float(max(expected, self.late_s * 0.5 ** (since_s / LATE_FADE_S)))
 
-    def error_s(self, now: float, reading: LinkReading) -> float:
-        expected = self.latency_s(now, reading)
+    def error_s(self, expected: float, reading: LinkReading) -> float:
         own = FIRST_ERROR * expected
         if len(self.errors) >= 4:
             own = math.sqrt(sum(error**2 for error in self.errors) / len(self.errors))
@@ -134,6 +146,7 @@ class Forecaster:
 
     Args:
         powers: the robot's power by state, for the energy.
+        planned: what a planner expects of a mode on such a link (seconds); 0 for modes without a plan.
     """
 
     #: A remote frame is late when its delay exceeds what happens once in fifty frames by this (seconds), ...
@@ -141,8 +154,15 @@ class Forecaster:
     #: ... and this multiple of the standard deviation.
     LATE_SIGMAS = 3.0
 
-    def __init__(self, powers: Optional[StatePowers] = None) -> None:
+    def __init__(
+        self,
+        powers: Optional[StatePowers] = None,
+        planned: Callable[[Mode, LinkReading], float] = lambda mode, reading: 0.0,
+    ) -> None:
         self._powers = powers or StatePowers()
+        self._planned = planned
+        #: What a request may expect to wait at the server because of others (seconds); set by the owner.
+        self.busy_s = 0.0
         self._modes: Dict[Mode, _ModeHistory] = {}
         self._hedges: Deque[bool] = deque(maxlen=HEDGES)
 
@@ -153,7 +173,7 @@ class Forecaster:
             if seconds <= 0:
                 return
             report = InferenceReport(Mode.LOCAL, total_s=seconds, stages_s={"compute_robot": seconds})
-        self._of(report.mode).note(now, report, reading)
+        self._note(now, report, reading)
 
     def late(self, now: float, mode: Mode, waited_s: float) -> None:
         """A frame waited so long for ``mode`` and got nothing."""
@@ -164,7 +184,7 @@ class Forecaster:
 
     def settled(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
         """A remote result came after its frame was over: where its time went is known now."""
-        self._of(report.mode).note(now, report, reading)
+        self._note(now, report, reading)
 
     def hedged(self, in_vain: bool) -> None:
         """A remote frame ended; ``in_vain``: the local computation was started, and the remote one came first."""
@@ -180,7 +200,9 @@ class Forecaster:
         history = self._modes.get(mode)
         if history is None or not history.frames:
             return Forecast(mode, obstacle=obstacle)
-        latency_s, error_s = history.latency_s(now, reading), history.error_s(now, reading)
+        remote = TABLE[mode].needs_link
+        latency_s = history.latency_s(now, reading, self._planned(mode, reading), self.busy_s if remote else 0.0)
+        error_s = history.error_s(latency_s, reading)
         tail_s = history.tail_s()
         late_s = max(
             self.LATE_SIGMAS * error_s, self.SLACK_S + max(0.0, tail_s if math.isfinite(tail_s) else latency_s)
@@ -188,7 +210,10 @@ class Forecaster:
         if self._hedges:
             # every local computation in vain makes it more patient
             late_s *= 1.0 + 20.0 * sum(self._hedges) / HEDGES
-        return Forecast(mode, latency_s, error_s, self._energy_j(history, latency_s, reading), obstacle, late_s)
+        floor_s = history.transfer_s(reading) if remote and not self._planned(mode, reading) else 0.0
+        energy_j = self._energy_j(history, latency_s, reading)
+        age_s = max(0.0, now - history.updated_s)
+        return Forecast(mode, latency_s, error_s, energy_j, obstacle, late_s, floor_s, age_s)
 
     def forecasts(
         self, now: float, modes: Iterable[Mode], reading: LinkReading, obstacles: Mapping[Mode, str]
@@ -202,6 +227,10 @@ class Forecaster:
         busy = (powers.inference - powers.standby) * min(history.compute_s, latency_s)
         radio = (powers.communication - powers.standby) * min(link_s, latency_s)
         return powers.standby * latency_s + busy + radio
+
+    def _note(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
+        busy_s = self.busy_s if TABLE[report.mode].needs_link else 0.0
+        self._of(report.mode).note(now, report, reading, self._planned(report.mode, reading), busy_s)
 
     def _of(self, mode: Mode) -> _ModeHistory:
         return self._modes.setdefault(mode, _ModeHistory(mode))

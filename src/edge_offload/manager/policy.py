@@ -17,8 +17,9 @@ from edge_offload.modes import AUTO, Mode
 
 #: So many times the margin is reason enough to switch at once.
 CLEARLY = 4.0
-#: Modes that a policy may choose; the others are there to be compared with.
-CANDIDATES = (Mode.LOCAL, Mode.SERVER, Mode.REPLAY, Mode.SPLIT)
+#: Modes that a policy chooses among unless it is told others. These two give the same bits and need no preparation;
+#: ``split`` has to be profiled and planned first, ``replay`` needs the virtual device, the rest are for comparison.
+CANDIDATES = (Mode.LOCAL, Mode.SERVER)
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Situation:
         now_s: monotonic time.
         forecasts: the next frame in every mode that exists here.
         deadline_s: time that the frame has; None if it has no deadline.
-        load: of the server, 0 to 1; nan if unknown.
+        load: of the server, 0 to 1; nan if unknown. What it makes a frame wait is in the forecasts already.
         power_budget_w: mean power that the robot may draw while it computes a frame; inf if there is no bound.
     """
 
@@ -165,6 +166,10 @@ class _Choosing(abc.ABC):
                 parts.append(
                     f"{name} {forecast.latency_s * 1e3:.0f}±{forecast.error_s * 1e3:.0f} ms {forecast.energy_j:.2f} J"
                 )
+        if not math.isnan(situation.load):
+            parts.append(f"server {situation.load:.0%} busy")
+        if math.isfinite(situation.power_budget_w):
+            parts.append(f"budget {situation.power_budget_w:.1f} W")
         held = "" if mode is best else f"; {best} looks better, but not by enough or not for long enough"
         return f"{why}: {', '.join(parts)}{held}"
 

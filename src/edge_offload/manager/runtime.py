@@ -23,7 +23,9 @@ from edge_offload.manager.forecast import Forecaster
 from edge_offload.manager.hedge import Hedge, Outcome
 from edge_offload.manager.patience import PatienceLimits
 from edge_offload.manager.policy import CANDIDATES, Situation
+from edge_offload.manager.refresh import Refresher
 from edge_offload.manager.runners import Attempt, FailedAttempt, LocalRunner, Runner
+from edge_offload.manager.server_load import ServerLoad
 from edge_offload.manager.server_mode import ServerRunner
 from edge_offload.models import registry
 from edge_offload.modes import Mode
@@ -57,6 +59,7 @@ class OffloadedModule:
         example: inputs of the shapes to come, so that the model is opened before the first frame.
         hedging: start the local computation when a remote result is late by its own forecast; the first one wins.
         report_results: tell the server the results of calls with ``meta`` that it did not compute itself.
+        candidates: modes that a policy may choose among, and that are made ready for it; ``local`` is always one.
 
     Raises:
         BadInput: a slowdown below 1.
@@ -76,14 +79,19 @@ class OffloadedModule:
         example: Optional[Sequence[torch.Tensor]] = None,
         hedging: bool = True,
         report_results: bool = False,
+        candidates: Sequence[Mode] = CANDIDATES,
     ) -> None:
         self.name = name
         self._client = client
         self._report_results = report_results
+        self._candidates = tuple(mode for mode in Mode if mode is Mode.LOCAL or mode in candidates)
         executor = ModuleExecutor(module, device)
         own = fingerprint(executor.device)
         self._local = LocalRunner(executor, robot_slowdown)
-        self.forecaster = Forecaster()
+        self.forecaster = Forecaster(planned=self._planned_s)
+        self._refresher = Refresher()
+        self._load = ServerLoad(client) if client is not None else None
+        self._inputs: Sequence[torch.Tensor] = ()
         self._hedging = hedging
         self._hedge = Hedge(self._settled)
         self._racing = threading.Lock()
@@ -125,6 +133,10 @@ class OffloadedModule:
         """The modes that can be asked for."""
         return tuple(self._runners)
 
+    def offers(self, mode: Mode) -> bool:
+        """Whether ``mode`` can be asked for at all here; ``split`` is prepared when it first is."""
+        return mode in self._runners or (mode is Mode.SPLIT and self._make_split is not None)
+
     def obstacle(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
         if mode is Mode.SPLIT and mode not in self._runners and self._make_split is not None:
@@ -145,11 +157,18 @@ class OffloadedModule:
 
     def situation(self, inputs: Sequence[torch.Tensor], deadline_s: Optional[float] = None) -> Situation:
         """What a policy needs to know to choose the mode of the next call, which is about to have these ``inputs``."""
-        obstacles = {mode: self.obstacle(mode, inputs) or "" for mode in CANDIDATES if mode in self._runners}
+        obstacles = {mode: self.obstacle(mode, inputs) or "" for mode in self._candidates if self.offers(mode)}
         now = time.monotonic()
+        load = math.nan
+        self._inputs = inputs
+        if self._load is not None:
+            self._load.step(now)
+            load = self._load.load(now)
         with self._lock:
+            if self._load is not None:
+                self.forecaster.busy_s = self._load.waiting_s(now)
             forecasts = self.forecaster.forecasts(now, obstacles, self.reading(now), obstacles)
-        return Situation(now, forecasts, deadline_s)
+        return Situation(now, forecasts, deadline_s, load)
 
     def close(self) -> None:
         """End the threads that wait for late results. The link is its owner's."""
@@ -170,6 +189,7 @@ class OffloadedModule:
         mode: Mode = Mode.LOCAL,
         deadline_s: Optional[float] = None,
         meta: Optional[Mapping[str, Any]] = None,
+        refresh: bool = False,
     ) -> Tuple[Tuple[torch.Tensor, ...], InferenceReport]:
         """One inference: exactly one result, in ``mode`` or locally.
 
@@ -179,6 +199,8 @@ class OffloadedModule:
             deadline_s: seconds from now until the result is due. The wait for a server leaves room for a local
                 computation before it; the local computation itself is never cut short.
             meta: facts on the frame (stamp, sequence number, letterbox) for those who watch on the server.
+            refresh: a local call may now and then ask another candidate beside it, so that a policy's forecasts do not
+                go stale; the first result is used.
 
         Returns:
             The outputs in the module's order, on the CPU, and what they cost. ``report.mode`` is the mode that ran,
@@ -192,7 +214,10 @@ class OffloadedModule:
         canonical = [_checked(tensor) for tensor in inputs]
         outcome: Optional[Outcome] = None
         reason = ""
-        if mode is not Mode.LOCAL:
+        beside = self._beside(canonical) if refresh and mode is Mode.LOCAL else None
+        if beside is not None:
+            mode, outcome = beside, self._run_remotely(beside, canonical, deadline_s, meta or {}, beside=True)
+        elif mode is not Mode.LOCAL:
             reason = self.obstacle(mode, canonical) or ""
             if not reason:
                 outcome = self._run_remotely(mode, canonical, deadline_s, meta or {})
@@ -209,12 +234,34 @@ class OffloadedModule:
     def _run_alone(self, inputs: Sequence[torch.Tensor]) -> Attempt:
         return self._hedge.alone(lambda enough: self._local.run(inputs))
 
+    def _beside(self, inputs: Sequence[torch.Tensor]) -> Optional[Mode]:
+        """The candidate that is asked beside a local computation, because too little is known of it."""
+        if not self._hedging or self._local.expected_s() <= 0:
+            return None
+        mode = self._refresher.due(time.monotonic(), self.situation(inputs).forecasts)
+        return None if mode is None or self.obstacle(mode, inputs) else mode
+
+    def _planned_s(self, mode: Mode, reading: LinkReading) -> float:
+        """What the plan that is in force for such a link is expected to take; 0 where there are no plans."""
+        runner = self._runners.get(mode)
+        find = getattr(runner, "planned", None)
+        planned = find(self._inputs) if find is not None and self._inputs and reading.uplink > 0 else None
+        return 0.0 if planned is None else float(planned.table.predicted_s[planned.table.index(reading.uplink)])
+
     def _run_remotely(
-        self, mode: Mode, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], meta: Mapping[str, Any]
+        self,
+        mode: Mode,
+        inputs: Sequence[torch.Tensor],
+        deadline_s: Optional[float],
+        meta: Mapping[str, Any],
+        beside: bool = False,
     ) -> Outcome:
-        """Remotely, or locally after a failure; with a local rival where it is known when a result is late."""
+        """Remotely, or locally after a failure; with a local rival where it is known when a result is late.
+
+        ``beside``: the local computation is what counts, and begins at once.
+        """
         runner, local_s = self._runners[mode], self._local.expected_s()
-        late_s = self._late_s(mode, deadline_s, local_s)
+        late_s = 0.0 if beside else self._late_s(mode, deadline_s, local_s)
         if not self._racing.acquire(blocking=False):
             # another thread's call is under way: this one goes without a rival
             try:
@@ -232,6 +279,8 @@ class OffloadedModule:
             )
         finally:
             self._racing.release()
+        if beside:
+            return outcome
         with self._lock:
             self.forecaster.hedged(in_vain=outcome.hedged and outcome.remote)
             if outcome.hedged and not outcome.remote:

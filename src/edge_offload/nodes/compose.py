@@ -87,6 +87,7 @@ def forecast_message(situation: Situation, header: Any) -> Forecast:
         energy=[forecast.energy_j for forecast in forecasts],
         obstacle=[forecast.obstacle for forecast in forecasts],
         deadline=duration(situation.deadline_s or 0.0),
+        server_load=situation.load,
     )
 
 
@@ -106,7 +107,8 @@ def situation_of(message: Any, now_s: float, power_budget_w: float = math.inf) -
             forecasts[mode] = ModeForecast(mode, seconds, error.to_sec(), float(energy), obstacle)
         else:
             forecasts[mode] = ModeForecast(mode, obstacle=obstacle)
-    return Situation(now_s, forecasts, message.deadline.to_sec() or None, power_budget_w=power_budget_w)
+    load = float(message.server_load)
+    return Situation(now_s, forecasts, message.deadline.to_sec() or None, load, power_budget_w)
 
 
 def mode_message(mode: Mode, policy: str, reason: str) -> OffloadMode:

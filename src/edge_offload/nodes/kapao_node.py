@@ -32,6 +32,7 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 import rospy
 from sensor_msgs.msg import CompressedImage, Image
+from std_msgs.msg import Header
 from visualization_msgs.msg import MarkerArray
 
 from edge_offload.errors import EdgeOffloadError
@@ -84,8 +85,9 @@ class KapaoNode(Node):
     def start(self) -> None:
         params = self.params
         # a policy is the manager's: until it speaks, whatever cannot run on the server runs here
-        mode = Mode.SERVER.value if params["mode"] in POLICIES else params["mode"]
-        self._mode, self._mode_reason = parse_mode(mode), "parameter ~mode"
+        first = Mode.SERVER if params["server"] else Mode.LOCAL
+        self._mode = first if params["mode"] in POLICIES else parse_mode(params["mode"])
+        self._mode_reason, self._policy = "parameter ~mode", params["mode"]
         self._results = 0
         self._camera = CameraIntake(self, "camera/camera_info", params["world_frame"])
         self._network = Network(params, self.health)
@@ -111,7 +113,9 @@ class KapaoNode(Node):
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
         size = self._camera.size(min(params["server_wait"], 5.0))
         if size is not None:
-            self._network.warm_up(self._mode, *size, wait_s=params["server_wait"])
+            empty = self._network.warm_up(self._mode, *size, wait_s=params["server_wait"])
+            # latched: a manager that starts later knows at once what there is to choose from
+            self._publish_forecast([empty], Header(stamp=rospy.Time.now()))
         # last: from now on frames come
         self._images = ImageIntake(self, "camera/image_raw", params["transport"], self._slot, keep_all)
         rospy.loginfo(f"model {self._network.estimator.name} is ready, mode {self._mode}")
@@ -119,7 +123,7 @@ class KapaoNode(Node):
     def _advertise(self) -> None:
         self._people = rospy.Publisher("kapao/people", PersonArray, queue_size=100)
         self._latency = rospy.Publisher("offload/latency", Latency, queue_size=100)
-        self._forecast = rospy.Publisher("offload/forecast", Forecast, queue_size=10)
+        self._forecast = rospy.Publisher("offload/forecast", Forecast, queue_size=10, latch=True)
         self._overlay = rospy.Publisher("kapao/overlay", Image, queue_size=8)
         self._overlay_jpeg = rospy.Publisher("kapao/overlay/compressed", CompressedImage, queue_size=2)
         self._markers = rospy.Publisher("kapao/markers", MarkerArray, queue_size=4)
@@ -143,13 +147,15 @@ class KapaoNode(Node):
             self.health.value(f"frames {name}", getattr(counts, name))
         self.health.value("results", self._results)
         self.health.value("mode asked for", f"{self._mode} ({self._mode_reason})")
-        self._network.refresh(needed=TABLE[self._mode].needs_link)
+        # a policy that makes do without the server still misses it
+        chooses = self._policy in POLICIES and bool(self.params["server"])
+        self._network.refresh(needed=TABLE[self._mode].needs_link or chooses)
 
     def _on_mode(self, message: Any) -> None:
         mode = parse_mode(message.mode)
         if mode is not self._mode:
             rospy.loginfo(f"mode {mode} from now on: {message.reason}")
-        self._mode, self._mode_reason = mode, message.reason
+        self._mode, self._mode_reason, self._policy = mode, message.reason, message.policy
 
     def _on_bandwidth(self, message: Any) -> None:
         if message.source == Bandwidth.ACTIVE:
@@ -169,7 +175,7 @@ class KapaoNode(Node):
             "image": [self._size[0], self._size[1]],
             "options": self.params["model_options"],
         }
-        return self._network.run(inputs, self._mode, left, meta)
+        return self._network.run(inputs, self._mode, left, meta, refresh=self._policy in POLICIES)
 
     def _work(self, frame: Frame) -> None:
         """One frame: exactly one result, whatever happens."""
@@ -214,13 +220,16 @@ class KapaoNode(Node):
         )
         self._people.publish(people_message(header, report, self._size, result.people, placed, target))
         self._publish_latency(header, report, energy, measured)
-        situation = self._network.situation(self._inputs, self.params["deadline"] or None)
-        self._forecast.publish(forecast_message(situation, header))
+        self._publish_forecast(self._inputs, header)
         if self._markers.get_num_connections():
             self._markers.publish(marker_message(header, placed, target))
         if self._overlay.get_num_connections() or self._overlay_jpeg.get_num_connections():
             self._pictures.put((header, bgr, result.people, report, energy, target))
         self._network.note(report)
+
+    def _publish_forecast(self, inputs: Any, header: Any) -> None:
+        situation = self._network.situation(inputs, self.params["deadline"] or None)
+        self._forecast.publish(forecast_message(situation, header))
 
     def _publish_latency(
         self, header: Any, report: InferenceReport, energy: float, measured: bool, error: str = ""

@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
+import signal
 import sys
 
 PYTHON_VARIABLE = "EDGE_OFFLOAD_PYTHON"
+#: Exit code of a node that is told to end before it has begun.
+INTERRUPTED = 130
 _REPLACED = "_EDGE_OFFLOAD_PYTHON_IN_USE"
 
 
 def main(node: str) -> None:
     """Run the node in module ``edge_offload.nodes.<node>`` and exit with its code."""
     _use_configured_python()
-    module = importlib.import_module(f"edge_offload.nodes.{node}")
-    from edge_offload.nodes.base import run_node
+    # roslaunch ends nodes by SIGINT, and a shell has what it starts in the background ignore that. rospy listens to it
+    # in any case, but only after the imports, which take seconds: a node told to end before would never know
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        module = importlib.import_module(f"edge_offload.nodes.{node}")
+        from edge_offload.nodes.base import run_node
 
-    sys.exit(run_node(module.NODE))
+        code = run_node(module.NODE)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    _leave(code)
+
+
+def _leave(code: int) -> None:
+    """End the process without taking the interpreter apart.
+
+    A node has closed what it opened by now. What is left are threads that may be inside torch, or wait for a server
+    that does not answer: the interpreter would wait for them, or pull their memory from under them, and roslaunch ends
+    by SIGTERM what takes long.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def command() -> None:

@@ -6,6 +6,7 @@ import time
 from typing import Any, ClassVar, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
+import rospy
 
 from edge_offload.execute.threads import pin
 from edge_offload.link.client import Client
@@ -13,10 +14,10 @@ from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.keys import KeyStore
 from edge_offload.link.replies import LinkState
 from edge_offload.manager.device_mode import DeviceModule, DeviceRunner, installed_device
-from edge_offload.manager.policy import Situation
+from edge_offload.manager.policy import CANDIDATES, Situation
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.models.registry import build_estimator, state_hash
-from edge_offload.modes import Mode
+from edge_offload.modes import Mode, parse_mode
 from edge_offload.nodes.compose import duration
 from edge_offload.nodes.cores import resolve
 from edge_offload.nodes.health import Health
@@ -42,6 +43,7 @@ class Network:
         Param("model_options", {}, "options of the model, such as {size: 512}"),
         Param("server", "", "address of the server, tcp://host:port; none: everything runs here"),
         Param("keys", "", "key directory; none: the user's"),
+        Param("candidates", [mode.value for mode in CANDIDATES], "modes that a policy may choose among"),
         Param("codec", "auto", "coding of what travels; auto is lossless"),
         Param("slowdown", 1.0, "factor by which compute on this machine is slowed on purpose (emulation)", low=1.0),
         Param("threads", 0, "compute threads; 0: torch's default", low=0),
@@ -56,6 +58,7 @@ class Network:
         self._pin()
         self.estimator = self.build()
         self.weights_sha256 = state_hash(self.estimator.module)
+        candidates = [parse_mode(str(name)) for name in params["candidates"]]
         self._client: Optional[Client] = None
         if params["server"]:
             keys = KeyStore(params["keys"]) if params["keys"] else None
@@ -68,12 +71,19 @@ class Network:
             codec=params["codec"],
             robot_slowdown=params["slowdown"],
             report_results=self.report_results,
+            candidates=candidates,
         )
         device = installed_device()
         if self._client is not None and device is not None:
             on_device = DeviceModule(device, self.estimator.module, self._client, params["codec"])
             for mode in DEVICE_MODES:
                 self._module.add_runner(DeviceRunner(mode, on_device))
+        absent = [mode for mode in candidates if self._client is not None and not self._module.offers(mode)]
+        if absent:
+            which = ", ".join(absent)
+            health.warn(
+                "candidates", f"no policy can choose {which}: it needs 'edge-offload exec' (virtual_device:=true)"
+            )
         if self._client is not None:
             self._client.start()
         health.value("model", self.estimator.name)
@@ -91,18 +101,31 @@ class Network:
         if self._module is not None:
             self._module.link_changed(state, cause)
 
-    def run(self, inputs: Sequence[Any], mode: Mode, deadline_s: Optional[float], meta: Mapping[str, Any]) -> Any:
+    def run(
+        self,
+        inputs: Sequence[Any],
+        mode: Mode,
+        deadline_s: Optional[float],
+        meta: Mapping[str, Any],
+        refresh: bool = False,
+    ) -> Any:
         """One inference; see :meth:`edge_offload.manager.runtime.OffloadedModule.run`. Call it in one thread."""
         assert self._module is not None
         if not self._pinned:
             # torch keeps the number of threads per thread, and this is the one that computes
             self._pin()
             self._pinned = True
-        return self._module.run(inputs, mode, deadline_s, meta)
+        return self._module.run(inputs, mode, deadline_s, meta, refresh)
 
-    def warm_up(self, mode: Mode, width: int, height: int, wait_s: float) -> None:
-        """Compute once with an empty image of this size, and wait up to ``wait_s`` until ``mode`` can run it."""
-        self.warm_up_on(mode, self.estimator.prepare(np.zeros((height, width, 3), dtype=np.uint8))[0], wait_s)
+    def warm_up(self, mode: Mode, width: int, height: int, wait_s: float) -> Any:
+        """Compute once with an empty image of this size, and wait up to ``wait_s`` until ``mode`` can run it.
+
+        Returns:
+            The network's input.
+        """
+        image = self.estimator.prepare(np.zeros((height, width, 3), dtype=np.uint8))[0]
+        self.warm_up_on(mode, image, wait_s)
+        return image
 
     def warm_up_on(self, mode: Mode, image: Any, wait_s: float) -> None:
         """Compute once with this input, and wait up to ``wait_s`` until ``mode`` can run it."""
@@ -112,7 +135,7 @@ class Network:
         obstacle = self._module.obstacle(mode, [image])
         for _ in range(2):  # the first one is slower than any later one, and policies must not go by it
             self._module.run([image], Mode.LOCAL)
-        while obstacle is not None and time.monotonic() < ends:
+        while obstacle is not None and time.monotonic() < ends and not rospy.is_shutdown():
             self._health.warn("start", f"waiting for mode {mode}: {obstacle}")
             time.sleep(0.05)
             obstacle = self._module.obstacle(mode, [image])

@@ -15,7 +15,10 @@ With ~mode auto (the same as latency) the mode that is expected to finish first 
 the one that takes the least energy among those that meet the deadline. The node that computes falls back to local by
 itself whenever the mode in force cannot run.
 
-~margin, ~frames, ~sigmas, ~power_budget and ~dry_run can be turned while it runs:
+A power budget rules out modes whose frames draw more on average, as long as others are left. Above ~max_temperature of
+the hottest thermal zone that the kernel shows, ~hot_budget holds instead, until it is 5 degrees cooler.
+
+~margin, ~frames, ~sigmas, ~power_budget, ~max_temperature, ~hot_budget and ~dry_run can be turned while it runs:
   rosrun dynamic_reconfigure dynparam set offload_manager_node margin 0.2
 """
 
@@ -35,8 +38,12 @@ from edge_offload.nodes import reconfigure
 from edge_offload.nodes.base import Node
 from edge_offload.nodes.compose import mode_message, situation_of
 from edge_offload.nodes.params import Param
+from edge_offload.power.thermal import HeatGuard, hottest_celsius
 from edge_offload_msgs.msg import Forecast, Latency, OffloadMode
 from edge_offload_msgs.srv import SetMode, SetModeResponse
+
+#: Seconds between two looks at the temperature.
+TEMPERATURE_S = 1.0
 
 
 class OffloadManagerNode(Node):
@@ -50,6 +57,8 @@ class OffloadManagerNode(Node):
         Param("frames", Knobs.frames, "forecasts in a row that must favour it", low=1, high=100),
         Param("sigmas", Knobs.sigmas, "standard deviations that a latency must leave to the deadline", low=0, high=10),
         Param("power_budget", 0.0, "W that the robot may draw while it computes a frame; 0: no bound", low=0.0),
+        Param("max_temperature", 0.0, "degrees Celsius above which hot_budget holds; 0: no bound", low=0.0, high=150.0),
+        Param("hot_budget", 6.0, "W that the robot may draw while it computes a frame when it is too hot", low=0.0),
         Param("dry_run", False, "keep the mode in force and only say what would be chosen"),
     )
     declared = (
@@ -62,6 +71,7 @@ class OffloadManagerNode(Node):
         self._publisher = rospy.Publisher("offload/mode", OffloadMode, queue_size=1, latch=True)
         self._values = {knob.name: self.params[knob.name] for knob in self.knobs}
         self._situation: Optional[Situation] = None
+        self._heat, self._temperature, self._looked_s = HeatGuard(), math.nan, -math.inf
         self._told: Optional[Decision] = None
         mode = self.params["mode"]
         self._manager = Manager(self._policy(mode, "set by the parameter ~mode"))
@@ -95,10 +105,21 @@ class OffloadManagerNode(Node):
             self._manager.dry_run = held if values["dry_run"] else None
 
     def _on_forecast(self, message: Any) -> None:
-        budget = self._values["power_budget"] or math.inf
         with self._lock:
-            self._situation = situation_of(message, time.monotonic(), budget)
+            self._situation = situation_of(message, time.monotonic(), self._budget())
             self._announce(self._manager.decide(self._situation))
+
+    def _budget(self) -> float:
+        """W that a frame may draw now; inf if there is no bound."""
+        now = time.monotonic()
+        if now - self._looked_s >= TEMPERATURE_S:
+            self._temperature, self._looked_s = hottest_celsius(), now
+        budget = float(self._values["power_budget"] or math.inf)
+        if not self._heat.step(self._temperature, self._values["max_temperature"]):
+            self.health.clear("heat")
+            return budget
+        self.health.warn("heat", f"{self._temperature:.0f} degrees Celsius: frames may draw less")
+        return min(budget, float(self._values["hot_budget"]))
 
     def _announce(self, decision: Decision) -> None:
         """Publish a change of mode or policy; the reason on /diagnostics is always the latest."""

@@ -40,9 +40,7 @@ class RunTopics:
             self._subscribers.append(subscriber)
         self.names["diagnostic"] = messages.DIAGNOSTICS_TOPIC
         self._subscribers.append(
-            rospy.Subscriber(
-                messages.DIAGNOSTICS_TOPIC, DiagnosticArray, guard(self._on_diagnostics), queue_size=QUEUE
-            )
+            rospy.Subscriber(messages.DIAGNOSTICS_TOPIC, DiagnosticArray, guard(self._on_diagnostics), queue_size=QUEUE)
         )
 
     def close(self) -> None:

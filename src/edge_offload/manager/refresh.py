@@ -1,0 +1,59 @@
+"""What is not measured goes stale: when a mode that has not run for long is asked again, beside the local computation.
+
+A server that was slow while it started, or busy a minute ago, would be avoided for ever by a policy that goes by what
+the last frames there cost. A frame that is computed here anyway costs no time if the server is asked, too: the first
+result is used, and what the other mode takes is known again. It costs energy, so it is done seldom.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Mapping, Optional
+
+from edge_offload.manager.forecast import Forecast
+from edge_offload.modes import Mode
+
+
+class Refresher:
+    """Says which mode a frame that is computed locally should ask, too. One thread at a time."""
+
+    #: Seconds without a frame in a mode after which what is known of it is stale, ...
+    STALE_S = 5.0
+    #: ... and frames between two that ask again (3 % of them).
+    FRAMES = 34
+    #: A forecast that moved by this share is looked at again after so many seconds, so many times.
+    SURPRISE, AGAIN_S, MOST = 0.1, 1.0, 4
+
+    def __init__(self) -> None:
+        self._mode: Optional[Mode] = None
+        self._before_s = math.nan
+        self._since_s = -math.inf
+        self._frames = self.FRAMES
+        self._surprises = 0
+
+    def due(self, now: float, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
+        """For a frame that is about to be computed locally: what to ask beside it, if anything."""
+        self._frames += 1
+        local = forecasts.get(Mode.LOCAL)
+        if local is None or not local.known:
+            return None
+        again = self._surprised(forecasts)
+        if not again and self._frames < self.FRAMES:
+            return None
+        wait_s = self.AGAIN_S if again else self.STALE_S
+        for mode, forecast in forecasts.items():
+            hopeless = mode is Mode.LOCAL or forecast.obstacle or forecast.floor_s >= local.latency_s
+            if hopeless or (again and mode is not self._mode):
+                continue
+            if forecast.age_s >= wait_s and now - self._since_s >= wait_s:
+                self._surprises = self._surprises + 1 if again else 0
+                self._mode, self._before_s, self._since_s, self._frames = mode, forecast.latency_s, now, 0
+                return mode
+        return None
+
+    def _surprised(self, forecasts: Mapping[Mode, Forecast]) -> bool:
+        """Whether the last answer was far from what was forecast, so that one is not enough to know."""
+        forecast = forecasts.get(self._mode) if self._mode is not None else None
+        if forecast is None or not forecast.known or self._surprises >= self.MOST:
+            return False
+        return math.isnan(self._before_s) or abs(forecast.latency_s - self._before_s) > self.SURPRISE * self._before_s

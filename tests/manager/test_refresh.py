@@ -1,0 +1,204 @@
+"""What is not measured goes stale: modes that a policy avoids are asked again, seldom, and their word is believed."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from edge_offload.link.estimate.estimator import LinkReading
+from edge_offload.manager.forecast import Forecast, Forecaster
+from edge_offload.manager.policy import LatencyPolicy, Situation
+from edge_offload.manager.refresh import Refresher
+from edge_offload.manager.runners import Attempt
+from edge_offload.manager.runtime import OffloadedModule
+from edge_offload.modes import Mode
+from edge_offload.power.thermal import HeatGuard, hottest_celsius
+from edge_offload.timing import InferenceReport
+
+
+def forecasts(server_s=0.6, age_s=100.0, floor_s=0.02, obstacle=""):
+    server = Forecast(Mode.SERVER, server_s, 0.01, 1.0, obstacle, floor_s=floor_s, age_s=age_s)
+    return {Mode.LOCAL: Forecast(Mode.LOCAL, 0.2, 0.01, 1.0, age_s=0.1), Mode.SERVER: server}
+
+
+def test_a_mode_that_has_not_run_for_long_is_asked_again_and_then_left_alone():
+    refresher = Refresher()
+    asked = []
+    now, last = 0.0, -100.0
+    for _ in range(1000):
+        if refresher.due(now, forecasts(age_s=now - last)) is Mode.SERVER:
+            asked.append(now)
+            last = now
+        now += 0.2
+    assert len(asked) >= 15, "it is not forgotten"
+    assert len(asked) / 1000 <= 0.05, "and it costs little"
+
+
+@pytest.mark.parametrize(
+    "why",
+    [{"age_s": 1.0}, {"obstacle": "no server"}, {"floor_s": 0.3}],
+    ids=["it ran a moment ago", "it cannot run", "the link alone takes longer than the robot"],
+)
+def test_it_is_not_asked_for_nothing(why):
+    assert Refresher().due(0.0, forecasts(**why)) is None
+
+
+def test_a_surprising_answer_is_looked_at_again_at_once_but_not_for_ever():
+    refresher = Refresher()
+    assert refresher.due(0.0, forecasts(server_s=0.6)) is Mode.SERVER
+    # half as long as was thought: ask again after a second, not after dozens of frames
+    seconds, asked, now = 0.3, [], 0.0
+    for _ in range(100):
+        now += 0.2
+        age_s = now - (asked[-1] if asked else 0.0)
+        if refresher.due(now, forecasts(server_s=seconds, age_s=age_s)) is Mode.SERVER:
+            asked.append(now)
+            seconds *= 0.5
+    assert asked[0] == pytest.approx(1.2, abs=0.21)
+    assert len([t for t in asked if t < 6]) == Refresher.MOST
+
+
+def test_a_policy_that_met_a_slow_server_once_comes_back_to_it():
+    """The server is slow while it starts; then it would be faster than the robot for ever."""
+    policy, forecaster, refresher = LatencyPolicy(), Forecaster(), Refresher()
+    link = LinkReading(10e6, 10e6, 0.1, 0.1, 2.6e-3, "active", 9, 0.1)
+
+    def server(seconds):
+        stages = {"uplink": 0.02, "compute_server": seconds - 0.02}
+        return InferenceReport(Mode.SERVER, "", seconds, stages, 200_000, 2000, 1)
+
+    local = InferenceReport(Mode.LOCAL, "", 0.2, {"compute_robot": 0.2})
+    forecaster.note(0.0, local, link)
+    for _ in range(3):
+        forecaster.note(0.0, server(0.7), link)
+    now, ran = 0.0, []
+    while now < 30.0:
+        found = forecaster.forecasts(now, (Mode.LOCAL, Mode.SERVER), link, {})
+        mode = policy.decide(Situation(now, found)).mode
+        beside = refresher.due(now, found) if mode is Mode.LOCAL else None
+        report = server(0.06) if mode is Mode.SERVER or beside else local
+        now += report.total_s
+        forecaster.note(now, report, link)
+        ran.append((now, mode))
+    assert ran[0][1] is Mode.LOCAL
+    assert next(t for t, mode in ran if mode is Mode.SERVER) < 15.0
+    assert {mode for t, mode in ran if t > 20} == {Mode.SERVER}
+
+
+class _Beside:
+    """A mode that answers like the robot, and counts."""
+
+    mode = Mode.REPLAY
+
+    def __init__(self, seconds=0.0):
+        self.seconds, self.asked = seconds, 0
+
+    def obstacle(self, inputs):
+        return None
+
+    def run(self, inputs, deadline_s, local_s, meta):
+        self.asked += 1
+        time.sleep(self.seconds)
+        return Attempt((inputs[0] * 2,), {"compute_server": self.seconds}, bytes_up=1000, round_trips=1)
+
+    def state(self):
+        return "ready"
+
+
+class _Double(nn.Module):
+    def forward(self, x):
+        time.sleep(0.05)
+        return x * 2
+
+
+def module_with(runner):
+    module = OffloadedModule("double", _Double(), candidates=[runner.mode])
+    module.add_runner(runner)
+    return module
+
+
+def test_a_local_call_may_ask_another_mode_beside_it_and_uses_the_first_result():
+    runner = _Beside()
+    module = module_with(runner)
+    x = torch.ones(3)
+    module.run([x])
+    outputs, report = module.run([x], refresh=True)
+    assert runner.asked == 1
+    assert torch.equal(outputs[0], x * 2)
+    assert report.mode is Mode.REPLAY, "it was there first"
+    assert not report.fallback_reason
+    assert module.situation([x]).forecasts[Mode.REPLAY].known
+    for _ in range(5):
+        _, report = module.run([x], refresh=True)
+        assert report.mode is Mode.LOCAL
+    assert runner.asked == 1, "seldom"
+    module.close()
+
+
+def test_a_slow_answer_beside_a_local_call_holds_nothing_up_and_is_no_fallback():
+    runner = _Beside(seconds=1.5)
+    module = module_with(runner)
+    x = torch.ones(3)
+    module.run([x])
+    _, report = module.run([x], refresh=True)
+    assert (report.mode, report.fallback_reason, report.hedged) == (Mode.LOCAL, "", True)
+    assert report.total_s < 1.4, "the other mode takes 1.5 s"
+    ends = time.monotonic() + 30
+    while not module.situation([x]).forecasts[Mode.REPLAY].known and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert module.situation([x]).forecasts[Mode.REPLAY].latency_s > 1.4, "what it took is known all the same"
+    module.close()
+
+
+def test_without_leave_nothing_is_asked():
+    runner = _Beside()
+    module = module_with(runner)
+    for _ in range(3):
+        module.run([torch.ones(3)])
+    assert runner.asked == 0
+    module.close()
+
+
+# ---------------------------------------------------------------------- plans, load, heat
+
+
+def test_a_mode_with_plans_is_forecast_by_the_plan_for_the_bandwidth_of_now():
+    plans = {10e6: 0.1, 1e6: 0.3}
+    forecaster = Forecaster(planned=lambda mode, reading: plans[reading.uplink] if mode is Mode.SPLIT else 0.0)
+    fast, slow = (LinkReading(rate, rate, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0) for rate in (10e6, 1e6))
+    for i in range(10):
+        stages = {"uplink": 0.05, "compute_robot": 0.05}
+        forecaster.note(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.12, stages, 500_000, 0, 1), fast)
+    assert forecaster.forecast(1.0, Mode.SPLIT, fast).latency_s == pytest.approx(0.12, rel=0.01)
+    assert forecaster.forecast(1.0, Mode.SPLIT, slow).latency_s == pytest.approx(0.36, rel=0.01), "20 % above its plan"
+
+
+def test_a_busy_server_is_expected_to_keep_a_frame_waiting_once_the_own_queue_is_old():
+    forecaster = Forecaster()
+    link = LinkReading(10e6, 10e6, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0)
+    stages = {"uplink": 0.02, "compute_server": 0.03}
+    forecaster.note(0.0, InferenceReport(Mode.SERVER, "", 0.05, stages, 200_000, 0, 1), link)
+    idle = forecaster.forecast(20.0, Mode.SERVER, link).latency_s
+    forecaster.busy_s = 0.4
+    assert forecaster.forecast(0.0, Mode.SERVER, link).latency_s == pytest.approx(idle, abs=0.01), "just measured"
+    assert forecaster.forecast(20.0, Mode.SERVER, link).latency_s == pytest.approx(idle + 0.4, abs=0.01)
+
+
+def test_the_hottest_zone_counts_and_what_cannot_be_read_does_not(tmp_path):
+    assert math.isnan(hottest_celsius(tmp_path))
+    for name, text in (("0", "41500\n"), ("1", "78250\n"), ("2", "-274000\n"), ("3", "off\n")):
+        zone = tmp_path / f"thermal_zone{name}"
+        zone.mkdir()
+        (zone / "temp").write_text(text)
+    assert hottest_celsius(tmp_path) == 78.25
+
+
+def test_heat_ends_only_when_it_is_clearly_cooler():
+    guard = HeatGuard()
+    assert [guard.step(t, 80.0) for t in (70, 81, 78, 76, 74, 79)] == [False, True, True, True, False, False]
+    assert not guard.step(99.0, 0.0), "no limit"
+    assert not guard.step(math.nan, 80.0)
