@@ -2,6 +2,7 @@
 
 import math
 import random
+import struct
 import time
 from concurrent.futures import Future
 
@@ -12,7 +13,13 @@ from edge_offload.link.clock import ClockReading
 from edge_offload.link.emulator import Emulator
 from edge_offload.link.estimate.estimator import ACTIVE, LinkEstimator, LinkReading
 from edge_offload.link.estimate.prober import MAX_PROBE_BYTES, MIN_PROBE_BYTES, Prober, probe_bytes
-from edge_offload.link.estimate.wireless import default_interface, parse_wireless, wifi_signal
+from edge_offload.link.estimate.wireless import (
+    default_interface,
+    parse_wireless,
+    station_signal,
+    wifi_signal,
+    wireless_interface,
+)
 from edge_offload.link.replies import LinkState, Transfer
 from edge_offload.link.trace import BYTES_PER_MBIT, Link, Trace
 
@@ -191,6 +198,49 @@ def test_signal_is_read_where_the_kernel_tells(tmp_path):
     (tmp_path / "route").write_text(routes)
     assert wifi_signal(tmp_path / "wireless", tmp_path / "route").interface == "wlan1"
     assert wifi_signal(tmp_path / "absent", tmp_path / "route") is None
+
+
+def attribute(kind: int, payload: bytes) -> bytes:
+    """A netlink attribute as the kernel lays it out."""
+    return struct.pack("=HH", 4 + len(payload), kind) + payload + bytes(-len(payload) % 4)
+
+
+def new_station(level_dbm: int, rate: bytes) -> bytes:
+    """The kernel's answer to NL80211_CMD_GET_STATION, by the numbers of linux/nl80211.h."""
+    info = attribute(7, struct.pack("=b", level_dbm)) + attribute(8, rate) + attribute(2, struct.pack("=I", 12345))
+    body = struct.pack("=BBH", 19, 1, 0)  # NEW_STATION, version
+    body += attribute(3, struct.pack("=I", 4)) + attribute(6, bytes(range(6))) + attribute(21, info)
+    return struct.pack("=IHHII", 16 + len(body), 28, 2, 1, 4711) + body
+
+
+@pytest.mark.parametrize(
+    ("rate", "bytes_per_s"),
+    [
+        (attribute(1, struct.pack("=H", 0)) + attribute(5, struct.pack("=I", 8667)), 866.7e6 / 8),
+        (attribute(1, struct.pack("=H", 540)), 54e6 / 8),
+        (b"", 0.0),
+    ],
+    ids=["866.7 Mbit/s, 32 bits", "54 Mbit/s, 16 bits", "no rate"],
+)
+def test_nl80211_tells_signal_and_rate(rate, bytes_per_s):
+    nl80211 = pytest.importorskip("pyroute2.netlink.nl80211")
+    answers = list(nl80211.MarshalNl80211().parse(new_station(-57, rate)))
+    signal = station_signal("wlan0", answers)
+    assert (signal.interface, signal.level_dbm) == ("wlan0", -57)
+    assert signal.rate == pytest.approx(bytes_per_s)
+    assert station_signal("wlan0", []) is None
+
+
+def test_the_wireless_interface_of_the_default_route_is_the_one(tmp_path):
+    for name in ("eth0", "wlan0", "wlan1"):
+        (tmp_path / name).mkdir()
+    assert wireless_interface(tmp_path, tmp_path / "absent") is None
+    (tmp_path / "wlan0" / "phy80211").mkdir()
+    assert wireless_interface(tmp_path, tmp_path / "absent") == "wlan0"
+    (tmp_path / "wlan1" / "phy80211").mkdir()
+    assert wireless_interface(tmp_path, tmp_path / "absent") is None, "two, and no route says which"
+    (tmp_path / "route").write_text("Iface\tDestination\nwlan1\t00000000\n")
+    assert wireless_interface(tmp_path, tmp_path / "route") == "wlan1"
 
 
 def test_the_bench_judges_error_lag_and_flaps():

@@ -24,7 +24,7 @@ from edge_offload.link.client import Client
 from edge_offload.link.clock import WARN_S
 from edge_offload.link.estimate.estimator import ACTIVE, NONE, LinkEstimator
 from edge_offload.link.estimate.prober import Prober
-from edge_offload.link.estimate.wireless import wifi_signal
+from edge_offload.link.estimate.wireless import Wireless
 from edge_offload.link.keys import KeyStore
 from edge_offload.link.replies import LinkState
 from edge_offload.nodes.base import Node
@@ -52,6 +52,7 @@ class BandwidthMonitorNode(Node):
         self._lock = threading.Lock()
         self._latest: Optional[Any] = None
         self._estimator = LinkEstimator()
+        self._wireless = Wireless()
         self._client: Optional[Client] = None
         if self.params["server"]:
             keys = KeyStore(self.params["keys"]) if self.params["keys"] else None
@@ -64,7 +65,7 @@ class BandwidthMonitorNode(Node):
         self._ticker.start()
 
     def stop(self) -> None:
-        for attribute in ("_ticker", "_prober"):
+        for attribute in ("_ticker", "_prober", "_wireless"):
             if hasattr(self, attribute):
                 getattr(self, attribute).close()
         if getattr(self, "_client", None) is not None:
@@ -111,9 +112,10 @@ class BandwidthMonitorNode(Node):
             message.connected = latest.connected
             message.round_trip = latest.link_round_trip
             message.clock_offset, message.clock_error = latest.clock_offset, latest.clock_error
-        signal = wifi_signal()
+        signal = self._wireless.signal()
         message.wifi_interface = signal.interface if signal is not None else ""
         message.wifi_signal = signal.level_dbm if signal is not None else math.nan
+        message.wifi_rate = signal.rate if signal is not None else 0.0
         self.health.value("uplink MB/s", message.uplink / 1e6)
         self.health.value("downlink MB/s", message.downlink / 1e6)
         self._publisher.publish(message)

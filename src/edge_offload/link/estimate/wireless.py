@@ -1,11 +1,20 @@
-"""Signal of the Wi-Fi interface, where the kernel tells: ``/proc/net/wireless`` and the routing table."""
+"""Signal and rate of the Wi-Fi interface, where the kernel tells.
+
+Newer kernels answer over nl80211 (asked through pyroute2, if that is installed), older ones write
+``/proc/net/wireless``, which knows no rate. Which interface matters is what the routing table says.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 import pathlib
+import socket
 from dataclasses import dataclass
-from typing import Dict, Optional, Union
+from typing import Any, Dict, Iterable, Optional, Union
 
+_log = logging.getLogger(__name__)
+_INTERFACES = pathlib.Path("/sys/class/net")
 _WIRELESS = pathlib.Path("/proc/net/wireless")
 _ROUTES = pathlib.Path("/proc/net/route")
 
@@ -16,13 +25,15 @@ class Signal:
 
     Attributes:
         interface: its name.
-        quality: link quality, in the driver's own scale (often 0 to 70).
+        quality: link quality, in the driver's own scale (often 0 to 70); nan where it is not told.
         level_dbm: received power; drivers that count from 0 to 255 are converted.
+        rate: bytes per second, at which the radio sends now, before any overhead; 0 where it is not told.
     """
 
     interface: str
     quality: float
     level_dbm: float
+    rate: float = 0.0
 
 
 def parse_wireless(text: str) -> Dict[str, Signal]:
@@ -65,3 +76,76 @@ def wifi_signal(
     if chosen in signals:
         return signals[str(chosen)]
     return next(iter(signals.values())) if len(signals) == 1 else None
+
+
+def wireless_interface(
+    interfaces: Union[str, pathlib.Path] = _INTERFACES, routes: Union[str, pathlib.Path] = _ROUTES
+) -> Optional[str]:
+    """The wireless interface that the default route takes, else the only wireless one; None without Wi-Fi."""
+    names = sorted(path.parent.name for path in pathlib.Path(interfaces).glob("*/phy80211"))
+    try:
+        chosen = default_interface(pathlib.Path(routes).read_text(encoding="ascii", errors="replace"))
+    except OSError:
+        chosen = None
+    if chosen in names:
+        return chosen
+    return names[0] if len(names) == 1 else None
+
+
+def station_signal(interface: str, stations: Iterable[Any]) -> Optional[Signal]:
+    """The signal in nl80211's answers on the stations of an interface (a robot has one: its access point).
+
+    Args:
+        interface: their interface.
+        stations: ``nl80211cmd`` messages as pyroute2 decodes them.
+    """
+    for station in stations:
+        info = station.get_attr("NL80211_ATTR_STA_INFO")
+        level = None if info is None else info.get_attr("NL80211_STA_INFO_SIGNAL")
+        if level is None:
+            continue
+        sending = info.get_attr("NL80211_STA_INFO_TX_BITRATE")
+        # the 16-bit field cannot hold the rates of today's radios: 0 there means look at the other
+        hundred_kbits = 0
+        if sending is not None:
+            hundred_kbits = sending.get_attr("NL80211_RATE_INFO_BITRATE32") or 0
+            hundred_kbits = hundred_kbits or sending.get_attr("NL80211_RATE_INFO_BITRATE") or 0
+        return Signal(interface, math.nan, float(level), hundred_kbits * 1e5 / 8)
+    return None
+
+
+class Wireless:
+    """Asks for the signal again and again, over one netlink socket where there is nl80211."""
+
+    def __init__(self) -> None:
+        self._radio: Optional[Any] = None
+        self._without = False
+
+    def signal(self) -> Optional[Signal]:
+        """The signal now; None without Wi-Fi."""
+        interface = wireless_interface()
+        found = None if interface is None or self._without else self._ask(interface)
+        return found or wifi_signal()
+
+    def _ask(self, interface: str) -> Optional[Signal]:
+        try:
+            from pyroute2.iwutil import IW
+            from pyroute2.netlink.exceptions import NetlinkError
+        except ImportError:
+            _log.info("the rate of %s is not known without pyroute2: pip install 'edge_offload[wifi]'", interface)
+            self._without = True
+            return None
+        try:
+            self._radio = self._radio or IW()
+            return station_signal(interface, self._radio.get_stations(socket.if_nametoindex(interface)))
+        except (NetlinkError, OSError) as error:
+            _log.info("nl80211 does not tell of %s: %s", interface, error)
+            self._without = True
+            self.close()
+            return None
+
+    def close(self) -> None:
+        """Close the socket."""
+        radio, self._radio = self._radio, None
+        if radio is not None:
+            radio.close()
