@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from edge_offload.cli import main
 from edge_offload.errors import BadInput
+from edge_offload.models.sconet.completer import load_weights
 from edge_offload.models.sconet.evaluation import evaluate
 from edge_offload.models.sconet.labels import IGNORED, LABELS, VALUE
 from edge_offload.models.sconet.network import SCONet
+from edge_offload.models.sconet.training.calibrate import apply_offset, completion_offset
 from edge_offload.models.sconet.training.crops import CropConfig, Crops
 from edge_offload.models.sconet.training.loss import loss
 from edge_offload.models.sconet.training.sources import KITTI_SHAPE, folder_source
@@ -222,3 +225,40 @@ def test_evaluation_scores_each_run_on_scenes_of_its_own(monkeypatch):
     assert found["methods"]["column fill"]["mean"]["completion_iou"] == pytest.approx(1.0)
     own = [row["completion_iou"] for row in found["methods"]["sconet"]["runs"]]
     assert found["margin"]["completion_iou"] == pytest.approx([value - 1.0 for value in own])
+
+
+def test_calibration_finds_the_offset_at_which_scenes_overlap_best():
+    class Leaning(SCONet):
+        """Says road wherever the ground is, and half as surely one layer higher, where nothing is."""
+
+        def logits(self, occupancy):
+            _, x, y, z = occupancy.shape
+            made = torch.zeros(1, 20, x, y, z)
+            made[:, VALUE["road"], :, :, 1] = 2.0
+            made[:, VALUE["road"], :, :, 2] = 1.0
+            return made
+
+    network = Leaning().eval()
+    offset, iou, before = completion_offset(network, [scene(0), scene(1)])
+    assert 1.0 <= offset < 2.0
+    assert (iou, before) == (1.0, 0.5)
+    bias = network.head.classify.bias.clone()
+    apply_offset(network, offset)
+    changed = (network.head.classify.bias - bias).detach()
+    assert changed[0] == pytest.approx(offset)
+    assert not changed[1:].any()
+
+
+def test_weights_are_exported_with_and_without_calibration(tmp_path, capsys):
+    trainer(tmp_path / "run", steps=2).run(lambda row: None)
+    np.savez_compressed(tmp_path / "a.npz", **dict(zip(("occupancy", "labels"), scene(0))))
+    command = ["train", "sconet", "--folder", str(tmp_path / "run"), "--export"]
+    assert main([*command, str(tmp_path / "plain.safetensors")]) == 0
+    assert main([*command, str(tmp_path / "even.safetensors"), "--calibrate", "1", "--data", str(tmp_path)]) == 0
+    assert "completion IoU" in capsys.readouterr().out
+    plain, even = SCONet(), SCONet()
+    load_weights(plain, tmp_path / "plain.safetensors")
+    offset = float(load_weights(even, tmp_path / "even.safetensors")["empty_offset"])
+    difference = even.head.classify.bias - plain.head.classify.bias
+    assert float(difference.detach()[0]) == pytest.approx(offset, abs=5e-3)
+    assert not difference.detach()[1:].any()

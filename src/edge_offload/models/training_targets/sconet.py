@@ -5,6 +5,7 @@
   edge-offload train sconet --data dataset/sequences/00/voxels your own: SemanticKITTI's voxels (.bin .label .invalid)
                                                                or .npz with uint8 occupancy and labels [x, y, 32]
   edge-offload train sconet --export sconet.safetensors        write the weights of the moving average in half precision
+  edge-offload train sconet --export FILE --calibrate 12       the same, "empty" balanced on 12 of the training scenes
 
 Default folder: training/sconet in edge_offload's cache. 'edge-offload scene evaluate --weights FOLDER/last.safetensors'
 scores it against baselines on scenes with objects that training never shows; use the weights in the same way with
@@ -33,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--threads", type=int, default=0, help="compute threads (default: torch's)")
     parser.add_argument("--export", metavar="FILE", help="write weights from the checkpoint and train no further")
+    parser.add_argument(
+        "--calibrate", type=int, default=0, metavar="N", help="with --export: balance empty and full on N scenes"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     folder = pathlib.Path(args.folder).expanduser() if args.folder else cache_dir() / "training" / "sconet"
     if args.export:
-        return _export(folder / "last.safetensors", pathlib.Path(args.export).expanduser())
+        return _export(args, folder / "last.safetensors", pathlib.Path(args.export).expanduser())
     if args.crop % 16 or args.crop < 16 or not 8 <= args.window <= args.crop or min(args.batch, args.steps) < 1:
         raise BadInput(
             f"crop {args.crop}, window {args.window}, batch {args.batch}, steps {args.steps}",
@@ -80,12 +84,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _export(checkpoint: pathlib.Path, target: pathlib.Path) -> int:
+def _export(args: argparse.Namespace, checkpoint: pathlib.Path, target: pathlib.Path) -> int:
+    import torch
+
     from edge_offload.models.sconet.completer import load_weights, save_weights
     from edge_offload.models.sconet.network import SCONet
+    from edge_offload.models.sconet.training.calibrate import apply_offset, completion_offset
+    from edge_offload.models.sconet.training.sources import folder_source, procedural
 
-    network = SCONet()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    network = SCONet().eval()
     metadata = load_weights(network, checkpoint)
-    save_weights(network, target, {"step": metadata.get("step", ""), "config": metadata.get("config", "")})
-    print(f"written {target}: the moving average at step {metadata.get('step', '?')}")
+    facts = {"step": metadata.get("step", ""), "config": metadata.get("config", "")}
+    if args.calibrate:
+        source, count = folder_source(pathlib.Path(args.data).expanduser()) if args.data else (procedural, 0)
+        scenes = (source(number) for number in range(min(args.calibrate, count or args.calibrate)))
+        offset, iou, before = completion_offset(network, scenes)
+        apply_offset(network, offset)
+        facts["empty_offset"] = f"{offset:g}"
+        print(f"empty {offset:+g}: completion IoU {iou:.3f} on training scenes instead of {before:.3f}")
+    save_weights(network, target, facts)
+    print(f"written {target}: the moving average at step {facts['step'] or '?'}")
     return 0
