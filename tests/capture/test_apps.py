@@ -54,6 +54,12 @@ def test_weights_are_sent_once(serving: Serving, tmp_path: pathlib.Path) -> None
         sent.append(json.loads((tmp_path / name).read_text())["bytes_up"])
     assert sent[0] > 4_000_000
     assert sent[1] < 200_000
+    # a server that was restarted, or upgraded, has them too: they are kept by their checksums on its disk
+    another = Serving(serving.folder)
+    done = run([*another.exec("--tally", str(tmp_path / "restarted")), sys.executable, str(HERE / "weights_app.py")])
+    another.close()
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((tmp_path / "restarted").read_text())["bytes_up"] < 200_000
     damaged = [path for path in serving.blobs.rglob("*") if path.is_file() and path.stat().st_size > 1_000_000]
     for path in damaged:
         path.write_bytes(path.read_bytes()[:-1] + b"!")

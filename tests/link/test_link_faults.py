@@ -133,6 +133,28 @@ def test_corrupted_bytes_never_become_a_reply(serve, connect, emulate, until, un
     assert bytes(client.request("echo", {}, [payload]).result(PATIENCE_S).buffers[0]) == payload
 
 
+def test_what_is_sent_again_is_never_taken_twice(serve, connect, emulate, until_state):
+    taken = []
+
+    def handle(request):
+        taken.append(request.body["number"])
+        request.reply(request.body)
+
+    emulator = emulate(serve(handle=handle).address)
+    client = connect(emulator.address)
+    for number in range(8):
+        client.wait_ready(PATIENCE_S)
+        emulator.replay(1)
+        try:
+            reply = client.request("echo", {"number": number}, timeout_s=PATIENCE_S).result(PATIENCE_S)
+            assert reply.body == {"number": number}
+        except LinkLost:
+            until_state(client, LinkState.READY)
+    assert client.request("echo", {"number": 8}, timeout_s=PATIENCE_S).result(PATIENCE_S).body == {"number": 8}
+    assert len(set(taken)) == len(taken), "a message was taken twice"
+    assert client.counters["connections"] > 1, "a repeated chunk breaks the connection"
+
+
 def test_long_upload_is_no_sign_of_death(serve, connect, emulate):
     # 1.5 s of upload, in one message, with a patience of 0.4 s: the heartbeats wait behind it
     emulator = emulate(serve().address, mbps=16)

@@ -21,6 +21,7 @@ An executor that a call crashes ends its own session, with an error that names t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import pathlib
 import random
 import sys
@@ -97,11 +98,13 @@ def fuzz(messages: int, connections: int, seed: int) -> Dict[str, Any]:
             address = server.wait_line("listening on ").split()[2]
             for keys in robots.values():
                 keys.trust_server(address, public)
-            with Client(address, keys=robots["honest"], timings=patient) as honest, Client(
-                address, keys=robots["hostile"], timings=patient
-            ) as hostile:
-                honest.wait_ready(60.0)
-                hostile.wait_ready(60.0)
+            with contextlib.ExitStack() as stack:
+                honest, *hostile = (
+                    stack.enter_context(Client(address, keys=robots[name], timings=patient))
+                    for name in ("honest", "hostile", "hostile")
+                )
+                for client in (honest, *hostile):
+                    client.wait_ready(60.0)
                 attack = _Attack(address, public, robots["hostile"], hostile, messages, connections, seed)
                 return {"messages": messages, "connections": connections, "seed": seed,
                         **_watched(attack, server, honest, messages)}  # fmt: skip
@@ -112,15 +115,15 @@ def fuzz(messages: int, connections: int, seed: int) -> Dict[str, Any]:
 class _Attack:
     """All that is hostile, in three threads."""
 
-    def __init__(self, address: str, public: str, keys: Any, client: Client, messages: int, connections: int,
-                 seed: int) -> None:  # fmt: skip
+    def __init__(self, address: str, public: str, keys: Any, clients: Sequence[Client], messages: int,
+                 connections: int, seed: int) -> None:  # fmt: skip
         from edge_offload.bench.fuzz_calls import Caller
         from edge_offload.bench.fuzz_peers import Babbler, Requester, Strangers
         from edge_offload.chaos import net
         from edge_offload.chaos.robot import MODEL
 
-        self.caller = Caller(client, random.Random(seed))
-        self.requester = Requester(client, MODEL, net.inputs()[0].numpy(), random.Random(seed + 1))
+        self.caller = Caller(clients[0], random.Random(seed))
+        self.requester = Requester(clients[1], MODEL, net.inputs()[0].numpy(), random.Random(seed + 1))
         self.babbler = Babbler(address, public, keys.pair("client"), random.Random(seed + 2))
         self.strangers = Strangers(address, public, random.Random(seed + 3))
         self.sent = dict.fromkeys(SHARES, 0)

@@ -173,9 +173,9 @@ class Caller:
             self.outcomes["ran" if problem is None else type(problem).__name__] += 1
             return
         self.outcomes[type(error).__name__] += 1
-        if device.lost or "executor process of this session ended" not in str(error):
+        lost, device.lost = device.lost, True  # what follows would be refused: it builds upon this one
+        if lost or "executor process of this session ended" not in str(error):
             return
-        device.lost = True
         found = re.search(r"while running (\S+)", str(error))
         # the note may hold what the session's own bookkeeping ran last
         if found and (found.group(1) in self._called_names or found.group(1).startswith("edge::")):

@@ -139,17 +139,14 @@ class DeviceService:
 
     def _make_room(self, peer: Peer) -> None:
         """Sessions that have ended, or wait for their robot's return, make room for one that is here."""
-        own = [key for key in self._sessions if key[0] == peer.key]
-        for keys, limit, whose in (
-            (own, self.quota.sessions_per_robot, "of this robot"),
-            (list(self._sessions), self.quota.sessions, ""),
-        ):
+        for own, limit in ((True, self.quota.sessions_per_robot), (False, self.quota.sessions)):
+            keys = [key for key in self._sessions if not own or key[0] == peer.key]
             if len(keys) < limit:
                 continue
             waiting = [key for key in keys if self._sessions[key].over or self._sessions[key].detached_s is not None]
             if not waiting:
                 raise Refused(
-                    f"full: {limit} programs {whose + ' ' if whose else ''}have a device here",
+                    f"full: {limit} programs {'of this robot ' if own else ''}have a device here",
                     remedy="end one, or start the server with a larger --max-devices",
                 )
             oldest = min(waiting, key=lambda key: self._sessions[key].detached_s or 0.0)

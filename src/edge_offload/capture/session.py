@@ -29,6 +29,8 @@ NOTE_BYTES = 128
 #: Answers kept for a robot that does not acknowledge them.
 MAX_KEPT = 64
 MAX_BLOBS_PER_QUESTION = 256
+#: What a piece takes besides its bytes: even empty ones are not gathered without end.
+ENTRY_BYTES = 512
 
 Answer = Tuple[Dict[str, Any], List[Buffer]]
 
@@ -113,10 +115,9 @@ class Session:
         with self._lock:
             if number <= self._last:  # sent again after a break, though its message had arrived
                 return request.reply({})
-            found = self._staged.setdefault(number, {}).get(index)
+            found = self._staged.get(number, {}).get(index)
             if found is None:
-                self._reserve(total)
-                found = self._staged[number][index] = bytearray(total)
+                found = self._reserve(number, index, total)
             if len(found) != total or offset + len(piece) > total:
                 raise ProtocolError("a piece of a buffer does not fit")
             found[offset : offset + len(piece)] = piece
@@ -230,23 +231,26 @@ class Session:
 
     def _hold(self, number: int, name: bytes, data: bytes) -> None:
         with self._lock:
-            if number > self._forwarded and name not in self._staged.setdefault(number, {}):
-                self._reserve(len(data))
-                self._staged[number][name] = bytearray(data)
+            if number > self._forwarded and name not in self._staged.get(number, {}):
+                self._reserve(number, name, len(data))[:] = data
 
-    def _reserve(self, size: int) -> None:
-        if self._staged_bytes + size > self._quota.staged_bytes:
+    def _reserve(self, number: int, name: Any, size: int) -> bytearray:
+        """Room for ``size`` bytes that go ahead of message ``number``; the lock is held."""
+        if self._staged_bytes + size + ENTRY_BYTES > self._quota.staged_bytes:
             raise ProtocolError("too many bytes wait for their message")
-        self._staged_bytes += size
+        self._staged_bytes += size + ENTRY_BYTES
+        room = self._staged.setdefault(number, {})[name] = bytearray(size)
+        return room
 
     def _forward(self, request: Request) -> None:
         body = request.body
         number = body["number"]
         with self._lock:
-            staged = self._staged.pop(number, {})
-            for old in [item for item in self._staged if item < number]:
-                staged.update(self._staged.pop(old))
-            self._staged_bytes -= sum(len(data) for data in staged.values())
+            staged: Dict[Any, bytearray] = {}
+            for old in sorted(item for item in self._staged if item <= number):
+                pieces = self._staged.pop(old)
+                self._staged_bytes -= sum(len(piece) + ENTRY_BYTES for piece in pieces.values())
+                staged.update(pieces)
             self._forwarded = number
             channel, over = self._channel, self.over
             self._began_s[number] = time.monotonic()

@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="build this model before listening (repeatable)")  # fmt: skip
     parser.add_argument("--option", action="append", default=[], metavar="MODEL.OPTION=VALUE",
                         help="an option of a model that holds here whatever a robot says, such as a path")  # fmt: skip
-    parser.add_argument("--max-models", type=int, default=8, metavar="N", help="models kept in memory (8)")
+    parser.add_argument("--max-models", type=int, default=12, metavar="N", help="models kept in memory (12)")
+    parser.add_argument("--models-per-robot", type=int, default=8, metavar="N",
+                        help="different models that one robot may have open (8)")  # fmt: skip
     parser.add_argument("--max-input-mb", type=int, default=256, metavar="MB", help="inputs of one inference (256)")
     parser.add_argument(
         "--queue", type=int, default=4, metavar="N", help="requests that one robot may have waiting (4)"
@@ -90,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         keys=KeyStore(args.keys) if args.keys else None,
         queue_per_peer=args.queue,
         max_models=args.max_models,
-        quota=Quota(max_input_bytes=args.max_input_mb << 20),
+        quota=Quota(max_models=args.models_per_robot, max_input_bytes=args.max_input_mb << 20),
         device_quota=DeviceQuota(
             sessions=args.max_devices,
             storage_bytes=args.device_memory_mb << 20,

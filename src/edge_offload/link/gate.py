@@ -67,6 +67,7 @@ class Gate:
         keys: where the allow-list is; changes are seen without a restart, and revoked peers are cut.
         loopback: also let in the client pair of the same directory.
         max_undelivered_bytes: bound on bytes received from one peer and not yet delivered.
+        max_handshakes_per_key: handshakes of one key that are or may become connections.
         counters: what happened, by reason; shared with the listener.
     """
 
@@ -79,6 +80,7 @@ class Gate:
         loopback: bool,
         max_undelivered_bytes: int,
         max_connections: int,
+        max_handshakes_per_key: int,
         hello_timeout_s: float,
         counters: Counter,
     ) -> None:
@@ -86,6 +88,7 @@ class Gate:
         self._loopback = loopback
         self._bound = max_undelivered_bytes + SLACK_BYTES
         self._max_connections = max_connections
+        self._max_handshakes_per_key = max_handshakes_per_key
         self._hello_timeout_s = hello_timeout_s
         self._counters = counters
         self._lock = threading.Lock()
@@ -268,6 +271,10 @@ class Gate:
                 self._counters["refused: unknown key"] += 1
                 where = frames[3].decode("ascii", "replace")
                 rare.warning("link: refused a peer at %s with unknown key %s", where, key)
+            elif sum(other.key == key for other in list(self._entrants.values())) >= self._max_handshakes_per_key:
+                status, text = b"300", b"too many connections"  # RFC 27: try again later
+                self._counters["refused: too many of one key"] += 1
+                rare.warning("link: %s connects too often", name)
             else:
                 status, text, user = b"200", b"welcome", f"{next(self._serial)}"
                 with self._lock:

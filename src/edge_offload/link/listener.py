@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 # parts at least this large travel without being copied into libzmq
 ZERO_COPY_BYTES = 64 << 10
 OPEN_SLACK = 4 << 20
+HANDSHAKES_MORE = 8
 
 
 class Listener:
@@ -42,6 +43,8 @@ class Listener:
         gone: called with (peer, reason) when a welcomed peer's connection is over.
         keys: key directory; the default one if None.
         limits: bounds on one message.
+        max_connections: TCP connections at once, of robots and of strangers.
+        max_connections_per_robot: of which one robot may have so many, told by its key; more are refused with "full".
         peer_timeout_s: a peer that sends nothing (not even heartbeats) for so long is gone: the lease of what it holds.
         max_open_requests: requests of one peer that may wait for an answer; more are refused with "full".
         max_open_bytes: bytes of such requests; default a little more than the largest message. The client is told and
@@ -60,7 +63,8 @@ class Listener:
         limits: Limits = DEFAULT_LIMITS,
         peer_timeout_s: float = 3.0,
         hello_timeout_s: float = 5.0,
-        max_connections: int = 64,
+        max_connections: int = 128,
+        max_connections_per_robot: int = 32,
         max_open_requests: int = 64,
         max_open_bytes: Optional[int] = None,
         clock: Callable[[], float] = time.monotonic,
@@ -75,6 +79,7 @@ class Listener:
         self._peer_timeout_s = peer_timeout_s
         self._hello_timeout_s = hello_timeout_s
         self._max_connections = max_connections
+        self._max_connections_per_robot = max_connections_per_robot
         self._max_open_requests = max_open_requests
         self._max_open_bytes = limits.max_message_bytes + OPEN_SLACK if max_open_bytes is None else max_open_bytes
         self._clock = clock
@@ -128,6 +133,8 @@ class Listener:
             loopback=loopback,
             max_undelivered_bytes=max(self._limits.max_message_bytes, self._max_open_bytes),
             max_connections=self._max_connections,
+            # some more than are welcomed, so that one too many is told why
+            max_handshakes_per_key=self._max_connections_per_robot + HANDSHAKES_MORE,
             hello_timeout_s=self._hello_timeout_s,
             counters=self.counters,
         )
@@ -314,6 +321,10 @@ class Listener:
             return
         peer.hello, peer.session, peer.epoch = app, session, message.epoch
         try:
+            if sum(other.key == peer.key for other in self.peers()) >= self._max_connections_per_robot:
+                raise Refused(
+                    f"full: this robot has {self._max_connections_per_robot} connections", remedy="close one of them"
+                )
             answer = self._welcome(peer, app)
         except EdgeOffloadError as error:
             self.counters["refused: by the server"] += 1

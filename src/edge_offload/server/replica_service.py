@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, RemoteError
 from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descriptors, pack, unpack
@@ -23,14 +23,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Quota:
-    """What one robot may hold.
+    """What one robot may hold, over all of its connections.
 
     Attributes:
         max_open: opened models (a shape each).
+        max_models: different models among them; they take the places of :class:`~edge_offload.server.replicas
+            .ReplicaPool`, of which others want some, too.
         max_input_bytes: inputs of one inference, decoded.
     """
 
     max_open: int = 16
+    max_models: int = 8
     max_input_bytes: int = 256 << 20
 
 
@@ -96,9 +99,8 @@ class ReplicaService:
                 f"inputs of {size} bytes where {self._quota.max_input_bytes} are allowed",
                 remedy="send smaller inputs, or start the server with a larger --max-input-mb",
             )
-        with self._lock:
-            if len(self._opened.get(request.peer, ())) >= self._quota.max_open:
-                raise Refused(f"full: this robot has {self._quota.max_open} models open", remedy="close one")
+        if len(self._held(request.peer)) >= self._quota.max_open:
+            raise Refused(f"full: this robot has {self._quota.max_open} models open", remedy="close one")
         self._loader.submit(request.peer, lambda: self._guarded(request, lambda: self._load(request, specs)))
 
     def close_model(self, request: Request) -> None:
@@ -138,6 +140,11 @@ class ReplicaService:
             opened = self._opened.pop(peer, {})
         for item in opened.values():
             self._pool.release(item.replica)
+
+    def _held(self, peer: Peer) -> List[Opened]:
+        """What the robot has open, on this connection and its others."""
+        with self._lock:
+            return [item for other, held in self._opened.items() if other.key == peer.key for item in held.values()]
 
     def _find(self, request: Request) -> Opened:
         handle = request.body.get("handle")
@@ -179,7 +186,14 @@ class ReplicaService:
     def _load(self, request: Request, specs: Tuple[TensorSpec, ...]) -> None:
         """On the loader's thread: build, then hand over to the device for the first run."""
         body = request.body
-        replica = self._pool.acquire(body.get("name"), body.get("options", {}), body.get("state_hash"))
+        name, options = body.get("name"), body.get("options", {})
+        models = {item.replica.key for item in self._held(request.peer)}
+        if len(models) >= self._quota.max_models and self._pool.key(name, options) not in models:
+            raise Refused(
+                f"full: this robot has {len(models)} different models open",
+                remedy="close one of them, or start the server with a larger --models-per-robot",
+            )
+        replica = self._pool.acquire(name, options, body.get("state_hash"))
         try:
             self._device.submit(
                 request.peer, lambda: self._guarded(request, lambda: self._finish_open(request, replica, specs))

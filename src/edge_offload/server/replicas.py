@@ -38,6 +38,11 @@ class Replica:
     state_hash: str
     warm: Set[Tuple[TensorSpec, ...]] = field(default_factory=set)
 
+    @property
+    def key(self) -> Key:
+        """What tells it from the other replicas of a pool."""
+        return _key(self.name, self.options)
+
     def warm_up(self, specs: Tuple[TensorSpec, ...]) -> float:
         """Compute once on zeros and return the seconds that it took; at once when these shapes are warm already.
 
@@ -96,6 +101,14 @@ class ReplicaPool:
         self._building = threading.Lock()
         self._lock = threading.Lock()
 
+    def key(self, name: Any, options: Any) -> Key:
+        """:attr:`Replica.key` of what :meth:`acquire` would return.
+
+        Raises:
+            Refused, BadInput: it would not.
+        """
+        return _key(name, self._options(name, options))
+
     def acquire(self, name: Any, options: Any, expected_hash: Optional[str]) -> Replica:
         """The replica of model ``name``, built if there is none; give it back with :meth:`release`.
 
@@ -108,7 +121,7 @@ class ReplicaPool:
             RemoteError: building the model failed.
         """
         options = self._options(name, options)
-        key: Key = (name, tuple(sorted(options.items())))
+        key = _key(name, options)
         with self._building:
             with self._lock:
                 replica = self._replicas.get(key)
@@ -187,6 +200,10 @@ class ReplicaPool:
             raise
         except Exception as error:
             raise RemoteError(f"cannot build model {name!r} on the server: {type(error).__name__}: {error}") from error
+
+
+def _key(name: str, options: Mapping[str, registry.Scalar]) -> Key:
+    return name, tuple(sorted(options.items()))
 
 
 def _is_path(text: str) -> bool:

@@ -68,7 +68,7 @@ class OffloadServer:
         keys: Optional[KeyStore] = None,
         queue_per_peer: int = 4,
         queue_total: int = 64,
-        max_models: int = 8,
+        max_models: int = 12,
         quota: Optional[Quota] = None,
         device_quota: Optional[DeviceQuota] = None,
         blobs: Optional[BlobStore] = None,

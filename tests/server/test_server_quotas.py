@@ -1,0 +1,129 @@
+"""What one robot may hold on a server, over all of its connections: the others get theirs."""
+
+import contextlib
+
+import pytest
+
+from edge_offload.capture import service
+from edge_offload.capture.service import DeviceQuota, DeviceService
+from edge_offload.capture.session import ENTRY_BYTES, Session
+from edge_offload.errors import ProtocolError, Refused
+from edge_offload.link.client import Client
+from edge_offload.link.keys import KeyStore
+from edge_offload.link.peers import Peer
+from edge_offload.server.replica_service import Quota
+from edge_offload.server.server import OffloadServer
+
+NET = "small_nets:net"
+
+
+@pytest.fixture
+def two_robots(tmp_path):
+    """A server, and a way to connect as one of two robots."""
+    keys = KeyStore(tmp_path / "server")
+    public = keys.new_pair("server").public
+    with contextlib.ExitStack() as stack:
+        quota = Quota(max_open=3, max_models=2)
+        server = stack.enter_context(OffloadServer(keys=keys, device="cpu", threads=1, allow=[NET], quota=quota))
+
+        def connect(name):
+            own = KeyStore(tmp_path / name)
+            if own.pair("client") is None:
+                keys.trust_client(name, own.new_pair("client").public)
+                own.trust_server(server.address, public)
+            client = stack.enter_context(Client(server.address, keys=own))
+            client.wait_ready(20.0)
+            return client
+
+        yield connect
+
+
+def open_model(client, seed):
+    body = {"name": NET, "options": {"seed": seed}, "inputs": []}
+    return client.request("open_model", body, timeout_s=30.0).result(31.0).body["handle"]
+
+
+@pytest.fixture(autouse=True)
+def any_input(monkeypatch):
+    """Models are opened without inputs here; a first run would need some."""
+    monkeypatch.setattr("edge_offload.server.replicas.Replica.warm_up", lambda self, specs: 0.0)
+
+
+def test_models_are_counted_over_all_connections_of_a_robot(two_robots):
+    first, second, other = two_robots("greedy"), two_robots("greedy"), two_robots("other")
+    handle = open_model(first, 1)
+    open_model(second, 1)
+    open_model(second, 2)
+    with pytest.raises(Refused, match="3 models open"):
+        open_model(first, 1)
+    open_model(other, 1)
+    first.request("close_model", {"handle": handle}).result(20.0)
+    with pytest.raises(Refused, match="2 different models open"):
+        open_model(first, 3)
+    open_model(first, 2)
+    open_model(other, 3)
+
+
+class Idle:
+    """Stands for a session, whose executor process takes seconds to start."""
+
+    def __init__(self, peer, *_):
+        self.over, self.detached_s = "", None
+
+    def attach(self, peer):
+        self.detached_s = None
+
+    def run(self, request):
+        self.over = "it crashed" if request.body.get("crash") else ""
+
+    def close(self, reason):
+        self.over = reason
+
+
+class Ask:
+    kind = "device.run"
+
+    def __init__(self, peer, number, **body):
+        self.peer, self.body = peer, {"session": bytes([number]) * 16, **body}
+
+
+def test_devices_are_counted_per_robot_and_those_that_ended_make_room(monkeypatch, tmp_path):
+    monkeypatch.setattr(service, "Session", Idle)
+    devices = DeviceService(quota=DeviceQuota(sessions=3, sessions_per_robot=2))
+    greedy, other = Peer("greedy", "G"), Peer("other", "O")
+    try:
+        run = devices.handlers["device.run"]
+        run(Ask(greedy, 1))
+        run(Ask(greedy, 2))
+        with pytest.raises(Refused, match="2 programs of this robot"):
+            run(Ask(greedy, 3))
+        run(Ask(other, 1))
+        with pytest.raises(Refused, match="3 programs have a device"):
+            run(Ask(other, 2))
+        run(Ask(greedy, 2, crash=True))
+        run(Ask(greedy, 3))
+        assert devices.sessions() == 3
+    finally:
+        devices.close()
+
+
+def test_what_goes_ahead_of_its_message_is_bounded_even_if_it_is_empty(monkeypatch):
+    monkeypatch.setattr(Session, "_feed", lambda self: None)
+    session = Session(Peer("r", "K"), "cpu", 1, (), DeviceQuota(staged_bytes=1 << 20), blobs=None)
+
+    class Stage:
+        buffers = ()
+
+        def __init__(self, number, total):
+            self.body = {"number": number, "index": 0, "offset": 0, "total": total}
+
+        def reply(self, body):
+            pass
+
+    with pytest.raises(ProtocolError, match="too many bytes"):
+        session.stage(Stage(1, 1 << 40))
+    room = (1 << 20) // ENTRY_BYTES
+    for number in range(1, room + 1):
+        session.stage(Stage(number, 0))
+    with pytest.raises(ProtocolError, match="too many bytes"):
+        session.stage(Stage(room + 1, 0))
