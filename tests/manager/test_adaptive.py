@@ -2,12 +2,17 @@
 
 import json
 import math
+import statistics
 
 import pytest
 
-from edge_offload.bench.adaptive import compare, load_workload, save_workload, with_outages
+from edge_offload import records
+from edge_offload.bench.adaptive import bars, compare, dead_times, with_outages
 from edge_offload.bench.closed_loop import ModeCost, VirtualRobot
+from edge_offload.bench.workload import load_workload, save_workload
+from edge_offload.cli import main
 from edge_offload.errors import BadInput
+from edge_offload.link.replies import Transfer
 from edge_offload.link.trace import Trace, named_link
 from edge_offload.manager.policy import FixedPolicy, LatencyPolicy
 from edge_offload.modes import Mode
@@ -79,6 +84,107 @@ def test_offloading_comes_back_when_the_link_does():
             if mode is Mode.SERVER and ended > 15.0:
                 back = min(back, ended)
         assert back < 15.0 + 2.0
+
+
+class _Plans:
+    """Two plans: one that sends everything and is fast on a good link, one that sends little and computes more here."""
+
+    def choose(self, bandwidth):
+        return 0 if bandwidth >= 5 * MB else 1
+
+    def predicted_s(self, bandwidth):
+        return self._seconds(self.choose(bandwidth), bandwidth)
+
+    def all_plans(self):
+        return [0, 1]
+
+    def is_local(self, number):
+        return False
+
+    @staticmethod
+    def _size(number):
+        return (400_000, 60_000)[number]
+
+    def _seconds(self, number, bandwidth):
+        return (0.010, 0.050)[number] + self._size(number) / bandwidth + 0.004
+
+    def run(self, number, trace, rtt_s, sent_s, free_s, chance):
+        compute_s = (0.010, 0.050)[number]
+        begin = max(sent_s + compute_s, free_s)
+        up = trace.finish(begin, self._size(number)) + rtt_s / 2
+        return Transfer(sent_s, begin, up, up, up + rtt_s / 2, 1e-4, self._size(number), 1000), compute_s
+
+
+class _Held(_Plans):
+    def __init__(self, number):
+        self._number = number
+
+    def choose(self, bandwidth):
+        return self._number
+
+
+def test_with_plans_auto_uses_the_one_for_the_bandwidth_of_now():
+    trace = Trace((0.0, 20.0), (20 * MB, 1.2 * MB), 40.0)
+
+    def mean_of(policy, planned):
+        return statistics.mean(VirtualRobot(EVEN[:1], trace, policy, planned=planned).run(80.0).latencies_s)
+
+    auto = mean_of(LatencyPolicy(), _Plans())
+    assert auto < mean_of(FixedPolicy(Mode.LOCAL), None)
+    for number in (0, 1):
+        assert auto < mean_of(FixedPolicy(Mode.SPLIT), _Held(number)), f"plan {number} held"
+
+
+def row(policy, mean_s, **more):
+    made = {"policy": policy, "latency_s": {"mean": mean_s, "p50": mean_s, "p99": mean_s}, "hedge_rate": 0.01,
+            "remote_when_faster": 0.99, "outage_p99_s": mean_s}  # fmt: skip
+    return {**made, **more}
+
+
+@pytest.mark.parametrize(
+    ("own", "broken"),
+    [
+        (row("auto", 0.050), set()),
+        (row("auto", 0.0525), {"2%", "every plan"}),
+        (row("auto", 0.060), {"10%", "2%", "every plan"}),
+        (row("auto", 0.050, hedge_rate=0.2), {"hedged"}),
+        (row("auto", 0.050, remote_when_faster=0.3), {"faster remotely"}),
+    ],
+)
+def test_the_bars_say_what_does_not_hold(own, broken):
+    rows = [own, row("local", 0.09), row("server", 0.0515), row("plan 0: server-only", 0.0512), row("oracle", 0.049)]
+    found = [bar["name"] for bar in bars(rows, "auto", outages=False) if not bar["met"]]
+    assert len(found) == len(broken)
+    assert all(any(words in name for name in found) for words in broken)
+
+
+def test_the_bars_of_a_trace_with_outages():
+    local = row("local", 0.09)
+    for own, held in (
+        (row("auto", 0.05, outage_p99_s=0.10), [True, True, True]),
+        (row("auto", 0.05, outage_p99_s=0.12), [True, False, True]),
+        (row("auto", 0.06), [False, True, True]),
+    ):
+        rows = [own, local, row("server", 0.055), row("oracle", 0.045)]
+        assert [bar["met"] for bar in bars(rows, "auto", outages=True)] == held
+
+
+def test_frames_that_begin_in_an_outage_are_found():
+    assert dead_times(Trace((0.0, 5.0, 9.0), (1e6, 0.0, 1e6), 20.0)) == [(5.0, 9.0)]
+    assert dead_times(Trace((0.0, 5.0, 5.5), (1e6, 0.0, 1e6), 20.0)) == [], "half a second is a stall"
+    assert dead_times(Trace((0.0, 5.0), (1e6, 0.0), 20.0)) == [(5.0, 20.0)]
+
+
+def test_the_command_writes_what_its_schema_says(tmp_path, capsys):
+    path, out = tmp_path / "costs.json", tmp_path / "adaptive.json"
+    save_workload(path, EVEN)
+    command = ["bench", "adaptive", "--workload", str(path), "--outages", "--seconds", "31", "--json", str(out)]
+    assert main(command) == 0
+    record = json.loads(out.read_text())
+    records.validate("adaptive_bench", record)
+    assert [item["trace"] for item in record["experiments"]] == ["wifi_indoors", "wifi_indoors with outages"]
+    printed = capsys.readouterr().out
+    assert all(bar["name"] in printed for item in record["experiments"] for bar in item["bars"])
 
 
 def test_a_workload_survives_its_file_and_a_bad_one_is_refused(tmp_path):

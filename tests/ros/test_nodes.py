@@ -207,6 +207,7 @@ def test_a_policy_follows_the_forecasts_and_its_knobs_turn(graph):
                 error=[rospy.Duration(0, 1_000_000)] * 2,
                 energy=[1.0, 1.0],
                 obstacle=["", obstacle],
+                server_load=0.42,
             )
         )
 
@@ -214,17 +215,26 @@ def test_a_policy_follows_the_forecasts_and_its_knobs_turn(graph):
     wait_for(lambda: len(modes) == 2, "the local mode")
     assert (modes.messages[1].mode, modes.messages[1].policy) == ("local", "latency")
     assert "server 400±1 ms" in modes.messages[1].reason
+    assert "server 42% busy" in modes.messages[1].reason
     tell(0.4, 0.1)
     wait_for(lambda: len(modes) == 3 and modes.messages[2].mode == "server", "the server")
     tell(0.4, 0.1, "no server: the plug was pulled")
     wait_for(lambda: len(modes) == 4, "the fallback")
     assert "plug was pulled" in modes.messages[3].reason
     knobs = Client(node.name, timeout=30)
+    # 1 J in 0.1 s is more than 5 W, 1 J in 0.4 s is less
+    knobs.update_configuration({"power_budget": 5.0})
+    tell(0.1, 0.4)
+    wait_for(lambda: len(modes) == 5 and modes.messages[4].mode == "server", "the mode that draws less")
+    assert "budget 5.0 W" in modes.messages[4].reason
+    knobs.update_configuration({"power_budget": 0.0})
+    tell(0.1, 0.4)
+    wait_for(lambda: len(modes) == 6 and modes.messages[5].mode == "local", "the faster mode")
     assert knobs.update_configuration({"margin": 2.0})["margin"] == 2.0
     knobs.update_configuration({"dry_run": True})
     tell(0.4, 0.01)
     wait_for(lambda: "dry run: latency would choose server" in graph.values(node).get("reason", ""), "what it would do")
-    assert len(modes) == 4
+    assert len(modes) == 6
 
 
 def test_two_managers_are_told_on_diagnostics(graph):

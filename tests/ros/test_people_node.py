@@ -73,6 +73,19 @@ def test_every_frame_mode_loses_nothing_and_keeps_the_order(graph, images):
     assert [message.header.stamp.to_nsec() for message in people.messages] == images.stamps
 
 
+def test_a_node_that_waits_for_its_server_ends_when_it_is_told_to(graph):
+    from sensor_msgs.msg import CameraInfo
+
+    infos = graph.publisher("camera/camera_info", CameraInfo, latch=True)
+    infos.publish(CameraInfo(width=128, height=96))
+    nowhere = f"tcp://127.0.0.1:{free_port()}"
+    options = {"model": "tiny_people:make", "threads": 1, "keys": str(graph.keys), "server": nowhere}
+    node = graph.node("kapao_node", mode="auto", server_wait=300.0, **options)
+    wait_for(lambda: graph.says(node, 1, "waiting for mode server"), "the wait for the server", 90)
+    node.signal(signal.SIGINT)
+    assert node.wait(60) == 0, node.output
+
+
 def test_people_carry_what_was_found_and_the_cost_says_how(graph, images):
     from edge_offload_msgs.msg import OffloadMode, Power
 

@@ -1,103 +1,126 @@
-"""Choosing the mode per frame, over a whole bandwidth trace: auto against each fixed mode and against an oracle.
+"""Choosing the mode per frame, over a whole bandwidth trace: auto against every mode and plan held, and an oracle.
 
-The components of a frame (compute on robot and server, coding, bytes) are measured here, on frames of a video, as
-processor time of one thread; the robot's are slowed by --slowdown. The trace is then run through in *virtual time*,
-frame after frame without a pause: estimator, probes, forecasts, policy and hedging are those of the running system and
-see the link only through their own transfers. A fixed mode is the running system with that mode held: it falls back and
-hedges, too. The oracle knows what every mode will take.
+What a frame costs is measured here, between a robot's process and a server's, on frames of a video, one thread each:
+the network on the robot times --slowdown, and a request to the server without its time on the link. Plans of mode
+split are simulated from the times of the operators, measured as well, and corrected by what the simulation of a whole
+request is off. The trace is then run through in *virtual time*, frame after frame without a pause: estimator, probes,
+forecasts, policy and hedging are those of the running system and see the link only through their own transfers. What
+is held is the running system, too: it falls back and hedges. The oracle knows what every mode and plan will take.
 
   edge-offload bench adaptive                                          the synthetic indoor trace
   edge-offload bench adaptive --trace bandwidth_indoors.csv            a trace of yours
-  edge-offload bench adaptive --trace bandwidth_indoors.csv --outages  the same with outages and weak spots put in
+  edge-offload bench adaptive --trace bandwidth_indoors.csv --outages  and again with outages and weak spots put in
+  edge-offload bench adaptive --slowdown 2 4                           robots half and a quarter as fast as this machine
   edge-offload bench adaptive --workload costs.json                    components of your own instead of measured ones
 
 regret: mean latency / the oracle's mean latency - 1. remote when faster: share of the frames for which a remote mode
-was forecast to be faster that went there. A workload is a list of {mode, robot_s, server_s, bytes_up, bytes_down}.
+was forecast to be faster that went there. in outages: frames that begin while the link is dead. Below each table stands
+what auto is held to, and whether it is met. A workload is a list of {mode, robot_s, server_s, bytes_up, bytes_down}.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
+import os
 import pathlib
 import sys
-import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 if TYPE_CHECKING:
     from edge_offload.bench.closed_loop import ModeCost, Run
+    from edge_offload.bench.planned_cost import PlannedCost
     from edge_offload.link.trace import Trace
 
 #: With --outages, in every period of so many seconds ...
 OUTAGE_PERIOD_S = 30.0
 #: ... the link is dead for so long, and later weak for so long, with so many bytes per second.
 DEAD_S, WEAK_S, WEAK = 4.0, 5.0, 0.25e6
+#: What auto is held to: shares, and seconds above the local 99th percentile.
+OF_ORACLE, OF_BEST, HEDGED, REMOTE, OUTAGE_S = 0.10, 0.02, 0.05, 0.95, 0.02
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("--trace", type=pathlib.Path, metavar="CSV", help="a trace (default: the link wifi_indoors)")
-    parser.add_argument("--outages", action="store_true", help="put outages and weak spots into the trace")
+    parser.add_argument("--outages", action="store_true", help="also with outages and weak spots put into the trace")
     parser.add_argument("--seconds", type=float, metavar="S", help="of the trace (default: all of it, once)")
     parser.add_argument("--rtt-ms", type=float, default=2.6, metavar="D", help="round trip time of the link (2.6)")
-    parser.add_argument("--model", default="movenet", help="whose components are measured (movenet)")
+    parser.add_argument("--model", default="kapao_vtest", help="whose frames are measured (kapao_vtest)")
     parser.add_argument(
-        "--slowdown", type=float, default=4.0, metavar="K", help="of the robot against this machine (4)"
+        "--slowdown", type=float, nargs="+", default=[4.0], metavar="K", help="of the robot against this machine (4)"
     )
-    parser.add_argument("--frames", type=int, default=12, metavar="N", help="frames that are measured (12)")
+    parser.add_argument("--frames", type=int, default=24, metavar="N", help="frames that are measured (24)")
+    parser.add_argument("--no-split", action="store_true", help="leave mode split and its plans out")
     parser.add_argument("--workload", type=pathlib.Path, metavar="JSON", help="components instead of measured ones")
     parser.add_argument("--save-workload", type=pathlib.Path, metavar="JSON", help="write the measured components")
     parser.add_argument("--policy", default="auto", help="the policy that is compared: auto, energy (auto)")
     parser.add_argument("--deadline", type=float, default=0.0, metavar="S", help="of a frame; 0: none")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (0)")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record adaptive_bench here")
+    parser.add_argument("--plot", type=pathlib.Path, metavar="PNG", help="draw the mean latencies")
 
 
 def run(args: argparse.Namespace) -> int:
     """See the module."""
     from edge_offload import records
+    from edge_offload.bench import workload
     from edge_offload.errors import BadInput
     from edge_offload.link.trace import load_trace, named_link
 
-    if args.slowdown < 1 or args.frames < 1 or args.deadline < 0 or args.rtt_ms < 0:
-        raise BadInput("--slowdown and --frames are at least 1, --deadline and --rtt-ms at least 0")
+    if min(args.slowdown) < 1 or args.frames < 2 or args.deadline < 0 or args.rtt_ms < 0:
+        raise BadInput("--slowdown is at least 1, --frames at least 2, --deadline and --rtt-ms at least 0")
     trace = load_trace(args.trace) if args.trace is not None else named_link("wifi_indoors").up
-    name = args.trace.stem if args.trace is not None else "wifi_indoors"
+    traces = {args.trace.stem if args.trace is not None else "wifi_indoors": trace}
     if args.outages:
-        trace, name = with_outages(trace), f"{name} with outages"
-    costs = load_workload(args.workload) if args.workload else measure(args.model, args.slowdown, args.frames)
+        traces.update({f"{name} with outages": with_outages(item) for name, item in list(traces.items())})
+    if args.workload:
+        loads: List[workload.Workload] = [(workload.load_workload(args.workload), None)]
+        source = args.workload.name
+    else:
+        loads = workload.measure(args.model, args.slowdown, args.frames, not args.no_split)
+        source = f"{args.model}, measured"
     if args.save_workload:
-        save_workload(args.save_workload, costs)
-    seconds = args.seconds or trace.period_s
-    began = time.monotonic()
-    rows = compare(costs, trace, seconds, args.rtt_ms / 1e3, args.policy, args.deadline or None, args.seed)
-    print(f"{name}: {seconds:.0f} s in {time.monotonic() - began:.1f} s of real time; {describe(costs)}")
+        workload.save_workload(args.save_workload, loads[0][0])
+    experiments = []
+    for slowdown, (costs, planned) in zip(args.slowdown, loads):
+        for name, item in traces.items():
+            seconds = args.seconds or item.period_s
+            rows = compare(
+                costs, item, seconds, args.rtt_ms / 1e3, args.policy, args.deadline or None, args.seed, planned
+            )
+            experiment = {
+                "trace": name, "seconds": seconds, "slowdown": slowdown, "workload": workload.describe(costs),
+                "rows": rows, "bars": bars(rows, args.policy, bool(dead_times(item))),
+            }  # fmt: skip
+            experiments.append(experiment)
+            show(experiment)
+    record = {"source": source, "load_average": os.getloadavg()[0], "experiments": experiments}
+    if args.json is not None:
+        records.write(args.json, "adaptive_bench", record)
+        print(f"wrote {args.json}", file=sys.stderr)
+    if args.plot is not None:
+        draw(experiments, args.plot)
+        print(f"wrote {args.plot}", file=sys.stderr)
+    return 0
+
+
+def show(experiment: Dict[str, Any]) -> None:
+    """One table, and what of it is held to something."""
+    print(f"\n{experiment['trace']}, {experiment['seconds']:.0f} s, robot slowed {experiment['slowdown']:g} times")
+    print(f"a frame: {experiment['workload']}")
     heads = ("", "frames", "mean ms", "p50", "p99", "missed", "J/frame", "switches", "regret", "hedged", "remote")
-    print("{:>10} {:>7} {:>8} {:>8} {:>8} {:>7} {:>7} {:>8} {:>8} {:>8} {:>7}".format(*heads))
-    for row in rows:
+    print("{:>26} {:>7} {:>8} {:>8} {:>8} {:>7} {:>7} {:>8} {:>8} {:>8} {:>7}".format(*heads))
+    for row in experiment["rows"]:
         missed = "-" if row["missed"] is None else f"{row['missed']:.1%}"
         latency = row["latency_s"]
         print(
-            f"{row['policy']:>10} {row['frames']:7d} {latency['mean'] * 1e3:8.1f} {latency['p50'] * 1e3:8.1f} "
+            f"{row['policy']:>26} {row['frames']:7d} {latency['mean'] * 1e3:8.1f} {latency['p50'] * 1e3:8.1f} "
             f"{latency['p99'] * 1e3:8.1f} {missed:>7} {row['energy_j']:7.3f} {row['switches']:8d} {row['regret']:8.1%} "
             f"{row['hedge_rate']:8.1%} {row['remote_share']:7.1%}"
         )
-    chosen = next(row for row in rows if row["policy"] == args.policy)
-    if chosen["remote_when_faster"] is not None:
-        print(
-            f"{args.policy}: {chosen['remote_when_faster']:.1%} of the frames forecast to be faster remotely went there"
-        )
-    if args.json is not None:
-        record = {
-            "trace": name,
-            "seconds": seconds,
-            "slowdown": args.slowdown,
-            "workload": describe(costs),
-            "rows": rows,
-        }
-        records.write(args.json, "adaptive_bench", record)
-        print(f"wrote {args.json}", file=sys.stderr)
-    return 0
+    for bar in experiment["bars"]:
+        print(f"  {'met    ' if bar['met'] else 'NOT MET'} {bar['name']}: {bar['value']}")
 
 
 def compare(
@@ -108,26 +131,33 @@ def compare(
     policy: str = "auto",
     deadline_s: Optional[float] = None,
     seed: int = 0,
+    planned: Optional[PlannedCost] = None,
 ) -> List[Dict[str, Any]]:
-    """Rows: the policy, every mode of ``costs`` held, the oracle."""
+    """Rows: the policy, every mode of ``costs`` and every plan of ``planned`` held, the oracle."""
     from edge_offload.bench.closed_loop import VirtualRobot
-    from edge_offload.manager.policy import FixedPolicy, OraclePolicy, make_policy
+    from edge_offload.manager.policy import FixedPolicy, OraclePolicy, Policy, make_policy
+    from edge_offload.modes import Mode
 
-    runs: Dict[str, Run] = {}
-    for name in (policy, *(cost.mode.value for cost in costs)):
-        chosen = make_policy(name)
-        if isinstance(chosen, FixedPolicy):
-            chosen = FixedPolicy(chosen.mode)
-        runs[name] = VirtualRobot(costs, trace, chosen, rtt_s, deadline_s, seed).run(seconds)
+    def drive(chosen: Policy, plans: Optional[PlannedCost]) -> Run:
+        return VirtualRobot(costs, trace, chosen, rtt_s, deadline_s, seed, plans).run(seconds)
+
+    runs: Dict[str, Run] = {policy: drive(make_policy(policy), planned)}
+    for cost in costs:
+        runs[cost.mode.value] = drive(FixedPolicy(cost.mode), None)
+    if planned is not None:
+        runs[Mode.SPLIT.value] = drive(FixedPolicy(Mode.SPLIT), planned)
+        for number in planned.all_plans():
+            if not planned.is_local(number):
+                runs[f"plan {number}: {planned.names[number]}"] = drive(FixedPolicy(Mode.SPLIT), planned.held(number))
     oracle = OraclePolicy(lambda now: {})
-    knowing = VirtualRobot(costs, trace, oracle, rtt_s, deadline_s, seed)
+    knowing = VirtualRobot(costs, trace, oracle, rtt_s, deadline_s, seed, planned)
     oracle.latencies_s = knowing.latencies
     runs["oracle"] = knowing.run(seconds)
     best = sum(runs["oracle"].latencies_s) / len(runs["oracle"].latencies_s)
-    return [_row(name, result, best, deadline_s) for name, result in runs.items()]
+    return [_row(name, result, best, deadline_s, trace) for name, result in runs.items()]
 
 
-def _row(name: str, result: Run, best_s: float, deadline_s: Optional[float]) -> Dict[str, Any]:
+def _row(name: str, result: Run, best_s: float, deadline_s: Optional[float], trace: Trace) -> Dict[str, Any]:
     from edge_offload import records
     from edge_offload.modes import Mode
 
@@ -135,10 +165,17 @@ def _row(name: str, result: Run, best_s: float, deadline_s: Optional[float]) -> 
     latency = records.latency_summary(result.latencies_s)
     sent = frames - sum(mode is Mode.LOCAL for mode in result.modes)
     missed = None if deadline_s is None else sum(s > deadline_s for s in result.latencies_s) / frames
+    dead = dead_times(trace)
+    cut_off = [
+        seconds
+        for began, seconds in zip(result.began_s, result.latencies_s)
+        if any(first <= began % trace.period_s < last for first, last in dead)
+    ]
     return {
         "policy": name,
         "frames": frames,
         "latency_s": latency,
+        "outage_p99_s": records.latency_summary(cut_off)["p99"] if cut_off else None,
         "missed": missed,
         "energy_j": sum(result.energies_j) / frames,
         "switches": result.switches,
@@ -148,6 +185,61 @@ def _row(name: str, result: Run, best_s: float, deadline_s: Optional[float]) -> 
         "remote_share": sent / frames,
         "remote_when_faster": result.chosen_remote / result.faster_remote if result.faster_remote else None,
     }
+
+
+def dead_times(trace: Trace) -> List[Any]:
+    """(first, last) seconds of every stretch of a second or more without any bandwidth."""
+    found: List[Any] = []
+    since = math.nan
+    for start, rate in [*zip(trace.starts_s, trace.bytes_per_s), (trace.period_s, math.inf)]:
+        if rate <= 0 and math.isnan(since):
+            since = start
+        elif rate > 0 and not math.isnan(since):
+            if start - since >= 1.0:
+                found.append((since, start))
+            since = math.nan
+    return found
+
+
+def bars(rows: Sequence[Dict[str, Any]], policy: str, outages: bool) -> List[Dict[str, Any]]:
+    """What the policy is held to on this trace: name, measured value in words, and whether it is met."""
+    by_name = {row["policy"]: row for row in rows}
+    own, oracle, local = by_name[policy], by_name["oracle"], by_name["local"]
+    held = {name: row["latency_s"]["mean"] for name, row in by_name.items() if name not in (policy, "oracle")}
+    mean = own["latency_s"]["mean"]
+    best = min(held, key=lambda name: held[name])
+    found = []
+
+    def bar(name: str, value: str, met: bool) -> None:
+        found.append({"name": name, "value": value, "met": met})
+
+    above = mean / oracle["latency_s"]["mean"] - 1
+    versus = f"{mean * 1e3:.1f} ms against {held[best] * 1e3:.1f} ms ({best})"
+    if outages:
+        bar("mean below everything that is held", versus, mean < held[best])
+        extra = own["outage_p99_s"] - local["latency_s"]["p99"]
+        bar(
+            f"p99 in outages at most {OUTAGE_S * 1e3:.0f} ms above local p99",
+            f"{extra * 1e3:+.1f} ms",
+            extra <= OUTAGE_S,
+        )
+    else:
+        bar(f"mean within {OF_ORACLE:.0%} of the oracle's", f"{above:+.1%}", above <= OF_ORACLE)
+        bar(f"mean at most {OF_BEST:.0%} above the best that is held", versus, mean <= (1 + OF_BEST) * held[best])
+        plans = {name: seconds for name, seconds in held.items() if name.startswith("plan ")}
+        if plans:
+            best = min(plans, key=lambda name: plans[name])
+            versus = f"{mean * 1e3:.1f} ms against {plans[best] * 1e3:.1f} ms ({best})"
+            bar("mean below every plan that is held", versus, mean < plans[best])
+        bar(f"at most {HEDGED:.0%} of the frames hedged", f"{own['hedge_rate']:.1%}", own["hedge_rate"] <= HEDGED)
+    share = own["remote_when_faster"]
+    if share is not None:
+        bar(
+            f"{REMOTE:.0%} of the frames that are forecast to be faster remotely go there",
+            f"{share:.1%}",
+            share >= REMOTE,
+        )
+    return found
 
 
 def with_outages(trace: Trace) -> Trace:
@@ -169,104 +261,44 @@ def with_outages(trace: Trace) -> Trace:
     return Trace(tuple(starts), tuple(rates), len(starts) * step)
 
 
-def measure(model: str, slowdown: float, frames: int) -> List[ModeCost]:
-    """Components of modes local and server, in processor seconds of one thread."""
-    import cv2
-    import torch
-
-    from edge_offload.bench.closed_loop import ModeCost
-    from edge_offload.errors import BadInput
-    from edge_offload.execute.executor import ModuleExecutor
-    from edge_offload.execute.tensors import pack, unpack
-    from edge_offload.models.registry import build_estimator
-    from edge_offload.models.video import sample_video
-    from edge_offload.modes import Mode
-
-    torch.set_num_threads(1)
-    estimator = build_estimator(model)
-    executor = ModuleExecutor(estimator.module)
-    compute, coding, serving, sizes, back = [], [], [], [], 0
-    video = cv2.VideoCapture(str(sample_video()))
-    for number in range(frames + 1):
-        there, image = video.read()
-        if not there:
-            raise BadInput(f"the sample video ended after {number} frames", remedy="ask for fewer --frames")
-        inputs = [estimator.prepare(image)[0]]
-        began = time.thread_time()
-        execution = executor.run(inputs)
-        computed_s = time.thread_time() - began
-        began = time.thread_time()
-        descriptors, buffers = pack(inputs)
-        coded_s = time.thread_time() - began
-        began = time.thread_time()
-        unpack(descriptors, buffers, max_bytes=1 << 30)
-        decoded_s = time.thread_time() - began
-        if number == 0:
-            continue  # the first one pays for choosing kernels
-        compute.append(slowdown * computed_s)
-        coding.append(slowdown * coded_s)
-        serving.append(computed_s + decoded_s)
-        sizes.append(sum(memoryview(part).nbytes for part in buffers) + 400)
-        _, answer = pack(execution.outputs)
-        back = sum(memoryview(part).nbytes for part in answer) + 600
-    video.release()
-    return [ModeCost(Mode.LOCAL, compute), ModeCost(Mode.SERVER, coding, serving, sizes, back)]
-
-
-def load_workload(path: pathlib.Path) -> List[ModeCost]:
-    """Components from a file (see the module).
+def draw(experiments: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
+    """Mean and 99th percentile of every row, a panel per experiment.
 
     Raises:
-        BadInput: it is not of that form.
+        BadInput: matplotlib is not installed.
     """
-    from edge_offload.bench.closed_loop import ModeCost
     from edge_offload.errors import BadInput
-    from edge_offload.modes import Mode, parse_mode
 
     try:
-        items = json.loads(path.read_text(encoding="utf-8"))
-        costs = [
-            ModeCost(
-                parse_mode(item["mode"]),
-                [float(s) for s in item["robot_s"]],
-                [float(s) for s in item.get("server_s", [])],
-                [int(size) for size in item.get("bytes_up", [])],
-                int(item.get("bytes_down", 0)),
-            )
-            for item in items
-        ]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadInput(f"{path} is no workload: {error}", remedy="see 'edge-offload bench adaptive --help'") from error
-    if Mode.LOCAL not in {cost.mode for cost in costs} or not all(cost.robot_s for cost in costs):
-        raise BadInput(f"{path}: a workload needs the mode local, and robot_s in every mode")
-    return costs
+        import matplotlib
+    except ImportError as error:
+        raise BadInput("--plot needs matplotlib", remedy="pip install 'edge_offload[plot]'") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(len(experiments), 1, figsize=(8, 0.6 + 2.6 * len(experiments)), squeeze=False)
+    for panel, experiment in zip(panels[:, 0], experiments):
+        rows = experiment["rows"][::-1]
+        names = [row["policy"] for row in rows]
+        means = [row["latency_s"]["mean"] * 1e3 for row in rows]
+        tails = [row["latency_s"]["p99"] * 1e3 for row in rows]
+        panel.barh(names, tails, color="#d5dbe3", label="p99")
+        colors = ["#c2410c" if name not in held_names(names) else "#3b6ea5" for name in names]
+        panel.barh(names, means, height=0.5, color=colors, label="mean")
+        for place, mean in enumerate(means):
+            panel.text(mean, place, f" {mean:.0f}", va="center", fontsize=8)
+        panel.set_title(f"{experiment['trace']}, robot slowed {experiment['slowdown']:g} times", fontsize=9, loc="left")
+        panel.tick_params(labelsize=8)
+    panels[-1, 0].set_xlabel(
+        "latency, ms: mean (narrow) and 99th percentile (wide); auto and oracle in red", fontsize=8
+    )
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
 
 
-def save_workload(path: pathlib.Path, costs: Sequence[ModeCost]) -> None:
-    """Write components as :func:`load_workload` reads them."""
-    items = [
-        {
-            "mode": cost.mode.value,
-            "robot_s": list(cost.robot_s),
-            "server_s": list(cost.server_s),
-            "bytes_up": list(cost.bytes_up),
-            "bytes_down": cost.bytes_down,
-        }
-        for cost in costs
-    ]
-    path.write_text(json.dumps(items, indent=1) + "\n", encoding="utf-8")
+def held_names(names: Sequence[str]) -> List[str]:
+    """Rows in which something was held, rather than chosen per frame."""
+    from edge_offload.modes import names as modes
 
-
-def describe(costs: Sequence[ModeCost]) -> str:
-    """The components in one line."""
-    parts = []
-    for cost in costs:
-        robot = sum(cost.robot_s) / len(cost.robot_s)
-        text = f"{cost.mode} {robot * 1e3:.0f} ms on the robot"
-        if cost.server_s and cost.bytes_up:
-            server, size = sum(cost.server_s) / len(cost.server_s), sum(cost.bytes_up) / len(cost.bytes_up)
-            text += (
-                f", {server * 1e3:.0f} ms on the server, {size / 1e3:.0f} kB up, {cost.bytes_down / 1e3:.0f} kB down"
-            )
-        parts.append(text)
-    return "; ".join(parts)
+    return [name for name in names if name in modes() or name.startswith("plan ")]

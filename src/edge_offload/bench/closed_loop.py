@@ -13,17 +13,21 @@ import math
 import random
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, LinkEstimator
+from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, LinkEstimator, LinkReading
 from edge_offload.link.estimate.prober import PROBE, Prober
 from edge_offload.link.replies import LinkState, Transfer
 from edge_offload.link.trace import RTT_S, Trace
 from edge_offload.manager.forecast import Forecaster
-from edge_offload.manager.policy import Manager, OraclePolicy, Policy, Situation
+from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation
+from edge_offload.manager.refresh import Refresher
 from edge_offload.modes import Mode
 from edge_offload.power.states import StatePowers
 from edge_offload.timing import InferenceReport
+
+if TYPE_CHECKING:
+    from edge_offload.bench.planned_cost import PlannedCost
 
 #: As the link does it: silence before a connection is given up, back-off and handshake after packets flow again.
 SILENCE_S = 1.0
@@ -32,6 +36,8 @@ BACK_TO_READY_S = 0.5
 DEAD = 2e3
 TICK_S = 0.05
 NEVER = math.inf
+#: Bytes per second by which a plan is looked up while nothing is known.
+FIRST_RATE = 5e6
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class Run:
 
     Attributes:
         latencies_s, energies_j: per frame.
+        began_s: when each frame began, in seconds of the trace.
         modes: that ran, per frame.
         switches: of the mode that the policy asked for.
         hedges, vain_hedges: frames with a local rival; those in which the remote result came first all the same.
@@ -65,6 +72,7 @@ class Run:
 
     latencies_s: List[float] = field(default_factory=list)
     energies_j: List[float] = field(default_factory=list)
+    began_s: List[float] = field(default_factory=list)
     modes: List[Mode] = field(default_factory=list)
     switches: int = 0
     hedges: int = 0
@@ -190,6 +198,7 @@ class VirtualRobot:
 
     Args:
         costs: what a frame costs in each mode; ``local`` is among them.
+        planned: what it costs in mode ``split``, if that is to be chosen, too.
         trace, rtt_s: the link.
         policy: decides per frame.
         deadline_s: of a frame, None for none.
@@ -204,13 +213,18 @@ class VirtualRobot:
         rtt_s: float = RTT_S,
         deadline_s: Optional[float] = None,
         seed: int = 0,
+        planned: Optional[PlannedCost] = None,
     ) -> None:
         self._costs = {cost.mode: cost for cost in costs}
+        self._planned = planned
+        self._modes = (*self._costs, *((Mode.SPLIT,) if planned is not None else ()))
+        self._best_plan = 0
         self._link = _VirtualLink(trace, rtt_s)
         self._prober = Prober(self._link)  # type: ignore[arg-type]
         self._link.estimator.round_trip(0.0, rtt_s)
-        self._forecaster = Forecaster()
+        self._forecaster = Forecaster(planned=self._planned_s)
         self._manager = Manager(policy)
+        self._refresher = Refresher()
         self._deadline_s = deadline_s
         self._seed = seed
         self._frame = 0
@@ -230,7 +244,7 @@ class VirtualRobot:
         return self.result
 
     def latencies(self, now: float) -> Dict[Mode, float]:
-        """What every mode would really take for the frame that begins now (for the oracle)."""
+        """What every mode would really take for the frame that begins now (for the oracle); the best of the plans."""
         found: Dict[Mode, float] = {}
         for mode, cost in self._costs.items():
             robot_s, server_s, size = self._draw(cost)
@@ -240,7 +254,28 @@ class VirtualRobot:
             transfer = self._link.carry(now + robot_s, size, server_s, cost.bytes_down)
             lost = self._link.lost_within(now, transfer.received_s)
             found[mode] = NEVER if lost < NEVER else transfer.received_s - now
+        if self._planned is not None:
+            plans = {number: self._plan_s(number, now) for number in self._planned.all_plans()}
+            self._best_plan = min(plans, key=lambda number: plans[number])
+            found[Mode.SPLIT] = plans[self._best_plan]
         return found
+
+    def _plan_s(self, number: int, now: float) -> float:
+        assert self._planned is not None
+        if self._planned.is_local(number):
+            return self._draw(self._costs[Mode.LOCAL])[0]
+        transfer, _ = self._planned.run(number, *self._conditions(now))
+        return NEVER if self._link.lost_within(now, transfer.received_s) < NEVER else transfer.received_s - now
+
+    def _conditions(self, now: float) -> Tuple[Trace, float, float, float, random.Random]:
+        """What a plan's frame meets: link, when it begins, when the link is free, and its chance."""
+        link = self._link
+        return link.trace, link.rtt_s, now, link.free_up_s, random.Random(hash((self._seed, self._frame)))
+
+    def _planned_s(self, mode: Mode, reading: LinkReading) -> float:
+        if mode is not Mode.SPLIT or self._planned is None or reading.uplink <= 0:
+            return 0.0
+        return self._planned.predicted_s(reading.uplink)
 
     def _draw(self, cost: ModeCost) -> Tuple[float, float, int]:
         """Robot seconds, server seconds and bytes up of this frame."""
@@ -252,12 +287,17 @@ class VirtualRobot:
         self._frame += 1
         began = self._link.now
         reading = self._link.estimator.reading(began)
-        obstacles = {mode: self._obstacle(mode) for mode in self._costs}
-        forecasts = self._forecaster.forecasts(began, self._costs, reading, obstacles)
+        obstacles = {mode: self._obstacle(mode) for mode in self._modes}
+        forecasts = self._forecaster.forecasts(began, self._modes, reading, obstacles)
         decision = self._manager.decide(Situation(began, forecasts, self._deadline_s))
         self._count_choice(forecasts, decision.mode)
         oracle = isinstance(self._manager.policy, OraclePolicy)
-        if decision.mode is Mode.LOCAL or (obstacles[decision.mode] and not oracle):
+        beside = None
+        if decision.mode is Mode.LOCAL and not oracle and not isinstance(self._manager.policy, FixedPolicy):
+            beside = self._refresher.due(began, forecasts)
+        if beside is not None:
+            report = self._remote(beside, began, 0.0, beside=True)
+        elif decision.mode is Mode.LOCAL or (obstacles[decision.mode] and not oracle):
             seconds = self._draw(self._costs[Mode.LOCAL])[0]
             report = InferenceReport(Mode.LOCAL, total_s=seconds, stages_s={"compute_robot": seconds})
         else:
@@ -266,6 +306,7 @@ class VirtualRobot:
         ended = began + report.total_s
         self._link.advance(ended, self._prober)
         self._forecaster.note(ended, report, self._link.estimator.reading(ended))
+        self.result.began_s.append(began)
         self._book(report)
 
     def _obstacle(self, mode: Mode) -> str:
@@ -282,11 +323,23 @@ class VirtualRobot:
             self.result.faster_remote += 1
             self.result.chosen_remote += mode is not Mode.LOCAL
 
-    def _remote(self, mode: Mode, began: float, late_s: float) -> InferenceReport:
-        cost = self._costs[mode]
-        coding_s, server_s, size = self._draw(cost)
+    def _remote(self, mode: Mode, began: float, late_s: float, beside: bool = False) -> InferenceReport:
         local_s = self._draw(self._costs[Mode.LOCAL])[0]
-        transfer = self._link.carry(began + coding_s, size, server_s, cost.bytes_down)
+        coding_s = robot_s = server_s = 0.0
+        if mode is Mode.SPLIT:
+            assert self._planned is not None
+            oracle = isinstance(self._manager.policy, OraclePolicy)
+            rate = self._link.estimator.reading(began).uplink or FIRST_RATE
+            number = self._best_plan if oracle else self._planned.choose(rate)
+            if self._planned.is_local(number):
+                return InferenceReport(mode, total_s=local_s, stages_s={"compute_robot": local_s})
+            transfer, robot_s = self._planned.run(number, *self._conditions(began))
+            size, down = transfer.bytes_up, transfer.bytes_down
+        else:
+            cost = self._costs[mode]
+            coding_s, server_s, size = self._draw(cost)
+            down = cost.bytes_down
+            transfer = self._link.carry(began + coding_s, size, server_s, down)
         lost_s = self._link.lost_within(began, transfer.received_s)
         self._link.commit(transfer, PASSIVE)
         done_s = NEVER if lost_s < NEVER else transfer.received_s
@@ -296,6 +349,7 @@ class VirtualRobot:
         stages = {
             "encode": coding_s,
             "uplink": transfer.uplink_s,
+            "compute_robot": robot_s,
             "compute_server": server_s,
             "downlink": transfer.downlink_s,
         }
@@ -307,17 +361,19 @@ class VirtualRobot:
         rival_done = rival_from + local_s
         if done_s <= rival_done:
             self.result.vain_hedges += 1
-            self._forecaster.hedged(in_vain=True)
-            stages["compute_robot"] = done_s - rival_from
+            if not beside:
+                self._forecaster.hedged(in_vain=True)
+            stages["compute_robot"] = robot_s + done_s - rival_from
             wasted = rival_done - done_s
             total = done_s - began
             return InferenceReport(mode, "", total, stages, size, 0, 1, hedged=True, wasted_s=wasted)
-        self._forecaster.hedged(in_vain=False)
+        if not beside:
+            self._forecaster.hedged(in_vain=False)
         self._overdue_until_s = min(done_s, lost_s)
         if done_s < NEVER:
-            settled = InferenceReport(mode, "", done_s - began, dict(stages), size, cost.bytes_down, 1)
+            settled = InferenceReport(mode, "", done_s - began, dict(stages), size, down, 1)
             self._link.at(done_s, lambda: self._settled(settled))
-        if hedged:
+        if hedged and not beside:
             self._forecaster.late(rival_done, mode, rival_done - began)
         stages = {"encode": coding_s, "compute_robot": local_s, "uplink": rival_from - began - min(coding_s, late_s)}
         why = f"{mode}: the server did not answer within {late_s:.3f} s"

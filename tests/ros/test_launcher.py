@@ -1,0 +1,64 @@
+"""How a node's process ends: told early, told while SIGINT was ignored, with threads that would hold it up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+BEGIN = """
+import atexit, sys, threading, time, types
+from edge_offload.nodes import launcher
+"""
+SLOW_IMPORT = (
+    BEGIN
+    + """
+def slow(name):
+    print("importing", flush=True)
+    time.sleep(60)
+launcher.importlib = types.SimpleNamespace(import_module=slow)
+launcher.main("some_node")
+"""
+)
+BUSY = (
+    BEGIN
+    + """
+atexit.register(print, "tidied up")
+# as torch's or a pool's: the interpreter would wait for it
+threading.Thread(target=time.sleep, args=(300,)).start()
+launcher.importlib = types.SimpleNamespace(import_module=lambda name: types.SimpleNamespace(NODE=None))
+sys.modules["edge_offload.nodes.base"] = types.SimpleNamespace(run_node=lambda node: 3)
+launcher.main("some_node")
+"""
+)
+
+
+def ignore_interrupts() -> None:
+    """As a shell does for what it starts in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def run(program, **options):
+    environment = {name: value for name, value in os.environ.items() if name != "EDGE_OFFLOAD_PYTHON"}
+    command = [sys.executable, "-c", program]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, **options)
+
+
+def test_a_node_that_is_told_to_end_while_it_imports_ends_although_its_shell_ignored_that():
+    process = run(SLOW_IMPORT, preexec_fn=ignore_interrupts)
+    try:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(40) == 130
+    finally:
+        process.kill()
+
+
+def test_the_process_ends_with_the_nodes_code_whatever_its_threads_do():
+    process = run(BUSY)
+    try:
+        assert process.wait(60) == 3
+        assert process.stdout.read() == "tidied up\n"
+    finally:
+        process.kill()
