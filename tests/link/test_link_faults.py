@@ -89,8 +89,7 @@ def test_every_future_completes_exactly_once_while_the_server_is_killed(server_p
         for future in asking:
             future.result(PATIENCE_S)
     assert all(made == done for made, done in outcomes)
-    assert client._waiting == 0
-    assert not client._pending
+    assert not client.busy, "a request is still waited for"
 
 
 def test_server_that_is_absent_at_start_is_found_later(server_process, connect, until_state):

@@ -6,7 +6,6 @@ can reach another. While the state is not READY, requests fail at once; when the
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import logging
 import math
@@ -14,10 +13,9 @@ import os
 import random
 import threading
 import time
-from collections import Counter, deque
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
-from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Union
+from collections import Counter
+from concurrent.futures import Future
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 import zmq
 
@@ -30,22 +28,12 @@ from edge_offload.link.estimate.prober import PROBE
 from edge_offload.link.keys import KeyStore, split_address
 from edge_offload.link.messages import DEFAULT_LIMITS, Limits, Message
 from edge_offload.link.replies import LinkState, Reply, Transfer
+from edge_offload.link.waiting import Item, WaitingRequests
 from edge_offload.link.wakeup import Wakeup
 
 __all__ = ["Client", "LinkState", "Reply", "Timings", "Transfer"]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class _Pending:
-    message: Message
-    header: bytes
-    future: Optional[Future]
-    queued_s: float
-    deadline_s: float
-    bytes_up: int
-    sent_s: float = 0.0
 
 
 class Client:
@@ -101,11 +89,7 @@ class Client:
         self._clock = ClockReading()
         self._epoch = 0
         self._ids = itertools.count(1)
-        self._outbox: Deque[_Pending] = deque()
-        self._pending: Dict[int, _Pending] = {}
-        self._deadlines: List[Tuple[float, int]] = []
-        self._waiting = 0
-        self._waiting_bytes = 0
+        self._requests = WaitingRequests()
         self._stop = threading.Event()
         self._wakeup = Wakeup()
         self._thread: Optional[threading.Thread] = None
@@ -133,7 +117,7 @@ class Client:
     @property
     def busy(self) -> bool:
         """Whether a request waits for its answer."""
-        return self._waiting > 0
+        return self._requests.count > 0
 
     def start(self) -> Client:
         """Begin to connect; returns at once.
@@ -239,12 +223,10 @@ class Client:
             problem = messages.first_over(sizes, terms.message) if terms.message else None
             if problem:
                 raise BadInput(f"{problem} of the server", remedy="send it in pieces")
-            if self._waiting >= min(self._max_pending, terms.requests) or self._waiting_bytes + size > terms.bytes:
-                kib = self._waiting_bytes >> 10
-                return LinkLost(f"{self._waiting} requests ({kib} KiB) wait for {self.address} already")
-            self._waiting += 1
-            self._waiting_bytes += size
-            self._outbox.append(_Pending(message, header, future, now, now + timeout_s, bytes_up=size))
+            item = Item(message, header, future, now, now + timeout_s, bytes_up=size)
+            in_the_way = self._requests.admit(item, min(self._max_pending, terms.requests), terms.bytes)
+            if in_the_way:
+                return LinkLost(f"{in_the_way} for {self.address} already")
         self._wakeup.wake()
         return None
 
@@ -328,10 +310,7 @@ class Client:
             self.estimator.progress(now, *dialled.progress())
 
     def _poll_s(self, dialled: Dialled) -> float:
-        due_s = dialled.due_s()
-        if self._deadlines:
-            due_s = min(due_s, self._deadlines[0][0])
-        return max(0.0, due_s - time.monotonic())
+        return max(0.0, min(dialled.due_s(), self._requests.due_s()) - time.monotonic())
 
     def _ready(self, dialled: Dialled) -> None:
         with self._changed:
@@ -340,15 +319,10 @@ class Client:
         self._set_state(LinkState.READY, f"connected to {self.address}")
 
     def _send(self, dialled: Dialled) -> None:
-        while self._outbox:
-            item = self._outbox.popleft()
-            item.sent_s = time.monotonic()
-            if item.future is None:
-                self._release(item)
-            else:
-                # noted before it is sent, so that a connection that breaks right here fails it with the others
-                self._pending[item.message.id] = item
-                heapq.heappush(self._deadlines, (item.deadline_s, item.message.id))
+        while True:
+            item = self._requests.next()
+            if item is None:
+                return
             dialled.send(item.header, item.message.buffers)
 
     def _take(self, message: Message, received_s: float, size: int) -> None:
@@ -360,7 +334,7 @@ class Client:
             self.counters["told: malformed"] += 1
             log.warning("link: %s says: %s", self.address, messages.error_from(message.body))
         elif message.type in ("reply", "error"):
-            item = self._pending.pop(message.id, None)
+            item = self._requests.answered(message.id)
             if item is None:
                 self.counters["dropped: late"] += 1
             elif message.type == "error":
@@ -395,29 +369,14 @@ class Client:
 
     def _expire(self) -> None:
         now = time.monotonic()
-        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][1] not in self._pending):
-            item = self._pending.pop(heapq.heappop(self._deadlines)[1], None)
-            if item is not None:
-                self.counters["timeouts"] += 1
-                waited_s = now - item.queued_s
-                self._finish(item, LinkLost(f"{self.address} did not answer {item.message.name} in {waited_s:.2f} s"))
+        for item in self._requests.expired(now):
+            self.counters["timeouts"] += 1
+            waited_s = now - item.queued_s
+            self._finish(item, LinkLost(f"{self.address} did not answer {item.message.name} in {waited_s:.2f} s"))
 
-    def _finish(self, item: _Pending, outcome: Union[Reply, EdgeOffloadError]) -> None:
-        self._release(item)
-        if item.future is None:
-            return
-        try:
-            if isinstance(outcome, Reply):
-                item.future.set_result(outcome)
-            else:
-                item.future.set_exception(outcome)
-        except InvalidStateError:
+    def _finish(self, item: Item, outcome: Union[Reply, EdgeOffloadError]) -> None:
+        if not self._requests.finish(item, outcome):
             self.counters["dropped: cancelled"] += 1
-
-    def _release(self, item: _Pending) -> None:
-        with self._lock:
-            self._waiting -= 1
-            self._waiting_bytes -= item.bytes_up
 
     def _lost(self, reason: str, refused: Optional[EdgeOffloadError]) -> None:
         self._error = refused
@@ -427,11 +386,7 @@ class Client:
 
     def _fail_all(self, error: LinkLost) -> None:
         # the state is not READY any more, so nothing is added to the outbox behind our back
-        items = [*self._pending.values(), *self._outbox]
-        self._pending.clear()
-        self._outbox.clear()
-        self._deadlines.clear()
-        for item in items:
+        for item in self._requests.all():
             self._finish(item, error)
 
     def _set_state(self, state: LinkState, cause: str) -> None:

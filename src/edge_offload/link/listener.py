@@ -17,11 +17,12 @@ import zmq
 
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused
 from edge_offload.link import messages
-from edge_offload.link.estimate.prober import MAX_PROBE_BYTES, PROBE
+from edge_offload.link.estimate.prober import PROBE, answer_probe
 from edge_offload.link.gate import Gate
 from edge_offload.link.keys import KeyStore, is_loopback, split_address
 from edge_offload.link.messages import DEFAULT_LIMITS, Limits, Message, VersionMismatch
 from edge_offload.link.peers import COMPLAINTS_PER_S, Peer, Request
+from edge_offload.link.roster import Roster
 from edge_offload.link.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
@@ -85,8 +86,6 @@ class Listener:
         self._clock = clock
         self._instance = os.urandom(8).hex()
         self._outbox: Deque[Tuple[Peer, Message]] = deque()
-        self._peers: Dict[str, Peer] = {}
-        self._by_identity: Dict[bytes, Peer] = {}
         self._stop = threading.Event()
         self._wakeup = Wakeup()
         self._address = ""
@@ -138,6 +137,7 @@ class Listener:
             hello_timeout_s=self._hello_timeout_s,
             counters=self.counters,
         )
+        self._roster = Roster(self._gate, self._gone, self._peer_timeout_s, self._hello_timeout_s, self.counters)
         try:
             self._socket.bind(f"tcp://{f'[{host}]' if ':' in host else host}:{port if port else '*'}")
         except zmq.ZMQError as error:
@@ -171,7 +171,7 @@ class Listener:
 
     def peers(self) -> List[Peer]:
         """Welcomed peers, now."""
-        return [peer for peer in list(self._peers.values()) if peer.ready]
+        return self._roster.ready() if self._thread is not None else []
 
     def notify(self, peer: Peer, kind: str, body: Optional[Dict[str, Any]] = None, buffers: Sequence[Any] = ()) -> None:
         """Send a peer something that it did not ask for; nothing happens if it has gone.
@@ -214,10 +214,9 @@ class Listener:
                 now = time.monotonic()
                 if now - swept_s >= 0.1:
                     swept_s = now
-                    self._sweep()
+                    self._roster.sweep()
         finally:
-            for peer in list(self._peers.values()):
-                self._lose(peer, "the server stops")
+            self._roster.clear("the server stops")
             # first: an event for a monitor that nobody holds the other end of would block libzmq's own thread
             self._socket.disable_monitor()
             self._gate.close()
@@ -256,7 +255,7 @@ class Listener:
         user = _property(frames[1], "User-Id")
         self._gate.delivered(user, frames[1].get(zmq.SRCFD), size)
         if parts > self._limits.max_parts + 1:
-            peer = self._peer(frames[0].bytes, user)
+            peer = self._roster.sender(frames[0].bytes, user)
             if peer is not None:
                 self._complain(peer, 0, ProtocolError(f"message of {parts - 1} payload parts"))
             return None
@@ -264,7 +263,7 @@ class Listener:
 
     def _take(self, frames: List[zmq.Frame]) -> None:
         received_s = self._clock()
-        peer = self._peer(frames[0].bytes, _property(frames[1], "User-Id"))
+        peer = self._roster.sender(frames[0].bytes, _property(frames[1], "User-Id"))
         if peer is None:
             return
         peer.heard_s = time.monotonic()
@@ -295,24 +294,6 @@ class Listener:
             self._pong(peer, message, received_s)
         else:
             self._dispatch(peer, message, received_s, messages.wire_bytes(sizes))
-
-    def _peer(self, identity: bytes, user: str) -> Optional[Peer]:
-        peer = self._peers.get(user)
-        if peer is not None:
-            return peer if peer.identity == identity else None
-        known = self._gate.identity(user)
-        if known is None:
-            self.counters["dropped: sender has gone"] += 1
-            return None
-        peer = Peer(name=known[1], key=known[0], identity=identity, user=user)
-        peer.since_s = peer.heard_s = time.monotonic()
-        if len(identity) != 5 or identity[0] != 0:
-            # a routing id of one's own choosing could be the one of a robot that has just left: its replies go astray
-            self._gate.cut(user, "routing id set by the peer")
-            return None
-        self._peers[user] = peer
-        self._by_identity[identity] = peer
-        return peer
 
     def _hello(self, peer: Peer, message: Message, received_s: float) -> None:
         app, session = message.body.get("app"), message.body.get("session")
@@ -375,7 +356,7 @@ class Listener:
             peer.open_requests[message.id] = bytes_up
         self.counters[message.type] += 1
         if request.kind == PROBE:
-            _answer_probe(request)
+            answer_probe(request)
             return
         try:
             self._handle(request)
@@ -386,7 +367,7 @@ class Listener:
                 request.fail(error)
 
     def _send(self, peer: Peer, message: Message) -> None:
-        if peer.gone or self._by_identity.get(peer.identity) is not peer:
+        if not self._roster.reachable(peer):
             self.counters["dropped: receiver has gone"] += 1
             return
         if message.type in ("reply", "error"):
@@ -397,8 +378,7 @@ class Listener:
         while peer.unsent and peer.unsent[0][0].done:
             peer.unsent.popleft()
         if sum(size for _, size in peer.unsent) > 2 * self._limits.max_message_bytes:
-            self._gate.cut(peer.user, "does not read its replies")
-            self._lose(peer, "does not read its replies")
+            self._roster.cut(peer, "does not read its replies")
             return
         try:
             self._socket.send(peer.identity, zmq.SNDMORE | zmq.NOBLOCK)
@@ -410,13 +390,12 @@ class Listener:
                 else:
                     self._socket.send(part, flags)
         except zmq.Again:
-            self._gate.cut(peer.user, "does not read its replies")
-            self._lose(peer, "does not read its replies")
+            self._roster.cut(peer, "does not read its replies")
         except zmq.ZMQError as error:
             self.counters["dropped: receiver has gone"] += 1
-            self._lose(peer, f"connection broke ({error.strerror})")
+            self._roster.lose(peer, f"connection broke ({error.strerror})")
         if message.type == "refused":
-            self._lose(peer, str(message.body.get("cause", "refused")))
+            self._roster.lose(peer, str(message.body.get("cause", "refused")))
 
     def _refuse(self, peer: Peer, error: EdgeOffloadError) -> None:
         self._send(peer, Message("refused", peer.epoch, 0, "", messages.error_body(error)))
@@ -430,43 +409,6 @@ class Listener:
         peer.complaints.append(now)
         log.warning("link: dropped a message of %s: %s", peer.name, error)
         self._send(peer, Message("error", peer.epoch if epoch is None else epoch, id_, "", messages.error_body(error)))
-
-    def _sweep(self) -> None:
-        now = time.monotonic()
-        for peer in list(self._peers.values()):
-            quiet_s = self._gate.quiet_s(peer.user)
-            if quiet_s is None:
-                self._lose(peer, "disconnected")
-            elif not peer.ready and now - peer.since_s > self._hello_timeout_s:
-                self._gate.cut(peer.user, "no hello in time")
-                self._lose(peer, "no hello in time")
-            elif peer.ready and min(quiet_s, now - peer.heard_s) > self._peer_timeout_s:
-                self._gate.cut(peer.user, "lease ran out")
-                self._lose(peer, f"nothing heard for {self._peer_timeout_s:g} s")
-
-    def _lose(self, peer: Peer, reason: str) -> None:
-        if peer.gone:
-            return
-        peer.gone = True
-        self._peers.pop(peer.user, None)
-        if self._by_identity.get(peer.identity) is peer:
-            del self._by_identity[peer.identity]
-        peer.open_requests.clear()
-        if peer.ready and self._gone is not None:
-            try:
-                self._gone(peer, reason)
-            except Exception:
-                # the application's bug must not take the link down with it
-                log.exception("link: gone() failed")
-
-
-def _answer_probe(request: Request) -> None:
-    """A measurement of the link: as many bytes back as asked for."""
-    size = request.body.get("down")
-    if type(size) is int and 0 <= size <= MAX_PROBE_BYTES:
-        request.reply({}, [bytes(size)])
-    else:
-        request.fail(ProtocolError(f"a probe asks for 0 to {MAX_PROBE_BYTES} bytes"))
 
 
 def _property(frame: zmq.Frame, name: str) -> str:

@@ -13,6 +13,7 @@ from edge_offload.link.replies import LinkState
 
 if TYPE_CHECKING:
     from edge_offload.link.client import Client
+    from edge_offload.link.peers import Request
 
 #: The request that a listener answers by itself: ``{down: bytes}`` and a payload up.
 PROBE = "link.probe"
@@ -98,3 +99,12 @@ def probe_bytes(bytes_per_s: float, interval_s: float, share: float) -> int:
     if bytes_per_s <= 0:
         return FIRST_PROBE_BYTES
     return int(min(MAX_PROBE_BYTES, max(MIN_PROBE_BYTES, share * bytes_per_s * interval_s)))
+
+
+def answer_probe(request: Request) -> None:
+    """The listener's part: as many bytes back as asked for."""
+    size = request.body.get("down")
+    if type(size) is int and 0 <= size <= MAX_PROBE_BYTES:
+        request.reply({}, [bytes(size)])
+    else:
+        request.fail(ProtocolError(f"a probe asks for 0 to {MAX_PROBE_BYTES} bytes"))
