@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import resource
 import shutil
@@ -145,7 +146,8 @@ def _full_disk() -> Sequence[str]:
     if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True, check=False).returncode != 0:
         os.rmdir(place)
         raise Unsupported("a full disk needs root and mount namespaces (unshare -m)")
-    # the mount is gone with the process, the empty directory stays for its next start
+    # the mount is gone with the process; the directory is empty then, and needed for the next start of the server
+    atexit.register(os.rmdir, place)
     script = f'{mount}; head -c 4096 /dev/zero >{place}/full; exec "$@"'
     return ["unshare", "-m", "env", f"EDGE_OFFLOAD_CACHE={place}", "sh", "-c", script, "sh"]
 
