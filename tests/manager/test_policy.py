@@ -229,6 +229,21 @@ def test_uncertainty_is_that_of_the_errors_made():
     assert calm.late_s >= Forecaster.SLACK_S
 
 
+def test_one_frame_that_met_an_outage_makes_nobody_wait():
+    forecaster = Forecaster()
+    stages = {"compute_robot": 0.2}
+    forecaster.note(0.0, InferenceReport(Mode.LOCAL, total_s=0.2, stages_s=stages), LinkReading())
+    for i in range(30):
+        forecaster.note(i * 0.1, remote(), at(10 * MB))
+    before = forecaster.forecast(3.0, Mode.SERVER, at(10 * MB))
+    forecaster.settled(4.0, remote(compute_s=30.0), at(10 * MB))
+    for i in range(10):
+        forecaster.note(4.0 + i * 0.1, remote(), at(10 * MB))
+    after = forecaster.forecast(5.0, Mode.SERVER, at(10 * MB))
+    assert after.error_s < 5.0, "30 s once are not the spread of all others"
+    assert before.late_s < after.late_s <= 0.2, "the robot itself would have been ready by then"
+
+
 def test_hedges_in_vain_make_it_more_patient():
     forecaster = Forecaster()
     for i in range(20):

@@ -29,6 +29,8 @@ LATE_FADE_S = 3.0
 SELDOM_S = 0.9
 #: Frames whose errors make the uncertainty.
 ERRORS = 64
+#: Share of the errors, the largest ones, that are left out of it.
+OUTLIERS = 0.03
 #: Remote frames among which local computations in vain are counted.
 HEDGES = 100
 #: A forecast from a single frame is no better than this (share of the latency).
@@ -128,7 +130,9 @@ class _ModeHistory:
     def error_s(self, expected: float, reading: LinkReading) -> float:
         own = FIRST_ERROR * expected
         if len(self.errors) >= 4:
-            own = math.sqrt(sum(error**2 for error in self.errors) / len(self.errors))
+            # without the worst few: one frame that met an outage says nothing of the next
+            usual = sorted(error**2 for error in self.errors)[: -math.ceil(OUTLIERS * len(self.errors))]
+            own = math.sqrt(sum(usual) / len(usual))
         if not TABLE[self.mode].needs_link or not math.isfinite(reading.uplink_error):
             return own
         return math.hypot(own, self.transfer_s(reading) * min(1.0, reading.uplink_error))
@@ -210,6 +214,10 @@ class Forecaster:
         if self._hedges:
             # every local computation in vain makes it more patient
             late_s *= 1.0 + 20.0 * sum(self._hedges) / HEDGES
+        local = self._modes.get(Mode.LOCAL)
+        if local is not None and local.frames:
+            # by then the robot could have had its own result: whoever waits longer has chosen the wrong mode
+            late_s = min(late_s, max(self.SLACK_S, local.rest_s))
         floor_s = history.transfer_s(reading) if remote and not self._planned(mode, reading) else 0.0
         energy_j = self._energy_j(history, latency_s, reading)
         age_s = max(0.0, now - history.updated_s)
