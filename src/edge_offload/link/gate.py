@@ -271,7 +271,7 @@ class Gate:
                 self._counters["refused: unknown key"] += 1
                 where = frames[3].decode("ascii", "replace")
                 rare.warning("link: refused a peer at %s with unknown key %s", where, key)
-            elif sum(other.key == key for other in list(self._entrants.values())) >= self._max_handshakes_per_key:
+            elif self._handshakes_of(key) >= self._max_handshakes_per_key:
                 status, text = b"300", b"too many connections"  # RFC 27: try again later
                 self._counters["refused: too many of one key"] += 1
                 rare.warning("link: %s connects too often", name)
@@ -280,3 +280,7 @@ class Gate:
                 with self._lock:
                     self._entrants[user] = _Entrant(key, name, time.monotonic())
         self._zap.send_multipart([b"1.0", request_id, status, text, user.encode("ascii"), b""])
+
+    def _handshakes_of(self, key: str) -> int:
+        with self._lock:
+            return sum(entrant.key == key for entrant in self._entrants.values())
