@@ -11,7 +11,8 @@ from edge_offload.chaos.scenarios import SCENARIOS
 from edge_offload.chaos.usage import usage
 from edge_offload.chaos.verdict import Fault, judge
 from edge_offload.cli import main
-from edge_offload.commands.chaos import record, run_scenario
+from edge_offload.commands.chaos import merged, record, run_scenario
+from edge_offload.errors import BadInput
 
 USED = {"descriptors": 20, "sockets": 5, "threads": 8, "memory": 200 << 20, "children": 0}
 
@@ -139,6 +140,20 @@ def test_the_list_names_every_scenario_and_a_wrong_name_is_refused(capsys):
     assert main(["chaos", "earthquake"]) == 1
     assert "no scenario 'earthquake'" in capsys.readouterr().err
     assert len(SCENARIOS) >= 13
+
+
+def test_a_file_of_results_is_kept_up_to_date_scenario_by_scenario(tmp_path):
+    path = tmp_path / "chaos.json"
+    frames, summary = good()
+    older = [record(verdict(frames, summary, scenario=name)) for name in ("reset", "calm")]
+    records.write(path, "chaos", merged(path, older))
+    newer = record(verdict(frames, summary, back=18.0, scenario="calm"))
+    assert not newer["passed"]
+    found = merged(path, [newer])
+    assert [(item["scenario"], item["passed"]) for item in found] == [("calm", False), ("reset", True)]
+    path.write_text("[1]")
+    with pytest.raises(BadInput, match="does not hold records of chaos"):
+        merged(path, [newer])
 
 
 @pytest.mark.slow
