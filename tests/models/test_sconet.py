@@ -12,7 +12,14 @@ from edge_offload.models.sconet.baselines import BASELINES, columns, nothing
 from edge_offload.models.sconet.completer import SceneCompleter, save_weights
 from edge_offload.models.sconet.labels import COLOURS, GROUND, IGNORED, LABELS, VALUE
 from edge_offload.models.sconet.metrics import Confusion
-from edge_offload.models.sconet.network import CrissCross, DilatedHead, MobileViT, SCONet, SeparableAttention
+from edge_offload.models.sconet.network import (
+    CrissCross,
+    DilatedHead,
+    MobileViT,
+    SCONet,
+    SeparableAttention,
+    ground_level,
+)
 from edge_offload.perception.voxels import VoxelGrid
 
 SMALL = VoxelGrid((-3.2, -3.2, -2.0), 0.2, (32, 48, 32))
@@ -218,3 +225,24 @@ def test_baselines_keep_what_was_hit_and_fill_what_they_say():
     assert (filled[20, 20, 2:10] > 0).all(), "an object reaches down to the ground"
     assert not filled[21, 21, 3:].any()
     assert VALUE["road"] in GROUND
+
+
+def test_the_ground_is_filled_in_between_the_rings_that_hit_it():
+    x, y = np.meshgrid(np.arange(96), np.arange(80), indexing="ij")
+    truth = 2.0 + 0.05 * x
+    occupancy = np.zeros((96, 80, 32), dtype=np.float32)
+    rings = np.abs(np.hypot(x - 10, y - 40) % 12) < 1.0
+    occupancy[x[rings], y[rings], np.rint(truth[rings]).astype(int)] = 1
+    # a crown of a tree above the ground that nothing hit under it, and a wall that stands on it
+    occupancy[50:53, 20:23, 20:26] = 1
+    occupancy[70, 30:50, 6:20] = 1
+    level = ground_level(torch.from_numpy(occupancy)[None])[0].numpy()
+    assert np.abs(level - truth).mean() < 0.6
+    assert np.abs(level - truth).max() < 3.0
+    kept = rings.copy()
+    kept[50:53, 20:23] = False
+    np.testing.assert_allclose(level[kept], np.rint(truth[kept]), atol=1e-5)
+
+
+def test_where_nothing_was_hit_the_ground_is_where_the_grid_puts_it():
+    assert (ground_level(torch.zeros(2, 48, 80, 32)) == 1.0).all()

@@ -3,7 +3,9 @@
 After the scene-completion network of AGRNav (Wang et al., 2024): height is the channel of a light 2D U-Net whose
 convolutions are depthwise separable, with criss-cross attention (Huang et al., CCNet) and MobileViTv2 blocks (Mehta
 and Rastegari) at the coarse scales; a head of dilated 3D convolutions (as in LMSCNet, Roldao et al.) gives every voxel
-its class. In difference to it, the U-Net hands the head ``features`` numbers per voxel instead of one.
+its class. In difference to it, the U-Net hands the head ``features`` numbers per voxel instead of one, and both are
+shown where the ground seems to be: far off, the rings on the ground are metres apart, and a layer one voxel thick is
+either met or missed.
 """
 
 from __future__ import annotations
@@ -20,6 +22,33 @@ WIDTHS = (32, 48, 64, 80)
 DILATIONS = (1, 2, 3)
 STRIDE = 16
 """Both horizontal sides of the grid are multiples of this."""
+
+
+NEAR = 51
+"""Columns: side of the square in which the lowest hit counts as ground, 10 m at 0.2 m."""
+
+
+def ground_level(occupancy: torch.Tensor) -> torch.Tensor:
+    """Level of the ground in every column, float [b, x, y] in voxels, from float [b, x, y, z] occupancy.
+
+    Hits at most two voxels above the lowest one near by are ground. Between them it is filled in by pull and push
+    (Gortler et al., The Lumigraph, 1996, section 3.4): averages over ever larger squares, used where nothing finer is
+    known. Where nothing was hit at all it is level 1, where the grid puts it.
+    """
+    # columns without a hit get the number of levels
+    low = (occupancy.cumsum(dim=3) == 0).sum(dim=3).float().unsqueeze(1)
+    near = -F.max_pool2d(-low, (NEAR, 1), stride=1, padding=(NEAR // 2, 0))
+    near = -F.max_pool2d(-near, (1, NEAR), stride=1, padding=(0, NEAR // 2))
+    seen = ((low <= near + 2.0) & (low < occupancy.shape[3])).float()
+    pyramid = [(low * seen, seen)]
+    while max(pyramid[-1][1].shape[2:]) > 1:
+        totals, weights = (F.avg_pool2d(part, 2, ceil_mode=True, count_include_pad=False) for part in pyramid[-1])
+        pyramid.append((totals, weights))
+    level = torch.ones_like(pyramid[-1][0])
+    for total, weight in reversed(pyramid):
+        coarse = F.interpolate(level, size=total.shape[2:], mode="bilinear", align_corners=False)
+        level = torch.where(weight > 0, total / weight.clamp(min=1e-12), coarse)
+    return level.squeeze(1)
 
 
 class SeparableConv(nn.Module):
@@ -132,12 +161,12 @@ class Level(nn.Module):
 
 
 class Unet(nn.Module):
-    """Float [b, HEIGHT, x, y] occupancy to float [b, features * HEIGHT, x, y]."""
+    """Float [b, 2 * HEIGHT, x, y] occupancy and ground to float [b, features * HEIGHT, x, y]."""
 
     def __init__(self, features: int, widths: Sequence[int], layers: Sequence[int]) -> None:
         super().__init__()
         self.enter = nn.Sequential(
-            nn.Conv2d(HEIGHT, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
+            nn.Conv2d(2 * HEIGHT, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
         )
         self.first = SeparableConv(widths[0], widths[0])
         self.downs = nn.ModuleList(
@@ -212,13 +241,19 @@ class SCONet(nn.Module):
         super().__init__()
         self.features = features
         self.unet = Unet(features, widths, layers)
-        self.head = DilatedHead(features, planes, classes)
+        self.head = DilatedHead(features + 1, planes, classes)
 
     def volume(self, occupancy: torch.Tensor) -> torch.Tensor:
-        """Float [b, x, y, 32] occupancy to float [b, features, x, y, 32], what the head takes."""
-        flat = self.unet(occupancy.permute(0, 3, 1, 2).contiguous())
+        """Float [b, x, y, 32] occupancy to float [b, features + 1, x, y, 32], what the head takes.
+
+        The last number of a voxel is how near it is to the ground's level: 1 at it, 0 from one voxel away.
+        """
+        levels = torch.arange(HEIGHT, device=occupancy.device, dtype=occupancy.dtype)
+        ground = F.relu(1.0 - (levels - ground_level(occupancy).unsqueeze(3)).abs())
+        flat = self.unet(torch.cat((occupancy, ground), dim=3).permute(0, 3, 1, 2).contiguous())
         batch, _, x, y = flat.shape
-        volume: torch.Tensor = flat.reshape(batch, self.features, HEIGHT, x, y).permute(0, 1, 3, 4, 2).contiguous()
+        shaped = flat.reshape(batch, self.features, HEIGHT, x, y).permute(0, 1, 3, 4, 2)
+        volume: torch.Tensor = torch.cat((shaped, ground.unsqueeze(1)), dim=1).contiguous()
         return volume
 
     def logits(self, occupancy: torch.Tensor) -> torch.Tensor:

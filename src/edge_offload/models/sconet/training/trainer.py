@@ -28,8 +28,8 @@ class Config:
     """What determines a run. A resumed run must have the same, except for ``steps`` and ``learning_rate``.
 
     Attributes:
-        steps: in all. Over the last quarter of them the learning rate falls, and the normalisations use their running
-            figures as they will afterwards; a run that is continued with more steps goes on as before that.
+        steps: in all. The learning rate falls over the last quarter of them; a run that is continued with more
+            steps goes on at the full rate.
         coarse: weight of the U-Net's own loss.
         learning_rate: of AdamW, reached after ``warmup`` steps.
         weight_decay, ema: of the optimizer, of the moving average of the weights.
@@ -57,14 +57,8 @@ class Config:
     def rate(self, step: int) -> float:
         """Learning rate at this step."""
         rise = min(1.0, (step + 1) / max(1, self.warmup))
-        return self.learning_rate * rise * max(0.02, min(1.0, self._left(step)))
-
-    def settling(self, step: int) -> bool:
-        """Whether this step is in the last quarter."""
-        return self._left(step) < 1.0
-
-    def _left(self, step: int) -> float:
-        return (self.steps - step) / max(1.0, 0.25 * self.steps)
+        left = (self.steps - step) / max(1.0, 0.25 * self.steps)
+        return self.learning_rate * rise * max(0.02, min(1.0, left))
 
 
 class Trainer:
@@ -87,7 +81,6 @@ class Trainer:
         device: str = "cpu",
     ) -> None:
         self.network = network.to(device).train()
-        self._norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
         self.config = config
         self.folder = folder
         self.step = 0
@@ -130,8 +123,6 @@ class Trainer:
     def _one(self) -> Dict[str, float]:
         for group in self._optimizer.param_groups:
             group["lr"] = self.config.rate(self.step)
-        for norm in self._norms:
-            norm.train(not self.config.settling(self.step))
         batch = self._crops.batch(self.step)
         volume = self.network.volume(batch.occupancy.to(self._device))
         coarse = coarse_loss(volume[:, 0], batch.around.to(self._device))
