@@ -127,6 +127,12 @@ def test_policies_by_name_and_absurd_knobs():
     assert make_policy("auto").name == "latency"
     assert make_policy("energy", Knobs(margin=0.5)).knobs.margin == 0.5
     assert isinstance(make_policy("server"), FixedPolicy)
+    assert isinstance(make_policy("edge_offload.manager.policy:EnergyPolicy"), EnergyPolicy)
+    for wrong in ("nowhere:Mine", "edge_offload.manager.policy:Nothing", "edge_offload.manager.policy:OraclePolicy"):
+        with pytest.raises(BadInput, match="cannot make policy"):
+            make_policy(wrong)
+    with pytest.raises(BadInput, match="is no policy"):
+        make_policy("collections:OrderedDict")
     with pytest.raises(BadInput, match="unknown mode"):
         make_policy("best")
     with pytest.raises(BadInput, match="out of range"):

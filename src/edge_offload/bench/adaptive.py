@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-split", action="store_true", help="leave mode split and its plans out")
     parser.add_argument("--workload", type=pathlib.Path, metavar="JSON", help="components instead of measured ones")
     parser.add_argument("--save-workload", type=pathlib.Path, metavar="JSON", help="write the measured components")
-    parser.add_argument("--policy", default="auto", help="the policy that is compared: auto, energy (auto)")
+    parser.add_argument("--policy", default="auto", help="what is compared: auto, energy, package.module:Class")
     parser.add_argument("--deadline", type=float, default=0.0, metavar="S", help="of a frame; 0: none")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (0)")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record adaptive_bench here")

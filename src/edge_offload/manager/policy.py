@@ -7,6 +7,7 @@ a bench can drive it through hours of a trace in seconds (:mod:`edge_offload.ben
 from __future__ import annotations
 
 import abc
+import importlib
 import math
 from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple
@@ -224,19 +225,33 @@ POLICIES: Dict[str, Callable[[], Policy]] = {AUTO: LatencyPolicy, "latency": Lat
 
 
 def make_policy(name: str, knobs: Optional[Knobs] = None) -> Policy:
-    """The policy or fixed mode called ``name``.
+    """The policy or fixed mode called ``name``, or an own policy: ``package.module:Class``, which is imported here.
 
     Raises:
         BadInput: there is none.
     """
     from edge_offload.modes import parse_mode
 
+    if ":" in name:
+        return _own_policy(name)
     if name in POLICIES:
         policy = POLICIES[name]()
         if knobs is not None and isinstance(policy, _Choosing):
             policy.turn(knobs)
         return policy
     return FixedPolicy(parse_mode(name))
+
+
+def _own_policy(name: str) -> Policy:
+    module, _, attribute = name.partition(":")
+    try:
+        policy: Policy = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        remedy = "write package.module:Class, importable here, whose constructor needs no arguments"
+        raise BadInput(f"cannot make policy {name!r}: {error}", remedy) from error
+    if not callable(getattr(policy, "decide", None)) or not isinstance(getattr(policy, "name", None), str):
+        raise BadInput(f"{name!r} is no policy", remedy="give it a name and decide(Situation) -> Decision")
+    return policy
 
 
 @dataclass

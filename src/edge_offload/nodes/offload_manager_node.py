@@ -62,7 +62,7 @@ class OffloadManagerNode(Node):
         Param("dry_run", False, "keep the mode in force and only say what would be chosen"),
     )
     declared = (
-        Param("mode", AUTO, "mode in force at the start, or a policy that chooses", choices=(*names(), *POLICIES)),
+        Param("mode", AUTO, "mode in force at the start, or a policy that chooses: auto, energy, package.module:Class"),
         *knobs,
     )
 
@@ -75,11 +75,12 @@ class OffloadManagerNode(Node):
         self._told: Optional[Decision] = None
         mode = self.params["mode"]
         self._manager = Manager(self._policy(mode, "set by the parameter ~mode"))
-        if mode in POLICIES:
+        if not isinstance(self._manager.policy, FixedPolicy):
             # until the first forecast comes: a mode that cannot run yet is answered locally anyway
             self._announce(Decision(Mode.SERVER, "nothing is known yet", self._manager.policy.name))
         else:
             self._announce(self._manager.decide(Situation(time.monotonic(), {})))
+        self._turned(self._values)
         self._server = reconfigure.serve(self.knobs, self._values, self._turned)
         rospy.Subscriber("offload/forecast", Forecast, self.callback(self._on_forecast), queue_size=100)
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=100)
@@ -99,7 +100,7 @@ class OffloadManagerNode(Node):
         with self._lock:
             self._values = values
             policy = self._manager.policy
-            if not isinstance(policy, FixedPolicy):
+            if hasattr(policy, "turn"):
                 policy.turn(Knobs(values["margin"], values["frames"], values["sigmas"]))  # type: ignore[attr-defined]
             held = self._told.mode if self._told is not None else Mode.SERVER
             self._manager.dry_run = held if values["dry_run"] else None
@@ -136,6 +137,9 @@ class OffloadManagerNode(Node):
         caller = request._connection_header.get("callerid", "somebody")
         wanted = request.mode.strip().lower()
         try:
+            if wanted not in (*names(), *POLICIES):
+                # nothing is imported because somebody on the network says so
+                raise BadInput(f"unknown mode or policy {wanted!r}", f"use one of: {', '.join((*names(), *POLICIES))}")
             policy = self._policy(wanted, f"asked for by {caller} through offload/set_mode")
         except BadInput as error:
             return SetModeResponse(False, str(error))
