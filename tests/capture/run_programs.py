@@ -10,7 +10,7 @@ import pathlib
 import runpy
 import sys
 import traceback
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 HERE = pathlib.Path(__file__).parent / "programs"
 
@@ -22,13 +22,25 @@ def counters() -> Dict[str, Any]:
     return dataclasses.asdict(installed.recorder.counters) if installed is not None else {}
 
 
+class Lines(io.StringIO):
+    """What a program prints, and how many round trips there had been at the end of each line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trips: List[int] = []
+
+    def write(self, text: str) -> int:
+        self.trips += [counters().get("round_trips", 0)] * text.count("\n")
+        return super().write(text)
+
+
 def main() -> None:
     import torch
 
     torch.set_num_threads(1)
     for argument in sys.argv[1:]:
         name, *arguments = argument.split(":")
-        output, error = io.StringIO(), ""
+        output, error = Lines(), ""
         before = counters()
         sys.argv = [name, *arguments]
         try:
@@ -38,9 +50,9 @@ def main() -> None:
             error = traceback.format_exc()
         after = counters()
         spent = {key: after[key] - before[key] for key in after}
-        print(
-            json.dumps({"program": argument, "output": output.getvalue(), "error": error, "spent": spent}), flush=True
-        )
+        record = {"program": argument, "output": output.getvalue(), "error": error, "spent": spent,
+                  "trips": output.trips}  # fmt: skip
+        print(json.dumps(record), flush=True)
 
 
 if __name__ == "__main__":

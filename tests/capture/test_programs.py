@@ -29,7 +29,9 @@ PROGRAMS = [
     "saved",
     "random_loops:0:12",
     *(f"{name}:{turn}" for name in ("branches", "suppression") for turn in ("second", "third")),
-    *(f"copies:{count}:{kind}" for kind in ("static", "dependent") for count in (8, 20)),
+    *(f"copies:{count}:{kind}" for kind in ("static", "dependent") for count in (20, 40)),
+    "sizes:200:none",
+    *(f"sizes:20:{place}" for place in ("first", "after a size", "in place", "in the loop", "a read", "at the end")),
 ]
 STEADY = ["conv_net:12", "conv_net:32"]
 MODES = ["per_op", "cached", "lazy", "replay"]
@@ -70,14 +72,20 @@ def test_torch_cuda_answers_as_a_program_expects(remote: Dict[str, Any]) -> None
     assert remote["surface"]["output"] == "surface ok\n"
 
 
+def trips_of_the_last(lines: int, record: Dict[str, Any]) -> int:
+    """Round trips from the end of one line to the end of the one that is printed ``lines`` later, the last."""
+    trips: List[int] = record["trips"]
+    return trips[-1] - trips[-1 - lines]
+
+
 def test_round_trips_of_a_steady_model(remote: Dict[str, Any]) -> None:
-    few, many = (remote[name]["spent"]["round_trips"] for name in STEADY)
     each = {"per_op": None, "cached": None, "lazy": 2, "replay": 1}[remote["mode"]]
+    steady = remote["conv_net:32"]
     if each is None:
-        assert many - few >= 20 * 10
+        assert trips_of_the_last(20, steady) >= 20 * 10
     else:
-        assert many == 32 * each
-        assert remote[STEADY[1]]["spent"]["defined"] <= 1
+        assert trips_of_the_last(20, steady) == 20 * each
+        assert steady["spent"]["defined"] <= 1
 
 
 def test_one_round_trip_however_many_copies_and_one_more_for_an_upload_that_depends_on_a_read(
@@ -85,8 +93,8 @@ def test_one_round_trip_however_many_copies_and_one_more_for_an_upload_that_depe
 ) -> None:
     if remote["mode"] != "replay":
         pytest.skip("only replay runs ahead")
-    assert remote["copies:20:static"]["spent"]["round_trips"] <= 20 + 1  # one more for the weight
-    assert remote["copies:20:dependent"]["spent"]["round_trips"] <= 2 * 20 + 2
+    for kind, lines, each in (("static", 2, 1), ("dependent", 3, 2)):
+        assert trips_of_the_last(20 * lines, remote[f"copies:40:{kind}"]) == 20 * each, kind
 
 
 def test_dynamic_programs_reuse_the_segments_of_each_branch(remote: Dict[str, Any]) -> None:
@@ -95,6 +103,15 @@ def test_dynamic_programs_reuse_the_segments_of_each_branch(remote: Dict[str, An
     for name in ("branches", "suppression"):
         assert remote[f"{name}:third"]["spent"]["defined"] == 0
         assert remote[f"{name}:third"]["spent"]["segments"] < remote[name]["spent"]["segments"]
+
+
+def test_sizes_that_depend_on_data_cost_no_round_trip_once_they_are_understood(remote: Dict[str, Any]) -> None:
+    if remote["mode"] != "replay":
+        pytest.skip("only replay runs ahead")
+    steady = remote["sizes:200:none"]
+    assert steady["spent"]["segments"] >= 200 * 5
+    assert trips_of_the_last(100, steady) <= 2 * 100
+    assert steady["spent"]["accepted"] >= 200 * 3
 
 
 def test_replay_survives_every_deviation_by_undoing_what_ran_ahead(remote: Dict[str, Any]) -> None:

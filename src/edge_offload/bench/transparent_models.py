@@ -10,7 +10,7 @@ from torch import nn
 
 from edge_offload.models import registry, zoo
 
-#: ``kind``: people, classification, segmentation or detection; ``side``: of the input image in pixels.
+#: ``kind``: people, tiny, classification, segmentation or detection; ``side``: of the input image in pixels.
 CLASSIFIERS = ("resnet50", "densenet121", "mobilenet_v3_large", "efficientnet_b0", "convnext_tiny", "vit_b_16")
 SEGMENTERS = {"lraspp_mobilenet_v3_large": 320, "deeplabv3_mobilenet_v3_large": 320}
 DETECTORS = {"ssdlite320_mobilenet_v3_large": 320, "fasterrcnn_mobilenet_v3_large_320_fpn": 320}
@@ -38,6 +38,19 @@ def cases() -> List[Case]:
     found += [Case(name, "segmentation", f"{here}:segmenter", {"network": name}) for name in SEGMENTERS]
     found += [Case(name, "detection", f"{here}:detector", {"network": name}) for name in DETECTORS]
     return found
+
+
+def small_cases() -> List[Case]:
+    """Networks for many inferences: a static one, and one whose sizes depend on the image."""
+    return [Case("tiny", "tiny", f"{__name__}:tiny", {}),
+            Case("kapao_n_128", "people", "kapao_n", {"size": 128})]  # fmt: skip
+
+
+def tiny() -> nn.Module:
+    """Three layers."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 10)]
+    return nn.Sequential(*layers).eval()
 
 
 class LabelMap(nn.Module):
@@ -107,6 +120,8 @@ class Inputs:
             if self._estimator is None:
                 self._estimator = registry.build_estimator(self.case.registered, **self.case.options)
             return self._estimator.prepare(self._image(576, 768).permute(1, 2, 0).contiguous().numpy())[0]  # type: ignore[no-any-return]
+        if self.case.kind == "tiny":
+            return torch.rand(1, 3, 16, 16, generator=self._generator)
         side = {**SEGMENTERS, **DETECTORS}.get(self.case.name, 224)
         image = self._image(side, side).float() / 255
         if self.case.kind == "detection":

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 from torch import nn
 
-from edge_offload.bench.transparent_models import Case, Inputs, cases
+from edge_offload.bench.transparent_models import Case, Inputs, cases, small_cases
 from edge_offload.capture.device import installed
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.tensors import TensorSpec
@@ -68,6 +68,7 @@ class Robot:
         """One inference with a fresh input."""
         tensor = self.inputs.next()
         before = self._counts()
+        self.remote.spent.reset()
         cpu_s, began_s = time.thread_time(), time.monotonic()
         outputs = self._run(mode, tensor)
         ended_s = time.monotonic()
@@ -76,12 +77,20 @@ class Robot:
         record = {"latency_s": ended_s - began_s, "walk_s": walk_s, "outputs": outputs, "input": tensor}
         if mode is Mode.SERVER:
             attempt = self._attempt
+            stages = attempt.stages_s
+            names = ("encode", "uplink", "downlink", "decode")
+            record["stages_s"] = {**{name: stages[name] for name in names}, "server": stages["compute_server"]}
             record.update(round_trips=1, rpcs=1, bytes_up=attempt.bytes_up, bytes_down=attempt.bytes_down, ops=0)
         elif mode is Mode.LOCAL:
             record.update(round_trips=0, rpcs=0, bytes_up=0, bytes_down=0, ops=0)
         else:
-            names = ("round_trips", "rpcs", "bytes_up", "bytes_down", "ops")
-            record.update({name: b - a for name, a, b in zip(names, before, after)})
+            figures = ("round_trips", "rpcs", "bytes_up", "bytes_down", "ops")
+            record.update({name: b - a for name, a, b in zip(figures, before, after)})
+            spent = self.remote.spent
+            record["stages_s"] = {
+                "encode": spent.encode_s, "uplink": spent.uplink_s, "server": spent.server_s,
+                "downlink": spent.downlink_s, "decode": spent.decode_s,
+            }  # fmt: skip
         return record
 
     def _counts(self) -> Tuple[int, ...]:
@@ -130,6 +139,32 @@ def measure(robot: Robot, modes: List[Mode], count: int) -> Dict[str, Any]:
     }
 
 
+class Steady:
+    """A network on the device in mode replay, again and again, with fresh inputs."""
+
+    def __init__(self, case: Case) -> None:
+        found = installed()
+        assert found is not None
+        found.switch(Mode.REPLAY)
+        self._device = found
+        self._inputs = Inputs(case)
+        self._local = case.module()
+        self._module = case.module().to("cuda")
+
+    def repeat(self, count: int) -> Dict[str, Any]:
+        """``count`` inferences; says what they cost, and whether the last one's result is the robot's own."""
+        before = self._device.recorder.counters.round_trips
+        with torch.no_grad():
+            for _ in range(count):
+                tensor = self._inputs.next()
+                found = self._module(tensor.to("cuda"))
+                outputs = [item.cpu() for item in (found if isinstance(found, (tuple, list)) else (found,))]
+            trips = self._device.recorder.counters.round_trips - before
+            mine = self._local(tensor)
+        pairs = zip(outputs, mine if isinstance(mine, (tuple, list)) else (mine,))
+        return {"round_trips": trips, "equal": all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)}
+
+
 def kernel_cost(chain: int = 200, repeats: int = 50) -> Dict[str, float]:
     """Seconds per call over a chain of replayed functional operators, the interpreter and torch's binding included."""
     found = installed()
@@ -172,8 +207,9 @@ def main() -> int:
     os.dup2(2, 1)
     client = Client(sys.argv[1]).start()
     client.wait_ready(30.0)
-    known = {case.name: case for case in cases()}
+    known = {case.name: case for case in (*cases(), *small_cases())}
     robot: Optional[Robot] = None
+    steady: Optional[Steady] = None
     requests: Dict[str, Callable[[Dict[str, Any]], Any]] = {}
 
     def load(request: Dict[str, Any]) -> Any:
@@ -187,7 +223,17 @@ def main() -> int:
         assert robot is not None
         return measure(robot, [Mode(name) for name in request["modes"]], request["count"])
 
-    requests = {"load": load, "run": run, "kernel": lambda request: kernel_cost()}
+    def begin(request: Dict[str, Any]) -> Any:
+        nonlocal steady
+        steady = None
+        steady = Steady(known[request["model"]])
+        return {}
+
+    def repeat(request: Dict[str, Any]) -> Any:
+        assert steady is not None
+        return steady.repeat(request["count"])
+
+    requests = {"load": load, "run": run, "kernel": lambda request: kernel_cost(), "steady": begin, "repeat": repeat}
     for line in sys.stdin:
         request = json.loads(line)
         try:

@@ -87,6 +87,7 @@ class Entry:
         self, name: str, key: bytes, device: torch.device, claimed: Optional[List[Any]] = None, schema: int = 0
     ) -> None:
         self.name = name
+        self.key = key
         self.parsed: ParsedKey = parse_key(key)
         self.results: Optional[List[Tuple[str, List[Result]]]] = None
         self.fixed = False
@@ -96,6 +97,8 @@ class Entry:
         self.random = name in (SEED, RESTORE)
         self.overload: Optional[Callable[..., Any]] = None
         self.number_count = len(self.parsed.numbers) + (name == SEED)
+        self.host_count = len(self.parsed.hosts)
+        self.operands: List[Tuple[int, Layout]] = list(zip(self.parsed.tensor_references, self.parsed.tensors))
         if self.parsed.strange:
             self.refused = Unsupported(f"operator {name!r}: dtype number {self.parsed.strange[0]} is not supported")
             return
@@ -136,7 +139,7 @@ class Entry:
             raise ProtocolError(f"{self.name} takes {len(schema.arguments)} arguments, not {len(arguments)}")
         self.random = torch.Tag.nondeterministic_seeded in self.overload.tags  # type: ignore[union-attr]
         self.positional = sum(not argument.kwarg_only for argument in schema.arguments)
-        self.names = [argument.name for argument in schema.arguments]
+        self.keywords = [argument.name for argument in schema.arguments][self.positional :]
         for argument, value in zip(schema.arguments, arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for item in value if isinstance(value, list) else [value]:

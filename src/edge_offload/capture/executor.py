@@ -7,11 +7,11 @@ a journal of what it overwrites, so that it can be undone when the client turns 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
+from edge_offload.capture.ahead import Ahead
 from edge_offload.capture.entries import (
     ALIAS,
     ALLOC,
@@ -30,111 +30,33 @@ from edge_offload.capture.entries import (
     host_tensor,
     layout_of,
 )
+from edge_offload.capture.journal import Undo
 from edge_offload.capture.keys import DTYPE_NUMBERS, GeneratorMarker, Operand
+from edge_offload.capture.segments import CallFailed, Limits, Outcome, Segment, Step
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, RemoteError
-
-
-class CallFailed(EdgeOffloadError):
-    """An operator raised: carries its name, and the type and text of what it raised."""
-
-    def __init__(self, operator: str, error: BaseException) -> None:
-        super().__init__(f"{operator}: {error}")
-        self.operator = operator
-        self.kind = type(error).__name__
-        self.text = str(error)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one session may hold."""
-
-    storage_bytes: int = 8 << 30
-    storages: int = 1_000_000
-    entries: int = 1_000_000
-    segments: int = 1_000_000
-    words: int = 1 << 20
-
-
-class Segment:
-    """Calls in order, each with the canonical numbers of the storages that it touches."""
-
-    def __init__(self) -> None:
-        self.calls: List[Tuple[Entry, Tuple[int, ...]]] = []
-        self.written: Set[int] = set()
-        self.last_used: Dict[int, List[int]] = {}
-        self.random = False
-
-    def add(self, entry: Entry, references: Tuple[int, ...]) -> None:
-        self.calls.append((entry, references))
-        self.written.update(references[position] for position in entry.written)
-        self.random = self.random or entry.random
-
-    def finish(self) -> None:
-        """Work out after which call each storage is not used any more."""
-        last = {canonical: index for index, (_, references) in enumerate(self.calls) for canonical in references}
-        for canonical, index in last.items():
-            self.last_used.setdefault(index, []).append(canonical)
-
-
-@dataclass
-class Step:
-    """A segment to run.
-
-    Attributes:
-        segment: its number.
-        base: number of its first new storage; the others follow in the order in which the calls make them.
-        live: (canonical number, storage number) of each storage that existed before.
-        dead: canonical numbers of new storages that the client has dropped already.
-        numbers: 16 bytes for each W operand.
-        payloads: bytes of each P operand and upload.
-        describe: whether the results of the last call are wanted.
-    """
-
-    segment: int
-    base: int
-    live: Sequence[Tuple[int, int]]
-    dead: Sequence[int]
-    numbers: bytes
-    payloads: List[Buffer]
-    describe: bool = False
-
-
-@dataclass
-class Outcome:
-    """What a step returned: the tensor of a download, or the results of its last call."""
-
-    tensor: Optional[torch.Tensor] = None
-    results: Optional[List[Any]] = None
-
-
-@dataclass
-class _Undo:
-    """How to take one speculative step back."""
-
-    overwritten: List[Tuple[Slot, torch.UntypedStorage]] = field(default_factory=list)
-    created: List[int] = field(default_factory=list)
-    generators: Dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 class DeviceSession:
     """Storages, entries and segments of one client, on ``device``."""
 
-    def __init__(self, device: Union[str, torch.device] = "cpu", limits: Limits = Limits()) -> None:
+    def __init__(self, device: Union[str, torch.device] = "cpu", limits: Optional[Limits] = None) -> None:
         self.device = torch.device(device)
-        self.limits = limits
+        self.limits = limits or Limits()
         self.slots: Dict[int, Slot] = {}
         self.entries: List[Union[Entry, EdgeOffloadError]] = []
         self.segments: Dict[int, Union[Segment, EdgeOffloadError]] = {}
         self.allocated = 0
         self._generators: Dict[int, torch.Generator] = {}
-        self._journal: List[_Undo] = []
+        self._journal: List[Undo] = []
+        self.ahead = Ahead(self)
 
     # -- definitions
 
     def forget(self) -> None:
-        """Drop all calls and segments; storages stay."""
+        """Drop all calls, segments and nodes; storages stay."""
         self.entries.clear()
         self.segments.clear()
+        self.ahead.forget()
 
     def define_entry(self, name: str, key: bytes, claimed: Optional[List[Any]] = None, schema: int = 0) -> None:
         """Add a call; its number is the count of those before it. One that is refused raises when it is run.
@@ -186,22 +108,23 @@ class DeviceSession:
 
     # -- running
 
-    def run(self, step: Step, speculative: bool = False) -> Outcome:
-        """Run one step, remembering how to undo it if it is ``speculative``.
+    def run(self, step: Step, speculative: bool = False, segment: Optional[Segment] = None) -> Outcome:
+        """Run one step, remembering how to undo it if it is ``speculative``; ``segment`` in place of the step's own.
 
         Raises:
             CallFailed: an operator raised. What ran before it has taken effect.
             ProtocolError, BadInput: the step does not fit what the session holds.
         """
-        segment = self.segments.get(step.segment)
-        if segment is None:
+        found = segment if segment is not None else self.segments.get(step.segment)
+        if found is None:
             raise ProtocolError(f"segment {step.segment} is not defined")
-        if isinstance(segment, EdgeOffloadError):
-            raise segment
+        if isinstance(found, EdgeOffloadError):
+            raise found
+        segment = found
         self._check_room(0)
-        undo: Optional[_Undo] = None
+        undo: Optional[Undo] = None
         if speculative:
-            undo = _Undo()
+            undo = Undo()
             self._journal.append(undo)
             known = dict(step.live)
             for canonical in segment.written:
@@ -214,10 +137,10 @@ class DeviceSession:
         with torch.inference_mode():
             return self._run(segment, step, undo)
 
-    def _run(self, segment: Segment, step: Step, undo: Optional[_Undo]) -> Outcome:
+    def _run(self, segment: Segment, step: Step, undo: Optional[Undo]) -> Outcome:
         slots: Dict[int, Slot] = {canonical: self._slot(number) for canonical, number in step.live}
-        following, storage, number_at, payload_at = 0, step.base, 0, 0
-        outcome = Outcome()
+        following, storage, number_at, payload_at = segment.first_new, step.base, 0, 0
+        outcome, described = Outcome(), {}
         dead = frozenset(step.dead)
         for index, (entry, references) in enumerate(segment.calls):
             if references:
@@ -227,11 +150,15 @@ class DeviceSession:
             except KeyError as error:
                 raise ProtocolError(f"segment {step.segment} uses value {error} before it exists") from None
             numbers = step.numbers[16 * number_at : 16 * (number_at + entry.number_count)]
-            hosts = step.payloads[payload_at : payload_at + len(entry.parsed.hosts)]
+            hosts = step.payloads[payload_at : payload_at + entry.host_count]
             number_at += entry.number_count
-            payload_at += len(entry.parsed.hosts)
-            describe = step.describe and index == len(segment.calls) - 1
-            new, outcome = self._call(entry, used, numbers, hosts, outcome, describe)
+            payload_at += entry.host_count
+            last, wanted = index == len(segment.calls) - 1, index in step.wanted
+            new, outcome = self._call(entry, used, numbers, hosts, outcome, wanted or (last and step.describe))
+            if wanted and outcome.results is not None:
+                described[index] = outcome.results
+            if not last:
+                outcome.results = None
             for slot in new:
                 if following in slots:
                     raise ProtocolError(f"segment {step.segment} makes value {following} twice")
@@ -242,6 +169,7 @@ class DeviceSession:
             for canonical in segment.last_used.get(index, ()):
                 if canonical in dead:
                     del slots[canonical]
+        outcome.described, outcome.grown = described, storage - step.base
         return outcome
 
     def _call(
@@ -254,18 +182,18 @@ class DeviceSession:
                 return self._special(entry, slots, numbers, hosts, outcome)
             except (RuntimeError, MemoryError) as error:
                 raise CallFailed(entry.name, error) from None
-        parsed = entry.parsed
-        tensors = [slots[parsed.tensor_references[i]].view(layout) for i, layout in enumerate(parsed.tensors)]
+        tensors = [slots[reference].view(layout) for reference, layout in entry.operands]
         arguments = list(entry.arguments)
         for position, hole in entry.direct:
             arguments[position] = self._operand(entry, hole, tensors, numbers, hosts)
         for position, items in entry.nested:
             arguments[position] = [self._fill(entry, item, tensors, numbers, hosts) for item in items]
         try:
-            returned = entry.overload(
-                *arguments[: entry.positional],
-                **dict(zip(entry.names[entry.positional :], arguments[entry.positional :])),
-            )
+            if entry.keywords:
+                named = dict(zip(entry.keywords, arguments[entry.positional :]))
+                returned = entry.overload(*arguments[: entry.positional], **named)
+            else:
+                returned = entry.overload(*arguments)
         except Exception as error:
             raise CallFailed(entry.name, error) from None
         returns = returned if isinstance(returned, tuple) else (returned,) if returned is not None else ()
@@ -398,10 +326,7 @@ class DeviceSession:
         if not 0 <= accepted <= len(self._journal):
             raise ProtocolError(f"{accepted} of {len(self._journal)} speculative steps cannot be accepted")
         for undo in reversed(self._journal[accepted:]):
-            for slot, saved in undo.overwritten:
-                if slot.storage.nbytes() != saved.nbytes():
-                    slot.storage.resize_(saved.nbytes())
-                slot.storage.copy_(saved)
+            undo.restore()
             self.free(undo.created)
             for number, state in undo.generators.items():
                 self._generator(number).set_state(state)
@@ -417,7 +342,7 @@ class DeviceSession:
             )
         return slot
 
-    def _keep(self, number: int, slot: Slot, undo: Optional[_Undo]) -> None:
+    def _keep(self, number: int, slot: Slot, undo: Optional[Undo]) -> None:
         if number in self.slots or len(self.slots) >= self.limits.storages:
             raise ProtocolError(f"storage {number} exists already, or the session holds too many")
         self.slots[number] = slot

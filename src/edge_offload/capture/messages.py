@@ -13,9 +13,12 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import msgpack
 import torch
 
+from edge_offload.capture.ahead import described_to_wire
+from edge_offload.capture.course import Course, Node, parse_course, parse_node
 from edge_offload.capture.entries import Buffer, host_tensor
-from edge_offload.capture.executor import CallFailed, DeviceSession, Outcome, Step
+from edge_offload.capture.executor import DeviceSession
 from edge_offload.capture.keys import DTYPE_NUMBERS, DTYPES
+from edge_offload.capture.segments import CallFailed, Outcome, Step
 from edge_offload.errors import EdgeOffloadError, ProtocolError, RemoteError
 
 #: Payloads up to this many bytes share one buffer.
@@ -34,7 +37,9 @@ class Message:
         freed: storages that the client has dropped.
         accepted: how many of the outstanding speculative steps it did; None when there are none outstanding.
         steps: what to run; those from ``speculative_from`` on are speculative.
-        forget: whether calls and segments are to be forgotten first.
+        forget: whether calls, segments and nodes are to be forgotten first.
+        nodes: new nodes: number and node.
+        course: what to run ahead once the steps are done.
     """
 
     entries: List[Tuple[str, bytes, Optional[List[Any]], int]] = field(default_factory=list)
@@ -45,20 +50,27 @@ class Message:
     steps: List[Step] = field(default_factory=list)
     speculative_from: int = 0
     forget: bool = False
+    nodes: List[Tuple[int, Node]] = field(default_factory=list)
+    course: Optional[Course] = None
 
     def to_wire(self) -> List[Buffer]:
         """As buffers: facts (msgpack), the small payloads in a row, then each large payload."""
         small: List[bytes] = []
         large: List[Buffer] = []
         steps = []
-        for step in self.steps:
-            live = [value for pair in step.live for value in pair]
-            sizes = [memoryview(payload).nbytes for payload in step.payloads]
-            for payload, size in zip(step.payloads, sizes):
+
+        def pack(payloads: Sequence[Buffer]) -> List[int]:
+            sizes = [memoryview(payload).nbytes for payload in payloads]
+            for payload, size in zip(payloads, sizes):
                 if size <= SMALL:
                     small.append(bytes(payload))
                 else:
                     large.append(payload)
+            return sizes
+
+        for step in self.steps:
+            live = [value for pair in step.live for value in pair]
+            sizes = pack(step.payloads)
             steps.append(
                 [step.segment, step.base, _packed(live), _packed(step.dead), step.numbers, sizes, step.describe]
             )
@@ -72,6 +84,11 @@ class Message:
             facts["freed"] = _packed(self.freed)
         if self.forget:
             facts["forget"] = True
+        if self.nodes:
+            facts["nodes"] = [[number, node.to_wire()] for number, node in self.nodes]
+        if self.course is not None:
+            facts["course"] = self.course.to_wire()
+            facts["course_sizes"] = pack(self.course.payloads or ())
         if self.accepted is not None:
             facts["accepted"] = self.accepted
         return [msgpack.packb(facts, use_bin_type=True), b"".join(small), *large]
@@ -79,10 +96,14 @@ class Message:
 
 @dataclass
 class Answer:
-    """What came back: one outcome per step that ran, and what stopped the others."""
+    """What came back: one outcome per step that ran, what stopped the others, and what ran ahead.
+
+    ``ran``: index of a node in the course, its first new storage, and its outcome, in the order in which they ran.
+    """
 
     outcomes: List[Outcome]
     error: Optional[Exception] = None
+    ran: List[Tuple[int, int, Outcome]] = field(default_factory=list)
 
 
 def parse_message(buffers: Sequence[Buffer]) -> Message:
@@ -105,20 +126,31 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
         message.first_entry = _count(facts.get("first_entry", 0))
         message.segments = [(_count(number), _raw(words)) for number, words in facts.get("segments", ())]
         message.freed = list(_words(facts.get("freed", b"")))
+        message.nodes = [(_count(number), parse_node(node)) for number, node in facts.get("nodes", ())]
         used = 0
+
+        def unpack(sizes: Any) -> List[Buffer]:
+            nonlocal used
+            payloads: List[Buffer] = []
+            for size in sizes:
+                if _count(size) > SMALL:
+                    payloads.append(large.pop(0))
+                else:
+                    payloads.append(small[used : used + size])
+                    used += size
+            return payloads
+
         for segment, base, live, dead, numbers, sizes, describe in facts["steps"]:
             pairs = _words(live)
             step = Step(
                 _count(segment), _count(base), list(zip(pairs[::2], pairs[1::2])), _words(dead), _raw(numbers), []
             )
             step.describe = bool(describe)
-            for size in sizes:
-                if _count(size) > SMALL:
-                    step.payloads.append(large.pop(0))
-                else:
-                    step.payloads.append(small[used : used + size])
-                    used += size
+            step.payloads = unpack(sizes)
             message.steps.append(step)
+        if "course" in facts:
+            message.course, own = parse_course(facts["course"])
+            message.course.payloads = unpack(facts["course_sizes"]) if own else None
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, struct.error, msgpack.UnpackException) as error:
         raise ProtocolError(f"malformed message: {type(error).__name__}: {error}") from None
     return message
@@ -127,6 +159,7 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
 def serve(session: DeviceSession, buffers: Sequence[Buffer]) -> List[Buffer]:
     """Do what one message asks; returns the buffers of the answer. Errors of the session become part of it."""
     outcomes: List[Outcome] = []
+    ran: List[Tuple[int, int, Outcome]] = []
     error: Optional[Dict[str, Any]] = None
     freed: List[int] = []
     try:
@@ -142,8 +175,12 @@ def serve(session: DeviceSession, buffers: Sequence[Buffer]) -> List[Buffer]:
             session.define_entry(*entry)
         for number, words in message.segments:
             session.define_segment(number, words)
+        for number, node in message.nodes:
+            session.ahead.define(number, node)
         for index, step in enumerate(message.steps):
             outcomes.append(session.run(step, speculative=index >= message.speculative_from))
+        if message.course is not None:
+            ran = session.ahead.run(message.course, (message.steps[-1], outcomes[-1]) if outcomes else None)
     except CallFailed as failure:
         error = {"operator": failure.operator, "kind": failure.kind, "text": failure.text}
     except EdgeOffloadError as failure:
@@ -151,8 +188,10 @@ def serve(session: DeviceSession, buffers: Sequence[Buffer]) -> List[Buffer]:
     session.free(freed)  # only now: a storage may be dropped after its last use in these very steps
     facts: Dict[str, Any] = {"outcomes": []}
     replies: List[Buffer] = []
-    for outcome in outcomes:
-        item: Dict[str, Any] = {}
+    if ran:
+        facts["ran"] = [[index, base] for index, base, _ in ran]
+    for outcome in [*outcomes, *(outcome for _, _, outcome in ran)]:
+        item: Dict[str, Any] = described_to_wire(outcome)
         if outcome.tensor is not None:
             item["dtype"] = DTYPE_NUMBERS[outcome.tensor.dtype]
             item["sizes"] = list(outcome.tensor.shape)
@@ -177,11 +216,19 @@ def parse_answer(buffers: Sequence[Buffer]) -> Answer:
         facts = _facts(buffers[0])
         for item in map(_map, facts["outcomes"]):
             outcome = Outcome(results=item.get("results"))
+            outcome.described = {_count(call): results for call, results in item.get("described", ())}
             if "dtype" in item:
                 sizes = tuple(_count(size) for size in item["sizes"])
                 outcome.tensor = host_tensor(buffers[used : used + 1], DTYPES[item["dtype"]], sizes)
                 used += 1
             answer.outcomes.append(outcome)
+        ran = facts.get("ran", ())
+        first = len(answer.outcomes) - len(ran)
+        if first < 0:
+            raise ProtocolError("more steps ran ahead than have outcomes")
+        for (index, base), outcome in zip(ran, answer.outcomes[first:]):
+            answer.ran.append((_count(index), _count(base), outcome))
+        del answer.outcomes[first:]
         if "error" in facts:
             answer.error = _exception(_map(facts["error"]))
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, msgpack.UnpackException) as error:

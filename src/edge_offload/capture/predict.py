@@ -1,194 +1,261 @@
-"""Guessing which segments come next, from those that came before.
+"""Guessing which steps come next, from those that came before.
 
-The operator sequence search runs over the log of segments; once it has found the inference, the next segment is the one
-after in its cycle. Before that, and for programs that branch, it is what followed the same few segments last time.
+The operator sequence search runs over the log of steps; once it has found the inference, the next step is the one after
+in its cycle. Before that, and for programs that branch, it is what followed the same few steps and outcomes last time.
+From such guesses grows a course: a graph of steps that the server can run ahead.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Deque, Dict, FrozenSet, List, Optional, Tuple
+from dataclasses import dataclass, replace
+from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 from edge_offload.capture.calls import Call, Category
+from edge_offload.capture.course import Edge
+from edge_offload.capture.forms import Call as NativeCall
+from edge_offload.capture.forms import Done, Forms
+from edge_offload.capture.plans import DYNAMIC, READ, Knowledge, Plan
 from edge_offload.capture.search import operator_sequence_search
+from edge_offload.capture.symbols import REACH, Kind
 
-READ, _, DYNAMIC = range(3)
-MAX_CHAIN = 64
+MAX_NODES = 96
 MAX_HISTORY = 2048
 CONTEXTS = (6, 3, 2, 1)
 MAX_CONTEXTS = 65536
+MAX_STEPS = 24
+#: After so many everything is learnt anew.
+MAX_SITES = 8192
+
+#: A step and the kind of its outcome.
+Item = Tuple[int, Kind]
+
+
+#: A form, the one before it, and how many steps of the inference came before.
+Site = Tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Done:
-    """A segment that the program did, or is expected to do. Fields as :class:`~edge_offload.capture.executor.Step`."""
+class State:
+    """Where in the program one is: a place in the cycle, or the last few steps; steps since the inference began."""
 
-    segment: int
-    base: int
-    live: Tuple[Tuple[int, int], ...]
-    dead: FrozenSet[int]
-    numbers: bytes
-    payloads: int
-    reason: int
+    position: int
+    trail: Tuple[Item, ...]
+    steps: int
 
-    def same_as(self, real: Done) -> bool:
-        """Whether the outcome of this (expected) one is the outcome of ``real``.
+    def site(self, form: int) -> Site:
+        """That of ``form``, if it is the next."""
+        return (form, self.trail[-1][0] if self.trail else -1, self.steps)
 
-        What ``real`` dropped may be more: a storage that was kept for nothing is freed later.
-        """
-        return (
-            self.segment == real.segment
-            and self.base == real.base
-            and self.reason == real.reason
-            and self.live == real.live
-            and self.numbers == real.numbers
-            and self.dead <= real.dead
-        )
 
-    def storages_of(self, canonical: FrozenSet[int]) -> List[int]:
-        """Numbers of the new storages that are called ``canonical`` in this segment."""
-        older = sorted(number for number, _ in self.live)
-        return [self.base + number - sum(1 for other in older if other < number) for number in sorted(canonical)]
+@dataclass
+class Branches:
+    """A course before it has numbers: the plan of each node, and the edges (see :class:`..course.Course`)."""
+
+    plans: List[Plan]
+    edges: List[List[Edge]]
+    first: List[Edge]
 
 
 class Predictor:
-    """Learns from every segment; guesses the next, and the storages that it will touch."""
+    """Learns from every step; guesses the next.
 
-    def __init__(self, min_repeats: int = 2) -> None:
+    Attributes:
+        start, since: number of the first new storage of this inference, and the integers of its outcomes so far.
+    """
+
+    def __init__(self, forms: Forms, number: Callable[[NativeCall], int], min_repeats: int = 2) -> None:
+        self.forms = forms
+        self.start = 0
+        self.since: List[Tuple[int, ...]] = []
+        self._number = number
         self._min_repeats = min_repeats
-        self._history: Deque[Done] = deque(maxlen=MAX_HISTORY)
-        self._recent: Dict[int, Deque[Done]] = {}
-        self._grown: Dict[int, int] = {}
-        self._after: Dict[Tuple[int, ...], int] = {}
+        self._known: Dict[int, Knowledge] = {}
+        self._sites: Dict[Site, Knowledge] = {}
+        self._steps = 0
+        self._history: Deque[Tuple[int, int, bool]] = deque(maxlen=MAX_HISTORY)
+        self._trail: Tuple[Item, ...] = ()
+        self._after: Dict[Tuple[Item, ...], int] = {}
         self._cycle: List[int] = []
         self._position = 0
         self._search_at = 4
         self._since_search = 0
+        self._missed = False
+        self._version = 0
+        self._cache: Dict[Tuple[State, Optional[int]], Tuple[int, Optional[Branches]]] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether so much is known that it is time to learn everything anew."""
+        return len(self._sites) > MAX_SITES
 
     @property
     def cycle(self) -> Tuple[int, ...]:
-        """The segments of one inference, as found by the operator sequence search; empty while it is unknown."""
+        """The forms of one inference, as found by the operator sequence search; empty while it is unknown."""
         return tuple(self._cycle)
 
-    def add(self, done: Done) -> None:
-        """Learn from what the program did."""
-        if self._history:
-            before = self._history[-1]
-            self._grown[before.segment] = done.base - before.base
-            for length in CONTEXTS:
-                if len(self._history) >= length:
+    def opens(self, uploads: bool) -> bool:
+        """Whether a step that comes now begins an inference: it uploads something after a read."""
+        return uploads and (not self._history or self._history[-1][1] == READ)
+
+    def begin(self, done: Done) -> None:
+        """``done`` is the next step; its outcome is not known yet."""
+        if done.opens:
+            self.start, self.since, self._steps = done.base, [], 0
+
+    def add(self, done: Done, confirmed: bool) -> None:
+        """Learn from what the program did, after :meth:`begin`."""
+        form = done.shape.form
+        state = self._state()
+        self._missed = self._missed or self._next(state) != form
+        site = state.site(form)
+        if form not in self._known:
+            self._known[form] = self._knowledge(form)
+        if site not in self._sites:
+            self._sites[site] = self._knowledge(form)
+        for knowledge in (self._known[form], self._sites[site]):
+            if knowledge.learn(done, self.since, self.start, confirmed):
+                self._version += 1
+        self._steps = min(self._steps + 1, MAX_STEPS)
+        self.since.append(done.integers)
+        if len(self.since) > 4 * REACH:
+            del self.since[REACH:-REACH]
+        for length in CONTEXTS:
+            if len(self._trail) >= length:
+                context = self._trail[-length:]
+                if self._after.get(context) != form:
                     if len(self._after) > MAX_CONTEXTS:
                         self._after.clear()
-                    self._after[self._context(length)] = done.segment
-        self._history.append(done)
-        self._recent.setdefault(done.segment, deque(maxlen=2)).append(done)
+                    self._after[context] = form
+                    self._version += 1
+        self._history.append((form, done.reason, bool(done.payloads)))
+        self._trail = (*self._trail[-CONTEXTS[0] + 1 :], (form, done.kind))
         if self._cycle:
-            if self._cycle[self._position] == done.segment:
+            if self._cycle[self._position] == form:
                 self._position = (self._position + 1) % len(self._cycle)
             else:
                 self._cycle, self._search_at, self._since_search = [], 4, 0
+                self._version += 1
         else:
             self._since_search += 1
-            if done.reason in (READ, DYNAMIC) and self._since_search >= self._search_at:
+            # while the last few steps tell what is next there is nothing to be found
+            if self._missed and done.reason in (READ, DYNAMIC) and self._since_search >= self._search_at:
+                self._missed = False
                 self._search()
 
-    def next(self) -> Optional[int]:
-        """The segment that will probably come next."""
-        if self._cycle:
-            return self._cycle[self._position]
-        for length in CONTEXTS:
-            if len(self._history) >= length:
-                found = self._after.get(self._context(length))
-                if found is not None:
-                    return found
-        return None
+    def next(self) -> Optional[Plan]:
+        """The step that will probably come next."""
+        state = self._state()
+        if self.opens(uploads=True):  # only such a step is announced
+            state = replace(state, steps=0)
+        form = self._next(state)
+        return self._plan(state.site(form)) if form is not None else None
 
-    def chain(self, base: int) -> List[Done]:
-        """What will probably come next, up to the next upload; the first may have uploads. ``base`` is the first's."""
-        return self._chain([], self.next(), base, len(self._history), self._position, allow_upload=True)
+    def branches(self, doing: Optional[Done] = None) -> Optional[Branches]:
+        """What will probably come next, or after the step ``doing``, up to the next upload that cannot be known."""
+        state, form = self._state(), doing.shape.form if doing is not None else None
+        if doing is None and self.opens(uploads=True):
+            state = replace(state, steps=0)
+        key = (state, form)
+        version, found = self._cache.get(key, (-1, None))
+        if version != self._version:
+            if len(self._cache) > 256:
+                self._cache.clear()
+            found = self._grow(state, form)
+            self._cache[key] = (self._version, found)
+        return found
 
-    def following(self, done: Done) -> List[Done]:
-        """What will probably come after ``done``, which has not been learnt yet, up to the next upload."""
-        grown = self._grown.get(done.segment)
-        if grown is None:
-            return []
-        position = self._position
-        first: Optional[int]
-        if self._cycle:
-            if self._cycle[position] != done.segment:
-                return []
-            position = (position + 1) % len(self._cycle)
-            first = self._cycle[position]
-        else:
-            first = self._lookup([*(item.segment for item in list(self._history)[-CONTEXTS[0] :]), done.segment])
-        return self._chain(
-            [done.segment], first, done.base + grown, len(self._history) + 1, position, allow_upload=False
-        )
+    def _grow(self, state: State, doing: Optional[int]) -> Optional[Branches]:
+        found = Branches([], [], [])
+        places: Dict[State, int] = {}
+        waiting: Deque[Tuple[State, int, List[Edge]]] = deque()
 
-    def _chain(
-        self, prefix: List[int], first: Optional[int], base: int, _known: int, position: int, allow_upload: bool
-    ) -> List[Done]:
-        chain: List[Done] = []
-        trail = [*(item.segment for item in list(self._history)[-CONTEXTS[0] :]), *prefix]
-        segment = first
-        while segment is not None and len(chain) < MAX_CHAIN:
-            expected = self._expect(segment, base)
-            if expected is None or (expected.payloads and (chain or not allow_upload)):
-                break
-            if expected.reason not in (READ, DYNAMIC):
-                break
-            chain.append(expected)
-            trail.append(segment)
-            grown = self._grown.get(segment)
-            if grown is None:
-                break
-            base += grown
+        def enter(place: State, came_from: Optional[int], edges: List[Edge], kind: Kind) -> None:
+            form = self._next(place)
+            if form is None:
+                return
+            if place not in places:
+                may = len(places) < MAX_NODES and self._may_follow(came_from, place.site(form))
+                plan = self._plan(place.site(form)) if may else None
+                if plan is None:
+                    return
+                places[place] = len(found.plans)
+                found.plans.append(plan)
+                found.edges.append([])
+                waiting.append((place, form, found.edges[-1]))
+            if not edges and came_from is not None and self._reason(came_from) == READ:
+                edges.append((None, places[place]))  # what is read seldom decides what is computed next
+            edges.append((kind, places[place]))
+
+        if doing is None:
+            enter(state, None, found.first, ())
+        elif self._next(state) == doing or not self._cycle:
+            for kind, place in self._outcomes(state, doing):
+                enter(place, doing, found.first, kind)
+        while waiting:
+            place, form, edges = waiting.popleft()
+            for kind, following in self._outcomes(place, form):
+                enter(following, form, edges, kind)
+        return found if found.first else None
+
+    def _knowledge(self, form: int) -> Knowledge:
+        return Knowledge(form, len(self._known) + len(self._sites), self.forms.calls(form)[1])
+
+    def _may_follow(self, before: Optional[int], site: Site) -> bool:
+        """Whether the server can do a step without the client: its uploads must be known."""
+        known = self._sites.get(site) or self._known[site[0]]
+        if before is None or not known.uploads:
+            return True
+        return self._reason(before) == DYNAMIC and known.constant_uploads
+
+    def _reason(self, form: int) -> Optional[int]:
+        last = self._known[form].last if form in self._known else None
+        return last.reason if last is not None else None
+
+    def _outcomes(self, state: State, form: int) -> Iterator[Tuple[Kind, State]]:
+        known = self._known.get(form)
+        position = (state.position + 1) % len(self._cycle) if self._cycle else 0
+        for kind in reversed(known.kinds) if known is not None else ():
+            trail = (*state.trail[-CONTEXTS[0] + 1 :], (form, kind))
             if self._cycle:
-                position = (position + 1) % len(self._cycle)
-                segment = self._cycle[position]
-            else:
-                segment = self._lookup(trail)
-        return chain
+                trail = ((form, ()),)
+            yield kind, State(position, trail, min(state.steps + 1, MAX_STEPS))
 
-    def _expect(self, segment: int, base: int) -> Optional[Done]:
-        """``segment`` as it will look with first new storage ``base``; None if its operands follow no simple rule."""
-        recent = self._recent.get(segment)
-        if not recent:
-            return None
-        last = recent[-1]
-        before = recent[0]
-        live = []
-        for (canonical, number), (_, earlier) in zip(last.live, before.live):
-            if number == earlier and last is not before:
-                live.append((canonical, number))
-            elif number - last.base == earlier - before.base:
-                live.append((canonical, base + number - last.base))
-            else:
-                return None
-        return Done(segment, base, tuple(live), last.dead & before.dead, last.numbers, last.payloads, last.reason)
+    def _state(self) -> State:
+        trail = ((self._trail[-1][0], ()),) if self._cycle else self._trail
+        return State(self._position if self._cycle else 0, trail, self._steps)
 
-    def _context(self, length: int) -> Tuple[int, ...]:
-        return tuple(self._history[i].segment for i in range(-length, 0))
-
-    def _lookup(self, trail: List[int]) -> Optional[int]:
+    def _next(self, state: State) -> Optional[int]:
+        if self._cycle:
+            return self._cycle[state.position]
         for length in CONTEXTS:
-            if len(trail) >= length:
-                found = self._after.get(tuple(trail[-length:]))
+            if len(state.trail) >= length:
+                found = self._after.get(state.trail[-length:])
                 if found is not None:
                     return found
         return None
+
+    def _plan(self, site: Site) -> Optional[Plan]:
+        """What is known of the form where it stands now; where it stood anywhere, if that says more."""
+        general = self._known[site[0]].plan(self.forms.call, self._number)
+        if site not in self._sites:
+            return general
+        here = self._sites[site]
+        own = here.plan(self.forms.call, self._number)
+        if own is None or (general is not None and general.node.patches and here.constant):
+            return general
+        return own
 
     def _search(self) -> None:
         self._since_search = 0
         log: List[Call] = []
         owner: List[int] = []
-        for index, done in enumerate(self._history):
-            calls = [Call(Category.LAUNCH, "segment", done.segment)]
-            if done.payloads:
-                calls.insert(0, Call(Category.HTOD, "upload", done.segment))
-            if done.reason in (READ, DYNAMIC):
-                calls.append(Call(Category.DTOH, "read", done.segment))
+        for index, (form, reason, uploads) in enumerate(self._history):
+            calls = [Call(Category.LAUNCH, "step", form)]
+            if uploads:
+                calls.insert(0, Call(Category.HTOD, "upload", form))
+            if reason in (READ, DYNAMIC):
+                calls.append(Call(Category.DTOH, "read", form))
             log += calls
             owner += [index] * len(calls)
         found = operator_sequence_search(log, self._min_repeats)
@@ -196,10 +263,11 @@ class Predictor:
             self._search_at = min(2 * self._search_at, MAX_HISTORY // 2)
             return
         members = sorted(set(owner[found.start : found.stop]))
-        history = list(self._history)
-        self._cycle = [history[index].segment for index in members]
-        self._position = (len(history) - members[0]) % len(self._cycle)
+        history = [form for form, _, _ in self._history]
+        cycle = [history[index] for index in members]
         for index in range(members[0], len(history)):
-            if history[index].segment != self._cycle[(index - members[0]) % len(self._cycle)]:
-                self._cycle = []
+            if history[index] != cycle[(index - members[0]) % len(cycle)]:
                 return
+        self._cycle = cycle
+        self._position = (len(history) - members[0]) % len(cycle)
+        self._version += 1

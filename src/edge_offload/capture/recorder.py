@@ -8,25 +8,30 @@ replay   as lazy, and the server runs ahead: when the inputs of a known inferenc
          the segments that will follow, so that every host read of the inference comes back in one answer
 ======== ==============================================================================================================
 
-Nothing is ever taken from a speculation that is not exactly what the program then did: the same segment on the same
-storages with the same host numbers. Otherwise the server undoes it and runs what was really issued.
+Nothing is ever taken from a speculation that is not exactly what the program then did: the same calls with the same
+sizes on the same storages with the same host numbers. Otherwise the server undoes it and runs what was really issued.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
-from typing import Any, Deque, List, Optional, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Deque, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 
-from edge_offload.capture.entries import Buffer, schema_checksum
-from edge_offload.capture.executor import Outcome, Step
+from edge_offload.capture.course import Course
+from edge_offload.capture.entries import schema_checksum
+from edge_offload.capture.forms import Call, Definition, Done, Forms, Piece
 from edge_offload.capture.messages import Answer, Message, tensor_bytes
-from edge_offload.capture.predict import Done, Predictor
+from edge_offload.capture.plans import Plan
+from edge_offload.capture.predict import Branches, Predictor
 from edge_offload.capture.remote import Remote
+from edge_offload.capture.segments import Outcome, Step
+from edge_offload.capture.symbols import facts_of
 from edge_offload.errors import LinkLost, ProtocolError
 from edge_offload.modes import Mode
 
@@ -51,13 +56,13 @@ class Counters:
 
 @dataclass
 class _Speculation:
-    """Steps that the server has been asked to run ahead, and how many of them the program has done so far."""
+    """What the server has been asked to run ahead, and how many of its steps the program has done so far."""
 
-    steps: List[Done]
+    plans: List[Plan]
+    first: List[int]
     future: Future
-    first: int
     taken: int = 0
-    waited: bool = field(default=False)
+    waited: bool = False
 
 
 class Recorder:
@@ -76,18 +81,24 @@ class Recorder:
         self.mode = mode
         self.timeout_s = timeout_s
         self.counters = Counters()
-        self._entries_sent = 0
         self._generation = 0
         self._forget = False
         self._freed: List[int] = []
         self._unsettled: Optional[int] = None
         self._speculation: Optional[_Speculation] = None
         self._outstanding: Deque[Future] = deque()
-        self._predictor = Predictor() if mode is Mode.REPLAY else None
         self._failed: Optional[Exception] = None
         self._has_read = False
         self._defined: Set[int] = set()
+        self._entries: Dict[int, int] = {}
+        self._new_entries: List[Call] = []
+        self._told = object()
         self._oldest = self._next = 0
+        self._pieces: List[Piece] = []
+        self._owed = 0
+        self._dropped: List[int] = []
+        self._forms = Forms(native)
+        self._predictor = self._new_predictor()
 
     @property
     def failed(self) -> bool:
@@ -96,10 +107,11 @@ class Recorder:
 
     def switch(self, mode: Mode) -> None:
         """Go on in another mode, with nothing learnt about what comes next. Nothing must be pending on the device."""
+        self._catch_up()
         if self._speculation is not None:
             self._settle(self._speculation.taken)
         self.mode = mode
-        self._predictor = Predictor() if mode is Mode.REPLAY else None
+        self._predictor = self._new_predictor()
 
     def reconnect(self, remote: Remote) -> None:
         """Go on with another session, which knows nothing. Nothing must be pending on the device.
@@ -107,7 +119,8 @@ class Recorder:
         Using a tensor from before raises LinkLost: what it held is gone.
         """
         self.remote = remote
-        self._entries_sent, self._defined, self._oldest = 0, set(), self._next
+        self._forget_definitions()
+        self._oldest = self._next
         self._freed, self._forget, self._unsettled, self._speculation = [], False, None, None
         self._outstanding.clear()
         self._failed, self._has_read = None, False
@@ -138,58 +151,93 @@ class Recorder:
             return self._barrier() if reason == BARRIER else None
         self._renew(generation)
         self.counters.segments += 1
-        done = Done(segment, base, tuple(zip(live[::2], live[1::2])), frozenset(dead), numbers, len(payloads), reason)
-        outcome = self._taken(done)
-        if outcome is None:
-            self._check_age(live)
-            outcome = self._run(done, payloads)
-        if self._predictor is not None:
-            self._predictor.add(done)
-            if self._speculation is None:
-                self._expect()
-        if reason == READ:
-            return outcome.tensor
-        return outcome.results
+        piece = Piece(segment, base, tuple(zip(live[::2], live[1::2])), frozenset(dead), numbers, payloads, reason)
+        if self._predictor is None:
+            outcome = self._run([piece], None)
+        else:
+            try:
+                outcome = self._predicted(piece, freed)
+            except BaseException:
+                self._pieces, self._owed = [], 0
+                raise
+        return outcome.tensor if reason == READ else outcome.results
 
     def announce(self, segment: int, base: int, live: List[int], payloads: List[torch.Tensor]) -> None:
         """The uploads of the expected segment are complete: the server starts before the program gets to the read."""
-        if self._predictor is None or self._speculation is not None or self._failed is not None:
+        predictor = self._predictor
+        if predictor is None or self._speculation is not None or self._failed is not None or self._pieces:
             return
-        chain = self._predictor.chain(base)
-        if not chain or chain[0].segment != segment:
+        plan = predictor.next()
+        branches = predictor.branches()
+        if plan is None or branches is None or plan.node.segment != segment:
             return
-        prefix = dict(zip(live[::2], live[1::2]))
-        known = dict(chain[0].live)
-        if any(known.get(canonical) != number for canonical, number in prefix.items()):
+        opens = predictor.opens(uploads=True)
+        start = base if opens else predictor.start
+        known = dict(plan.node.live_at(base, start))
+        if any(known.get(canonical) != number for canonical, number in zip(live[::2], live[1::2])):
             return
-        self._speculate(chain, [tensor_bytes(payload) for payload in payloads], Message())
+        course = Course([], branches.first, base, start, [] if opens else predictor.since)
+        course.payloads = [tensor_bytes(payload) for payload in payloads]
+        self._speculate(branches, course, Message())
 
     # -- running
 
-    def _check_age(self, live: Sequence[int]) -> None:
-        if self._oldest and any(number < self._oldest for number in live[1::2]):
+    def _check_age(self, live: Sequence[Tuple[int, int]]) -> None:
+        if self._oldest and any(number < self._oldest for _, number in live):
             raise LinkLost(
                 "a tensor was on the device when the connection broke, and is gone", remedy="put it there again"
             )
 
-    def _run(self, done: Done, payloads: List[torch.Tensor]) -> Outcome:
+    def _predicted(self, piece: Piece, freed: List[int]) -> Outcome:
+        """What becomes of a segment where steps are learnt and run ahead."""
+        assert self._predictor is not None
+        self._dropped = self._dropped + freed if self._pieces else []
+        self._pieces.append(piece)
+        self._owed += 1
+        if piece.reason == INFER:
+            outcome = self._described(piece)
+            return outcome if outcome is not None else self._run(self._pieces[-self._owed :], None)
+        opens = self._predictor.opens(any(item.payloads for item in self._pieces))
+        done = self._forms.done(self._pieces, self._dropped, opens)
+        self._predictor.begin(done)
+        outcome = self._taken(done)
+        confirmed = outcome is not None
+        if outcome is None:
+            outcome = self._run(self._pieces[-self._owed :], done)
+        self._pieces, self._owed = [], 0
+        done.integers, done.kind = facts_of(outcome)
+        self._predictor.add(done, confirmed)
+        if self._predictor.full and self._speculation is None:
+            self._predictor = self._new_predictor()
+        elif self._speculation is None:
+            expected = self._predictor.next()
+            segment = expected.node.segment if expected is not None else None
+            self.native.expect(segment if segment is not None else -1)
+        return outcome
+
+    def _run(self, pieces: Sequence[Piece], done: Optional[Done]) -> Outcome:
+        """Have segments run that the server has not run ahead; after ``done`` it is to go on by itself."""
         message = Message()
-        fresh = done.segment not in self._defined
-        if fresh:
-            self._define(done.segment, message)
-        describe = done.reason in (INFER, DYNAMIC)
-        step = _step(done, [tensor_bytes(payload) for payload in payloads], describe)
-        chain: List[Done] = []
-        if self._predictor is not None and done.reason in (READ, DYNAMIC):
-            chain = self._predictor.following(done)
-        if chain:
-            future = self._speculate(chain, [], message, first=step)
+        fresh = False
+        for piece in pieces:
+            self._check_age(piece.live)
+        for piece in pieces:
+            fresh = self._define(piece.segment, message, piece.definition) or fresh
+            describe = piece.reason in (INFER, DYNAMIC) and piece is pieces[-1]
+            message.steps.append(_step(piece, describe))
+        message.speculative_from = len(pieces)
+        reason = pieces[-1].reason
+        branches = self._predictor.branches(done) if self._predictor is not None and done is not None else None
+        if branches is not None and reason in (READ, DYNAMIC):
+            assert self._predictor is not None
+            since = self._predictor.since
+            future = self._speculate(branches, Course([], branches.first, None, self._predictor.start, since), message)
         else:
-            message.steps, message.speculative_from = [step], 1
             # a program that starts uploads its weights: before it reads anything, or so much that it cannot wait
-            future = self._submit(message, keep=fresh or done.reason == ASYNC or not self._has_read)
-        self._has_read = self._has_read or done.reason == READ
-        if done.reason == ASYNC:
+            future = self._submit(message, keep=fresh or reason == ASYNC or not self._has_read)
+        self._owed = 0
+        self._has_read = self._has_read or reason == READ
+        if reason == ASYNC:
             self._outstanding.append(future)
             while len(self._outstanding) > MAX_OUTSTANDING:
                 self._check(self._wait(self._outstanding.popleft()), 1)
@@ -199,80 +247,159 @@ class Recorder:
         answer = self._wait(future)
         if self._speculation is not None:
             self._speculation.waited = True
-        return self._check(answer, 1)
+        return self._check(answer, len(pieces))
 
-    def _speculate(
-        self, chain: List[Done], payloads: List[Buffer], message: Message, first: Optional[Step] = None
-    ) -> Future:
-        steps = [_step(done, payloads if i == 0 else [], done.reason == DYNAMIC) for i, done in enumerate(chain)]
-        message.steps = [first, *steps] if first is not None else steps
-        message.speculative_from = 0 if first is None else 1
+    def _speculate(self, branches: Branches, course: Course, message: Message) -> Future:
+        for plan, edges in zip(branches.plans, branches.edges):
+            course.nodes.append((self._node(plan, message), edges))
+        message.course = course
         future = self._submit(message)
-        self.counters.speculated += len(chain)
-        self._speculation = _Speculation(chain, future, message.speculative_from)
+        self._speculation = _Speculation(branches.plans, [node for _, node in branches.first], future)
         return future
+
+    def _answered(self, ahead: _Speculation) -> Answer:
+        answer = self._wait(ahead.future, blocked=not ahead.waited)
+        ahead.waited = True
+        return answer
+
+    def _described(self, piece: Piece) -> Optional[Outcome]:
+        """The results of the last call of a segment that ends inside a step, if the server has run that ahead.
+
+        They depend on nothing but the call's key. Whether all of the step is as expected is seen when it ends.
+        """
+        ahead, predictor = self._speculation, self._predictor
+        if ahead is None or predictor is None:
+            return None
+        answer = self._answered(ahead)
+        if ahead.taken < len(answer.ran):
+            index, _, outcome = answer.ran[ahead.taken]
+            plan = ahead.plans[index]
+            # kept: the device may have forgotten what it consists of before it has to be run after all
+            piece.definition = self._forms.definition(piece.segment)
+            number = sum(len(item.definition.calls) for item in self._pieces if item.definition is not None) - 1
+            call = piece.definition.calls[-1]
+            skeletons, _ = self._forms.calls(plan.form)
+            results = outcome.described.get(number)
+            if results is not None and number < len(skeletons) and skeletons[number] == call.skeleton:
+                since = [] if self._opens_now() else predictor.since
+                integers = plan.integers(since)
+                if integers is not None and integers[number] == call.integers:
+                    return Outcome(results=results)
+        self._over(ahead, len(answer.ran))
+        return None
+
+    def _opens_now(self) -> bool:
+        assert self._predictor is not None
+        return self._predictor.opens(any(item.payloads for item in self._pieces))
 
     def _taken(self, done: Done) -> Optional[Outcome]:
         """The outcome of ``done`` if the server has run exactly that ahead; otherwise the speculation is over."""
-        ahead = self._speculation
-        if ahead is None:
+        ahead, predictor = self._speculation, self._predictor
+        if ahead is None or predictor is None:
             return None
-        if ahead.taken < len(ahead.steps) and ahead.steps[ahead.taken].same_as(done):
-            answer = self._wait(ahead.future, blocked=not ahead.waited)
-            ahead.waited = True
-            position = ahead.first + ahead.taken
-            if position < len(answer.outcomes):
-                predicted = ahead.steps[ahead.taken]
+        if not ahead.waited and not any(
+            ahead.plans[node].same_as(done, predictor.start, predictor.since) for node in ahead.first
+        ):
+            self._over(ahead, 1)  # whatever ran, it was not this
+            return None
+        answer = self._answered(ahead)
+        if ahead.taken < len(answer.ran):
+            index, base, outcome = answer.ran[ahead.taken]
+            plan = ahead.plans[index]
+            if base == done.base and plan.same_as(done, predictor.start, predictor.since):
                 ahead.taken += 1
+                self.counters.speculated += 1
                 self.counters.accepted += 1
-                self._freed += done.storages_of(done.dead - predicted.dead)
-                if ahead.taken == len(ahead.steps):
+                self._freed += [done.base + number for number in done.dead - plan.dead]
+                if ahead.taken == len(answer.ran):
                     self._settle(ahead.taken)
-                return answer.outcomes[position]
-        self.counters.undone += len(ahead.steps) - ahead.taken
-        self._settle(ahead.taken)
+                return outcome
+        self._over(ahead, len(answer.ran))
         return None
+
+    def _over(self, ahead: _Speculation, ran: int) -> None:
+        self.counters.speculated += ran - ahead.taken
+        self.counters.undone += ran - ahead.taken
+        self._settle(ahead.taken)
 
     def _settle(self, accepted: int) -> None:
         self._unsettled = accepted
         self._speculation = None
-
-    def _expect(self) -> None:
-        """Tell the device which segment's uploads to announce."""
-        assert self._predictor is not None
-        following = self._predictor.next()
-        self.native.expect(following if following is not None else -1)
 
     def _renew(self, generation: int) -> None:
         """The device has forgotten its calls and segments (there were too many): so must everyone."""
         if generation == self._generation:
             return
         self._generation = generation
-        self._entries_sent = 0
-        self._defined.clear()
+        self._catch_up()
+        self._forget_definitions()
         self._forget = True
         if self._speculation is not None:
             self._settle(self._speculation.taken)
-        if self._predictor is not None:
-            self._predictor = Predictor()
+        self._predictor = self._new_predictor()
+
+    def _new_predictor(self) -> Optional[Predictor]:
+        self._forms = Forms(self.native)
+        return Predictor(self._forms, self._entry) if self.mode is Mode.REPLAY else None
+
+    def _catch_up(self) -> None:
+        """Have run what only a step that ran ahead, and is now given up, could answer for."""
+        owed = self._pieces[-self._owed :] if self._owed else []
+        self._pieces = []
+        if owed:
+            if self._speculation is not None:
+                self._settle(self._speculation.taken)
+            self._run(owed, None)
+
+    def _forget_definitions(self) -> None:
+        self._defined.clear()
+        self._entries.clear()
+        self._new_entries.clear()
+        self._told = object()
+        self._pieces, self._owed = [], 0
 
     # -- messages
 
-    def _define(self, segment: int, message: Message) -> None:
-        total = self.native.counters()["entries"]
-        message.first_entry = self._entries_sent
-        for index in range(self._entries_sent, total):
-            name, key, claimed = self.native.entry(index)
-            message.entries.append((name, key, claimed, schema_checksum(name)))
-        self._entries_sent = total
+    def _entry(self, call: Call) -> int:
+        """The number that a call has on the server, which is told of it with the next message."""
+        found = self._entries.get(call.entry)
+        if found is None:
+            found = self._entries[call.entry] = len(self._entries)
+            self._new_entries.append(call)
+        return found
+
+    def _define(self, segment: int, message: Message, definition: Optional[Definition] = None) -> bool:
+        """Have a segment defined if it is not; says whether it was not."""
+        if segment in self._defined:
+            return False
+        made = definition or self._forms.definition(segment)
+        words = list(made.words)
+        position = 0
+        for call in made.calls:
+            words[position] = self._entry(call)
+            position += 1 + call.references
         self._defined.add(segment)
-        message.segments = [(segment, self.native.words(segment))]
+        message.segments.append((segment, struct.pack(f"<{len(words)}I", *words)))
         self.counters.defined += 1
+        return True
+
+    def _node(self, plan: Plan, message: Message) -> int:
+        """The number of a plan's node on the server, which is told of it with ``message`` if it does not know it."""
+        if plan.node.segment is not None:
+            self._define(plan.node.segment, message)
+        if plan.sent is not self._told:
+            plan.sent = self._told
+            message.nodes.append((plan.slot, plan.node))
+        return plan.slot
 
     def _submit(self, message: Message, keep: bool = False) -> Future:
         message.freed, self._freed = self._freed, []
         message.accepted, self._unsettled = self._unsettled, None
         message.forget, self._forget = self._forget, False
+        message.first_entry = len(self._entries) - len(self._new_entries)
+        for call in self._new_entries:
+            message.entries.append((call.name, call.key, call.claimed, schema_checksum(call.name)))
+        self._new_entries.clear()
         self.counters.messages += 1
         try:
             return self.remote.submit(message.to_wire(), keep)
@@ -309,5 +436,6 @@ class Recorder:
             self._wait(self._submit(Message()))
 
 
-def _step(done: Done, payloads: Sequence[Buffer], describe: bool) -> Step:
-    return Step(done.segment, done.base, done.live, sorted(done.dead), done.numbers, list(payloads), describe)
+def _step(piece: Piece, describe: bool) -> Step:
+    payloads = [tensor_bytes(payload) for payload in piece.payloads]
+    return Step(piece.segment, piece.base, piece.live, sorted(piece.dead), piece.numbers, payloads, describe)

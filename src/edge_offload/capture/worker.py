@@ -14,7 +14,7 @@ import resource
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Any, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from edge_offload.capture.channel import Channel
 from edge_offload.errors import BadInput, LinkLost, ProtocolError
@@ -28,17 +28,22 @@ OVERHEAD_BYTES = 4 << 30
 
 def make_session(args: argparse.Namespace) -> DeviceSession:
     """The session, with the limits of the command line, which notes each operator before it runs."""
-    from edge_offload.capture.executor import DeviceSession, Limits
+    from edge_offload.capture.executor import DeviceSession
+    from edge_offload.capture.segments import Limits
 
     note: Optional[mmap.mmap] = mmap.mmap(args.note, 0) if args.note >= 0 else None
     size = len(note) if note is not None else 0
+    padded: Dict[str, bytes] = {}
 
     class NotingSession(DeviceSession):
         """Leaves the name of the operator that it is about to run where the parent finds it after a crash."""
 
         def _call(self, entry: Any, *rest: Any) -> Any:
             if note is not None:
-                note[:size] = entry.name.encode()[:size].ljust(size, b"\0")
+                name = padded.get(entry.name)
+                if name is None:
+                    name = padded[entry.name] = entry.name.encode()[:size].ljust(size, b"\0")
+                note[:size] = name
             return super()._call(entry, *rest)
 
     limits = Limits(

@@ -1,0 +1,150 @@
+"""The server runs ahead: along a course, from outcome to outcome, as far as it is sure of the way."""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+
+from edge_offload.capture.course import MAX_AHEAD, Course, Node, follow
+from edge_offload.capture.entries import Buffer, Entry
+from edge_offload.capture.segments import Outcome, Segment, Step
+from edge_offload.capture.symbols import Kind, facts_of
+from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
+
+if TYPE_CHECKING:
+    from edge_offload.capture.executor import DeviceSession
+
+#: Distinct calls and segments, made from nodes, that are kept for the next time.
+MAX_CALLS = 4096
+MAX_SEGMENTS = 128
+
+
+class Ahead:
+    """The nodes that one client has defined, run on its session."""
+
+    def __init__(self, session: DeviceSession) -> None:
+        self.session = session
+        self.nodes: Dict[int, Node] = {}
+        self._calls: OrderedDict[Tuple[str, bytes], Entry] = OrderedDict()
+        self._segments: OrderedDict[Tuple[int, Tuple[int, ...]], Segment] = OrderedDict()
+
+    def forget(self) -> None:
+        """Drop all nodes."""
+        self.nodes.clear()
+        self._calls.clear()
+        self._segments.clear()
+
+    def define(self, number: int, node: Node) -> None:
+        """Add a node, in place of the one that had this number."""
+        if len(self.nodes) >= self.session.limits.segments or len(node.words) > self.session.limits.words:
+            raise BadInput("the session defines too many or too long nodes")
+        if number in self.nodes:
+            for old in [key for key in self._segments if key[0] == number]:
+                del self._segments[old]
+        self.nodes[number] = node
+
+    def run(self, course: Course, before: Optional[Tuple[Step, Outcome]]) -> List[Tuple[int, int, Outcome]]:
+        """Run along ``course``, after the step ``before`` if there is one; in order the index of the
+        node, its first new storage, and its outcome.
+
+        What cannot be run ends the run: the client will ask for it in another way, and gets the error then.
+        """
+        since, base = list(course.since), course.base
+        kind: Kind = ()
+        if before is not None:
+            step, outcome = before
+            integers, kind = facts_of(outcome)
+            since.append(integers)
+            base = step.base + outcome.grown
+        if base is None:
+            raise ProtocolError("a course without a beginning")
+        ran: List[Tuple[int, int, Outcome]] = []
+        index = follow(course.first, kind)
+        payloads = course.payloads
+        reads = 0
+        seen: Dict[int, int] = {}
+        while index is not None and len(ran) < MAX_AHEAD:
+            if seen.setdefault(index, reads) != reads:
+                break  # once more around, after the host has read something: that is the next inference
+            number, edges = course.nodes[index]
+            try:
+                outcome = self._step(number, base, course.start, since, payloads)
+            except EdgeOffloadError:
+                break
+            ran.append((index, base, outcome))
+            integers, kind = facts_of(outcome)
+            since.append(integers)
+            base += outcome.grown
+            payloads = None
+            reads += outcome.tensor is not None
+            index = follow(edges, kind)
+        return ran
+
+    def _step(
+        self, number: int, base: int, start: int, since: List[Tuple[int, ...]], payloads: Optional[List[Buffer]]
+    ) -> Outcome:
+        node = self.nodes.get(number)
+        if node is None:
+            raise ProtocolError(f"node {number} is not defined")
+        own: List[Buffer] = list(node.payloads) if payloads is None else payloads
+        step = Step(
+            node.segment or 0, base, node.live_at(base, start), node.dead, node.numbers, own, node.describe,
+            frozenset(node.wanted),
+        )  # fmt: skip
+        if node.segment is not None:
+            return self.session.run(step, speculative=True)
+        return self.session.run(step, speculative=True, segment=self._segment(number, node, since))
+
+    def _segment(self, number: int, node: Node, since: List[Tuple[int, ...]]) -> Segment:
+        """The calls of ``node`` with the integers of this time."""
+        integers = tuple(node.integers_at(since))
+        found = self._segments.get((number, integers))
+        if found is not None:
+            self._segments.move_to_end((number, integers))
+            return found
+        changes: Dict[int, List[Tuple[int, int]]] = {}
+        for patch, value in zip(node.patches, integers):
+            changes.setdefault(patch.call, []).append((patch.offset, value))
+        entries = self.session.entries
+        segment = Segment()
+        segment.first_new = len(node.live)
+        position = call = 0
+        while position < len(node.words):
+            index = node.words[position]
+            entry = entries[index] if index < len(entries) else ProtocolError("a node uses a call that is not defined")
+            if isinstance(entry, EdgeOffloadError):
+                raise entry
+            stop = position + 1 + len(entry.parsed.storages)
+            if stop > len(node.words):
+                raise ProtocolError("a node ends inside a call")
+            if call in changes:
+                entry = self._changed(entry, changes[call])
+            segment.add(entry, node.words[position + 1 : stop])
+            position, call = stop, call + 1
+        segment.finish()
+        self._segments[number, integers] = segment
+        while len(self._segments) > MAX_SEGMENTS:
+            self._segments.popitem(last=False)
+        return segment
+
+    def _changed(self, entry: Entry, changes: List[Tuple[int, int]]) -> Entry:
+        key = bytearray(entry.key)
+        for offset, value in changes:
+            if offset + 8 > len(key):
+                raise ProtocolError("a node changes what lies outside a call")
+            struct.pack_into("<q", key, offset, value)
+        named = (entry.name, bytes(key))
+        found = self._calls.get(named)
+        if found is None:
+            found = self._calls[named] = Entry(*named, self.session.device)
+            while len(self._calls) > MAX_CALLS:
+                self._calls.popitem(last=False)
+        else:
+            self._calls.move_to_end(named)
+        return found
+
+
+def described_to_wire(outcome: Outcome) -> Dict[str, Any]:
+    """The results of calls in between, as they travel."""
+    return {"described": [[call, results] for call, results in outcome.described.items()]} if outcome.described else {}

@@ -1,0 +1,219 @@
+"""What is known of a form from the steps that had it: how the next one will look, as a node for the server."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Callable, Deque, Dict, FrozenSet, List, Optional, Set, Tuple
+
+from edge_offload.capture.course import FROM_START, FROM_STEP, SAME, Node, Patch
+from edge_offload.capture.forms import Call, Done, Integers
+from edge_offload.capture.symbols import Formula, Kind, Since, explain
+from edge_offload.errors import ProtocolError
+
+#: Why a step ended (native/device.cpp, Reason).
+READ, _, DYNAMIC = range(3)
+MAX_SAMPLES = 8
+MAX_KINDS = 6
+
+
+class Plan:
+    """A node, and what the client compares with it.
+
+    Attributes:
+        slot: number of its definition, which the next plan for the same place takes over.
+        sent: to whom it has been sent, None at first.
+    """
+
+    def __init__(
+        self, form: int, slot: int, node: Node, integers: Integers, places: Tuple[Tuple[int, int], ...],
+        dead: FrozenSet[int],
+    ) -> None:  # fmt: skip
+        self.form = form
+        self.slot = slot
+        self.sent: Optional[object] = None
+        self.node = node
+        self.dead = dead
+        self._integers = integers
+        self._places = places
+
+    def integers(self, since: Since) -> Optional[Integers]:
+        """The integers of each call's key; None if they cannot be worked out."""
+        if not self._places:
+            return self._integers
+        try:
+            values = self.node.integers_at(since)
+        except ProtocolError:
+            return None
+        calls = list(self._integers)
+        for (call, item), value in zip(self._places, values):
+            changed = list(calls[call])
+            changed[item] = value
+            calls[call] = tuple(changed)
+        return tuple(calls)
+
+    def same_as(self, done: Done, start: int, since: Since) -> bool:
+        """Whether the node's outcome is that of ``done``, whose first new storages the node's are.
+
+        What ``done`` dropped may be more: a storage that was kept for nothing is freed later.
+        """
+        node = self.node
+        return (
+            self.form == done.shape.form
+            and node.numbers == done.numbers
+            and (not node.payloads or node.payloads == done.payloads)
+            and self.dead <= done.dead
+            and tuple(number for _, number in node.live_at(done.base, start)) == done.live
+            and (
+                (node.segment is not None and node.segment == done.segment)
+                or self.integers(since) == done.shape.integers
+            )
+        )
+
+
+class Knowledge:
+    """Of one form: learns from every step that has it.
+
+    Args:
+        form: its number.
+        slot: number that its plans are defined under.
+        references: see :meth:`~edge_offload.capture.forms.Forms.calls`.
+    """
+
+    def __init__(self, form: int, slot: int, references: Tuple[Tuple[int, ...], ...]) -> None:
+        self.form = form
+        self._slot = slot
+        self.kinds: OrderedDict[Kind, None] = OrderedDict()
+        self.last: Optional[Done] = None
+        self._before: Optional[Done] = None
+        self._references = references
+        self._samples: Deque[Tuple[Tuple[Tuple[int, ...], ...], Integers]] = deque(maxlen=MAX_SAMPLES)
+        self._places: Optional[Dict[Tuple[int, int], Formula]] = {}
+        self._live: List[Set[Tuple[int, int]]] = []
+        self._plan: Optional[Plan] = None
+        self._stale = True
+
+    def learn(self, done: Done, since: List[Tuple[int, ...]], start: int, confirmed: bool) -> bool:
+        """Take in a step; says whether anything is expected otherwise than before.
+
+        ``confirmed``: it came as expected, so that there is nothing new in it.
+        """
+        fresh_kind = done.kind not in self.kinds
+        if fresh_kind:
+            self.kinds[done.kind] = None
+            while len(self.kinds) > MAX_KINDS:
+                self.kinds.popitem(last=False)
+        if confirmed:
+            return fresh_kind
+        self._before, self.last = self.last, done
+        options = [{(SAME, n), (FROM_STEP, n - done.base), (FROM_START, n - start)} for n in done.live]
+        if len(self._live) == len(options):
+            self._live = [(known & new) or new for known, new in zip(self._live, options)]
+        else:
+            self._live = options
+        sample = (tuple(since), done.shape.integers)
+        if sample not in self._samples:
+            held = len(self._samples) > 2 and self._plan is not None and self._plan.integers(since) == sample[1]
+            self._samples.append(sample)
+            if not held:
+                self._places = self._explain()
+        self._stale = True
+        return True
+
+    def plan(self, call: Callable[[int], Call], number: Callable[[Call], int]) -> Optional[Plan]:
+        """The node that the next step will probably be; None if it cannot be said.
+
+        Args:
+            call: a native call's description, by its number.
+            number: the number that a native call has on the server.
+        """
+        if self._stale:
+            self._plan, self._stale = self._make(call, number), False
+        return self._plan
+
+    @property
+    def constant(self) -> bool:
+        """Whether the integers have been the same so far, though not for long enough to be sure."""
+        return not self._places and len(self._samples) < MAX_SAMPLES // 2
+
+    @property
+    def uploads(self) -> bool:
+        """Whether something is uploaded in the step."""
+        return self.last is not None and bool(self.last.payloads)
+
+    @property
+    def constant_uploads(self) -> bool:
+        """Whether that is the same every time."""
+        if self.last is None or self._before is None:
+            return False
+        return None not in self.last.payloads and self.last.payloads == self._before.payloads
+
+    def _make(self, call: Callable[[int], Call], number: Callable[[Call], int]) -> Optional[Plan]:
+        last, before = self.last, self._before
+        if last is None or before is None or self._places is None or last.reason not in (READ, DYNAMIC):
+            return None
+        if last.numbers != before.numbers:
+            return None
+        whole = last.segment is not None and not self._places
+        older = len(last.live)
+        names = last.canonicals if whole else tuple(range(older))
+        dead = last.dead & before.dead
+        patches: Tuple[Patch, ...] = ()
+        words: List[int] = []
+        wanted: Tuple[int, ...] = ()
+        if whole:
+            called = _names_of_new(dead, last.canonicals)
+        else:
+            called = tuple(older + item for item in sorted(dead))
+            calls = [call(entry) for entry in last.shape.entries]
+            for made, used in zip(calls, self._references):
+                words.append(number(made))
+                words += [older + storage if storage >= 0 else -1 - storage for storage in used]
+            patches = tuple(Patch(i, calls[i].offsets[item], how) for (i, item), how in self._places.items())
+            changed = {i for i, _ in self._places}
+            wanted = tuple(sorted(i for i in changed if calls[i].told and i < len(calls) - 1))
+        node = Node(
+            last.segment if whole else None,
+            tuple(words),
+            patches,
+            tuple((name, *min(options)) for name, options in zip(names, self._live)),
+            called,
+            last.numbers,
+            tuple(item for item in last.payloads if item is not None) if self.constant_uploads else (),
+            last.reason == DYNAMIC,
+            wanted,
+        )
+        return Plan(self.form, self._slot, node, last.shape.integers, tuple(self._places), dead)
+
+    def _explain(self) -> Optional[Dict[Tuple[int, int], Formula]]:
+        """A formula for every integer that has not always been the same; None if there is none for one of them."""
+        _, latest = self._samples[-1]
+        columns: Dict[Tuple[int, int], Tuple[int, ...]] = {}
+        for index, call in enumerate(latest):
+            others = [integers[index] for _, integers in self._samples]
+            if all(other == call for other in others):
+                continue
+            for item in range(len(call)):
+                column = tuple(other[item] for other in others)
+                if len(set(column)) > 1:
+                    columns[index, item] = column
+        if not columns:
+            return {}
+        found = explain(list(columns.values()), [since for since, _ in self._samples])
+        if found is None:
+            return None
+        return {place: found[column] for place, column in columns.items()}
+
+
+def _names_of_new(ordinals: FrozenSet[int], older: Tuple[int, ...]) -> Tuple[int, ...]:
+    """What the new storages with these ``ordinals`` are called in a segment whose ``older`` ones are called so."""
+    names: List[int] = []
+    number = ordinal = 0
+    taken = set(older)
+    last = max(ordinals, default=-1)
+    while ordinal <= last:
+        if number not in taken:
+            if ordinal in ordinals:
+                names.append(number)
+            ordinal += 1
+        number += 1
+    return tuple(names)

@@ -1,0 +1,97 @@
+"""What the server runs: segments of calls, the steps that put operands to them, and what a step returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+
+import torch
+
+from edge_offload.capture.entries import Buffer, Entry
+from edge_offload.errors import EdgeOffloadError
+
+
+class CallFailed(EdgeOffloadError):
+    """An operator raised: carries its name, and the type and text of what it raised."""
+
+    def __init__(self, operator: str, error: BaseException) -> None:
+        super().__init__(f"{operator}: {error}")
+        self.operator = operator
+        self.kind = type(error).__name__
+        self.text = str(error)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one session may hold."""
+
+    storage_bytes: int = 8 << 30
+    storages: int = 1_000_000
+    entries: int = 1_000_000
+    segments: int = 1_000_000
+    words: int = 1 << 20
+
+
+class Segment:
+    """Calls in order, each with the canonical numbers of the storages that it touches.
+
+    New storages are numbered from ``first_new`` on, after every number that was used before.
+    """
+
+    def __init__(self) -> None:
+        self.calls: List[Tuple[Entry, Tuple[int, ...]]] = []
+        self.written: Set[int] = set()
+        self.last_used: Dict[int, List[int]] = {}
+        self.random = False
+        self.first_new = 0
+
+    def add(self, entry: Entry, references: Tuple[int, ...]) -> None:
+        self.calls.append((entry, references))
+        self.written.update(references[position] for position in entry.written)
+        self.random = self.random or entry.random
+
+    def finish(self) -> None:
+        """Work out after which call each storage is not used any more."""
+        last = {canonical: index for index, (_, references) in enumerate(self.calls) for canonical in references}
+        for canonical, index in last.items():
+            self.last_used.setdefault(index, []).append(canonical)
+
+
+@dataclass
+class Step:
+    """A segment to run.
+
+    Attributes:
+        segment: its number.
+        base: number of its first new storage; the others follow in the order in which the calls make them.
+        live: (canonical number, storage number) of each storage that existed before.
+        dead: canonical numbers of new storages that the client has dropped already.
+        numbers: 16 bytes for each W operand.
+        payloads: bytes of each P operand and upload.
+        describe: whether the results of the last call are wanted.
+        wanted: positions of further calls whose results are wanted.
+    """
+
+    segment: int
+    base: int
+    live: Sequence[Tuple[int, int]]
+    dead: Sequence[int]
+    numbers: bytes
+    payloads: List[Buffer]
+    describe: bool = False
+    wanted: FrozenSet[int] = frozenset()
+
+
+@dataclass
+class Outcome:
+    """What a step returned: the tensor of a download, or the results of its last call, and those of calls in between.
+
+    Attributes:
+        described: results by the position of the call, where they were wanted.
+        grown: new storages that it made; known on the server alone.
+    """
+
+    tensor: Optional[torch.Tensor] = None
+    results: Optional[List[Any]] = None
+    described: Dict[int, List[Any]] = field(default_factory=dict)
+    grown: int = 0
