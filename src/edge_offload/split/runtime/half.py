@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Dict, List, Mapping, Tuple
 
 import torch
@@ -15,8 +16,8 @@ from edge_offload.split.reference import Half
 class PieceHalf(Half):
     """Like the reference's half, but rows that come in several pieces are put into one buffer as they come.
 
-    Not thread-safe, except that :meth:`put` may run beside :meth:`rows` of other rows: nothing that was handed out is
-    moved or overwritten.
+    :meth:`put` may run on several threads at once, and beside :meth:`rows` of other rows: a side computes its own rows
+    of a value while the other side's come in. Nothing that was handed out is moved or overwritten.
 
     Args:
         located: the sequence and its axes.
@@ -29,6 +30,7 @@ class PieceHalf(Half):
         self._gathered = gathered
         self._buffers: Dict[int, Tuple[int, torch.Tensor]] = {}
         self._here: Dict[int, List[Range]] = {}
+        self._lock = threading.Lock()
 
     def put(self, number: int, low: int, tensor: torch.Tensor) -> None:
         """See :class:`Half`."""
@@ -37,13 +39,15 @@ class PieceHalf(Half):
             super().put(number, low, tensor)
             return
         axis = self.located.axes[number]
-        if number not in self._buffers:
-            shape = list(tensor.shape)
-            shape[axis] = hull[1] - hull[0]
-            self._buffers[number] = (hull[0], torch.empty(shape, dtype=tensor.dtype))
-        start, buffer = self._buffers[number]
+        with self._lock:  # two threads must not make a buffer each, nor lose what the other notes
+            if number not in self._buffers:
+                shape = list(tensor.shape)
+                shape[axis] = hull[1] - hull[0]
+                self._buffers[number] = (hull[0], torch.empty(shape, dtype=tensor.dtype))
+            start, buffer = self._buffers[number]
         buffer.narrow(axis, low - start, tensor.shape[axis]).copy_(tensor)
-        add(self._here, number, (low, low + tensor.shape[axis]))
+        with self._lock:
+            add(self._here, number, (low, low + tensor.shape[axis]))
 
     def rows(self, number: int, low: int, high: int) -> torch.Tensor:
         """See :class:`Half`."""
