@@ -219,8 +219,10 @@ def test_layer_partition_is_the_minimum_over_all_placements(which: int, rate: fl
     scored = layer_partition(space, 0, Objective())
     plan = check(space.plan(scored, rate), located)
     sequential = simulate(plan, space.model, rate)
-    total = sequential.robot_s + sequential.server_s + sum(
-        space.model.payload(t.value, t.high - t.low, t.sender, "raw").alone_s(rate) for t in plan.transfers
+    total = (
+        sequential.robot_s
+        + sequential.server_s
+        + sum(space.model.payload(t.value, t.high - t.low, t.sender, "raw").alone_s(rate) for t in plan.transfers)
     )
     assert total == pytest.approx(brute_force_layers(space, Objective()), rel=1e-5)
 

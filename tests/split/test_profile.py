@@ -16,6 +16,7 @@ from edge_offload.commands.profile import options_of
 from edge_offload.errors import BadInput
 from edge_offload.sequence.build import Program
 from edge_offload.split.check import BadPlan, check
+from edge_offload.split.complete import complete
 from edge_offload.split.draw import draw
 from edge_offload.split.exactness import Verifier, random_split
 from edge_offload.split.locality import analyse
@@ -49,6 +50,28 @@ def test_profile_round_trips_and_plans(tmp_path: pathlib.Path) -> None:
     assert planned.predicted_s <= model.whole_s(Side.ROBOT) + 1e-9
     draw(planned.plan, model, 1e6, tmp_path / "plan.png", "stack")
     assert (tmp_path / "plan.png").stat().st_size > 10_000
+
+
+def test_what_operators_make_is_coded_too_where_that_pays() -> None:
+    given = network(rows=64)
+    half_zero = [op.outputs[0] for op in given.program.sequence.operators if op.name == "aten.relu.default"]
+    profile = measure(given, repeats=1)
+    model = cost_model(given.located, profile, profile, slowdown=4.0)
+    value = half_zero[0]
+    options = model.codecs[value]
+    assert all(option.ratio > 1.05 for option in options)
+    slow = options[0]
+    assert slow.encode_s(1e6, Side.ROBOT) == pytest.approx(4.0 * slow.encode_s(1e6, Side.SERVER))
+    assert slow.decode_s(1e6, Side.SERVER) == pytest.approx(4.0 * slow.decode_s(1e6, Side.ROBOT))
+    there_and_back = {0: (0, 64), 1: (0, 64), 4: (0, 64), 5: (0, 64), 6: (0, 1)}, {2: (0, 64), 3: (0, 64)}
+    assert {transfer.sender for transfer in complete(given.located, *there_and_back).transfers} == set(Side)
+    space = Space(model, [2e4])
+    scored = space.score_ranges(*there_and_back)
+    plan = space.plan(scored, 2e4)
+    assert {(t.sender, t.codec != "raw") for t in plan.transfers} == {(Side.ROBOT, True), (Side.SERVER, True)}
+    plain = Space(model, [2e4], codecs=False)
+    assert all(t.codec == "raw" for t in plain.plan(scored, 2e4).transfers)
+    assert scored.makespan_s[0] < plain.score_ranges(scored.robot, scored.server).makespan_s[0]
 
 
 def test_profile_of_another_network_or_no_profile_is_refused(tmp_path: pathlib.Path) -> None:

@@ -4,21 +4,28 @@ unsplit network's within rounding; whatever goes wrong ends in the local result.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import random
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import until
 
+from edge_offload.cli import main
+from edge_offload.errors import ProtocolError
+from edge_offload.execute.tensors import pack
 from edge_offload.modes import Mode
 from edge_offload.sequence import sequence_hash
 from edge_offload.split.complete import backward, complete
 from edge_offload.split.footprint import EMPTY, Locality
 from edge_offload.split.locality import union
 from edge_offload.split.plan import Side
+from edge_offload.split.profile import Profile
 from edge_offload.split.reference import run_plan
+from edge_offload.split.runtime.pieces import decode_piece
 from edge_offload.split.runtime.tables import ready
 
 HEIGHT, WIDTH = 48, 64
@@ -94,10 +101,12 @@ def test_random_plans_give_the_references_bits_and_the_networks_results(bot):
             assert rows == expected or (side is Side.SERVER and 0 < rows <= expected)
 
 
-def test_a_planned_table_runs_at_every_bandwidth_and_the_rest_of_the_module_behind_it(server, robot):
+def test_a_read_out_of_unknown_length_is_one_operator_of_either_side(server, robot):
     bot = robot(server.address, "listed")
     planned = bot.open(image())
-    assert planned.network.part == "network"  # the read-out's length depends on the data
+    located = planned.network.located
+    assert located.sequence.operators[-1].name == "edge_offload.opaque.default"
+    assert located.operators[-1].kind is Locality.GLOBAL
     with torch.no_grad():
         want = bot.module(image(1))
     for bandwidth in (0.0, 2e6, 9e6, 30e6):
@@ -105,6 +114,64 @@ def test_a_planned_table_runs_at_every_bandwidth_and_the_rest_of_the_module_behi
         got, report = bot.offloaded.run([image(1)], Mode.SPLIT)
         assert report.mode is Mode.SPLIT, report.fallback_reason
         close_to(got, want)
+    install(bot, image(), [server_only(located)])
+    got, report = bot.offloaded.run([image(1)], Mode.SPLIT)
+    assert report.mode is Mode.SPLIT, report.fallback_reason
+    assert all(torch.equal(one, other) for one, other in zip(got, want))
+    maps = planned.network.program.sequence.values[located.sequence.operators[-1].reads()[-1]].nbytes
+    assert 0 < bot.runner.counted.bytes_down < maps / 2, "results come back, maps do not"
+
+
+def test_a_value_of_unknown_length_is_bounded_and_of_its_kind(bot):
+    progress = SimpleNamespace(expect=lambda index, low, high: ("float32", (-1, -1)))
+    head = {"transfer": 0, "low": 0, "high": 1}
+    for tensor, bound in ((torch.zeros(3, 5), None), (torch.zeros(3), r"2 dimensions"),
+                          (torch.zeros(3, 5, dtype=torch.float64), "float32"),
+                          (torch.zeros(2049, 2049), "allowed")):  # fmt: skip
+        descriptors, buffers = pack([tensor], "raw")
+        body = {**head, "tensors": descriptors}
+        views = [memoryview(part) for part in buffers]
+        if bound is None:
+            assert decode_piece(progress, body, views)[2].shape == (3, 5)
+        else:
+            with pytest.raises(ProtocolError, match=bound):
+                decode_piece(progress, body, views)
+
+
+def test_intermediates_travel_coded_both_ways_and_exactly(bot):
+    picture = image(3)
+    planned = bot.open(picture)
+    located, program = planned.network.located, planned.network.program
+    identity = sequence_hash(located.sequence)
+    chooser = random.Random(8)
+    inner = {number for number in located.sequence.values if number not in located.sequence.inputs}
+    plain = next(plan for plan in (random_plan(located, chooser, identity) for _ in range(200))
+                 if {item.sender for item in plan.transfers if item.value in inner} == set(Side))  # fmt: skip
+    coded = dataclasses.replace(plain, transfers=tuple(dataclasses.replace(t, codec="shuffle+zstd")
+                                                       for t in plain.transfers))  # fmt: skip
+    install(bot, picture, [plain, coded])
+    counted = []
+    for place in (0, 1):
+        bot.runner.bandwidth = 1e6 * place
+        got, report = bot.offloaded.run([picture], Mode.SPLIT)
+        assert report.mode is Mode.SPLIT, report.fallback_reason
+        want = run_plan(plain, located, program.constants, [picture])
+        assert all(torch.equal(one, other) for one, other in zip(got, want))
+        counted.append(bot.runner.counted)
+    assert counted[1].bytes_up != counted[0].bytes_up or counted[1].bytes_down != counted[0].bytes_down
+
+
+def test_profile_command_measures_the_server_too(server, keys, tmp_path):
+    files = [str(tmp_path / "robot.json"), str(tmp_path / "server.json")]
+    given = ["mobilenet_v3_large", "--option", "size=32", "--repeats", "1"]
+    given += ["--server", server.address, "--keys", str(keys)]
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    assert main(["profile", *given, "--out", files[0], "--server-out", files[1]]) == 0
+    mine, theirs = map(Profile.read, files)
+    assert mine.sequence == theirs.sequence
+    assert len(mine.points) == len(theirs.points) > 100
+    assert mine.points != theirs.points, "measured apart"
 
 
 def test_the_local_plan_uses_no_link(bot):

@@ -9,7 +9,9 @@ Without a profile the model is measured here first. Bandwidths are in megabytes 
 plan is (device, server, layers: whole operators on both sides, split: operators on both sides) and what it will cost
 beside the baselines. --certify adds how far it is at most from the best replicated split (one in which the sides
 exchange nothing between the places where it begins and ends). --verify runs every plan of every planner, and some
-random ones, and compares them with the unsplit network, in float64 and float32; it fails if any is not exact.
+random ones, and compares them with the unsplit network up to its last maps, in float64 and float32; every transfer
+of the random ones is also made one row too short at either end, which must be refused. It fails if anything is not as
+it must be. With --out, records of other models in that file are kept, so that a zoo can be verified bit by bit.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.split.planners import Effort, plan_table
     from edge_offload.split.space import Space
 
-    network = network_of(args)
+    network = network_of(args, dense=args.verify)
     model = _model(args, network)
     bandwidths = sorted(rate * 1e6 for rate in args.bandwidth) if args.bandwidth else bins()
     objective = Objective(args.objective, args.weight, args.deadline)
@@ -154,6 +156,7 @@ def _print(args: argparse.Namespace, rows: Sequence[Dict[str, Any]], planning_s:
 
 def _most_gained(rows: Sequence[Dict[str, Any]]) -> float:
     """Bandwidth at which the plan gains most over the best baseline."""
+
     def gain(row: Dict[str, Any]) -> float:
         return float(min(row["device_only_s"], row["server_only_s"], row["layers_s"]) / max(row["makespan_s"], 1e-9))
 
@@ -169,7 +172,7 @@ def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwi
     from edge_offload import records
     from edge_offload.sequence import sequence_hash
     from edge_offload.split.check import check
-    from edge_offload.split.exactness import Verifier, random_split
+    from edge_offload.split.exactness import Verifier, passes, random_split, shortened
     from edge_offload.split.planners import PLANNERS, plan_table
     from edge_offload.split.space import Space
 
@@ -178,14 +181,36 @@ def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwi
     for name in PLANNERS:
         plans = plan_table(Space(model, bandwidths, not args.no_codecs), name, objective, effort).plans
         found.append(verifier.record(args.model, name, plans))
+        print(f"{args.model}, {name}: {found[-1]['plans']} plans, float64 {found[-1]['float64']:.1e}", file=sys.stderr)
     identity = sequence_hash(network.program.sequence)
     anywhere = [check(random_split(network.located, random.Random(seed)), network.located, identity)
                 for seed in range(args.random)]  # fmt: skip
     found.append(verifier.record(args.model, "random", anywhere))
+    mutants = [mutant for plan in anywhere for mutant in shortened(plan)]
+    refused = sum(not passes(mutant, network.located, identity) for mutant in mutants)
+    found[-1].update(mutants=len(mutants), mutants_refused=refused)
     for record in found:
+        record["options"] = list(args.option)
         records.validate("split_exactness", record)
     json.dump(found, sys.stdout, indent=2)
     print()
     if args.out:
-        records.write(args.out, "split_exactness", found)
-    return 0 if all(record["exact"] for record in found) else 1
+        records.write(args.out, "split_exactness", [*_others(args.out, args.model), *found])
+    return 0 if all(record["exact"] for record in found) and refused == len(mutants) else 1
+
+
+def _others(path: str, model: str) -> List[Dict[str, Any]]:
+    """Records of other models that the file holds."""
+    import json
+    import pathlib
+
+    from edge_offload.errors import BadInput
+
+    file = pathlib.Path(path)
+    if not file.exists():
+        return []
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+        return [record for record in known if record["model"] != model]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} holds something else: {error}", remedy="name a new file") from error

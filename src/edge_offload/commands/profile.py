@@ -1,12 +1,12 @@
-"""Measure every operator of a model on this machine at several slice sizes, for the planners of the split.
+"""Measure every operator of a model at several slice sizes, for the planners of the split: here and on a server.
 
-  edge-offload profile resnet50 --out robot.json                         on the robot
-  edge-offload profile resnet50 --out server.json --threads 8            on the server
-  edge-offload profile kapao_s --option size=960 --image frame.png --out robot.json
+  edge-offload profile resnet50 --server tcp://gpu:5700 --out robot.json --server-out server.json
+  edge-offload profile kapao_s --option size=960 --image frame.png --out robot.json       this machine alone
 
-Run the same command on both sides, then: edge-offload plan MODEL --profile robot.json --server-profile server.json.
-The input is coded with every lossless codec as well, so give a picture that is like the camera's. Timings are only
-worth something on an idle machine. 'edge-offload models list' names the models.
+Then: edge-offload plan MODEL --profile robot.json --server-profile server.json. With --server the server measures first
+and this machine after it, with the same weights. What may travel is coded with every lossless codec as well, so give a
+picture that is like the camera's. Timings are only worth something on idle machines. 'edge-offload models list' names
+the models.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ from __future__ import annotations
 import argparse
 from typing import Any, Dict, List, Sequence
 
+CONNECT_S = 20.0
+MEASURE_S = 600.0
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See :mod:`edge_offload.commands`."""
     add_model_arguments(parser)
     parser.add_argument("--out", metavar="FILE", required=True, help="where the profile goes (JSON)")
+    parser.add_argument("--server", metavar="ADDR", help="tcp://host:port of 'edge-offload serve': measure it, too")
+    parser.add_argument("--server-out", metavar="FILE", help="where the server's profile goes (JSON)")
+    parser.add_argument("--keys", metavar="DIR", help="key directory (default: the user's)")
     parser.add_argument("--repeats", type=int, default=5, help="timings per slice size; the median counts (default 5)")
 
 
@@ -31,8 +37,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of this side (default 1)")
 
 
-def network_of(args: argparse.Namespace) -> Any:
-    """The traced network that the arguments name."""
+def network_of(args: argparse.Namespace, dense: bool = False) -> Any:
+    """The traced network that the arguments name; ``dense``: only up to its last maps."""
     import torch
 
     from edge_offload.errors import BadInput
@@ -48,7 +54,7 @@ def network_of(args: argparse.Namespace) -> Any:
         if picture is None:
             raise BadInput(f"cannot read picture {args.image}")
     entry = registry.entries().get(args.model)
-    return load(args.model, options_of(args.option, entry.options if entry else {}), picture, args.axis)
+    return load(args.model, options_of(args.option, entry.options if entry else {}), picture, args.axis, dense)
 
 
 def options_of(pairs: Sequence[str], known: Any) -> Dict[str, Any]:
@@ -72,21 +78,61 @@ def run(args: argparse.Namespace) -> int:
     """See :mod:`edge_offload.commands`."""
     import os
 
+    from edge_offload.errors import BadInput
     from edge_offload.split.profile import measure
 
+    if bool(args.server) != bool(args.server_out):
+        raise BadInput("--server and --server-out go together")
     network = network_of(args)
+    theirs = _measured_there(args, network) if args.server else None
     load_average = os.getloadavg()[0]
     profile = measure(network, args.repeats)
     profile.write(args.out)
+    if theirs is not None:
+        theirs.write(args.server_out)
     counts = network.located.counts()
     lines: List[str] = [
         f"{args.model}: {counts['local']} local and {counts['global']} global operators",
         f"unsplit {profile.whole_s * 1e3:.1f} ms; {sum(c.launch_s for c in profile.costs()) * 1e3:.1f} ms of launches",
         f"load average {load_average:.2f}, threads {args.threads}",
     ]
-    for number, speeds in profile.codecs.items():
-        for speed in sorted(speeds, key=lambda item: -item.ratio)[:5]:
+    if theirs is not None:
+        lines.append(f"server: unsplit {theirs.whole_s * 1e3:.1f} ms")
+    for number in network.program.sequence.inputs:
+        for speed in sorted(profile.codecs.get(number, ()), key=lambda item: -item.ratio)[:5]:
             lines.append(f"input %{number} {speed.name}: {speed.ratio:.2f}x, {speed.encode_bytes_per_s / 1e6:.0f} MB/s "
                          f"coding, {speed.decode_bytes_per_s / 1e6:.0f} MB/s decoding")  # fmt: skip
     print("\n".join(lines))
     return 0
+
+
+def _measured_there(args: argparse.Namespace, network: Any) -> Any:
+    """The server's profile of the same model.
+
+    Raises:
+        EdgeOffloadError: the server is not there, refuses the model, or traces it differently.
+    """
+    from edge_offload.errors import RemoteError
+    from edge_offload.execute.tensors import pack
+    from edge_offload.link.client import Client
+    from edge_offload.link.keys import KeyStore
+    from edge_offload.models import registry
+    from edge_offload.sequence import sequence_hash
+    from edge_offload.split.profile import Profile
+
+    entry = registry.entries().get(args.model)
+    options = options_of(args.option, entry.options if entry else {})
+    descriptors, buffers = pack(network.inputs)
+    body = {
+        "name": args.model,
+        "options": options,
+        "state_hash": registry.state_hash(registry.build_module(args.model, **options)),
+        "inputs": descriptors,
+    }
+    with Client(args.server, keys=KeyStore(args.keys)) as client:
+        client.wait_ready(CONNECT_S)
+        reply = client.request("split_open", body, buffers, timeout_s=MEASURE_S).result(MEASURE_S)
+        profile = Profile.from_bytes(reply.buffers)
+    if profile.sequence != sequence_hash(network.program.sequence):
+        raise RemoteError("robot and server trace this model differently", remedy="use the same torch on both")
+    return profile

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
-from torch import nn
 
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.link.client import Client
@@ -44,7 +43,6 @@ class Planned:
         plans: the distinct ones that are in force on both sides.
         place: entry of the table -> place among ``plans``.
         shared: what both sides have.
-        tail: what the robot computes behind the traced part; None if everything was traced.
     """
 
     network: Network
@@ -53,7 +51,6 @@ class Planned:
     plans: Tuple[ReadyPlan, ...]
     place: Tuple[int, ...]
     shared: Mapping[int, torch.Tensor]
-    tail: Optional[nn.Module]
 
 
 @dataclass(frozen=True)
@@ -117,9 +114,6 @@ class Frame:
             if progress.failure is not None:
                 raise progress.failure
         outputs = progress.results()
-        if self._planned.tail is not None:
-            with torch.inference_mode():
-                outputs = tuple(tensor.clone() for tensor in self._planned.tail(*outputs))
         stages = {**self._stages, "compute_robot": progress.compute_s}
         return Attempt(outputs, stages, self.bytes_up, self.bytes_down, self._round_trips, self._clock_error_s)
 
@@ -178,6 +172,8 @@ class Frame:
         began = time.monotonic()
         try:
             index, low, tensor = decode_piece(self.progress, reply.body, reply.buffers)
+            if self._slowdown > 1.0 and self.progress.transfer(index).codec != "raw":
+                time.sleep((self._slowdown - 1.0) * (time.monotonic() - began))
             self.bytes_down += reply.transfer.bytes_down
             self._stages["downlink"] += reply.transfer.downlink_s
             self._clock_error_s = max(self._clock_error_s, reply.transfer.clock_error_s)

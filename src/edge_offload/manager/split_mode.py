@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import statistics
 import threading
 import time
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError, RemoteError
-from edge_offload.execute.tensors import TensorSpec
+from edge_offload.execute.tensors import TensorSpec, pack
 from edge_offload.link.client import Client
 from edge_offload.link.replies import LinkState, Reply
 from edge_offload.manager.patience import Patience, PatienceLimits
@@ -44,7 +45,9 @@ BANDWIDTHS = tuple(max(k, 0.5) * 1e6 for k in range(31))
 UNKNOWN_BANDWIDTH = 5e6
 """Taken for granted until the link has shown what it carries."""
 REQUEST_S = 1.5e-3
-"""The runtime's own time per inference that uses the link, charged by the planner."""
+"""The runtime's own time per inference that uses the link, charged by the planner where it could not be measured."""
+ECHOES = 9
+MOST_REQUEST_S = 0.05
 OPEN_TIMEOUT_S = 600.0
 REOPEN_S = 5.0
 PAUSE_S, MOST_PAUSE_S = 0.25, 4.0
@@ -227,21 +230,23 @@ class SplitRunner:
 
     def _open(self, specs: Specs, opening: _Opening, examples: Sequence[torch.Tensor]) -> None:
         try:
+            descriptors, buffers = pack(examples)
             body = {
                 "name": self._name,
                 "options": self._options,
                 "state_hash": self._state_hash(),
-                "inputs": [spec.to_dict() for spec in specs],
+                "inputs": descriptors,
             }
-            future = self._client.request("split_open", body, timeout_s=OPEN_TIMEOUT_S)
-            network, profile, shared = self._learn(specs, examples)
+            future = self._client.request("split_open", body, buffers, timeout_s=OPEN_TIMEOUT_S)
+            network, profile, shared = self.learn(examples)
             reply: Reply = future.result(OPEN_TIMEOUT_S)
-            theirs = _profile_of(reply)
+            theirs = Profile.from_bytes(reply.buffers)
             if theirs.sequence != profile.sequence:
                 raise RemoteError("robot and server trace this model differently", remedy="use the same torch on both")
             rtt_s = self._client.clock.rtt_s
             link = Link(latency_s=rtt_s / 2 if 0 <= rtt_s < 1 else Link().latency_s)
-            model = cost_model(network.located, profile, theirs, link, request_s=REQUEST_S, slowdown=self._slowdown)
+            request_s = self._request_s(2 * link.latency_s)
+            model = cost_model(network.located, profile, theirs, link, request_s=request_s, slowdown=self._slowdown)
             planned = self._plan(network, model, shared)
             handle = reply.body.get("handle")
             if type(handle) is not int:
@@ -255,16 +260,27 @@ class SplitRunner:
             _log.exception("the split of %s was not opened", self._name)
             self._not_opened(opening, f"{type(error).__name__}: {error}")
 
-    def _learn(
-        self, specs: Specs, examples: Sequence[torch.Tensor]
-    ) -> Tuple[Network, Profile, Mapping[int, torch.Tensor]]:
-        """Trace and profile here, once, whatever the link does meanwhile."""
+    def learn(self, examples: Sequence[torch.Tensor]) -> Tuple[Network, Profile, Mapping[int, torch.Tensor]]:
+        """Trace and profile here, once, whatever the link does meanwhile; blocks. Opening a split does so by itself."""
+        specs = tuple(TensorSpec.of(tensor) for tensor in examples)
         with self._learning:
             if specs not in self._known:
                 network = trace(self._name, self._module, examples)
                 shared = shared_values(network.located, network.program.constants)
                 self._known[specs] = (network, measure(network, PROFILE_REPEATS), shared)
             return self._known[specs]
+
+    def _request_s(self, rtt_s: float) -> float:
+        """What a request takes beyond the round trip, through all the threads of both sides: a median."""
+        seconds = []
+        try:
+            for _ in range(ECHOES):
+                began = time.monotonic()
+                self._client.request("split_echo", {}, timeout_s=5.0).result(5.0)
+                seconds.append(time.monotonic() - began)
+        except (EdgeOffloadError, FutureTimeout):
+            return REQUEST_S
+        return min(max(statistics.median(seconds) - rtt_s, 0.0), MOST_REQUEST_S)
 
     def _not_opened(self, opening: _Opening, why: str) -> None:
         opening.retry_s = time.monotonic() + REOPEN_S
@@ -286,32 +302,7 @@ class SplitRunner:
             for index in entries:
                 place[index] = len(plans)
             plans.append(ready(plan, network.located, space.identity))
-        tail = getattr(self._module, "readout", None) if network.part == "network" else None
-        return Planned(network, model, table, tuple(plans), tuple(place), shared, tail)
-
-
-def _profile_of(reply: Reply) -> Profile:
-    """The server's profile, from the reply's one buffer.
-
-    Raises:
-        ProtocolError: it is none.
-    """
-    from edge_offload import records
-    from edge_offload.split.profile import CodecSpeed
-
-    if len(reply.buffers) != 1 or reply.buffers[0].nbytes > 32 << 20:
-        raise ProtocolError("the server sent no profile")
-    try:
-        record = json.loads(bytes(reply.buffers[0]).decode())
-        records.validate("split_profile", record)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"the server's profile cannot be read: {error}") from error
-    return Profile(
-        record["model"], record["sequence"], {int(key): axis for key, axis in record["axes"].items()},
-        record["machine"], tuple(tuple((int(r), float(s)) for r, s in points) for points in record["operators"]),
-        {int(key): tuple(CodecSpeed(**speed) for speed in found) for key, found in record["codecs"].items()},
-        record["whole_s"],
-    )  # fmt: skip
+        return Planned(network, model, table, tuple(plans), tuple(place), shared)
 
 
 def ways(plan: Plan) -> str:

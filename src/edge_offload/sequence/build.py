@@ -7,6 +7,8 @@ inference that no graph contains; switch it off (``torch.backends.mha.set_fastpa
 
 from __future__ import annotations
 
+import contextlib
+import io
 import operator as python_operator
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -46,7 +48,8 @@ def from_module(module: nn.Module, inputs: Sequence[torch.Tensor]) -> Program:
     if not hasattr(torch, "export"):
         raise Unsupported(f"torch {torch.__version__} has no torch.export", remedy="use torch 2.1 or newer")
     try:
-        with torch.no_grad():
+        # torch prints the whole graph to stderr where it stops at data; the exception says all that matters of it
+        with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
             exported = torch.export.export(module, tuple(inputs)).run_decompositions({})
     except Exception as error:  # torch.export raises many unrelated types for one reason: it cannot trace this
         raise Unsupported(

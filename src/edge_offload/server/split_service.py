@@ -9,32 +9,28 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, RemoteError
-from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec
+from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descriptors, unpack
 from edge_offload.link.peers import Peer, Request
 from edge_offload.server.fair_queue import FairQueue
 from edge_offload.server.replicas import Replica, ReplicaPool
+from edge_offload.server.split_models import Learnt, SplitModels
 from edge_offload.server.worker import Worker
 from edge_offload.split.networks import Network
 from edge_offload.split.plan import Plan, Side
-from edge_offload.split.profile import Profile, measure
-from edge_offload.split.reference import shared_values
+from edge_offload.split.profile import Profile
 from edge_offload.split.runtime.pieces import decode_piece, encode_piece
 from edge_offload.split.runtime.progress import Progress
 from edge_offload.split.runtime.tables import MAX_PLANS, ReadyPlan, ready
-from edge_offload.split.runtime.tracing import trace
 
 MAX_OPEN = 4
 """Splits that one robot may have open (a shape each)."""
-MAX_LEARNT = 8
-"""Traced and profiled models that are kept."""
 MAX_INPUT_BYTES = 256 << 20
 MAX_TABLE_BYTES = 32 << 20
-PROFILE_REPEATS = 3
 
 _log = logging.getLogger(__name__)
 
@@ -62,18 +58,9 @@ class _Session:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-@dataclass
-class _Learnt:
-    """A model traced and profiled for one set of input shapes; kept over lost connections."""
-
-    replica: Replica
-    network: Network
-    shared: Mapping[int, torch.Tensor]
-    profile: Optional[Profile] = None
-
-
 class SplitService:
-    """Answers ``split_open``, ``split_table``, ``split_begin``, ``split_rows``, ``split_take`` and ``split_close``.
+    """Answers ``split_open``, ``split_table``, ``split_begin``, ``split_rows``, ``split_take``, ``split_echo`` and
+    ``split_close``.
 
     Its methods run on the link's thread and return at once. Blocks of steps are computed by the device's worker, so
     that robots share it fairly; coding and decoding have a thread of their own each. A robot has one inference under
@@ -92,7 +79,7 @@ class SplitService:
         self._decoder = Worker("edge-offload-split-decode", FairQueue(4096, 1 << 16))
         self._encoder = Worker("edge-offload-split-encode", FairQueue(4096, 1 << 16))
         self._sessions: Dict[Peer, Dict[int, _Session]] = {}
-        self._learnt: Dict[Tuple[TensorSpec, ...], List[_Learnt]] = {}
+        self._models = SplitModels(pool)
         self._handles = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -106,6 +93,7 @@ class SplitService:
             "split_rows": self.rows,
             "split_take": self.take,
             "split_close": self.close_session,
+            "split_echo": self.echo,
         }
 
     def start(self) -> None:
@@ -128,7 +116,7 @@ class SplitService:
             self._pool.release(session.replica)
 
     def open(self, request: Request) -> None:
-        """``{name, options, state_hash, inputs}`` → ``{handle, sequence}`` and the server's profile as a buffer.
+        """``{name, options, state_hash, inputs}`` and sample inputs → ``{handle, sequence}`` and the server's profile.
 
         Raises:
             ProtocolError, Refused: malformed, or too much is open.
@@ -136,9 +124,7 @@ class SplitService:
         inputs = request.body.get("inputs")
         if not isinstance(inputs, list) or not 0 < len(inputs) <= MAX_TENSORS:
             raise ProtocolError(f"inputs are a list of 1 to {MAX_TENSORS} tensors")
-        specs = tuple(TensorSpec.parse(raw) for raw in inputs)
-        if sum(spec.nbytes for spec in specs) > MAX_INPUT_BYTES:
-            raise Refused(f"inputs of more than {MAX_INPUT_BYTES} bytes", remedy="send smaller ones")
+        specs = tuple(check_descriptors(inputs, len(request.buffers), max_bytes=MAX_INPUT_BYTES))
         if self._pool.device.type != "cpu":
             raise Refused(f"this server computes on {self._pool.device}; a split runs on its CPU alone so far",
                           remedy="start a server with --device cpu, or use mode server or replay")  # fmt: skip
@@ -199,6 +185,14 @@ class SplitService:
             self._decoder.submit(request.peer, lambda: self._decode(request, session, inference))
         request.reply({})
 
+    def echo(self, request: Request) -> None:
+        """``{}`` → ``{}``, by way of every thread that rows go through: a robot learns what a request costs here."""
+
+        def passed(worker: Worker, job: Callable[[], None]) -> None:
+            worker.submit(request.peer, lambda: self._guarded(request, job))
+
+        passed(self._decoder, lambda: passed(self._device, lambda: passed(self._encoder, lambda: request.reply({}))))
+
     def close_session(self, request: Request) -> None:
         """``{handle}`` → ``{}``."""
         session = self._find(request)
@@ -210,46 +204,25 @@ class SplitService:
     # -- opening
 
     def _load(self, request: Request, specs: Sequence[TensorSpec]) -> None:
-        """On the loader's thread: build and trace."""
+        """On the loader's thread: build and trace; then profile on the device's."""
         body = request.body
-        replica = self._pool.acquire(body.get("name"), body.get("options", {}), body.get("state_hash"))
+        examples = unpack(body.get("inputs"), request.buffers, specs, MAX_INPUT_BYTES)
+        learnt = self._models.trace(body.get("name"), body.get("options", {}), body.get("state_hash"), examples)
+        if learnt.profile is not None:
+            self._opened(request, learnt)
+            return
         try:
-            known = self._known(replica, specs)
-            if known is not None:
-                self._opened(request, known)
-                return
-            network = trace(replica.name, replica.executor.module, [spec.zeros() for spec in specs])
-            learnt = _Learnt(replica, network, shared_values(network.located, network.program.constants))
-            self._device.submit(
-                request.peer, lambda: self._guarded(request, lambda: self._profile(request, specs, learnt))
-            )
-        except BaseException:
-            self._pool.release(replica)
-            raise
-
-    def _known(self, replica: Replica, specs: Sequence[TensorSpec]) -> Optional[_Learnt]:
-        """What was traced and profiled before, for any robot and over lost connections."""
-        with self._lock:
-            found = self._learnt.get(tuple(specs), [])
-            return next((learnt for learnt in found if learnt.replica is replica), None)
-
-    def _profile(self, request: Request, specs: Sequence[TensorSpec], learnt: _Learnt) -> None:
-        """On the device's thread."""
-        try:
-            learnt.profile = measure(learnt.network, PROFILE_REPEATS)
+            self._device.submit(request.peer, lambda: self._guarded(request, lambda: self._profile(request, learnt)))
         except BaseException:
             self._pool.release(learnt.replica)
             raise
-        with self._lock:
-            self._learnt.setdefault(tuple(specs), []).append(learnt)
-            while sum(map(len, self._learnt.values())) > MAX_LEARNT:
-                oldest = next(iter(self._learnt))
-                self._learnt[oldest].pop(0)
-                if not self._learnt[oldest]:
-                    del self._learnt[oldest]
+
+    def _profile(self, request: Request, learnt: Learnt) -> None:
+        """On the device's thread."""
+        self._models.profile(learnt)
         self._opened(request, learnt)
 
-    def _opened(self, request: Request, learnt: _Learnt) -> None:
+    def _opened(self, request: Request, learnt: Learnt) -> None:
         assert learnt.profile is not None
         handle = next(self._handles)
         with self._lock:
@@ -261,7 +234,7 @@ class SplitService:
             self._pool.release(learnt.replica)
             return
         record = json.dumps(learnt.profile.to_record()).encode()
-        body = {"handle": handle, "sequence": learnt.profile.sequence, "part": learnt.network.part}
+        body = {"handle": handle, "sequence": learnt.profile.sequence}
         request.reply(body, [record])
 
     def _take_table(self, request: Request, session: _Session) -> None:

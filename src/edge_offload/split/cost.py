@@ -7,7 +7,7 @@ still pays the launch, and leaving that out is what made published predictions o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Sequence, Tuple, Union
+from typing import Any, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -19,8 +19,10 @@ from edge_offload.split.plan import Side
 
 Seconds = Union[float, np.ndarray]
 
-CHUNK_BYTES = 64 * 1024
-"""Payloads are coded and sent in pieces of about this size, so that coding and sending overlap."""
+PIECE_BYTES = 128 * 1024
+"""What the robot sends is cut into pieces of rows of about this size, so that coding, sending and decoding overlap."""
+MAX_PIECES = 24
+"""Per transfer: every piece is a message, and both ends bound how many of them wait."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +66,28 @@ class CodecCost:
     Attributes:
         name: the codec's name in plans; ``raw`` is always there.
         ratio: raw bytes / coded bytes, measured.
-        robot_bytes_per_s, server_bytes_per_s: raw bytes per second, coding and decoding, on each side.
+        robot_bytes_per_s, server_bytes_per_s: raw bytes per second: coding on the robot, decoding on the server.
+        robot_decode_bytes_per_s, server_encode_bytes_per_s: the other way; as fast as the first if not given.
     """
 
     name: str
     ratio: float
     robot_bytes_per_s: float
     server_bytes_per_s: float
+    robot_decode_bytes_per_s: Optional[float] = None
+    server_encode_bytes_per_s: Optional[float] = None
 
-    def speed(self, side: Side) -> float:
-        """Raw bytes per second on ``side``."""
-        return self.robot_bytes_per_s if side is Side.ROBOT else self.server_bytes_per_s
+    def encode_s(self, raw_bytes: float, sender: Side) -> float:
+        """Seconds of coding on the sender's side."""
+        if sender is Side.ROBOT:
+            return raw_bytes / self.robot_bytes_per_s
+        return raw_bytes / (self.server_encode_bytes_per_s or self.server_bytes_per_s)
+
+    def decode_s(self, raw_bytes: float, sender: Side) -> float:
+        """Seconds of decoding on the other side."""
+        if sender is Side.ROBOT:
+            return raw_bytes / self.server_bytes_per_s
+        return raw_bytes / (self.robot_decode_bytes_per_s or self.robot_bytes_per_s)
 
 
 RAW = CodecCost("raw", 1.0, float("inf"), float("inf"))
@@ -147,8 +160,14 @@ class CostModel:
         """What it takes to move ``rows`` rows of a value with a codec."""
         option = self.codec(number, name)
         raw = rows * self.located.row_bytes(number)
-        return Payload(raw, raw / option.ratio, raw / option.speed(sender), raw / option.speed(sender.other),
-                       max(1, int(raw // CHUNK_BYTES)))  # fmt: skip
+        return Payload(raw, raw / option.ratio, option.encode_s(raw, sender), option.decode_s(raw, sender),
+                       self.pieces(number, rows, sender))  # fmt: skip
+
+    def pieces(self, number: int, rows: int, sender: Side) -> int:
+        """In how many pieces a transfer travels: the robot cuts along the rows, the server answers in one message."""
+        if sender is Side.SERVER or number not in self.located.axes:
+            return 1
+        return max(1, min(int(rows * self.located.row_bytes(number) // PIECE_BYTES), MAX_PIECES, rows))
 
     def best_codec(self, number: int, rows: int, sender: Side, bandwidth: float) -> str:
         """The codec with which the rows arrive first, at ``bandwidth`` bytes per second."""
@@ -156,7 +175,9 @@ class CostModel:
         if len(options) == 1:
             return RAW.name
         rate = bandwidth * (1.0 if sender is Side.ROBOT else self.link.down_factor)
-        return min(options, key=lambda option: self.payload(number, rows, sender, option.name).alone_s(rate)).name
+        return min(
+            options, key=lambda option: float(self.payload(number, rows, sender, option.name).alone_s(rate))
+        ).name
 
 
 @dataclass(frozen=True)
@@ -172,11 +193,11 @@ class Payload:
     decode_s: Any
     pieces: Any
 
-    def alone_s(self, rate: float) -> float:
-        """Seconds from ready to usable on an idle link without delay."""
-        wire = self.coded_bytes / max(rate, 1e-9)
-        slowest = max(self.encode_s, wire, self.decode_s)
-        return float(slowest + (self.encode_s + wire + self.decode_s - slowest) / self.pieces)
+    def alone_s(self, rate: Seconds) -> np.ndarray:
+        """Seconds from ready to usable on an idle link without delay, at one bandwidth or several."""
+        wire = self.coded_bytes / np.maximum(rate, 1e-9)
+        slowest = np.maximum(np.maximum(self.encode_s, wire), self.decode_s)
+        return np.asarray(slowest + (self.encode_s + wire + self.decode_s - slowest) / self.pieces)
 
 
 def uniform_costs(located: LocalityMap, side_costs: Mapping[int, float], launch_s: float) -> Tuple[OperatorCost, ...]:

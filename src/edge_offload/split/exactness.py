@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 import torch
 
 from edge_offload.execute.sequence_runner import SequenceRunner
 from edge_offload.sequence import Operator, Symbol, sequence_hash
 from edge_offload.sequence.build import Program, tensor_digest
-from edge_offload.split.check import check
+from edge_offload.split.check import BadPlan, check
 from edge_offload.split.complete import backward, complete
 from edge_offload.split.footprint import EMPTY, Locality, Range
 from edge_offload.split.locality import LocalityMap, analyse, union
@@ -86,6 +86,23 @@ def random_split(located: LocalityMap, chooser: random.Random) -> Plan:
         return ((low, high), EMPTY) if style == "robot" else (EMPTY, (low, high))
 
     return complete(located, *backward(located, decide))
+
+
+def shortened(plan: Plan) -> Iterator[Plan]:
+    """The plan with one transfer a row shorter at one end, in every way; where one row is all, it goes."""
+    for position, transfer in enumerate(plan.transfers):
+        for low, high in ((transfer.low + 1, transfer.high), (transfer.low, transfer.high - 1)):
+            kept = [replace(transfer, low=low, high=high)] if low < high else []
+            yield replace(plan, transfers=(*plan.transfers[:position], *kept, *plan.transfers[position + 1 :]))
+
+
+def passes(plan: Plan, located: LocalityMap, identity: str) -> bool:
+    """Whether :func:`~edge_offload.split.check.check` takes the plan for exact."""
+    try:
+        check(plan, located, identity)
+    except BadPlan:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

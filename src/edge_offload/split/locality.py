@@ -17,6 +17,10 @@ from edge_offload.split.footprint import EMPTY, Local, Locality, Range, Site, bi
 _REGISTERED = (footprint_element, footprint_rows, footprint_shape, footprint_window)
 
 
+UNKNOWN_BYTES = 4096
+"""Taken for a value whose size only running tells: 25 people of 39 numbers."""
+
+
 @dataclass(frozen=True)
 class OperatorLocality:
     """One operator's locality.
@@ -61,9 +65,14 @@ class LocalityMap:
         axis = self.axes.get(number)
         return 1 if axis is None else self.sequence.values[number].shape[axis]
 
+    def nbytes(self, number: int) -> int:
+        """Bytes of a value; of one whose sizes depend on the data, what a read-out of so many rows takes."""
+        value = self.sequence.values[number]
+        return value.nbytes if value.is_static else UNKNOWN_BYTES
+
     def row_bytes(self, number: int) -> float:
         """Bytes of one row of a value."""
-        return self.sequence.values[number].nbytes / self.length(number)
+        return self.nbytes(number) / self.length(number)
 
     def footprint(self, index: int, low: int, high: int) -> Dict[int, Range]:
         """Rows of every non-free argument that output rows [low, high) of operator ``index`` need.

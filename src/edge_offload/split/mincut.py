@@ -101,7 +101,7 @@ def _alone(space: Space, number: int, rows: int, sender: Side, bandwidth: float)
     model = space.model
     rate = bandwidth * (1.0 if sender is Side.ROBOT else model.link.down_factor)
     name = model.best_codec(number, rows, sender, bandwidth) if space.codecs else "raw"
-    return model.payload(number, rows, sender, name).alone_s(rate)
+    return float(model.payload(number, rows, sender, name).alone_s(rate))
 
 
 def _nonempty(rows: Range) -> bool:

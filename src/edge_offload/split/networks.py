@@ -7,10 +7,10 @@ from typing import Any, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
+from torch import nn
 
-from edge_offload.errors import BadInput, Unsupported
-from edge_offload.sequence.build import Program, from_module
-from edge_offload.split.locality import LocalityMap, analyse, axis_choices
+from edge_offload.sequence.build import Program
+from edge_offload.split.locality import LocalityMap
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Per channel, of the images that classifiers are trained on."""
@@ -24,62 +24,83 @@ class Network:
         name: as in the registry.
         program: sequence and constants.
         located: its locality along the chosen axis.
-        inputs: what the sequence takes, from a picture.
-        part: ``module`` if all of it was traced, ``network`` if only what comes before a data-dependent read-out.
+        inputs: what the sequence takes, from a picture or a sweep.
+        readout: the part behind an opaque operator, which lives as long as this does; None if all was traced.
     """
 
     name: str
     program: Program
     located: LocalityMap
     inputs: Tuple[torch.Tensor, ...]
-    part: str = "module"
+    readout: Optional[nn.Module] = None
 
 
 def load(
-    name: str, options: Optional[Mapping[str, Any]] = None, bgr: Optional[np.ndarray] = None, axis: Optional[int] = None
+    name: str,
+    options: Optional[Mapping[str, Any]] = None,
+    bgr: Optional[np.ndarray] = None,
+    axis: Optional[int] = None,
+    dense: bool = False,
 ) -> Network:
     """Build, trace and analyse a model of the registry.
 
     Args:
         name: a registry name, or package.module:factory of a person estimator.
         options: the model's scalar options.
-        bgr: uint8 [h, w, 3] picture for the sample input; a synthetic one without it.
+        bgr: uint8 [h, w, 3] picture for the sample input; a synthetic one without it. Scene models take a synthetic
+            LiDAR sweep.
         axis: axis of the input to split along; the one with most local operators without it.
+        dense: leave out what comes after the last maps (non-maximum suppression, arg max over the classes).
 
     Raises:
         BadInput: no such model, or an axis along which nothing is local.
         Unsupported: the model cannot be traced.
     """
+    from edge_offload.split.runtime.tracing import trace
+
+    module, inputs = module_and_inputs(name, dict(options or {}), synthetic_frame() if bgr is None else bgr)
+    return trace(name, _Dense(module) if dense else module, inputs, axis)
+
+
+def module_and_inputs(
+    name: str, options: Mapping[str, Any], bgr: np.ndarray
+) -> Tuple[nn.Module, Tuple[torch.Tensor, ...]]:
+    """A model of the registry with a sample input; arguments and errors as `load`."""
     from edge_offload.models import registry
     from edge_offload.models.base import PersonEstimator
 
-    options = dict(options or {})
-    bgr = synthetic_frame() if bgr is None else bgr
-    part = "module"
     entry = registry.entries().get(name)
     if entry is not None and entry.kind == "classifier":
-        module = registry.build_module(name, **options)
-        inputs: Tuple[torch.Tensor, ...] = (classifier_input(bgr, int({**entry.options, **options}["size"])),)
-        program = from_module(module, inputs)
-    else:
-        estimator = registry.build_estimator(name, **options)
-        assert isinstance(estimator, PersonEstimator)
-        inputs = (estimator.prepare(bgr)[0],)
-        try:
-            program = from_module(estimator.module, inputs)
-        except Unsupported:  # a read-out whose sizes depend on the data
-            program, part = from_module(estimator.module.network, inputs), "network"
-    return Network(name, program, _located(program, axis), inputs, part)
+        size = int({**entry.options, **options}["size"])
+        return registry.build_module(name, **options), (classifier_input(bgr, size),)
+    if entry is not None and entry.kind == "scene":
+        return registry.build_module(name, **options), (synthetic_occupancy(),)
+    estimator = registry.build_estimator(name, **options)
+    assert isinstance(estimator, PersonEstimator)
+    return estimator.module, (estimator.prepare(bgr)[0],)
 
 
-def _located(program: Program, axis: Optional[int]) -> LocalityMap:
-    choices = axis_choices(program.sequence)
-    if axis is not None:
-        choices = [choice for choice in choices if axis in choice.values()]
-    if not choices:
-        where = "any axis" if axis is None else f"axis {axis}"
-        raise BadInput(f"no operator of this network is local along {where} of its input")
-    return analyse(program.sequence, choices[0])
+class _Dense(nn.Module):
+    """A model up to its last maps: float outputs before anything discrete."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        from edge_offload.models.sconet.network import SCONet
+
+        if isinstance(self.module, SCONet):
+            return self.module.logits(inputs[0].unsqueeze(0).float())
+        part = getattr(self.module, "network", self.module)
+        return part(*inputs)
+
+
+def synthetic_occupancy(seed: int = 0) -> torch.Tensor:
+    """Occupancy of a procedural street as a LiDAR sees it, uint8 [256, 256, 32]."""
+    from edge_offload.models.scenes.samples import pair
+
+    return torch.from_numpy(np.ascontiguousarray(pair(seed).occupancy))
 
 
 def classifier_input(bgr: np.ndarray, size: int) -> torch.Tensor:

@@ -11,14 +11,14 @@ loss_beam      LOPInfer Alg. 1: beam search over recuts, then large-neighbourhoo
 
 :class:`Planner` is the way in. The two LOSS planners start from the baselines and keep the best plan seen, so that
 under the same model and objective they are never worse than device-only, server-only or the layer partition, at any
-bandwidth.
+bandwidth; the default one also starts from what differential evolution finds in a third of its budget.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -166,6 +166,7 @@ def spso_ga(space: Space, objective: Objective, effort: Effort) -> Choice:
 
     chosen = []
     for index in range(len(space.bandwidths)):
+
         def cost(places: Tuple[int, ...], at: int = index) -> float:
             found = score(places)
             return goal.cost(float(found.makespan_s[at]), float(found.energy_j[at]))
@@ -240,11 +241,13 @@ def loss_de(space: Space, objective: Objective, effort: Effort) -> Choice:
 
 
 def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """LOPInfer Alg. 1. Phase I: baselines, then a beam of recut lists that grows by one recut at a time. Phase II:
-    large-neighbourhood search around each bandwidth's best plan, until nothing improves. Then every replicated split
-    that could be better by 1 % or more, as far as the budget goes."""
+    """LOPInfer Alg. 1. Phase I: baselines, what differential evolution finds in a third of the budget, then a beam of
+    recut lists that grows by one recut at a time. Phase II: large-neighbourhood search around each bandwidth's best
+    plan, until nothing improves. Then every replicated split that could be better by 1 % or more, as far as the budget
+    goes."""
     stop = _Stop(space, effort)
     every: List[Scored] = [scored for choice in _baselines(space, objective, effort) for scored in choice]
+    every += loss_de(space, objective, replace(effort, seconds=effort.seconds / 3, evaluations=effort.evaluations // 3))
     best = [best_of(every, objective, index) for index in range(len(space.bandwidths))]
     positions = space.positions()
     for tail in (space.server_only, space.device_only):

@@ -1,4 +1,4 @@
-"""What this machine takes for every operator of a network at several slice sizes, and for coding its input.
+"""What this machine takes for every operator of a network at several slice sizes, and for coding what may travel.
 
 One profile is measured on the robot and one on the server, by the same command; together with a link they make the
 cost model. A profile is tied to a sequence by its hash and says what machine it was measured on.
@@ -13,10 +13,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
+import numpy as np
 import torch
 
 from edge_offload import records
-from edge_offload.errors import BadInput
+from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.power.states import StatePowers
 from edge_offload.sequence import sequence_hash
@@ -30,6 +31,14 @@ from edge_offload.split.reference import shared_values
 
 FRACTIONS = (1.0, 0.5, 0.25, 0.0)
 """Slice sizes at which a local operator is measured, as fractions of its rows; 0 stands for a single row."""
+
+LEAST_CODED_BYTES = 4096
+"""Smaller payloads go as they are."""
+SAMPLE_BYTES = 128 * 1024
+CODEC_REPEATS = 3
+
+MAX_BYTES = 32 << 20
+"""Of a profile that came over a link."""
 
 Points = Tuple[Tuple[int, float], ...]
 
@@ -54,7 +63,7 @@ class Profile:
         axes: input value -> axis.
         machine: fingerprint of the machine.
         points: per operator, (rows, seconds) as measured; empty for free operators.
-        codecs: input value -> what codecs do to it.
+        codecs: value -> what codecs do to it, inputs and what operators make.
         whole_s: seconds of the unsplit network, run operator by operator.
     """
 
@@ -101,6 +110,29 @@ class Profile:
             record = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise BadInput(f"cannot read profile {path}: {error}", remedy="make one: edge-offload profile") from error
+        return Profile.from_record(record)
+
+    @staticmethod
+    def from_bytes(buffers: Sequence[Any]) -> Profile:
+        """The profile in the one buffer of a server's reply.
+
+        Raises:
+            ProtocolError: it is none.
+        """
+        if len(buffers) != 1 or memoryview(buffers[0]).nbytes > MAX_BYTES:
+            raise ProtocolError("the server sent no profile")
+        try:
+            return Profile.from_record(json.loads(bytes(buffers[0]).decode()))
+        except (ValueError, RecursionError, BadInput) as error:
+            raise ProtocolError(f"the server's profile cannot be read: {error}") from error
+
+    @staticmethod
+    def from_record(record: Any) -> Profile:
+        """The profile in a record.
+
+        Raises:
+            BadInput: it is none.
+        """
         records.validate("split_profile", record)
         return Profile(
             record["model"], record["sequence"], {int(key): axis for key, axis in record["axes"].items()},
@@ -126,83 +158,110 @@ class _Values:
 
 @torch.no_grad()
 def measure(network: Network, repeats: int = 5, codecs: bool = True) -> Profile:
-    """Time every operator on real intermediate values, ``repeats`` times per slice size; the median counts.
+    """Time every operator on real intermediate values: whole in passes over the network, then slices of several sizes.
 
-    Slices are taken from the middle, where their halos are full. Timings are only worth something on an idle machine.
+    A whole operator costs what it costs in its place, with the caches as the operators before it leave them: the median
+    over ``repeats`` passes. Slices are repeated one after the other, taken from the middle, where their halos are full,
+    and scaled by what the whole costs in place / repeated. Timings are only worth something on an idle machine.
     """
     located, sequence = network.located, network.program.sequence
-    values = _Values(located, shared_values(located, network.program.constants))
-    values.held.update(zip(sequence.inputs, network.inputs))
+    shared = shared_values(located, network.program.constants)
     dead = free_after(sequence)
+    in_place = [_pass(network, shared, dead) for _ in range(repeats + 1)][1:]
+    values = _Values(located, shared)
+    values.held.update(zip(sequence.inputs, network.inputs))
     measured: List[Points] = []
-    whole_s = 0.0
+    coded: Dict[int, Tuple[CodecSpeed, ...]] = {}
+    if codecs:
+        coded = {number: codec_speeds(tensor) for number, tensor in zip(sequence.inputs, network.inputs)}
     for index, (operator, entry) in enumerate(zip(sequence.operators, located.operators)):
         if entry.kind is Locality.FREE:
             measured.append(())
             continue
-        started = time.perf_counter()
         results = call(operator, values.whole)
-        whole_s += time.perf_counter() - started
-        measured.append(_points(values, index, repeats))
+        measured.append(_points(values, index, repeats, statistics.median(seconds[index] for seconds in in_place)))
+        values.held.update({number: r for number, r in zip(operator.outputs, results) if number is not None})
+        if codecs:
+            # a view has the bytes of what it is a view of
+            sources = dict(operator.aliases)
+            for position, number in enumerate(operator.outputs):
+                if number is not None:
+                    known = coded.get(sources.get(position, -1))
+                    coded[number] = codec_speeds(values.held[number]) if known is None else known
+        for number in dead[index]:
+            values.held.pop(number, None)
+    axes = {number: located.axes[number] for number in sequence.inputs if number in located.axes}
+    whole_s = statistics.median(sum(seconds) for seconds in in_place)
+    return Profile(network.name, sequence_hash(sequence), axes, fingerprint("cpu"), tuple(measured),
+                   {number: found for number, found in coded.items() if found}, whole_s)  # fmt: skip
+
+
+def _pass(network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[Sequence[int]]) -> List[float]:
+    """Seconds of every operator, whole, in one pass over the network; 0 for free operators."""
+    located, sequence = network.located, network.program.sequence
+    values = _Values(located, shared)
+    values.held.update(zip(sequence.inputs, network.inputs))
+    seconds: List[float] = []
+    for index, (operator, entry) in enumerate(zip(sequence.operators, located.operators)):
+        if entry.kind is Locality.FREE:
+            seconds.append(0.0)
+            continue
+        began = time.perf_counter()
+        results = call(operator, values.whole) if entry.local is None else entry.local.run(0, entry.length, values)
+        seconds.append(time.perf_counter() - began)
         values.held.update({number: r for number, r in zip(operator.outputs, results) if number is not None})
         for number in dead[index]:
             values.held.pop(number, None)
-    pairs = zip(sequence.inputs, network.inputs) if codecs else ()
-    coded = {number: _codec_speeds(tensor, repeats) for number, tensor in pairs}
-    axes = {number: located.axes[number] for number in sequence.inputs if number in located.axes}
-    return Profile(network.name, sequence_hash(sequence), axes, fingerprint("cpu"), tuple(measured), coded, whole_s)
+    return seconds
 
 
-def _points(values: _Values, index: int, repeats: int) -> Points:
+def _points(values: _Values, index: int, repeats: int, in_place_s: float) -> Points:
     entry = values.located.operators[index]
-    operator = values.located.sequence.operators[index]
     local = entry.local
+    if local is None:
+        return ((1, in_place_s),)
     found: List[Tuple[int, float]] = []
     for size in sorted({max(1, round(entry.length * fraction)) for fraction in FRACTIONS}):
         low = (entry.length - size) // 2
         seconds = []
         for _ in range(repeats + 1):
-            started = time.perf_counter()
-            if local is None:
-                call(operator, values.whole)
-            else:
-                local.run(low, low + size, values)
-            seconds.append(time.perf_counter() - started)
+            began = time.perf_counter()
+            local.run(low, low + size, values)
+            seconds.append(time.perf_counter() - began)
         found.append((size, statistics.median(seconds[1:])))
-        if local is None:
-            break
-    return tuple(found)
+    scale = in_place_s / max(found[-1][1], 1e-9)
+    return tuple((size, repeated_s * scale) for size, repeated_s in found)
 
 
-def _codec_speeds(tensor: torch.Tensor, repeats: int) -> Tuple[CodecSpeed, ...]:
-    """Every lossless codec that suits the payload and makes it at least 5 % smaller."""
+def codec_speeds(tensor: torch.Tensor) -> Tuple[CodecSpeed, ...]:
+    """Lossless codecs that suit a payload and make it at least 5 % smaller, measured on a stretch of about a piece."""
     from edge_offload.link import codecs
+    from edge_offload.link.codecs.choice import candidates, content_class, slab
 
+    if tensor.dtype == torch.bfloat16 or tensor.numel() * tensor.element_size() < LEAST_CODED_BYTES:
+        return ()
     array = tensor.contiguous().numpy()
+    array = np.ascontiguousarray(slab(array, SAMPLE_BYTES, 0.5))
     found: List[CodecSpeed] = []
-    for name in codecs.codec_names():
-        if name in ("raw", "auto") or name in codecs.TEMPORAL:
-            continue
+    for name in candidates(array, content_class(array), temporal=False):
+        seconds: List[Tuple[float, float]] = []
         try:
-            encoded = codecs.encode(array, name)
+            for _ in range(CODEC_REPEATS):
+                began = time.perf_counter()
+                encoded = codecs.encode(array, name)
+                coded_at = time.perf_counter()
+                coded = sum(memoryview(buffer).nbytes for buffer in encoded.buffers)
+                if coded > 0.95 * array.nbytes:
+                    break
+                codecs.decode(encoded.descriptor, encoded.buffers, array.nbytes)
+                seconds.append((coded_at - began, time.perf_counter() - coded_at))
         except (codecs.NotApplicable, BadInput):
             continue
-        coded = sum(memoryview(buffer).nbytes for buffer in encoded.buffers)
-        if coded > 0.95 * array.nbytes:
-            continue
-        encode_s = _median_s(lambda name=name: codecs.encode(array, name), repeats)
-        decode_s = _median_s(lambda e=encoded: codecs.decode(e.descriptor, e.buffers, array.nbytes), repeats)
-        found.append(CodecSpeed(name, array.nbytes / max(coded, 1), array.nbytes / encode_s, array.nbytes / decode_s))
+        if len(seconds) == CODEC_REPEATS:
+            encode_s, decode_s = (max(min(times), 1e-9) for times in zip(*seconds))
+            found.append(CodecSpeed(name, array.nbytes / max(coded, 1), array.nbytes / encode_s,
+                                    array.nbytes / decode_s))  # fmt: skip
     return tuple(found)
-
-
-def _median_s(run: Any, repeats: int) -> float:
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - started)
-    return max(statistics.median(seconds), 1e-9)
 
 
 def cost_model(
@@ -238,17 +297,24 @@ def cost_model(
 
 
 def _codec_costs(robot: Profile, server: Profile, slowdown: float) -> Dict[int, Tuple[CodecCost, ...]]:
-    """Inputs travel up: coded by the robot, decoded by the server. Codecs that another beats in everything go."""
+    """Codecs that both sides have measured, without those that another beats in everything."""
     costs: Dict[int, Tuple[CodecCost, ...]] = {}
     for number, found in robot.codecs.items():
         there = {speed.name: speed for speed in server.codecs.get(number, ())}
-        options = [CodecCost(s.name, s.ratio, s.encode_bytes_per_s / slowdown, there[s.name].decode_bytes_per_s)
+        options = [CodecCost(s.name, s.ratio, s.encode_bytes_per_s / slowdown, there[s.name].decode_bytes_per_s,
+                             s.decode_bytes_per_s / slowdown, there[s.name].encode_bytes_per_s)
                    for s in found if s.name in there]  # fmt: skip
-        costs[number] = tuple(option for option in options if not _beaten(option, options))
+        kept = tuple(option for option in options if not _beaten(option, options))
+        if kept:
+            costs[number] = kept
     return costs
 
 
 def _beaten(option: CodecCost, options: Sequence[CodecCost]) -> bool:
-    mine = (option.ratio, option.robot_bytes_per_s, option.server_bytes_per_s)
-    others = [(o.ratio, o.robot_bytes_per_s, o.server_bytes_per_s) for o in options if o is not option]
+    def merits(item: CodecCost) -> Tuple[Any, ...]:
+        return (item.ratio, item.robot_bytes_per_s, item.server_bytes_per_s, item.robot_decode_bytes_per_s,
+                item.server_encode_bytes_per_s)  # fmt: skip
+
+    mine = merits(option)
+    others = [merits(other) for other in options if other is not option]
     return any(all(a >= b for a, b in zip(other, mine)) and other != mine for other in others)

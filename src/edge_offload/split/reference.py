@@ -83,7 +83,11 @@ class Half:
 
 
 def poison(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor that spoils whatever is computed from it: NaN, or the smallest number of an integer dtype."""
+    """A tensor that spoils whatever is computed from it: NaN, or the smallest number of an integer dtype.
+
+    A size that only running tells is taken as 1.
+    """
+    shape = [abs(size) for size in shape]
     if dtype.is_floating_point or dtype.is_complex:
         return torch.full(list(shape), float("nan"), dtype=dtype)
     return torch.full(list(shape), False if dtype == torch.bool else torch.iinfo(dtype).min, dtype=dtype)

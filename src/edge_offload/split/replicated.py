@@ -177,7 +177,7 @@ class Search:
     def _wire_s(self, number: int) -> np.ndarray:
         """Seconds on the wire for a whole value at every bandwidth, with the codec that shrinks it most."""
         options = (RAW, *self.space.model.codecs.get(number, ())) if self.space.codecs else (RAW,)
-        nbytes = self.space.located.sequence.values[number].nbytes / max(option.ratio for option in options)
+        nbytes = self.space.located.nbytes(number) / max(option.ratio for option in options)
         return np.asarray(nbytes / self.space.bandwidths)
 
 

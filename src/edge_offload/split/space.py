@@ -72,6 +72,7 @@ class Space:
         self.last = len(self.located.operators) - 1
         self._reach = self._last_consumers()
         self._known: Dict[Recuts, Scored] = {}
+        self._payloads: Dict[Tuple[int, int, Side], Payload] = {}
 
     @property
     def device_only(self) -> Recuts:
@@ -145,7 +146,7 @@ class Space:
         asks for 1; but a fraction of it is sent, and may be coded). The end counts if the last operator is local.
         """
         frontier = self.frontier_bytes()
-        inputs = sum(self.located.sequence.values[number].nbytes for number in self.located.sequence.inputs)
+        inputs = sum(self.located.nbytes(number) for number in self.located.sequence.inputs)
         small = [p for p in range(self.last) if frontier[p] <= largest * inputs]
         runs: List[int] = []
         for p in small:  # of neighbours that hand on the same bytes, the last one has done most
@@ -173,7 +174,7 @@ class Space:
             if number in self.located.free:
                 continue
             start = producer.get(number, 0)
-            size = self.located.sequence.values[number].nbytes
+            size = self.located.nbytes(number)
             if reach > start:
                 changes[start] += size
                 changes[min(reach, len(self.located.operators))] -= size
@@ -206,13 +207,19 @@ class Space:
         return active
 
     def _payload(self, number: int, rows: int, sender: Side) -> Payload:
-        """The payload as arrays over the bandwidths, with the best codec at each."""
+        """The payload as arrays over the bandwidths, with the best codec at each; remembered."""
+        key = (number, rows, sender)
+        if key not in self._payloads:
+            self._payloads[key] = self._best_payload(number, rows, sender)
+        return self._payloads[key]
+
+    def _best_payload(self, number: int, rows: int, sender: Side) -> Payload:
         options = (RAW, *self.model.codecs.get(number, ())) if self.codecs else (RAW,)
         if len(options) == 1:
             return self.model.payload(number, rows, sender, RAW.name)
         found = [self.model.payload(number, rows, sender, option.name) for option in options]
         factor = 1.0 if sender is Side.ROBOT else self.model.link.down_factor
-        times = np.array([[payload.alone_s(rate * factor) for rate in self.bandwidths] for payload in found])
+        times = np.array([payload.alone_s(self.bandwidths * factor) for payload in found])
         best = times.argmin(axis=0)
 
         def take(name: str) -> np.ndarray:
@@ -241,4 +248,3 @@ def without(recuts: Recuts, index: int) -> Recuts:
 def fraction_grid(steps: int = 8) -> Tuple[float, ...]:
     """Fractions strictly between 0 and 1."""
     return tuple((k + 1) / steps for k in range(steps - 1))
-

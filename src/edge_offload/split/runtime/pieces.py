@@ -9,14 +9,15 @@ import torch
 from edge_offload.errors import ProtocolError
 from edge_offload.execute.tensors import TensorSpec, pack, unpack
 from edge_offload.link import codecs
+from edge_offload.sequence import DYNAMIC
+from edge_offload.split.cost import MAX_PIECES, PIECE_BYTES
 from edge_offload.split.footprint import Range
 from edge_offload.split.locality import LocalityMap
 from edge_offload.split.plan import Transfer
 from edge_offload.split.runtime.progress import Progress
 
-PIECE_BYTES = 128 * 1024
-MAX_PIECES = 24
-"""Per transfer: every piece is a message, and both ends bound how many of them wait."""
+MAX_DYNAMIC_BYTES = 16 << 20
+"""Of a value whose size only running tells."""
 
 
 def cut(located: LocalityMap, transfer: Transfer, piece_bytes: int = PIECE_BYTES) -> List[Range]:
@@ -48,6 +49,12 @@ def decode_piece(progress: Progress, body: Dict[str, Any], buffers: List[memoryv
     if type(index) is not int or type(low) is not int or type(high) is not int:
         raise ProtocolError("a piece says its transfer and rows as whole numbers")
     dtype, shape = progress.expect(index, low, high)
+    if DYNAMIC in shape:
+        (tensor,) = unpack(body.get("tensors"), buffers, max_bytes=MAX_DYNAMIC_BYTES)
+        found = TensorSpec.of(tensor)
+        if found.dtype != dtype or len(found.shape) != len(shape):
+            raise ProtocolError(f"transfer {index} is {dtype} of {len(shape)} dimensions, and came as {found}")
+        return index, low, tensor
     spec = TensorSpec(dtype, shape)
     (tensor,) = unpack(body.get("tensors"), buffers, [spec], max(spec.nbytes, 1))
     return index, low, tensor

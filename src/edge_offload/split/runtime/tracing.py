@@ -4,39 +4,52 @@ from __future__ import annotations
 
 import copy
 import threading
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 import torch
 from torch import nn
 
-from edge_offload.errors import Unsupported
+from edge_offload.errors import BadInput, Unsupported
+from edge_offload.sequence import opaque
 from edge_offload.sequence.build import from_module
-from edge_offload.split.locality import analyse, axis_choices
+from edge_offload.split.locality import LocalityMap, analyse, axis_choices
 from edge_offload.split.networks import Network
 
 _ONE_AT_A_TIME = threading.Lock()  # torch.export keeps state of its own outside the threads
 
 
-def trace(name: str, module: nn.Module, inputs: Sequence[torch.Tensor]) -> Network:
-    """Trace all of ``module``, or its ``network`` where its read-out depends on the data (see ``Network.part``).
+def trace(name: str, module: nn.Module, inputs: Sequence[torch.Tensor], axis: Optional[int] = None) -> Network:
+    """Trace all of ``module``; a ``readout`` behind its ``network`` whose sizes depend on the data is one operator.
 
     Raises:
         Unsupported: it cannot be traced, or nothing in it is local along any axis of its input.
+        BadInput: nothing in it is local along ``axis``.
     """
     module = alias(module)
-    part = "module"
+    readout: Optional[nn.Module] = None
     with _ONE_AT_A_TIME:
         try:
             program = from_module(module, inputs)
         except Unsupported:
-            network = getattr(module, "network", None)
-            if not isinstance(network, nn.Module):
+            network, readout = getattr(module, "network", None), getattr(module, "readout", None)
+            if not isinstance(network, nn.Module) or not isinstance(readout, nn.Module):
                 raise
-            program, part = from_module(network, inputs), "network"
-    choices = axis_choices(program.sequence)
+            program = from_module(network, inputs)
+            with torch.no_grad():
+                program = opaque.append(program, readout, readout(*network(*inputs)))
+    return Network(name, program, located_along(name, program.sequence, axis), tuple(inputs), readout)
+
+
+def located_along(name: str, sequence: Any, axis: Optional[int]) -> LocalityMap:
+    """The locality along ``axis`` of the input, or along the axis with most local operators; errors as `trace`."""
+    choices = axis_choices(sequence)
     if not choices:
         raise Unsupported(f"no operator of {name} is local along any axis of its input", remedy="use another mode")
-    return Network(name, program, analyse(program.sequence, choices[0]), tuple(inputs), part)
+    if axis is not None:
+        choices = [choice for choice in choices if axis in choice.values()]
+        if not choices:
+            raise BadInput(f"no operator of {name} is local along axis {axis} of its input")
+    return analyse(sequence, choices[0])
 
 
 def alias(module: nn.Module) -> nn.Module:

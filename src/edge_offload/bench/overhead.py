@@ -1,0 +1,81 @@
+"""What interception costs when a plan says device-only: pairs of the plain network and the intercepted one, in turn.
+
+Two ways to intercept: ``module``, a program that calls its network through OffloadedModule in mode split with a
+device-only plan in force (a server is connected and idle), and ``device``, an unmodified program on the virtual CUDA
+device whose operators a local executor process runs. The bar is max(1 %, 3 microseconds per operator), by medians.
+
+  edge-offload bench overhead --model movenet --pairs 200 --json overhead.json
+
+The process, its executor and the server share this machine; the robot's own threads are one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any, Dict, List
+
+SHARE, PER_OPERATOR_S = 0.01, 3e-6
+"""The bar: the larger of the two."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("--model", action="append", help="a model of the registry (movenet, mobilenet_v3_large)")
+    parser.add_argument("--pairs", type=int, default=200, help="inferences each way (200)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the records `overhead` here")
+
+
+def run(args: argparse.Namespace) -> int:
+    """See the module."""
+    from edge_offload import records
+    from edge_offload.errors import BadInput
+
+    if args.pairs < 1:
+        raise BadInput("--pairs is at least 1")
+    found: List[Dict[str, Any]] = []
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as keys:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1",
+             "--keys", keys], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().split()[2]
+            for model in args.model or ["movenet", "mobilenet_v3_large"]:
+                for record in _measure(model, args.pairs, address, keys):
+                    found.append({**record, "load_average": load})
+                    print(line(found[-1]), flush=True)
+        finally:
+            server.terminate()
+            server.wait(20)
+    if args.json:
+        records.write(args.json, "overhead", found)
+    return 0
+
+
+def _measure(model: str, pairs: int, address: str, keys: str) -> List[Dict[str, Any]]:
+    from edge_offload.errors import RemoteError
+
+    program = [sys.executable, "-m", "edge_offload.bench.overhead_robot", model, str(pairs), address, keys]
+    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", "--", *program]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                          check=False)  # fmt: skip
+    if done.returncode != 0:
+        raise RemoteError(f"the measured program ended with code {done.returncode}; it said why above")
+    found: List[Dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return [{**item, "within": item["overhead_s"] <= max(SHARE * item["plain_s"], PER_OPERATOR_S * item["operators"])}
+            for item in found]  # fmt: skip
+
+
+def line(record: Dict[str, Any]) -> str:
+    """One record as a line."""
+    return (f"{record['model']:20s} {record['way']:7s} plain {record['plain_s'] * 1e3:8.2f} ms, intercepted "
+            f"{record['overhead_s'] * 1e3:+7.3f} ms ({record['overhead_s'] / record['plain_s']:+.2%}, "
+            f"{record['overhead_s'] / record['operators'] * 1e6:+.2f} us per operator), "
+            f"{'within' if record['within'] else 'beyond'} the bar")  # fmt: skip

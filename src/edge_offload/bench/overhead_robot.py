@@ -1,0 +1,113 @@
+"""The measured program of ``bench overhead``: run by ``edge-offload exec``, prints its records as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import torch
+
+from edge_offload.bench.payloads import video_frames
+from edge_offload.capture.device import installed
+from edge_offload.errors import RemoteError
+from edge_offload.link.client import Client
+from edge_offload.link.keys import KeyStore
+from edge_offload.manager.runtime import OffloadedModule
+from edge_offload.manager.split_mode import SplitRunner
+from edge_offload.models import registry
+from edge_offload.models.video import sample_video
+from edge_offload.modes import Mode
+from edge_offload.split.networks import module_and_inputs
+
+WARM = 12
+OPEN_S = 300.0
+
+Way = Callable[[], Tuple[torch.Tensor, ...]]
+
+
+def pairs(plain: Way, other: Way, count: int) -> Tuple[List[float], List[float]]:
+    """Seconds of each, in turn; which of the two goes first alternates."""
+    for _ in range(WARM):
+        plain()
+        other()
+    found: Tuple[List[float], List[float]] = ([], [])
+    for k in range(count):
+        for which in ((0, 1), (1, 0))[k % 2]:
+            began = time.perf_counter()
+            (plain, other)[which]()
+            found[which].append(time.perf_counter() - began)
+    return found
+
+
+def record(model: str, way: str, plain: Sequence[float], other: Sequence[float], operators: int) -> Dict[str, Any]:
+    """Medians; the overhead is the median of the pairs' differences."""
+    return {
+        "model": model,
+        "way": way,
+        "pairs": len(plain),
+        "operators": operators,
+        "plain_s": statistics.median(plain),
+        "intercepted_s": statistics.median(other),
+        "overhead_s": statistics.median(b - a for a, b in zip(plain, other)),
+    }
+
+
+def main() -> int:
+    """``MODEL PAIRS SERVER KEYS``."""
+    model, count, address, keys = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    torch.set_num_threads(1)
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    (frame,) = video_frames(sample_video(), [0])
+    network, inputs = module_and_inputs(model, {}, frame)
+
+    def tensors(found: Any) -> Tuple[torch.Tensor, ...]:
+        return tuple(item.cpu() for item in (found if isinstance(found, (tuple, list)) else (found,)))
+
+    def plain() -> Tuple[torch.Tensor, ...]:
+        with torch.no_grad():
+            return tensors(network(*inputs))
+
+    device = installed()
+    assert device is not None
+    there = registry.build_module(model).to("cuda")
+
+    def virtual() -> Tuple[torch.Tensor, ...]:
+        with torch.no_grad():
+            return tensors(there(*(tensor.to("cuda") for tensor in inputs)))
+
+    for mine, theirs in zip(plain(), virtual()):
+        assert torch.equal(mine, theirs)
+    before = device.native.counters()["calls"]
+    virtual()
+    operators = device.native.counters()["calls"] - before
+    found = [record(model, "device", *pairs(plain, virtual, count), operators)]
+    with Client(address, keys=KeyStore(keys)) as client:
+        client.wait_ready(30.0)
+        module = OffloadedModule(model, network, client, hedging=False)
+        runner = SplitRunner(model, {}, network, client, lambda: registry.state_hash(network),
+                             lambda given: module._local.run(given), planner="device_only")  # fmt: skip
+        module.add_runner(runner)
+        until = time.monotonic() + OPEN_S
+        while (why := module.obstacle(Mode.SPLIT, inputs)) is not None:
+            if time.monotonic() > until:
+                raise RemoteError(f"the split was not open after {OPEN_S:g} s: {why}")
+            time.sleep(0.05)
+
+        def split() -> Tuple[torch.Tensor, ...]:
+            outputs, report = module.run(inputs, Mode.SPLIT)
+            assert report.mode is Mode.SPLIT, report.fallback_reason
+            return outputs
+
+        found.append(record(model, "module", *pairs(plain, split, count), operators))
+        module.close()
+    print(json.dumps(found), file=out, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
