@@ -90,7 +90,7 @@ def _swap(frames, summary):
         (_vanish, "superseded"),
         (_crash, "exit code -11"),
         (_jump, "absurd transfer time"),
-        (_linger, "2 frames waited in vain for the server"),
+        (_linger, "2 frames in a row waited in vain for the server"),
         (_wait, "p99 during the outage"),
         (_swap, "out of order"),
     ],

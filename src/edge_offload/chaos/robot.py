@@ -84,8 +84,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server", required=True)
     parser.add_argument("--keys", required=True)
-    parser.add_argument("--fps", type=float, default=25.0)
-    parser.add_argument("--slowdown", type=float, default=10.0)
+    parser.add_argument("--fps", type=float, default=20.0)
+    parser.add_argument("--slowdown", type=float, default=30.0)
     parser.add_argument("--managers", type=int, default=1, help="2: another one asks for other modes, frame by frame")
     args = parser.parse_args()
     if wall_clock.faked():

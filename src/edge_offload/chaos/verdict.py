@@ -12,7 +12,7 @@ import numpy as np
 MORE_DESCRIPTORS, MORE_SOCKETS, MORE_THREADS = 4, 2, 2
 #: Bytes that a process may have grown between the first fault and the last, however many there were.
 MORE_MEMORY = 8 << 20
-#: Frames of one outage that may have waited for the server in vain: the one that was under way.
+#: Frames that may wait for the server in vain between two results of it in an outage: the one that was under way.
 MOST_WAITED = 1
 #: Seconds that an outage may add to the 99th percentile of the local latency.
 OUTAGE_S = 0.02
@@ -122,6 +122,18 @@ def _leaks(verdict: Verdict, faults: Sequence[Fault]) -> None:
                 )
 
 
+def _in_vain(frames: Sequence[Mapping[str, Any]]) -> int:
+    """Most frames that waited for the server and were computed locally, with no result of the server in between."""
+    most = waited = 0
+    for frame in frames:
+        if frame["mode"] == "local":
+            waited += frame["round_trips"] > 0
+        else:
+            waited = 0
+        most = max(most, waited)
+    return most
+
+
 def _latencies(
     verdict: Verdict,
     frames: Sequence[Mapping[str, Any]],
@@ -145,7 +157,7 @@ def _latencies(
         hedge_rate=sum(frame["hedged"] for frame in frames) / max(1, len(frames)),
         local_p99_s=local_p99,
         during=len(total_s),
-        waited=max(sum(frame["mode"] == "local" and frame["round_trips"] > 0 for frame in each) for each in during),
+        waited=max(map(_in_vain, during)),
         back_s=None if None in back else max(each for each in back if each is not None),
     )
     if total_s:
@@ -155,7 +167,7 @@ def _latencies(
     if None in back:
         fail("no frame went to the server again")
     if outage and figures["waited"] > MOST_WAITED:
-        fail(f"{figures['waited']} frames waited in vain for the server in one outage")
+        fail(f"{figures['waited']} frames in a row waited in vain for the server")
     if not timing:
         return
     if figures["back_s"] is not None and figures["back_s"] > BACK_S:
