@@ -159,11 +159,9 @@ def compare(
 
 def _row(name: str, result: Run, best_s: float, deadline_s: Optional[float], trace: Trace) -> Dict[str, Any]:
     from edge_offload import records
-    from edge_offload.modes import Mode
 
     frames = len(result.latencies_s)
     latency = records.latency_summary(result.latencies_s)
-    sent = frames - sum(mode is Mode.LOCAL for mode in result.modes)
     missed = None if deadline_s is None else sum(s > deadline_s for s in result.latencies_s) / frames
     dead = dead_times(trace)
     cut_off = [
@@ -182,7 +180,7 @@ def _row(name: str, result: Run, best_s: float, deadline_s: Optional[float], tra
         "regret": latency["mean"] / best_s - 1,
         "hedge_rate": result.hedges / frames,
         "vain_hedge_rate": result.vain_hedges / frames,
-        "remote_share": sent / frames,
+        "remote_share": result.remote / frames,
         "remote_when_faster": result.chosen_remote / result.faster_remote if result.faster_remote else None,
     }
 

@@ -65,6 +65,7 @@ class Run:
         latencies_s, energies_j: per frame.
         began_s: when each frame began, in seconds of the trace.
         modes: that ran, per frame.
+        remote: frames whose result needed the link (a plan for split may do without).
         switches: of the mode that the policy asked for.
         hedges, vain_hedges: frames with a local rival; those in which the remote result came first all the same.
         faster_remote, chosen_remote: frames for which a remote mode was forecast to be faster; those sent there.
@@ -74,6 +75,7 @@ class Run:
     energies_j: List[float] = field(default_factory=list)
     began_s: List[float] = field(default_factory=list)
     modes: List[Mode] = field(default_factory=list)
+    remote: int = 0
     switches: int = 0
     hedges: int = 0
     vain_hedges: int = 0
@@ -388,6 +390,7 @@ class VirtualRobot:
         result, stages, powers = self.result, report.stages_s, self._powers
         result.latencies_s.append(report.total_s)
         result.modes.append(report.mode)
+        result.remote += report.round_trips > 0
         compute_s = min(stages["encode"] + stages["compute_robot"] + stages["decode"], report.total_s) + report.wasted_s
         link_s = min(stages["uplink"] + stages["downlink"], report.total_s)
         result.energies_j.append(
