@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MESSAGES, CONNECTIONS = 2000, 200
 FULL, FULL_CONNECTIONS = 100_000, 10_000
 #: Share of each kind of message.
-SHARES = {"raw": 0.55, "requests": 0.20, "infer": 0.10, "garbled": 0.05, "calls": 0.10}
+SHARES = {"raw": 0.62, "requests": 0.20, "infer": 0.10, "garbled": 0.03, "calls": 0.05}
 CHECK_EVERY_S = 0.5
 TELL_EVERY_S = 30.0
 #: Bytes that the server may have grown since a tenth of the messages: a few of the largest messages that it takes.
