@@ -19,6 +19,7 @@ import torch
 from edge_offload import records
 from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.tensors import pack, unpack
 from edge_offload.power.states import StatePowers
 from edge_offload.sequence import sequence_hash
 from edge_offload.sequence.evaluate import call
@@ -240,25 +241,26 @@ def codec_speeds(tensor: torch.Tensor) -> Tuple[CodecSpeed, ...]:
 
     if tensor.dtype == torch.bfloat16 or tensor.numel() * tensor.element_size() < LEAST_CODED_BYTES:
         return ()
-    array = tensor.contiguous().numpy()
-    array = np.ascontiguousarray(slab(array, SAMPLE_BYTES, 0.5))
+    array = np.ascontiguousarray(slab(tensor.contiguous().numpy(), SAMPLE_BYTES, 0.5))
+    piece = torch.from_numpy(array)
     found: List[CodecSpeed] = []
     for name in candidates(array, content_class(array), temporal=False):
         seconds: List[Tuple[float, float]] = []
         try:
             for _ in range(CODEC_REPEATS):
                 began = time.perf_counter()
-                encoded = codecs.encode(array, name)
+                descriptors, buffers = pack([piece], name)
                 coded_at = time.perf_counter()
-                coded = sum(memoryview(buffer).nbytes for buffer in encoded.buffers)
+                coded = sum(memoryview(buffer).nbytes for buffer in buffers)
                 if coded > 0.95 * array.nbytes:
                     break
-                codecs.decode(encoded.descriptor, encoded.buffers, array.nbytes)
+                unpack(descriptors, buffers)
                 seconds.append((coded_at - began, time.perf_counter() - coded_at))
         except (codecs.NotApplicable, BadInput):
             continue
         if len(seconds) == CODEC_REPEATS:
-            encode_s, decode_s = (max(min(times), 1e-9) for times in zip(*seconds))
+            # the first one counts, too: in an inference every piece finds other things in the caches
+            encode_s, decode_s = (max(statistics.mean(times), 1e-9) for times in zip(*seconds))
             found.append(CodecSpeed(name, array.nbytes / max(coded, 1), array.nbytes / encode_s,
                                     array.nbytes / decode_s))  # fmt: skip
     return tuple(found)
