@@ -26,6 +26,8 @@ from edge_offload.models import registry
 from edge_offload.modes import Mode
 
 LEARN = 8
+#: Of networks whose sizes depend on the image: until each inference costs the same, but no more than so many.
+MOST_LEARN = 40
 PATIENT = PatienceLimits(first_s=120.0, floor_s=120.0, cap_s=120.0)
 
 
@@ -61,8 +63,11 @@ class Robot:
                 self.measure(mode)
             return
         self.device.switch(mode)
-        for _ in range(LEARN if mode is Mode.REPLAY else 2):
-            self.measure(mode)
+        trips: List[int] = []
+        while len(trips) < (LEARN if mode is Mode.REPLAY else 2):
+            trips.append(self.measure(mode)["round_trips"])
+        while mode is Mode.REPLAY and len(set(trips[-LEARN // 2 :])) > 1 and len(trips) < MOST_LEARN:
+            trips.append(self.measure(mode)["round_trips"])
 
     def measure(self, mode: Mode) -> Dict[str, Any]:
         """One inference with a fresh input."""

@@ -23,10 +23,16 @@ MAX_NODES = 96
 MAX_HISTORY = 2048
 CONTEXTS = (6, 3, 2, 1)
 MAX_CONTEXTS = 65536
-MAX_STEPS = 24
+MAX_STEPS = 64
+#: How often a step has to follow others before that is taken for a rule.
+SURE = 2
+#: So far at most where no upload ends an inference: who reads first would wait for all of it.
+MAX_ENDLESS = 8
 #: After so many everything is learnt anew.
 MAX_SITES = 8192
 
+#: Stands for every kind of outcome.
+ANY: Kind = (-9,)
 #: A step and the kind of its outcome.
 Item = Tuple[int, Kind]
 
@@ -73,9 +79,10 @@ class Predictor:
         self._known: Dict[int, Knowledge] = {}
         self._sites: Dict[Site, Knowledge] = {}
         self._steps = 0
+        self._opened = 0
         self._history: Deque[Tuple[int, int, bool]] = deque(maxlen=MAX_HISTORY)
         self._trail: Tuple[Item, ...] = ()
-        self._after: Dict[Tuple[Item, ...], int] = {}
+        self._after: Dict[Tuple[Item, ...], Tuple[int, int]] = {}
         self._cycle: List[int] = []
         self._position = 0
         self._search_at = 4
@@ -102,6 +109,7 @@ class Predictor:
         """``done`` is the next step; its outcome is not known yet."""
         if done.opens:
             self.start, self.since, self._steps = done.base, [], 0
+            self._opened += 1
 
     def add(self, done: Done, confirmed: bool) -> None:
         """Learn from what the program did, after :meth:`begin`."""
@@ -122,12 +130,9 @@ class Predictor:
             del self.since[REACH:-REACH]
         for length in CONTEXTS:
             if len(self._trail) >= length:
-                context = self._trail[-length:]
-                if self._after.get(context) != form:
-                    if len(self._after) > MAX_CONTEXTS:
-                        self._after.clear()
-                    self._after[context] = form
-                    self._version += 1
+                self._note(self._trail[-length:], form)
+        if self._trail:
+            self._note(((self._trail[-1][0], ANY),), form)
         self._history.append((form, done.reason, bool(done.payloads)))
         self._trail = (*self._trail[-CONTEXTS[0] + 1 :], (form, done.kind))
         if self._cycle:
@@ -169,13 +174,15 @@ class Predictor:
         found = Branches([], [], [])
         places: Dict[State, int] = {}
         waiting: Deque[Tuple[State, int, List[Edge]]] = deque()
+        endless = self._opened < 2 or (state.steps >= MAX_STEPS and not self._cycle)
+        limit = MAX_ENDLESS if endless else MAX_NODES
 
         def enter(place: State, came_from: Optional[int], edges: List[Edge], kind: Kind) -> None:
             form = self._next(place)
             if form is None:
                 return
             if place not in places:
-                may = len(places) < MAX_NODES and self._may_follow(came_from, place.site(form))
+                may = len(places) < limit and self._may_follow(came_from, place.site(form))
                 plan = self._plan(place.site(form)) if may else None
                 if plan is None:
                     return
@@ -228,12 +235,30 @@ class Predictor:
     def _next(self, state: State) -> Optional[int]:
         if self._cycle:
             return self._cycle[state.position]
+        guess: Optional[int] = None
         for length in CONTEXTS:
             if len(state.trail) >= length:
-                found = self._after.get(state.trail[-length:])
-                if found is not None:
-                    return found
-        return None
+                form, sure = self._after.get(state.trail[-length:], (None, 0))
+                if sure >= SURE:
+                    return form
+                guess = form if guess is None else guess
+        if guess is None and state.trail:
+            guess, _ = self._after.get(((state.trail[-1][0], ANY),), (None, 0))
+        return guess
+
+    def _note(self, context: Tuple[Item, ...], form: int) -> None:
+        """``form`` came after ``context``. What has come once says less than what always comes after fewer steps."""
+        if len(self._after) > MAX_CONTEXTS:
+            self._after.clear()
+        known, sure = self._after.get(context, (form, 0))
+        if known == form:
+            now = (form, min(sure + 1, 2 * SURE))
+        else:
+            now = (known, sure - 1) if sure > 1 else (form, 1)
+        if now != (known, sure):
+            self._after[context] = now
+            if now[0] != known or not sure or (now[1] >= SURE) != (sure >= SURE):
+                self._version += 1
 
     def _plan(self, site: Site) -> Optional[Plan]:
         """What is known of the form where it stands now; where it stood anywhere, if that says more."""

@@ -35,24 +35,25 @@ class Limits:
 class Segment:
     """Calls in order, each with the canonical numbers of the storages that it touches.
 
-    New storages are numbered from ``first_new`` on, after every number that was used before.
+    With each call comes the number that its first new storage has at least. New storages are numbered from
+    ``first_new`` on, after every number that was used before.
     """
 
     def __init__(self) -> None:
-        self.calls: List[Tuple[Entry, Tuple[int, ...]]] = []
+        self.calls: List[Tuple[Entry, Tuple[int, ...], int]] = []
         self.written: Set[int] = set()
         self.last_used: Dict[int, List[int]] = {}
         self.random = False
         self.first_new = 0
 
     def add(self, entry: Entry, references: Tuple[int, ...]) -> None:
-        self.calls.append((entry, references))
+        self.calls.append((entry, references, max(references, default=-1) + 1))
         self.written.update(references[position] for position in entry.written)
         self.random = self.random or entry.random
 
     def finish(self) -> None:
         """Work out after which call each storage is not used any more."""
-        last = {canonical: index for index, (_, references) in enumerate(self.calls) for canonical in references}
+        last = {canonical: index for index, (_, references, _) in enumerate(self.calls) for canonical in references}
         for canonical, index in last.items():
             self.last_used.setdefault(index, []).append(canonical)
 

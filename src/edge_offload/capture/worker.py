@@ -31,20 +31,20 @@ def make_session(args: argparse.Namespace) -> DeviceSession:
     from edge_offload.capture.executor import DeviceSession
     from edge_offload.capture.segments import Limits
 
-    note: Optional[mmap.mmap] = mmap.mmap(args.note, 0) if args.note >= 0 else None
-    size = len(note) if note is not None else 0
+    memory: Optional[mmap.mmap] = mmap.mmap(args.note, 0) if args.note >= 0 else None
+    size = len(memory) if memory is not None else 0
     padded: Dict[str, bytes] = {}
 
     class NotingSession(DeviceSession):
         """Leaves the name of the operator that it is about to run where the parent finds it after a crash."""
 
-        def _call(self, entry: Any, *rest: Any) -> Any:
-            if note is not None:
-                name = padded.get(entry.name)
-                if name is None:
-                    name = padded[entry.name] = entry.name.encode()[:size].ljust(size, b"\0")
-                note[:size] = name
-            return super()._call(entry, *rest)
+        def note(self, entry: Any) -> None:
+            if memory is None:
+                return
+            name = padded.get(entry.name)
+            if name is None:
+                name = padded[entry.name] = entry.name.encode()[:size].ljust(size, b"\0")
+            memory[:size] = name
 
     limits = Limits(
         storage_bytes=args.storage_bytes, storages=args.storages, segments=args.segments, entries=args.segments

@@ -221,12 +221,7 @@ class OraclePolicy:
 
 
 #: Policies that can be asked for by name. ``auto`` is the default one.
-POLICIES: Dict[str, Callable[[], Policy]] = {
-    AUTO: LatencyPolicy,
-    LatencyPolicy.name: LatencyPolicy,
-    EnergyPolicy.name: EnergyPolicy,
-    "energy_under_deadline": EnergyPolicy,
-}
+POLICIES: Dict[str, Callable[[], Policy]] = {AUTO: LatencyPolicy, "latency": LatencyPolicy, "energy": EnergyPolicy}
 
 
 def make_policy(name: str, knobs: Optional[Knobs] = None) -> Policy:
