@@ -126,6 +126,7 @@ def test_the_decision_is_always_a_mode_that_can_run(local, server, deadline, blo
 def test_policies_by_name_and_absurd_knobs():
     assert make_policy("auto").name == "latency"
     assert make_policy("energy", Knobs(margin=0.5)).knobs.margin == 0.5
+    assert make_policy("energy_under_deadline").name == "energy"
     assert isinstance(make_policy("server"), FixedPolicy)
     assert isinstance(make_policy("edge_offload.manager.policy:EnergyPolicy"), EnergyPolicy)
     for wrong in ("nowhere:Mine", "edge_offload.manager.policy:Nothing", "edge_offload.manager.policy:OraclePolicy"):

@@ -221,7 +221,12 @@ class OraclePolicy:
 
 
 #: Policies that can be asked for by name. ``auto`` is the default one.
-POLICIES: Dict[str, Callable[[], Policy]] = {AUTO: LatencyPolicy, "latency": LatencyPolicy, "energy": EnergyPolicy}
+POLICIES: Dict[str, Callable[[], Policy]] = {
+    AUTO: LatencyPolicy,
+    LatencyPolicy.name: LatencyPolicy,
+    EnergyPolicy.name: EnergyPolicy,
+    "energy_under_deadline": EnergyPolicy,
+}
 
 
 def make_policy(name: str, knobs: Optional[Knobs] = None) -> Policy:

@@ -13,7 +13,8 @@ for _ in range(count):
     y = (a @ weight + b).relu()
     z = y * c
     torch.cuda.synchronize() if device == "cuda" else None
-    print(y.sum().item().hex(), [v.hex() for v in z[0].cpu().tolist()], (z.argmin() if dependent else z.argmax()).item())
+    place = z.argmin() if dependent else z.argmax()
+    print(y.sum().item().hex(), [v.hex() for v in z[0].cpu().tolist()], place.item())
     if dependent:
         threshold = y.max().item()
         other = (torch.ones(6, 6) * threshold).to(device)
