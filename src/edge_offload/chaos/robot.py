@@ -111,12 +111,13 @@ def main() -> int:
     prober = Prober(client).start()
     expected: List[Tuple[torch.Tensor, ...]] = []
     local_s: List[float] = []
-    for _ in range(3):
+    for turn in range(3):
         expected = []
         for picture in pictures:
             outputs, report = offloaded.run([picture], Mode.LOCAL)
             expected.append(outputs)
-            local_s.append(report.total_s)
+            if turn:  # the first ones choose kernels and take memory
+                local_s.append(report.total_s)
     ends = time.monotonic() + 60
     while offloaded.obstacle(Mode.SERVER, [pictures[0]]) is not None and time.monotonic() < ends:
         time.sleep(0.02)
