@@ -14,6 +14,8 @@ MORE_DESCRIPTORS, MORE_SOCKETS, MORE_THREADS = 4, 2, 2
 MORE_MEMORY = 8 << 20
 #: Frames that may wait for the server in vain between two results of it in an outage: the one that was under way.
 MOST_WAITED = 1
+#: Seconds beyond the local computation from which on a frame has waited.
+WAITED_S = 0.005
 #: Seconds that an outage may add to the 99th percentile of the local latency.
 OUTAGE_S = 0.02
 #: Seconds until frames go to the server again.
@@ -127,7 +129,8 @@ def _in_vain(frames: Sequence[Mapping[str, Any]]) -> int:
     most = waited = 0
     for frame in frames:
         if frame["mode"] == "local":
-            waited += frame["round_trips"] > 0
+            # a frame may also ask the server beside the local computation, and wait for the local one alone
+            waited += frame["round_trips"] > 0 and frame["total_s"] > frame["compute_s"] + WAITED_S
         else:
             waited = 0
         most = max(most, waited)
