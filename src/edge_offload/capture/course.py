@@ -23,7 +23,7 @@ Edge = Tuple[Optional[Kind], int]
 #: first new storage, or that far from the first new storage of the inference.
 SAME, FROM_STEP, FROM_START = range(3)
 MAX_NODES = 512
-MAX_AHEAD = 256
+MAX_AHEAD = 512
 MAX_PAYLOAD = 64 << 10
 
 

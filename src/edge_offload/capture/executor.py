@@ -152,7 +152,7 @@ class DeviceSession:
                 used = [slots[canonical] for canonical in references]
             except KeyError as error:
                 raise ProtocolError(f"segment {step.segment} uses value {error} before it exists") from None
-            if entry.quick is not None and index != final and index not in step.wanted:
+            if entry.quick is not None and index != final and index not in step.wanted and following not in slots:
                 slot = slots[following] = self._quickly(entry, entry.quick, used)
                 if following not in dead:
                     self._keep(storage, slot, undo)

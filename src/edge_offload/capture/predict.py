@@ -19,11 +19,11 @@ from edge_offload.capture.plans import DYNAMIC, READ, Knowledge, Plan
 from edge_offload.capture.search import operator_sequence_search
 from edge_offload.capture.symbols import REACH, Kind
 
-MAX_NODES = 96
+MAX_NODES = 320
 MAX_HISTORY = 2048
 CONTEXTS = (6, 3, 2, 1)
 MAX_CONTEXTS = 65536
-MAX_STEPS = 64
+MAX_STEPS = 256
 #: How often a step has to follow others before that is taken for a rule.
 SURE = 2
 #: So far at most where no upload ends an inference: who reads first would wait for all of it.
@@ -128,11 +128,8 @@ class Predictor:
         self.since.append(done.integers)
         if len(self.since) > 4 * REACH:
             del self.since[REACH:-REACH]
-        for length in CONTEXTS:
-            if len(self._trail) >= length:
-                self._note(self._trail[-length:], form)
-        if self._trail:
-            self._note(((self._trail[-1][0], ANY),), form)
+        for context in self._contexts(self._trail):
+            self._note(context, form)
         self._history.append((form, done.reason, bool(done.payloads)))
         self._trail = (*self._trail[-CONTEXTS[0] + 1 :], (form, done.kind))
         if self._cycle:
@@ -236,15 +233,24 @@ class Predictor:
         if self._cycle:
             return self._cycle[state.position]
         guess: Optional[int] = None
-        for length in CONTEXTS:
-            if len(state.trail) >= length:
-                form, sure = self._after.get(state.trail[-length:], (None, 0))
-                if sure >= SURE:
-                    return form
-                guess = form if guess is None else guess
-        if guess is None and state.trail:
-            guess, _ = self._after.get(((state.trail[-1][0], ANY),), (None, 0))
+        for context in self._contexts(state.trail):
+            form, sure = self._after.get(context, (None, 0))
+            if sure >= SURE:
+                return form
+            guess = form if guess is None else guess
         return guess
+
+    def _contexts(self, trail: Tuple[Item, ...]) -> List[Tuple[Item, ...]]:
+        """The last few steps, as they may tell what is next: with the kinds of their outcomes, and without.
+
+        The size of a result decides what is computed next more often than a number that is read.
+        """
+        bare = tuple((form, ANY) for form, _ in trail)
+        found = [trail[-length:] for length in CONTEXTS if len(trail) >= length]
+        plain = [bare[-length:] for length in CONTEXTS if len(trail) >= length]
+        if found and self._reason(trail[-1][0]) == READ:
+            return [*found[:-1], *plain[:-1], found[-1], plain[-1]]
+        return found + plain
 
     def _note(self, context: Tuple[Item, ...], form: int) -> None:
         """``form`` came after ``context``. What has come once says less than what always comes after fewer steps."""
