@@ -137,7 +137,8 @@ def test_with_plans_auto_uses_the_one_for_the_bandwidth_of_now():
 
 def row(policy, mean_s, **more):
     made = {"policy": policy, "latency_s": {"mean": mean_s, "p50": mean_s, "p99": mean_s}, "hedge_rate": 0.01,
-            "remote_when_faster": 0.99, "outage_p99_s": mean_s}  # fmt: skip
+            "remote_when_faster": 0.99, "outage_p99_s": mean_s,
+            "outage_waited": 1}  # fmt: skip
     return {**made, **more}
 
 
@@ -161,9 +162,10 @@ def test_the_bars_say_what_does_not_hold(own, broken):
 def test_the_bars_of_a_trace_with_outages():
     local = row("local", 0.09)
     for own, held in (
-        (row("auto", 0.05, outage_p99_s=0.10), [True, True, True]),
-        (row("auto", 0.05, outage_p99_s=0.12), [True, False, True]),
-        (row("auto", 0.06), [False, True, True]),
+        (row("auto", 0.05, outage_p99_s=0.10), [True, True, True, True]),
+        (row("auto", 0.05, outage_p99_s=0.12), [True, True, False, True]),
+        (row("auto", 0.05, outage_waited=2), [True, False, True, True]),
+        (row("auto", 0.06), [False, True, True, True]),
     ):
         rows = [own, local, row("server", 0.055), row("oracle", 0.045)]
         assert [bar["met"] for bar in bars(rows, "auto", outages=True)] == held

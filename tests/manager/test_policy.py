@@ -65,6 +65,14 @@ def test_two_modes_that_are_nearly_equal_do_not_alternate():
     assert sum(a is not b for a, b in zip(chosen, chosen[1:])) <= 1
 
 
+def test_a_slightly_better_mode_is_taken_when_it_lasts():
+    policy = LatencyPolicy(Knobs(margin=0.1))
+    assert decide(policy, forecasts((0.1, 1), (0.2, 1))).mode is Mode.LOCAL
+    chosen = [decide(policy, forecasts((0.1, 1), (0.097, 1))).mode for _ in range(40)]
+    assert chosen[:10] == [Mode.LOCAL] * 10
+    assert chosen[-1] is Mode.SERVER
+
+
 def test_a_better_mode_is_taken_after_a_few_frames_and_a_much_better_one_at_once():
     policy = LatencyPolicy(Knobs(margin=0.1, frames=3))
     assert decide(policy, forecasts((0.1, 1), (0.2, 1))).mode is Mode.LOCAL

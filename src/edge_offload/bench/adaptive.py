@@ -164,15 +164,20 @@ def _row(name: str, result: Run, best_s: float, deadline_s: Optional[float], tra
     latency = records.latency_summary(result.latencies_s)
     missed = None if deadline_s is None else sum(s > deadline_s for s in result.latencies_s) / frames
     dead = dead_times(trace)
-    cut_off = [
-        seconds
-        for began, seconds in zip(result.began_s, result.latencies_s)
-        if any(first <= began % trace.period_s < last for first, last in dead)
-    ]
+    cut_off: List[float] = []
+    waited: Dict[Any, int] = {}
+    for began, seconds, in_vain in zip(result.began_s, result.latencies_s, result.waited):
+        outage = next((first for first, last in dead if first <= began % trace.period_s < last), None)
+        if outage is not None and in_vain:
+            which = (began // trace.period_s, outage)
+            waited[which] = waited.get(which, 0) + 1
+        elif outage is not None:
+            cut_off.append(seconds)
     return {
         "policy": name,
         "frames": frames,
         "latency_s": latency,
+        "outage_waited": max(waited.values(), default=0),
         "outage_p99_s": records.latency_summary(cut_off)["p99"] if cut_off else None,
         "missed": missed,
         "energy_j": sum(result.energies_j) / frames,
@@ -215,9 +220,11 @@ def bars(rows: Sequence[Dict[str, Any]], policy: str, outages: bool) -> List[Dic
     versus = f"{mean * 1e3:.1f} ms against {held[best] * 1e3:.1f} ms ({best})"
     if outages:
         bar("mean below everything that is held", versus, mean < held[best])
+        waited = own["outage_waited"]
+        bar("at most one frame per outage waits in vain, the one that finds out", str(waited), waited <= 1)
         extra = own["outage_p99_s"] - local["latency_s"]["p99"]
         bar(
-            f"p99 in outages at most {OUTAGE_S * 1e3:.0f} ms above local p99",
+            f"p99 of all others in outages at most {OUTAGE_S * 1e3:.0f} ms above local p99",
             f"{extra * 1e3:+.1f} ms",
             extra <= OUTAGE_S,
         )

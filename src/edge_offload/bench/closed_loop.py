@@ -1,8 +1,7 @@
 """A robot in virtual time: the real estimator, prober, forecaster and policy over a trace, frame after frame.
 
-What a frame costs in a mode is given as measured components; what the link makes of it comes from the trace. Fallback,
-hedging, overdue results and lost connections behave as in :mod:`edge_offload.manager.runtime`. Nothing sleeps: minutes
-of a trace take seconds.
+Costs of frames are given; what the link makes of them comes from the trace. Fallback, hedging, overdue results and lost
+connections behave as in :mod:`edge_offload.manager.runtime`. Nothing sleeps.
 """
 
 from __future__ import annotations
@@ -65,6 +64,7 @@ class Run:
         latencies_s, energies_j: per frame.
         began_s: when each frame began, in seconds of the trace.
         modes: that ran, per frame.
+        waited: whether a frame waited for the link in vain.
         remote: frames whose result needed the link (a plan for split may do without).
         switches: of the mode that the policy asked for.
         hedges, vain_hedges: frames with a local rival; those in which the remote result came first all the same.
@@ -74,6 +74,7 @@ class Run:
     latencies_s: List[float] = field(default_factory=list)
     energies_j: List[float] = field(default_factory=list)
     began_s: List[float] = field(default_factory=list)
+    waited: List[bool] = field(default_factory=list)
     modes: List[Mode] = field(default_factory=list)
     remote: int = 0
     switches: int = 0
@@ -294,17 +295,20 @@ class VirtualRobot:
         decision = self._manager.decide(Situation(began, forecasts, self._deadline_s))
         self._count_choice(forecasts, decision.mode)
         oracle = isinstance(self._manager.policy, OraclePolicy)
-        beside = None
-        if decision.mode is Mode.LOCAL and not oracle and not isinstance(self._manager.policy, FixedPolicy):
-            beside = self._refresher.due(began, forecasts)
+        mode, beside = decision.mode, None
+        if not oracle and not isinstance(self._manager.policy, FixedPolicy):
+            if mode is Mode.LOCAL:
+                beside = self._refresher.due(began, forecasts)
+            else:
+                mode = self._refresher.instead(mode, forecasts) or mode
         if beside is not None:
             report = self._remote(beside, began, 0.0, beside=True)
-        elif decision.mode is Mode.LOCAL or (obstacles[decision.mode] and not oracle):
+        elif mode is Mode.LOCAL or (obstacles[mode] and not oracle):
             seconds = self._draw(self._costs[Mode.LOCAL])[0]
             report = InferenceReport(Mode.LOCAL, total_s=seconds, stages_s={"compute_robot": seconds})
         else:
-            forecast = forecasts[decision.mode]
-            report = self._remote(decision.mode, began, NEVER if oracle else forecast.latency_s + forecast.late_s)
+            late_s = NEVER if oracle else forecasts[mode].latency_s + forecasts[mode].late_s
+            report = self._remote(mode, began, late_s)
         ended = began + report.total_s
         self._link.advance(ended, self._prober)
         self._forecaster.note(ended, report, self._link.estimator.reading(ended))
@@ -391,6 +395,7 @@ class VirtualRobot:
         result.latencies_s.append(report.total_s)
         result.modes.append(report.mode)
         result.remote += report.round_trips > 0
+        result.waited.append(report.mode is Mode.LOCAL and report.hedged and bool(report.fallback_reason))
         compute_s = min(stages["encode"] + stages["compute_robot"] + stages["decode"], report.total_s) + report.wasted_s
         link_s = min(stages["uplink"] + stages["downlink"], report.total_s)
         result.energies_j.append(

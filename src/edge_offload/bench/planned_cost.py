@@ -41,7 +41,9 @@ class PlannedCost:
         from edge_offload.manager.split_mode import ways
 
         distinct: Dict[Tuple[Any, ...], int] = {}
-        place, plans, names = [], [], []
+        place: List[int] = []
+        plans: List[Compiled] = []
+        names: List[str] = []
         for bandwidth, plan in zip(table.bandwidths, table.plans):
             key = (plan.robot, plan.server, plan.transfers)
             if key not in distinct:

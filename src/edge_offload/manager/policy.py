@@ -18,6 +18,8 @@ from edge_offload.modes import AUTO, Mode
 
 #: So many times the margin is reason enough to switch at once.
 CLEARLY = 4.0
+#: A mode that is better by less than the margin is switched to after so many decisions in a row.
+LASTING = 25
 #: Modes that a policy chooses among unless it is told others. These two give the same bits and need no preparation;
 #: ``split`` has to be profiled and planned first, ``replay`` needs the virtual device, the rest are for comparison.
 CANDIDATES = (Mode.LOCAL, Mode.SERVER)
@@ -100,22 +102,30 @@ class _Hysteresis:
     mode: Optional[Mode] = None
     rival: Optional[Mode] = None
     count: int = 0
+    patience: int = 0
 
     def settle(self, best: Mode, costs: Mapping[Mode, float]) -> Mode:
         """``best`` has the lowest of ``costs``; the modes that may run now are its keys."""
         held = self.mode
         if held is None or held not in costs:
-            self.mode, self.rival, self.count = best, None, 0
-        elif best is held or costs[best] >= costs[held] * (1 - self.knobs.margin / (1 + self.knobs.margin)):
-            self.rival, self.count = None, 0
+            self._take(best)
+        elif best is held:
+            self.rival, self.count, self.patience = None, 0, 0
         else:
-            self.count = self.count + 1 if self.rival is best else 1
-            self.rival = best
-            # much better than the margin asks for is not noise
-            if self.count >= self.knobs.frames or costs[best] * (1 + CLEARLY * self.knobs.margin) < costs[held]:
-                self.mode, self.rival, self.count = best, None, 0
+            if self.rival is not best:
+                self.rival, self.count, self.patience = best, 0, 0
+            beyond = costs[best] < costs[held] * (1 - self.knobs.margin / (1 + self.knobs.margin))
+            self.count = self.count + 1 if beyond else 0
+            self.patience += 1
+            # much better than the margin asks for is not noise, and neither is what lasts
+            clearly = costs[best] * (1 + CLEARLY * self.knobs.margin) < costs[held]
+            if self.count >= self.knobs.frames or clearly or self.patience >= LASTING:
+                self._take(best)
         assert self.mode is not None
         return self.mode
+
+    def _take(self, mode: Mode) -> None:
+        self.mode, self.rival, self.count, self.patience = mode, None, 0, 0
 
 
 class _Choosing(abc.ABC):

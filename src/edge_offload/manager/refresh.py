@@ -21,6 +21,8 @@ class Refresher:
     STALE_S = 5.0
     #: ... and frames between two that ask again (3 % of them).
     FRAMES = 34
+    #: What is expected to take so much longer at most is as good, as far as one can tell.
+    NEARLY = 0.1
     #: A forecast that moved by this share is looked at again after so many seconds, so many times.
     SURPRISE, AGAIN_S, MOST = 0.1, 1.0, 4
 
@@ -49,6 +51,21 @@ class Refresher:
                 self._surprises = self._surprises + 1 if again else 0
                 self._mode, self._before_s, self._since_s, self._frames = mode, forecast.latency_s, now, 0
                 return mode
+        return None
+
+    def instead(self, mode: Mode, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
+        """For a frame that is about to run remotely in ``mode``: another one that is about as good and that has not
+        run for long, to be run this once."""
+        self._frames += 1
+        asked = forecasts.get(mode)
+        if asked is None or not asked.known or self._frames < self.FRAMES:
+            return None
+        for other, forecast in forecasts.items():
+            if other is mode or forecast.obstacle or forecast.age_s < self.STALE_S:
+                continue
+            if forecast.latency_s <= (1 + self.NEARLY) * asked.latency_s:
+                self._frames = 0
+                return other
         return None
 
     def _surprised(self, forecasts: Mapping[Mode, Forecast]) -> bool:

@@ -199,8 +199,8 @@ class OffloadedModule:
             deadline_s: seconds from now until the result is due. The wait for a server leaves room for a local
                 computation before it; the local computation itself is never cut short.
             meta: facts on the frame (stamp, sequence number, letterbox) for those who watch on the server.
-            refresh: a local call may now and then ask another candidate beside it, so that a policy's forecasts do not
-                go stale; the first result is used.
+            refresh: now and then another candidate may be asked, beside a local call (the first result is used) or
+                instead of one that is about as good, so that a policy's forecasts do not go stale.
 
         Returns:
             The outputs in the module's order, on the CPU, and what they cost. ``report.mode`` is the mode that ran,
@@ -214,7 +214,9 @@ class OffloadedModule:
         canonical = [_checked(tensor) for tensor in inputs]
         outcome: Optional[Outcome] = None
         reason = ""
-        beside = self._beside(canonical) if refresh and mode is Mode.LOCAL else None
+        beside: Optional[Mode] = None
+        if refresh and self._hedging:
+            mode, beside = self._refreshed(mode, canonical)
         if beside is not None:
             mode, outcome = beside, self._run_remotely(beside, canonical, deadline_s, meta or {}, beside=True)
         elif mode is not Mode.LOCAL:
@@ -234,12 +236,12 @@ class OffloadedModule:
     def _run_alone(self, inputs: Sequence[torch.Tensor]) -> Attempt:
         return self._hedge.alone(lambda enough: self._local.run(inputs))
 
-    def _beside(self, inputs: Sequence[torch.Tensor]) -> Optional[Mode]:
-        """The candidate that is asked beside a local computation, because too little is known of it."""
-        if not self._hedging or self._local.expected_s() <= 0:
-            return None
-        mode = self._refresher.due(time.monotonic(), self.situation(inputs).forecasts)
-        return None if mode is None or self.obstacle(mode, inputs) else mode
+    def _refreshed(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Tuple[Mode, Optional[Mode]]:
+        """The mode to run in, and one to ask beside it, so that what is known of the candidates does not go stale."""
+        forecasts = self.situation(inputs).forecasts
+        if mode is not Mode.LOCAL:
+            return self._refresher.instead(mode, forecasts) or mode, None
+        return mode, self._refresher.due(time.monotonic(), forecasts) if self._local.expected_s() > 0 else None
 
     def _planned_s(self, mode: Mode, reading: LinkReading) -> float:
         """What the plan that is in force for such a link is expected to take; 0 where there are no plans."""

@@ -101,7 +101,7 @@ class OffloadManagerNode(Node):
             self._values = values
             policy = self._manager.policy
             if hasattr(policy, "turn"):
-                policy.turn(Knobs(values["margin"], values["frames"], values["sigmas"]))  # type: ignore[attr-defined]
+                policy.turn(Knobs(values["margin"], values["frames"], values["sigmas"]))
             held = self._told.mode if self._told is not None else Mode.SERVER
             self._manager.dry_run = held if values["dry_run"] else None
 
