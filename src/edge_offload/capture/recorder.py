@@ -14,18 +14,17 @@ sizes on the same storages with the same host numbers. Otherwise the server undo
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any, Deque, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Deque, List, Optional, Sequence, Tuple
 
 import torch
 
 from edge_offload.capture.course import Course
-from edge_offload.capture.entries import schema_checksum
-from edge_offload.capture.forms import Call, Definition, Done, Forms, Piece
+from edge_offload.capture.definitions import Definitions
+from edge_offload.capture.forms import Done, Piece
 from edge_offload.capture.messages import Answer, Message, tensor_bytes
 from edge_offload.capture.plans import Plan
 from edge_offload.capture.predict import Branches, Predictor
@@ -89,15 +88,11 @@ class Recorder:
         self._outstanding: Deque[Future] = deque()
         self._failed: Optional[Exception] = None
         self._has_read = False
-        self._defined: Set[int] = set()
-        self._entries: Dict[int, int] = {}
-        self._new_entries: List[Call] = []
-        self._told = object()
+        self._definitions = Definitions(native)
         self._oldest = self._next = 0
         self._pieces: List[Piece] = []
         self._owed = 0
         self._dropped: List[int] = []
-        self._forms = Forms(native)
         self._predictor = self._new_predictor()
 
     @property
@@ -198,7 +193,7 @@ class Recorder:
             outcome = self._described(piece)
             return outcome if outcome is not None else self._run(self._pieces[-self._owed :], None)
         opens = self._predictor.opens(any(item.payloads for item in self._pieces))
-        done = self._forms.done(self._pieces, self._dropped, opens)
+        done = self._definitions.forms.done(self._pieces, self._dropped, opens)
         self._predictor.begin(done)
         outcome = self._taken(done)
         confirmed = outcome is not None
@@ -222,7 +217,7 @@ class Recorder:
         for piece in pieces:
             self._check_age(piece.live)
         for piece in pieces:
-            fresh = self._define(piece.segment, message, piece.definition) or fresh
+            fresh = self._definitions.segment(piece.segment, message, piece.definition) or fresh
             describe = piece.reason in (INFER, DYNAMIC) and piece is pieces[-1]
             message.steps.append(_step(piece, describe))
         message.speculative_from = len(pieces)
@@ -251,7 +246,7 @@ class Recorder:
 
     def _speculate(self, branches: Branches, course: Course, message: Message) -> Future:
         for plan, edges in zip(branches.plans, branches.edges):
-            course.nodes.append((self._node(plan, message), edges))
+            course.nodes.append((self._definitions.node(plan, message), edges))
         message.course = course
         future = self._submit(message)
         self._speculation = _Speculation(branches.plans, [node for _, node in branches.first], future)
@@ -275,10 +270,10 @@ class Recorder:
             index, _, outcome = answer.ran[ahead.taken]
             plan = ahead.plans[index]
             # kept: the device may have forgotten what it consists of before it has to be run after all
-            piece.definition = self._forms.definition(piece.segment)
+            piece.definition = self._definitions.forms.definition(piece.segment)
             number = sum(len(item.definition.calls) for item in self._pieces if item.definition is not None) - 1
             call = piece.definition.calls[-1]
-            skeletons, _ = self._forms.calls(plan.form)
+            skeletons, _ = predictor.forms.calls(plan.form)
             results = outcome.described.get(number)
             if results is not None and number < len(skeletons) and skeletons[number] == call.skeleton:
                 since = [] if self._opens_now() else predictor.since
@@ -339,8 +334,9 @@ class Recorder:
         self._predictor = self._new_predictor()
 
     def _new_predictor(self) -> Optional[Predictor]:
-        self._forms = Forms(self.native)
-        return Predictor(self._forms, self._entry) if self.mode is Mode.REPLAY else None
+        self._definitions.renumber()
+        known = self._definitions
+        return Predictor(known.forms, known.call) if self.mode is Mode.REPLAY else None
 
     def _catch_up(self) -> None:
         """Have run what only a step that ran ahead, and is now given up, could answer for."""
@@ -352,54 +348,17 @@ class Recorder:
             self._run(owed, None)
 
     def _forget_definitions(self) -> None:
-        self._defined.clear()
-        self._entries.clear()
-        self._new_entries.clear()
-        self._told = object()
+        self._definitions.forget()
         self._pieces, self._owed = [], 0
 
     # -- messages
-
-    def _entry(self, call: Call) -> int:
-        """The number that a call has on the server, which is told of it with the next message."""
-        found = self._entries.get(call.entry)
-        if found is None:
-            found = self._entries[call.entry] = len(self._entries)
-            self._new_entries.append(call)
-        return found
-
-    def _define(self, segment: int, message: Message, definition: Optional[Definition] = None) -> bool:
-        """Have a segment defined if it is not; says whether it was not."""
-        if segment in self._defined:
-            return False
-        made = definition or self._forms.definition(segment)
-        words = list(made.words)
-        position = 0
-        for call in made.calls:
-            words[position] = self._entry(call)
-            position += 1 + call.references
-        self._defined.add(segment)
-        message.segments.append((segment, struct.pack(f"<{len(words)}I", *words)))
-        self.counters.defined += 1
-        return True
-
-    def _node(self, plan: Plan, message: Message) -> int:
-        """The number of a plan's node on the server, which is told of it with ``message`` if it does not know it."""
-        if plan.node.segment is not None:
-            self._define(plan.node.segment, message)
-        if plan.sent is not self._told:
-            plan.sent = self._told
-            message.nodes.append((plan.slot, plan.node))
-        return plan.slot
 
     def _submit(self, message: Message, keep: bool = False) -> Future:
         message.freed, self._freed = self._freed, []
         message.accepted, self._unsettled = self._unsettled, None
         message.forget, self._forget = self._forget, False
-        message.first_entry = len(self._entries) - len(self._new_entries)
-        for call in self._new_entries:
-            message.entries.append((call.name, call.key, call.claimed, schema_checksum(call.name)))
-        self._new_entries.clear()
+        self._definitions.complete(message)
+        self.counters.defined = self._definitions.count
         self.counters.messages += 1
         try:
             return self.remote.submit(message.to_wire(), keep)
