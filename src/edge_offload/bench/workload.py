@@ -21,6 +21,8 @@ Workload = Tuple[List[ModeCost], Optional["PlannedCost"]]
 
 #: Seconds that opening a model, or its plans, may take.
 OPEN_S = 300.0
+#: Planning is bounded by the plans that are tried; on a busy machine they take long.
+PLANNING_S = 60.0
 #: Times that every operator is measured.
 PROFILE_REPEATS = 5
 #: Bytes per second of a link that takes no time.
@@ -71,6 +73,7 @@ def _measure(
     from edge_offload.link.client import Client
     from edge_offload.link.connection import Timings
     from edge_offload.link.keys import KeyStore
+    from edge_offload.manager.patience import PatienceLimits
     from edge_offload.manager.runtime import OffloadedModule
     from edge_offload.models.registry import build_estimator
 
@@ -80,7 +83,8 @@ def _measure(
     patient = Timings(connect_s=5.0, handshake_s=20.0, silence_s=20.0)
     with Client(address, keys=KeyStore(keys), timings=patient) as client:
         client.wait_ready(60.0)
-        module = OffloadedModule(model, estimator.module, client, hedging=False)
+        slow = PatienceLimits(floor_s=60.0, cap_s=60.0, first_s=60.0)
+        module = OffloadedModule(model, estimator.module, client, hedging=False, patience=slow)
         _until_open(module, Mode.SERVER, inputs[0])
         compute_s, coding_s, serving_s, sizes = [], [], [], []
         down = 0
@@ -169,7 +173,7 @@ def _planned(model: str, module: Any, slowdown: float, inputs: Sequence[Any], wh
     profile = profile_of(network, PROFILE_REPEATS)
     costs = cost_model(network.located, profile, profile, Link(), request_s=REQUEST_S, slowdown=slowdown)
     space = Space(costs, BANDWIDTHS, True)
-    table = plan_table(space, DEFAULT, None, Effort())
+    table = plan_table(space, DEFAULT, None, Effort(seconds=PLANNING_S))
     # as if the link were not there
     (remote,) = plan_table(Space(costs, [FREE], True), "server_only", None, Effort()).plans
     simulated_s = simulate(remote, costs, FREE).makespan_s - 2 * costs.link.latency_s
