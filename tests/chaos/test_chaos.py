@@ -20,7 +20,7 @@ USED = {"descriptors": 20, "sockets": 5, "threads": 8, "memory": 200 << 20, "chi
 def frame(number, mode="server", total_s=0.03, **more):
     base = {"frame": number, "t": number * 0.1, "total_s": total_s, "mode": mode, "asked": mode, "hedged": False}
     return {**base, "equal": True, "compute_s": total_s if mode == "local" else 0.0, "reason": "",
-            "round_trips": int(mode == "server"), "way_s": [0.001, 0.001], **more}  # fmt: skip
+            "round_trips": int(mode == "server"), "way_s": [0.001, 0.001], "why": "as forecast", **more}  # fmt: skip
 
 
 def good():
@@ -121,7 +121,9 @@ def test_usage_sees_what_a_process_opens():
 
 
 def test_coming_back_late_or_never_is_found():
-    assert "only after 3.00 s" in verdict(*good(), back=18.0).failures[0]
+    found = verdict(*good(), back=18.0).failures[0]
+    assert "only after 3.00 s" in found
+    assert "as forecast" in found
     assert "no frame went to the server again" in verdict(*good(), back=None).failures
 
 

@@ -149,6 +149,7 @@ def main() -> int:
             total_s=report.total_s,
             mode=report.mode.value,
             asked=decision.mode.value,
+            why=decision.reason,
             hedged=report.hedged,
             round_trips=report.round_trips,
             way_s=[report.stages_s["uplink"], report.stages_s["downlink"]],

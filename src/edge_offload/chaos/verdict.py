@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Sequence
@@ -124,6 +125,14 @@ def _leaks(verdict: Verdict, faults: Sequence[Fault]) -> None:
                 )
 
 
+def _why(frames: Sequence[Mapping[str, Any]], faults: Sequence[Fault]) -> str:
+    """What the policy said half-way through the longest return."""
+    slowest = max(faults, key=lambda fault: (fault.back_s or math.inf) - fault.restored_s)
+    middle_s = ((slowest.back_s or math.inf) + slowest.restored_s) / 2
+    said = [frame["why"] for frame in frames if slowest.restored_s <= frame["t"] <= middle_s]
+    return f" (half-way there: {said[-1]})" if said else ""
+
+
 def _in_vain(frames: Sequence[Mapping[str, Any]]) -> int:
     """Most frames that waited for the server and were computed locally, with no result of the server in between."""
     most = waited = 0
@@ -174,7 +183,7 @@ def _latencies(
     if not timing:
         return
     if figures["back_s"] is not None and figures["back_s"] > BACK_S:
-        fail(f"frames went to the server again only after {figures['back_s']:.2f} s")
+        fail(f"frames went to the server again only after {figures['back_s']:.2f} s{_why(frames, faults)}")
     if outage and total_s and figures["during_p99_s"] > local_p99 + OUTAGE_S:
         fail(f"p99 during the outage {figures['during_p99_s'] * 1e3:.0f} ms, local {local_p99 * 1e3:.0f} ms")
     if verdict.scenario == "calm" and figures["hedge_rate"] > MAX_HEDGE_RATE:
