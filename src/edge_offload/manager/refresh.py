@@ -18,7 +18,7 @@ class Refresher:
     """Says which mode a frame that is computed locally should ask, too. One thread at a time."""
 
     #: Seconds without a frame in a mode after which what is known of it is stale, ...
-    STALE_S = 5.0
+    STALE_S = 1.5
     #: ... and frames between two that ask again (3 % of them).
     FRAMES = 34
     #: What is expected to take so much longer at most is as good, as far as one can tell.
