@@ -147,9 +147,14 @@ class LinkEstimator:
             self._up_free_s = self._down_free_s = -math.inf
 
     @property
-    def unsure(self) -> bool:
-        """Whether one more sample would settle whether the link has just changed."""
-        return self._up.unsure or self._down.unsure
+    def unsure(self) -> Tuple[bool, bool]:
+        """Up, down: whether one more sample would settle whether the link has just changed."""
+        return self._up.unsure, self._down.unsure
+
+    @property
+    def heard(self) -> Tuple[int, int]:
+        """Up, down: samples that said something, whether they were believed or not."""
+        return self._up.heard, self._down.heard
 
     def reading(self, now: float) -> LinkReading:
         """What is known now."""

@@ -24,6 +24,7 @@ FIRST_PROBE_BYTES = 32 << 10
 MAX_GROWTH = 16
 #: So does one that raised the estimate by this factor.
 RISING = 1.15
+UP, DOWN = 0, 1
 
 
 class Prober:
@@ -41,8 +42,9 @@ class Prober:
         self._share = share
         self._payload = os.urandom(MAX_PROBE_BYTES)
         self._last_s = 0.0
-        self._grown = 1
-        self._known = -1
+        # up, down: size of the last probe in its usual one, samples heard before it, rate then
+        self._grown = [1, 1]
+        self._heard = (-1, -1)
         self._before = (0.0, 0.0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edge_offload-prober", daemon=True)
@@ -70,22 +72,30 @@ class Prober:
             return
         reading = client.estimator.reading(now)
         quiet_s = min(reading.age_s, now - self._last_s)
-        unsure = client.estimator.unsure
-        rising = max(reading.uplink / max(self._before[0], 1.0), reading.downlink / max(self._before[1], 1.0)) > RISING
-        small = not unsure and (rising or reading.samples == self._known) and self._grown < MAX_GROWTH
-        # what surprised, and what was through before its duration could be told well, is followed up at once
-        if quiet_s < (self._interval_s / 4 if small or unsure else self._interval_s):
+        rates, heard, unsure = (reading.uplink, reading.downlink), client.estimator.heard, client.estimator.unsure
+        # through before its duration could be told, or so fast that a larger one will tell better
+        small = [heard[way] == self._heard[way] or self._rises(way, rates[way], unsure[way]) for way in (UP, DOWN)]
+        grown = [min(4 * self._grown[way], MAX_GROWTH) if small[way] else 1 for way in (UP, DOWN)]
+        # what surprised, and what was too small, is followed up at once; what no size can tell is not
+        mute = [small[way] and self._grown[way] >= MAX_GROWTH for way in (UP, DOWN)]
+        again = any((small[way] or unsure[way]) and not mute[way] for way in (UP, DOWN))
+        if quiet_s < (self._interval_s / 4 if again else self._interval_s):
             return
         self._last_s = now
         self.sent += 1
-        if not unsure:  # else the same size again
-            self._grown = self._grown * 4 if small else 1
-        self._known, self._before = reading.samples, (reading.uplink, reading.downlink)
-        size_up = self._grown * probe_bytes(reading.uplink, self._interval_s, self._share)
-        size_down = self._grown * probe_bytes(reading.downlink, self._interval_s, self._share)
-        size_up, size_down = min(size_up, MAX_PROBE_BYTES), min(size_down, MAX_PROBE_BYTES)
+        for way in (UP, DOWN):
+            if small[way] or not unsure[way]:  # else the same size again
+                self._grown[way] = grown[way]
+        self._heard, self._before = heard, rates
+        size_up, size_down = (
+            min(self._grown[way] * probe_bytes(rates[way], self._interval_s, self._share), MAX_PROBE_BYTES)
+            for way in (UP, DOWN)
+        )
         probe = client.request(PROBE, {"down": size_down}, [self._payload[:size_up]], timeout_s=5.0)
         probe.add_done_callback(self._answered)
+
+    def _rises(self, way: int, rate: float, unsure: bool) -> bool:
+        return not unsure and rate > RISING * max(self._before[way], 1.0)
 
     def _answered(self, done: Future) -> None:
         error = done.exception()

@@ -25,10 +25,16 @@ MAX_VARIANCE = 1.5
 
 
 class RateFilter:
-    """Bytes per second of one direction. One thread at a time."""
+    """Bytes per second of one direction. One thread at a time.
+
+    Attributes:
+        samples: how many were believed.
+        heard: how many said something, those that were kept aside included.
+        updated_s: when the latest was believed.
+    """
 
     def __init__(self) -> None:
-        self.samples = 0
+        self.samples = self.heard = 0
         self.updated_s = -math.inf
         self._log: Optional[float] = None
         self._variance = MAX_VARIANCE
@@ -44,6 +50,7 @@ class RateFilter:
         error = math.hypot(error_s / busy_s, SAMPLE_ERROR)
         if error > MAX_ERROR:
             return False
+        self.heard += 1
         found = math.log(size / busy_s)
         if self._log is None:
             self._believe(now, found, error**2)
