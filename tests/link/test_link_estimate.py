@@ -293,3 +293,77 @@ def test_probes_alone_find_out_that_the_link_has_changed(before, after):
             assert link.estimator.reading(link.now).uplink == pytest.approx(before * MB, rel=0.2)
             assert link.sent < max(0.05 * before * MB, 8 * MIN_PROBE_BYTES) * 10, "idle probes are few"
     assert link.estimator.reading(link.now).uplink == pytest.approx(after * MB, rel=0.3)
+
+
+class StumblingLink:
+    """93 Mbps in virtual time: the round trip, or the chance that 4 KB wait for 0.2 s, is what ``fault`` says."""
+
+    RATE = 93e6 / 8
+    FAULT_S, OVER_S = 4.0, 9.0
+    state = LinkState.READY
+
+    def __init__(self, fault, seed, clock_error_s):
+        self.fault, self.clock_error_s = fault, clock_error_s
+        self.random = random.Random(seed)
+        self.estimator = LinkEstimator()
+        self.now = 0.0
+        self.free = [0.0, 0.0]
+        self.under_way = []
+        self.round_trips = []
+
+    @property
+    def busy(self):
+        return bool(self.under_way)
+
+    def faulty(self, t):
+        return self.FAULT_S <= t < self.OVER_S
+
+    def cross(self, way, t, size):
+        end = max(t, self.free[way])
+        pieces = math.ceil(size / 4096)
+        for _ in range(pieces):
+            end += size / pieces / self.RATE
+            if self.fault == "stalls" and self.faulty(end) and self.random.random() < 0.1:
+                end += 0.2
+        self.free[way] = end
+        return end + (0.1 if self.fault == "rtt" and self.faulty(end) else DELAY_S)
+
+    def request(self, kind, body, buffers, timeout_s):
+        self.send(len(buffers[0]) + 100, body["down"] + 100)
+        return Future()
+
+    def send(self, up, down):
+        sent = self.now
+        there = self.cross(0, sent, up) + self.random.uniform(0.2e-3, 1e-3)
+        back = self.cross(1, there + 1e-3, down) + self.random.uniform(0.2e-3, 1e-3)
+        self.under_way.append(Transfer(sent, sent, there, there + 1e-3, back, self.clock_error_s, up, down))
+
+    def run(self, until_s, seen):
+        """Heartbeats, probes, and a frame of 27 KB whenever that looks quicker than 60 ms."""
+        prober, beat_s, frame_s = Prober(self), 0.0, 0.0
+        while self.now < until_s:
+            for transfer in [item for item in self.under_way if item.received_s <= self.now]:
+                self.under_way.remove(transfer)
+                self.estimator.transfer(transfer, ACTIVE)
+            if self.now >= beat_s:
+                beat_s = self.now + 0.25
+                self.round_trips.append(self.cross(1, self.cross(0, self.now, 60), 60) - self.now)
+                self.estimator.round_trip(self.now, min(self.round_trips[-8:]))
+            if self.now >= frame_s:
+                frame_s = self.now + 0.05
+                reading = self.estimator.reading(self.now)
+                takes_s = reading.rtt_s + 27e3 / max(reading.uplink, 1) + 9e3 / max(reading.downlink, 1)
+                seen(self.now, takes_s)
+                if takes_s < 0.06 and not self.busy:
+                    self.send(27_000, 9_000)
+            prober.step(self.now)
+            self.now += 0.01
+
+
+@pytest.mark.parametrize(("fault", "seed", "error_s"), [("rtt", 2, 3e-4), ("stalls", 1, 3e-4), ("stalls", 3, 2e-3)])
+def test_a_link_that_has_recovered_is_known_to_within_two_seconds(fault, seed, error_s):
+    link = StumblingLink(fault, seed, error_s)
+    quick = []
+    link.run(link.OVER_S + 2.0, lambda now, takes_s: quick.append(now) if takes_s < 0.05 else None)
+    assert any(now < link.FAULT_S for now in quick)
+    assert any(now >= link.OVER_S for now in quick), "frames stay where they are though the link is well again"
