@@ -1,0 +1,126 @@
+"""What is expected to come next, from what came before: no device needed, steps are made by hand."""
+
+from __future__ import annotations
+
+from typing import Any, List, Tuple
+
+from edge_offload.capture.forms import Done, Shape
+from edge_offload.capture.predict import Predictor
+
+READ, DYNAMIC = 0, 2
+CALLS: Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]] = ((), ())
+
+
+class FormsByHand:
+    """Forms without calls."""
+
+    def calls(self, form: int) -> Any:
+        return CALLS
+
+    def call(self, entry: int) -> Any:
+        raise AssertionError("there are no calls")
+
+
+class Program:
+    """Does steps, each with one storage of its own, and looks at what was expected."""
+
+    def __init__(self) -> None:
+        self.predictor = Predictor(FormsByHand(), lambda call: 0)  # type: ignore[arg-type]
+        self.base = 1
+
+    def step(self, form: int, kind: Tuple[int, ...] = (), upload: bool = False, reason: int = READ) -> None:
+        opens = self.predictor.opens(upload)
+        payloads: Tuple[Any, ...] = (None,) if upload else ()
+        done = Done(Shape(form, (), ()), form, (), self.base, (), frozenset(), b"", payloads, reason, opens)
+        self.predictor.begin(done)
+        done.kind = kind
+        self.predictor.add(done, confirmed=False)
+        self.base += 1
+
+    def expected(self) -> List[int]:
+        """Forms along the course, by the first edge each time."""
+        found = self.predictor.branches()
+        if found is None:
+            return []
+        index, forms = found.first[0][1], []
+        while len(forms) < 12:
+            forms.append(found.plans[index].form)
+            if not found.edges[index]:
+                break
+            index = found.edges[index][0][1]
+        return forms
+
+
+def test_an_inference_is_expected_whole_after_it_has_been_seen_twice() -> None:
+    program = Program()
+    for _ in range(3):
+        for form in (10, 11, 12, 13):
+            program.step(form, upload=form == 10)
+    assert program.expected() == [10, 11, 12, 13]
+
+
+def test_what_happened_once_is_not_expected_again() -> None:
+    program = Program()
+    for kinds, extra in (((0,) * 8, False), ((1, 1), True), ((0,) * 4, False), ((1, 1), False)):
+        for kind in kinds:
+            program.step(10, upload=True)
+            program.step(11, kind=(kind,))
+            program.step(12)
+        if extra:
+            program.step(99)
+    assert program.expected() == [10, 11, 12]
+
+
+def test_a_number_that_was_never_read_before_changes_nothing() -> None:
+    program = Program()
+    for turn in range(6):
+        program.step(10, kind=(turn % 2,), upload=True)
+        program.step(11)
+    program.step(10, kind=(-1,), upload=True)
+    found = program.predictor.next()
+    assert found is not None
+    assert found.form == 11
+
+
+def test_what_a_number_meant_in_another_place_is_not_taken_for_a_rule() -> None:
+    program = Program()
+    for _ in range(4):
+        program.step(5, upload=True)
+        program.step(10, kind=(-1,))
+        program.step(77)
+    for turn in range(6):
+        program.step(6, upload=True)
+        program.step(10, kind=(turn % 2,))
+        program.step(11)
+        program.step(12)
+    program.step(6, upload=True)
+    program.step(10, kind=(-1,))
+    found = program.predictor.next()
+    assert found is not None
+    assert found.form == 11
+
+
+def test_a_loop_goes_on_by_the_size_of_each_result() -> None:
+    program = Program()
+    for turns in (3, 2, 5, 4, 2, 3):
+        program.step(10, upload=True, reason=DYNAMIC, kind=(2,))
+        for left in range(turns, 0, -1):
+            program.step(20, kind=(2,) if left > 1 else (0,), reason=DYNAMIC)
+        program.step(30)
+    found = program.predictor.branches()
+    assert found is not None
+    loops = [index for index, plan in enumerate(found.plans) if plan.form == 20]
+    assert loops
+    for index in loops:
+        following = {kind: found.plans[node].form for kind, node in found.edges[index]}
+        assert following.get((0,), 30) == 30
+        assert following.get((2,), 20) == 20
+
+
+def test_where_no_upload_ends_an_inference_little_is_run_ahead() -> None:
+    program = Program()
+    for turn in range(40):
+        program.step(10 + turn % 3)
+    found = program.predictor.branches()
+    assert found is not None
+    assert len(found.plans) <= 8
