@@ -53,18 +53,27 @@ def test_absent_compiler_is_a_warning(monkeypatch):
     assert (finding.level, bool(finding.remedy)) == ("warn", True)
 
 
-def test_the_virtual_gpu_is_refused_where_it_cannot_be_built(monkeypatch, tmp_path):
+def test_the_kind_of_virtual_gpu_is_told(monkeypatch, tmp_path):
     from edge_offload.capture import build
     from edge_offload.manager import checkup
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "built_with_cuda", lambda: False)
+    monkeypatch.delenv("EDGE_OFFLOAD_DEVICE", raising=False)
+    monkeypatch.setattr(build, "compiler", lambda: "c++")
+    monkeypatch.setattr(build, "built_with_cuda", lambda: True)
+    (finding,) = checkup._virtual_device()
+    assert finding.level == "ok"
+    assert "native" in finding.detail
+    assert "CUDA kernels" in finding.detail
     monkeypatch.setattr(build, "compiler", lambda: None)
     (finding,) = checkup._virtual_device()
     assert (finding.level, finding.remedy) == ("warn", "apt install g++")
-    assert "refuse to start" in finding.detail
+    assert "pure Python" in finding.detail
+    monkeypatch.setenv("EDGE_OFFLOAD_DEVICE", "native")
+    (finding,) = checkup._virtual_device()
+    assert (finding.level, finding.remedy) == ("warn", "apt install g++")
+    assert "cannot be built" in finding.detail
     with pytest.raises(Unsupported, match=r"C\+\+ compiler"):
         build.build()
-    monkeypatch.setattr(build, "built_with_cuda", lambda: True)
-    (finding,) = checkup._virtual_device()
-    assert "CPU build" in finding.remedy
+    monkeypatch.setenv("EDGE_OFFLOAD_DEVICE", "rust")
+    assert checkup.check()  # what it says of it is a finding too

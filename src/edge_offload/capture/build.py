@@ -5,6 +5,7 @@ The two libraries are kept in ``$XDG_CACHE_HOME/edge_offload/ext`` (default ``~/
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import importlib.util
@@ -48,8 +49,26 @@ def torch_directory() -> pathlib.Path:
 
 
 def built_with_cuda() -> bool:
-    """Whether torch has a CUDA device of its own, which the virtual one cannot replace."""
+    """Whether torch has a CUDA device of its own, whose kernels the virtual one then replaces."""
     return (torch_directory() / "lib" / "libtorch_cuda.so").exists()
+
+
+def load_torch() -> None:
+    """Load the libraries of torch that the guard builds upon, as ``import torch`` will.
+
+    Its CUDA libraries, if it has them, come first: what they register is then replaced by the guard.
+    """
+    directory = torch_directory() / "lib"
+    names = ["libc10.so", "libtorch_cpu.so"]
+    if built_with_cuda():
+        names = ["libtorch_global_deps.so", *names, "libc10_cuda.so", "libtorch_cuda.so"]
+    try:
+        for name in names:
+            ctypes.CDLL(str(directory / name), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise Unsupported(
+            f"torch {torch_version()} cannot be loaded: {error}", remedy="see whether python -c 'import torch' works"
+        ) from None
 
 
 def torch_version() -> str:
@@ -158,9 +177,9 @@ def _compile(name: str, directory: pathlib.Path) -> None:
 
 
 def _torch_flag(torch_root: pathlib.Path) -> bool:
-    """Whether this torch was built with the new libstdc++ string ABI, read from its library's symbols."""
+    """Whether this torch was built with the new libstdc++ string ABI, read from the names of its own functions."""
     with (torch_root / "lib" / "libc10.so").open("rb") as stream:
-        return b"cxx11" in stream.read()
+        return b"_ZN3c108demangleB5cxx11EPKc" in stream.read()
 
 
 def main() -> int:

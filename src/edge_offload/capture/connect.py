@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Tuple
 
@@ -11,6 +12,7 @@ from edge_offload.errors import EdgeOffloadError
 
 if TYPE_CHECKING:
     from edge_offload.capture.link_remote import LinkRemote, Weights
+    from edge_offload.link.client import Client
 
 ENVIRONMENT = "EDGE_OFFLOAD_EXEC"
 FAIL, LOCAL, LATER = "fail", "local", "later"
@@ -100,7 +102,33 @@ def connect(settings: Settings) -> LinkRemote:
     different = differences(fingerprint("cpu"), welcome.get("fingerprint", {}))
     if different:
         say(f"results may differ from this machine's in the last bits: {'; '.join(different)}")
-    return LinkRemote(client, resume_s=settings.resume_s, codec=settings.codec, on_weights=Progress())
+    try:
+        refused = other_operators(client)
+    except (EdgeOffloadError, FutureTimeout):
+        client.close()
+        raise
+    return LinkRemote(client, resume_s=settings.resume_s, codec=settings.codec, on_weights=Progress(), refused=refused)
+
+
+def other_operators(client: Client) -> Dict[str, str]:
+    """The operators of this torch that the server's has otherwise or not at all, each with the reason.
+
+    Raises:
+        LinkLost, ProtocolError: the server did not say.
+    """
+    import torch
+
+    from edge_offload.capture import schemas
+    from edge_offload.capture.link_remote import SCHEMAS
+    from edge_offload.errors import ProtocolError
+
+    there = client.welcome.get("fingerprint", {}).get("torch")
+    if there == str(torch.__version__):
+        return {}
+    reply = client.request(SCHEMAS, timeout_s=30.0).result(31.0)
+    if len(reply.buffers) != 1:
+        raise ProtocolError("the server did not say which operators it has")
+    return schemas.refused(schemas.table(), schemas.unpack(bytes(reply.buffers[0])), str(there))
 
 
 class Progress:

@@ -22,6 +22,9 @@ from edge_offload.capture.connect import ENVIRONMENT
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Unsupported
 from edge_offload.modes import Mode, parse_mode
 
+#: Environment variable that says which device to use, and what it may say; unset: native if it can be built.
+CHOICE = "EDGE_OFFLOAD_DEVICE"
+NATIVE, PYTHON = "native", "python"
 MODES = (Mode.PER_OP, Mode.CACHED, Mode.LAZY, Mode.REPLAY)
 _installed: Optional[Installed] = None
 
@@ -64,38 +67,48 @@ class Installed:
                 self.native.synchronize()
         self.native.expect(-1)
         self.recorder.reconnect(remote)
+        self.native.refuse(dict(remote.refused))
         self.remote = remote
 
 
-def preload() -> build.Libraries:
-    """Load the guard library, building it first if need be.
+def backend() -> str:
+    """``native``, or ``python`` where there is no compiler to build it with; the environment may say which.
 
     Raises:
-        Unsupported: torch is imported already, is built with CUDA, or there is no compiler to build with.
+        BadInput: the environment says something else.
+    """
+    wanted = os.environ.get(CHOICE, "")
+    if wanted and wanted not in (NATIVE, PYTHON):
+        raise BadInput(f"{CHOICE}={wanted}", remedy=f"say {NATIVE} or {PYTHON}, or leave it out")
+    if wanted:
+        return wanted
+    return NATIVE if build.existing() is not None or build.compiler() is not None else PYTHON
+
+
+def preload() -> Optional[build.Libraries]:
+    """Load the guard library, building it first if need be; nothing (None) for the device in pure Python.
+
+    Raises:
+        Unsupported: torch is imported already or cannot be loaded, or there is no compiler to build with.
     """
     if "torch" in sys.modules:
         raise Unsupported(
             "the virtual device must be set up before torch is imported",
             remedy="start the program with 'edge-offload exec'",
         )
-    directory = build.torch_directory()
-    if build.built_with_cuda():
-        raise Unsupported(
-            f"torch {build.torch_version()} in {directory} is built with CUDA and keeps that device",
-            remedy="install the CPU build of torch on the robot: pip install torch --index-url of the CPU wheels",
-        )
+    if backend() == PYTHON:
+        return None
     libraries = build.build()
-    for name in ("libc10.so", "libtorch_cpu.so"):
-        ctypes.CDLL(str(directory / "lib" / name), mode=ctypes.RTLD_GLOBAL)
+    build.load_torch()
     ctypes.CDLL(str(libraries.guard), mode=ctypes.RTLD_GLOBAL)
     return libraries
 
 
-def install(libraries: build.Libraries, remote: Any, mode: Mode) -> Installed:
+def install(libraries: Optional[build.Libraries], remote: Any, mode: Mode) -> Installed:
     """Make ``cuda`` the virtual device in this process; torch must have been imported after :func:`preload`.
 
     Args:
-        libraries: from :func:`preload`.
+        libraries: from :func:`preload`; None: the device in pure Python.
         remote: where operators run (:class:`~edge_offload.capture.remote.Remote`).
         mode: one of per_op, cached, lazy, replay.
 
@@ -105,21 +118,65 @@ def install(libraries: build.Libraries, remote: Any, mode: Mode) -> Installed:
     global _installed
     _check_mode(mode)
     from edge_offload.capture.recorder import Recorder
-    from edge_offload.capture.surface import Surface
 
+    native = _load_native(libraries) if libraries is not None else _python()
+    recorder = Recorder(native, remote, mode)
+    native.install(recorder)
+    native.trust(operators_with_exact_shapes())
+    native.per_call(mode in (Mode.PER_OP, Mode.CACHED))
+    native.refuse(dict(remote.refused))
+    if libraries is not None and build.built_with_cuda():
+        _watch_extensions(native)
+    _surface(native, recorder, libraries is not None)
+    _installed = Installed(native, recorder, remote)
+    atexit.register(lambda: _installed.remote.close() if _installed is not None else None)
+    return _installed
+
+
+def _load_native(libraries: build.Libraries) -> Any:
     loader = importlib.machinery.ExtensionFileLoader("edge_offload_device", str(libraries.device))
     spec = importlib.util.spec_from_file_location("edge_offload_device", str(libraries.device), loader=loader)
     assert spec is not None
     native = importlib.util.module_from_spec(spec)
     loader.exec_module(native)
-    recorder = Recorder(native, remote, mode)
-    native.install(recorder)
-    native.trust(operators_with_exact_shapes())
-    native.per_call(mode in (Mode.PER_OP, Mode.CACHED))
-    Surface(native, recorder).apply()
-    _installed = Installed(native, recorder, remote)
-    atexit.register(lambda: _installed.remote.close() if _installed is not None else None)
-    return _installed
+    return native
+
+
+def _python() -> Any:
+    from edge_offload.capture.fallback.install import PythonNative
+
+    return PythonNative()
+
+
+def _surface(native: Any, recorder: Any, is_native: bool) -> None:
+    if is_native:
+        from edge_offload.capture.surface import Surface
+
+        Surface(native, recorder).apply()
+    else:
+        from edge_offload.capture.fallback.install import PythonSurface
+
+        PythonSurface(native, recorder).apply()
+
+
+def _watch_extensions(native: Any) -> None:
+    """Libraries that are loaded later (torchvision) bring CUDA kernels of their own, which must not run either."""
+    import torch
+
+    load, create = torch.ops.load_library, importlib.machinery.ExtensionFileLoader.create_module
+
+    def load_library(path: Any) -> Any:
+        loaded = load(path)
+        native.adopt()
+        return loaded
+
+    def create_module(self: Any, spec: Any) -> Any:
+        module = create(self, spec)
+        native.adopt()
+        return module
+
+    torch.ops.load_library = load_library  # type: ignore[method-assign]
+    importlib.machinery.ExtensionFileLoader.create_module = create_module  # type: ignore[method-assign]
 
 
 def _check_mode(mode: Mode) -> None:
@@ -160,8 +217,8 @@ def installed() -> Optional[Installed]:
 
 def from_environment() -> Installed:
     """Install as the launcher asked for in the environment (called once torch has been imported)."""
-    libraries = build.existing()
-    if libraries is None:
+    libraries = build.existing() if backend() == NATIVE else None
+    if libraries is None and backend() == NATIVE:
         raise Unsupported("the native device has not been built", remedy="start the program with 'edge-offload exec'")
     mode = parse_mode(os.environ.get(f"{ENVIRONMENT}_MODE", "replay"))
     made = install(libraries, _remote(), mode)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -19,6 +18,7 @@ from edge_offload.capture.keys import (
     ParsedKey,
     parse_key,
 )
+from edge_offload.capture.schemas import checksum as schema_checksum
 from edge_offload.errors import BadInput, ProtocolError, Unsupported
 
 Buffer = Union[bytes, bytearray, memoryview]
@@ -185,14 +185,6 @@ class Entry:
             assert self.overload is not None
             kernel = getattr(self.overload, "_op", self.overload)  # what an overload calls in turn
             self.quick = Quick(kernel, self.arguments[: self.positional], named, holes, made[0].layout)
-
-
-def schema_checksum(name: str) -> int:
-    """A number that differs when two versions of torch give the operator different arguments; 0 for what is none."""
-    if name.startswith("edge::"):
-        return 0
-    operator, _, overload = name.partition(".")
-    return zlib.crc32(str(torch._C._get_schema(operator, overload)).encode())
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:

@@ -10,18 +10,19 @@ from collections import OrderedDict
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from edge_offload.capture import payloads
 from edge_offload.capture.blobs import MAX_BLOB_BYTES, digest
 from edge_offload.capture.entries import Buffer
 from edge_offload.capture.messages import parse_answer
+from edge_offload.capture.remote import known_facts
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.link.client import Client
 from edge_offload.link.replies import LinkState, Reply
 
-RUN, STAGE, HAVE, PUT, RESUME, END = (
-    "device.run", "device.stage", "device.have", "device.put", "device.resume", "device.end",
+RUN, STAGE, HAVE, PUT, RESUME, END, SCHEMAS = (
+    "device.run", "device.stage", "device.have", "device.put", "device.resume", "device.end", "device.schemas",
 )  # fmt: skip
 PIECE = MAX_BLOB_BYTES
 #: Buffers that are likely to come again are looked for on the server from this size on.
@@ -89,6 +90,7 @@ class LinkRemote:
         codec: payload codec, both ways; ``auto`` is lossless.
         on_weights: told of every upload of weights.
         owns_client: whether :meth:`close` closes it.
+        refused: operators that are others on the server, each with the reason.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class LinkRemote:
         codec: str = "auto",
         on_weights: Optional[Callable[[Weights], None]] = None,
         owns_client: bool = True,
+        refused: Optional[Mapping[str, str]] = None,
     ) -> None:
         self.client = client
         self.timeout_s = timeout_s
@@ -108,6 +111,8 @@ class LinkRemote:
         self.weights = Weights()
         self.spent = Spent()
         self.session = os.urandom(16)
+        self.refused: Mapping[str, str] = refused or {}
+        self.facts = known_facts(client.welcome.get("gpu"))
         self._owns_client = owns_client
         self._on_weights = on_weights
         self._lock = threading.Lock()

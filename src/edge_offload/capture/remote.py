@@ -8,20 +8,37 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future
-from typing import Any, Dict, Optional, Protocol, Sequence
+from typing import Any, Dict, Mapping, Optional, Protocol, Sequence
 
 from edge_offload.capture.channel import Channel
 from edge_offload.capture.entries import Buffer
 from edge_offload.capture.messages import Answer, parse_answer, serve
 from edge_offload.errors import LinkLost, ProtocolError
 
+_NUMBERS = ("total_memory", "major", "minor", "multi_processor_count")
+
+
+def known_facts(said: Any) -> Dict[str, Any]:
+    """What the other side says of its device, if it is well formed; else nothing."""
+    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+        return {}
+    if not all(type(said.get(name)) is int and 0 <= said[name] < 1 << 62 for name in _NUMBERS):
+        return {}
+    return {"name": said["name"][:200], **{name: said[name] for name in _NUMBERS}}
+
 
 class Remote(Protocol):
-    """Sends messages in order; each answer arrives in a Future. ``bytes_up`` and ``bytes_down`` count what travels."""
+    """Sends messages in order; each answer arrives in a Future. ``bytes_up`` and ``bytes_down`` count what travels.
+
+    ``refused``: operators that are others where it leads, each with the reason. ``facts``: what the device there is
+    (:func:`edge_offload.execute.devices.facts`); empty when it is not known.
+    """
 
     bytes_up: int
     bytes_down: int
     messages: int
+    refused: Mapping[str, str]
+    facts: Mapping[str, Any]
 
     def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Future[Answer]:
         """Send one message (see :mod:`edge_offload.capture.messages`); the Future may fail with LinkLost.
@@ -39,6 +56,8 @@ class AbsentRemote:
     """No session yet: for programs that start without their server and reconnect when it is there."""
 
     bytes_up = bytes_down = messages = 0
+    refused: Mapping[str, str] = {}
+    facts: Mapping[str, Any] = {}
 
     def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Future[Answer]:
         raise LinkLost("the virtual device has no server yet")
@@ -49,6 +68,9 @@ class AbsentRemote:
 
 class InProcessRemote:
     """Runs messages at once in this process: for tests, and as the reference for what a transport must do."""
+
+    refused: Mapping[str, str] = {}
+    facts: Mapping[str, Any] = {}
 
     def __init__(self, session: Any) -> None:
         self.session = session
@@ -75,6 +97,9 @@ class WorkerRemote:
         threads: torch threads; 0 leaves torch's choice.
     """
 
+    refused: Mapping[str, str] = {}
+    facts: Mapping[str, Any] = {}
+
     def __init__(self, device: str = "cpu", threads: int = 0, start_timeout_s: float = 240.0) -> None:
         ours, theirs = socket.socketpair()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("EDGE_OFFLOAD_EXEC")}
@@ -89,7 +114,8 @@ class WorkerRemote:
         self._lost: Optional[Exception] = None
         ours.settimeout(start_timeout_s)
         try:
-            self._channel.receive()
+            ready, _ = self._channel.receive()
+            self.facts = known_facts(ready.get("gpu"))
         except LinkLost as error:
             self.process.kill()
             self.process.wait()

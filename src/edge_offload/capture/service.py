@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Tuple
 
 from edge_offload.capture.blobs import BlobStore
-from edge_offload.capture.link_remote import END, HAVE, PUT, RESUME, RUN, STAGE
+from edge_offload.capture.link_remote import END, HAVE, PUT, RESUME, RUN, SCHEMAS, STAGE
 from edge_offload.capture.session import Session
 from edge_offload.errors import ProtocolError, Refused
 from edge_offload.link.peers import Peer, Request
@@ -85,6 +86,7 @@ class DeviceService:
             PUT: lambda request: self._session(request).put(request),
             RESUME: self.resume,
             END: self.end,
+            SCHEMAS: self.schemas,
         }
 
     def resume(self, request: Request) -> None:
@@ -102,6 +104,10 @@ class DeviceService:
         if found is not None:
             found.close("the program ended its session")
         request.reply({})
+
+    def schemas(self, request: Request) -> None:
+        """``{}`` → the checksum of every operator's schema, for a robot with another torch."""
+        request.reply({}, [_packed_schemas()])
 
     def forget(self, peer: Peer) -> None:
         """The connection is gone: its sessions wait for the next one, as long as their lease."""
@@ -167,6 +173,13 @@ class DeviceService:
                 session.close("its robot did not come back")
             for session in sessions:
                 session.check_time(now)
+
+
+@functools.lru_cache(maxsize=1)
+def _packed_schemas() -> bytes:
+    from edge_offload.capture import schemas
+
+    return schemas.pack(schemas.table())
 
 
 def _key(request: Request) -> Tuple[str, bytes]:

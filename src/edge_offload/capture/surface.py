@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import abc
+import importlib.util
 import time
 import types
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -10,16 +12,26 @@ import torch
 
 from edge_offload.errors import Unsupported
 
-GIB = 1 << 30
+_UNKNOWN = {
+    "name": "edge_offload virtual GPU", "total_memory": 8 << 30, "major": 8, "minor": 0, "multi_processor_count": 1,
+}  # fmt: skip
 _MEMORY_QUERIES = (
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
     "max_memory_cached",
 )  # fmt: skip
 _WITHOUT_EFFECT = (
-    "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
-    "reset_accumulated_memory_stats", "set_per_process_memory_fraction", "ipc_collect", "init", "_lazy_init",
-    "set_stream",
+    "empty_cache", "reset_accumulated_memory_stats", "set_per_process_memory_fraction", "ipc_collect", "init",
+    "_lazy_init", "set_stream",
 )  # fmt: skip
+#: Of a GPU in this machine, with no meaning for another machine's.
+_REFUSED = (
+    "cudart", "CUDAGraph", "graph", "make_graphed_callables", "list_gpu_processes", "utilization", "memory_usage",
+    "temperature", "power_draw", "clock_rate", "memory_snapshot", "caching_allocator_alloc",
+    "caching_allocator_delete", "change_current_allocator", "current_blas_handle",
+)  # fmt: skip
+
+
+_PEAK_RESETS = ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached")
 
 
 class Stream:
@@ -92,7 +104,6 @@ class Surface:
     def __init__(self, native: Any, recorder: Any) -> None:
         self._native = native
         self._recorder = recorder
-        self._properties: Any = None
         self._generators: List[torch.Generator] = []
 
     def apply(self) -> None:
@@ -112,20 +123,33 @@ class Surface:
         cuda.ExternalStream = Stream  # type: ignore[misc,assignment]
         cuda.streams.Stream = Stream  # type: ignore[misc,assignment]
         cuda.streams.Event = Event  # type: ignore[misc,assignment]
+        self._as_bases()
         cuda._initialized = True
         cuda.default_generators = (self._default_generator(),)
         self._legacy_types()
         self._storages()
+        self._patch_tensors()
+        self._patch_helpers()
         self._refuse_training()
-        if not hasattr(torch._C, "_cuda_getCurrentRawStream"):  # torch._dynamo imports it where CUDA is compiled in
-            torch._C._cuda_getCurrentRawStream = lambda device: 0
+        self._make_generators()
+        self._refuse_the_rest()
+        torch._C._cuda_getCurrentRawStream = lambda device: 0  # torch._dynamo imports it where CUDA is compiled in
         torch._C._jit_set_texpr_fuser_enabled(False)
         torch._C._jit_override_can_fuse_on_gpu(False)
 
+    def _as_bases(self) -> None:
+        """torch up to 2.4 asks that streams and events have its abstract bases."""
+        bases = importlib.import_module("torch._streambase") if importlib.util.find_spec("torch._streambase") else None
+        for name, ours in (("_StreamBase", Stream), ("_EventBase", Event)):
+            base = getattr(bases, name, None)
+            if isinstance(base, abc.ABCMeta):
+                base.register(ours)
+
     def _functions(self) -> Dict[str, Callable[..., Any]]:
         return {
-            **dict.fromkeys(_MEMORY_QUERIES, self._memory),
+            **{name: self._memory("peak" if "max" in name else "allocated") for name in _MEMORY_QUERIES},
             **dict.fromkeys(_WITHOUT_EFFECT, self._nothing),
+            **dict.fromkeys(_PEAK_RESETS, self._reset_peak),
             "is_available": self._answer(True),
             "is_initialized": lambda: True,
             "device_count": self._answer(1),
@@ -133,7 +157,7 @@ class Surface:
             "current_device": self._answer(0),
             "set_device": self._set_device,
             "_exchange_device": self._exchange,
-            "_maybe_exchange_device": self._exchange,
+            "_maybe_exchange_device": lambda device: self._exchange(device),  # dynamo wants two functions
             "get_device_name": self._name,
             "get_device_capability": self._capability,
             "get_device_properties": self._device_properties,
@@ -142,7 +166,7 @@ class Surface:
             "current_stream": lambda device=None: Stream(),
             "default_stream": lambda device=None: Stream(),
             "stream": lambda stream: stream if stream is not None else Stream(),
-            "mem_get_info": lambda device=None: (4 * GIB, 8 * GIB),
+            "mem_get_info": self._memory_left,
             "memory_stats": lambda device=None: {},
             "memory_summary": lambda device=None, abbreviated=False: "edge_offload: memory is on the server\n",
             "manual_seed": self._manual_seed,
@@ -169,9 +193,16 @@ class Surface:
     def _nothing(self, *_: Any, **__: Any) -> None:
         return None
 
-    def _memory(self, device: Any = None) -> int:
-        self._recorder.query()
-        return 0
+    def _memory(self, which: str) -> Callable[..., int]:
+        def memory(device: Any = None) -> int:
+            self._check_device(device)
+            self._recorder.query()
+            return int(self._native.counters()[which])
+
+        return memory
+
+    def _reset_peak(self, device: Any = None) -> None:
+        self._native.reset_peak()
 
     def _check_device(self, device: Any) -> None:
         index = device if isinstance(device, int) else torch.device(device).index if device is not None else 0
@@ -191,13 +222,15 @@ class Surface:
     def _device_properties(self, device: Any = None) -> Any:
         self._check_device(device)
         self._recorder.query()
-        if self._properties is None:
-            self._properties = types.SimpleNamespace(
-                name="edge_offload virtual GPU", major=8, minor=0, total_memory=8 * GIB, multi_processor_count=1,
-                is_integrated=0, is_multi_gpu_board=0, warp_size=32, max_threads_per_multi_processor=2048,
-                gcnArchName="", regs_per_multiprocessor=65536, L2_cache_size=1 << 22,
-            )  # fmt: skip
-        return self._properties
+        facts = self._recorder.remote.facts or _UNKNOWN
+        return types.SimpleNamespace(
+            **facts, is_integrated=0, is_multi_gpu_board=0, warp_size=32, max_threads_per_multi_processor=2048,
+            gcnArchName="", regs_per_multiprocessor=65536, L2_cache_size=1 << 22, uuid="edge_offload",
+        )  # fmt: skip
+
+    def _memory_left(self, device: Any = None) -> Tuple[int, int]:
+        total = self._device_properties(device).total_memory
+        return (max(0, total - int(self._native.counters()["allocated"])), total)
 
     def _name(self, device: Any = None) -> str:
         name: str = self._device_properties(device).name
@@ -228,18 +261,49 @@ class Surface:
         self._default_generator().seed()
 
     def _legacy_types(self) -> None:
-        """``torch.cuda.FloatTensor(2, 3)`` and its siblings."""
+        """``torch.cuda.FloatTensor(2, 3)`` and its siblings, as a default too."""
         kinds = {
             "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
             "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16, "CharTensor": torch.int8,
             "ByteTensor": torch.uint8, "BoolTensor": torch.bool, "BFloat16Tensor": torch.bfloat16,
         }  # fmt: skip
         for name, dtype in kinds.items():
-            setattr(torch.cuda, name, _legacy_type(dtype))
+            setattr(torch.cuda, name, LegacyType(f"torch.cuda.{name}", (), {"dtype": dtype}))
+        set_default = torch.set_default_tensor_type
+
+        def set_default_tensor_type(kind: Any) -> None:
+            if isinstance(kind, str) and kind.startswith("torch.cuda."):
+                kind = getattr(torch.cuda, kind.rpartition(".")[2])
+            if isinstance(kind, LegacyType):
+                torch.set_default_dtype(kind.dtype)
+                torch.set_default_device("cuda")
+            else:
+                torch.set_default_device(None)
+                set_default(kind)
+
+        torch.set_default_tensor_type = set_default_tensor_type
+
+    def _patch_tensors(self) -> None:
+        """Where torch's own code asks for a stream of its own kind, or for memory that it could read."""
+        write = torch.UntypedStorage._write_file
+
+        def write_file(storage: Any, *args: Any) -> Any:
+            return write(storage.cpu() if storage.device.type == "cuda" else storage, *args)
+
+        torch.Tensor.record_stream = lambda tensor, stream: None  # type: ignore[method-assign,assignment]
+        torch.UntypedStorage._write_file = write_file  # type: ignore[method-assign]
+
+    def _patch_helpers(self) -> None:
+        """Profiler ranges, a single device as many, and compiling: the program runs as it is."""
+        nvtx = torch.cuda.nvtx
+        for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+            setattr(nvtx, name, _nothing)
+        torch.nn.parallel.comm.scatter = lambda tensor, *_, **__: (tensor.to("cuda"),)
+        torch.compile = _compile
 
     def _storages(self) -> None:
         """``torch.UntypedStorage(n, device="cuda")``, which loading and copying use; torch's knows no such device."""
-        make = torch.UntypedStorage.__new__
+        make, resize = torch.UntypedStorage.__new__, torch.UntypedStorage.resize_
 
         def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
             device = kwargs.get("device")
@@ -247,7 +311,32 @@ class Surface:
                 return make(cls, *args, **kwargs)
             return torch.empty(args[0] if args else 0, dtype=torch.uint8, device=device).untyped_storage()
 
+        def resize_(self: Any, size: int) -> Any:
+            if self.device.type != "cuda":
+                return resize(self, size)
+            torch.empty(0, dtype=torch.uint8, device="cuda").set_(self).resize_(size)
+            return self
+
         torch.UntypedStorage.__new__ = new  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
+
+    def _make_generators(self) -> None:
+        """``torch.Generator("cuda")``: torch up to 2.4 makes its own kind, where it is built with CUDA."""
+        real, native = torch._C.Generator, self._native
+
+        class Kind(type):
+            def __instancecheck__(cls, instance: object) -> bool:
+                return isinstance(instance, real)
+
+            def __call__(cls, device: Any = "cpu") -> Any:
+                return native.new_generator() if torch.device(device).type == "cuda" else real(device=device)
+
+        torch.Generator = Kind("Generator", (), {"__doc__": real.__doc__})  # type: ignore[misc,assignment]
+
+    def _refuse_the_rest(self) -> None:
+        """What a GPU of another machine cannot do is refused in words, and never reaches one of this machine."""
+        for name in _REFUSED:
+            setattr(torch.cuda, name, _refusal(f"torch.cuda.{name}"))
 
     def _refuse_training(self) -> None:
         backward, grad = torch.autograd.backward, torch.autograd.grad
@@ -272,10 +361,33 @@ class Surface:
         torch.autograd.grad = checked_grad
 
 
-def _legacy_type(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    def make(*args: Any) -> torch.Tensor:
-        if len(args) == 1 and not isinstance(args[0], int):
-            return torch.tensor(args[0], dtype=dtype, device="cuda")
-        return torch.empty(args, dtype=dtype, device="cuda")
+def _refusal(what: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Unsupported(
+            f"{what} is not there on the virtual device", remedy="leave it out: the server decides how it computes"
+        )
 
-    return make
+    return refuse
+
+
+class LegacyType(type):
+    """The type of ``torch.cuda.FloatTensor``."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *args: Any) -> torch.Tensor:
+        if len(args) == 1 and not isinstance(args[0], int):
+            return torch.tensor(args[0], dtype=cls.dtype, device="cuda")
+        return torch.empty(args, dtype=cls.dtype, device="cuda")
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype == cls.dtype
+
+
+def _nothing(*_: Any, **__: Any) -> int:
+    return 0
+
+
+def _compile(model: Any = None, **_: Any) -> Any:
+    """Compiling is the server's business: the model stays as it is."""
+    return model if model is not None else lambda function: function

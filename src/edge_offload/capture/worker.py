@@ -66,6 +66,7 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
 
     from edge_offload.capture import payloads
     from edge_offload.capture.messages import refusal, serve
+    from edge_offload.execute import devices
 
     if args.cores:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
@@ -74,7 +75,7 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
     session = make_session(args)
     if args.device == "cpu":
         bound_memory(args.storage_bytes + OVERHEAD_BYTES)
-    channel.send({"ready": torch.__version__})
+    channel.send({"ready": torch.__version__, "gpu": devices.facts(torch.device(args.device))})
     while True:
         try:
             header, buffers = channel.receive()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import Tuple
+from typing import Any, Dict, Tuple
 
 import torch
 
 from edge_offload.errors import BadInput, Unsupported
+from edge_offload.execute.fingerprint import device_name
 
 AUTO = "auto"
 
@@ -50,6 +52,21 @@ def pick(name: str = AUTO) -> torch.device:
     if not backend.present:
         raise Unsupported(f"device {name!r} is absent: {backend.detail}", remedy=backend.remedy)
     return torch.device(name)
+
+
+def facts(device: torch.device) -> Dict[str, Any]:
+    """What a program may ask of the device (:func:`torch.cuda.get_device_properties`); a CPU answers as a GPU would."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return {
+            "name": properties.name, "total_memory": properties.total_memory, "major": properties.major,
+            "minor": properties.minor, "multi_processor_count": properties.multi_processor_count,
+        }  # fmt: skip
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "name": f"{device_name(device)} (edge_offload)", "total_memory": memory, "major": 8, "minor": 0,
+        "multi_processor_count": os.cpu_count() or 1,
+    }  # fmt: skip
 
 
 def _cpu() -> Backend:

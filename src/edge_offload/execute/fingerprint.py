@@ -51,7 +51,7 @@ def fingerprint(device: Union[str, torch.device] = "cpu") -> Dict[str, Any]:
         "torch_build": str(torch.version.git_version),
         "machine": platform.machine(),
         "device": where.type,
-        "device_name": _device_name(where),
+        "device_name": device_name(where),
         "cpu_capability": _cpu_capability(),
         "threads": torch.get_num_threads(),
         "mkldnn": bool(torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()),
@@ -96,7 +96,8 @@ def _show(value: Any) -> str:
     return str(value)
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """The GPU, or the processor, as its maker calls it."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     try:

@@ -102,7 +102,7 @@ def _compiler() -> List[Finding]:
             Finding(
                 WARN,
                 "compiler",
-                "no C++ compiler: payload codecs are slower, and there is no virtual GPU",
+                "no C++ compiler: payload codecs and the virtual GPU are slower",
                 "apt install g++",
             )
         ]
@@ -112,21 +112,21 @@ def _compiler() -> List[Finding]:
 
 
 def _virtual_device() -> List[Finding]:
-    """Whether ``edge-offload exec`` and mode replay work here."""
-    from edge_offload.capture import build
+    """Whether ``edge-offload exec`` and mode replay work here, and on which device."""
+    from edge_offload.capture import build, device
 
     what, version = "virtual GPU", build.torch_version()
-    if build.built_with_cuda():
-        return [
-            Finding(WARN, what, f"torch {version} keeps its own CUDA device", "use the CPU build of torch on the robot")
-        ]
+    forced = f" ({device.CHOICE} says so)" if os.environ.get(device.CHOICE) else ""
+    if device.backend() == device.PYTHON:
+        detail = f"in pure Python for torch {version}{forced}: slower per call, and some programs are refused"
+        return [Finding(WARN, what, detail, f"unset {device.CHOICE}" if forced else "apt install g++")]
+    kernels = ", whose own CUDA kernels it replaces in the program" if build.built_with_cuda() else ""
     if build.existing() is not None:
-        return [Finding(OK, what, f"built for torch {version}")]
+        return [Finding(OK, what, f"native{forced}, built for torch {version}{kernels}")]
     if build.compiler() is None:
-        return [
-            Finding(WARN, what, "cannot be built: 'edge-offload exec' and replay refuse to start", "apt install g++")
-        ]
-    return [Finding(OK, what, f"not built yet for torch {version}; the first 'edge-offload exec' does it")]
+        return [Finding(WARN, what, f"native{forced}, but it cannot be built: no C++ compiler", "apt install g++")]
+    detail = f"native{forced}, not built yet for torch {version}{kernels}; the first 'edge-offload exec' does it"
+    return [Finding(OK, what, detail)]
 
 
 def _codecs() -> List[Finding]:

@@ -151,11 +151,15 @@ class DeviceModule:
                 self._making = False
 
     def _connect(self) -> None:
+        from edge_offload.capture.connect import other_operators
         from edge_offload.capture.link_remote import LinkRemote
 
         # a session that breaks is given up: this frame is computed on the robot, and the next session starts in the
         # background with weights that the server has already
-        remote = LinkRemote(self._client, READY_S, resume_s=0.0, codec=self._codec, owns_client=False)
+        remote = LinkRemote(
+            self._client, READY_S, resume_s=0.0, codec=self._codec, owns_client=False,
+            refused=other_operators(self._client),
+        )  # fmt: skip
         self._device.reconnect(remote)
 
     def _drop(self, problem: str) -> None:

@@ -77,6 +77,7 @@ class OffloadServer:
         self._threads = threads
         self._cores = None if cores is None else frozenset(cores)
         self._fingerprint: Dict[str, Any] = {}
+        self._facts: Dict[str, Any] = {}
         self._book = StatusBook(str(self._device_name))
         self._feed = ResultFeed()
         self.pool = ReplicaPool(self._device_name, allow, overrides, max_models)
@@ -164,10 +165,14 @@ class OffloadServer:
     def _prepare_device(self) -> None:
         pin(self._threads, self._cores)
         self._fingerprint = fingerprint(self._device_name)
+        self._facts = devices.facts(self._device_name)
 
     def _welcome(self, peer: Peer, _hello: Mapping[str, Any]) -> Dict[str, Any]:
         _log.info("robot %s connected", peer.name)
-        return {"fingerprint": self._fingerprint, "device": self.device, "python": platform.python_version()}
+        return {
+            "fingerprint": self._fingerprint, "device": self.device, "python": platform.python_version(),
+            "gpu": self._facts,
+        }  # fmt: skip
 
     def _gone(self, peer: Peer, reason: str) -> None:
         _log.info("robot %s left: %s", peer.name, reason)

@@ -1,6 +1,7 @@
 """What programs ask of torch.cuda. Needs the virtual device; prints nothing that differs between runs."""
 
 import copy
+import io
 
 import torch
 from torch import nn
@@ -63,4 +64,36 @@ assert torch.ones(3, device="cuda").sum().item() == 3
 scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU())).cuda()
 assert scripted(torch.ones(1, 4, device="cuda")).shape == (1, 4)
 assert "cuda:0" in repr(torch.ones(2, device="cuda"))
+torch.cuda.reset_peak_memory_stats()
+held = torch.cuda.memory_allocated()
+large = torch.empty(1 << 20, device="cuda")
+assert torch.cuda.memory_allocated() - held == 4 << 20
+del large
+assert torch.cuda.memory_allocated() == held
+assert torch.cuda.max_memory_allocated() - held >= 4 << 20
+free, total = torch.cuda.mem_get_info()
+assert 0 < free <= total == torch.cuda.get_device_properties(0).total_memory
+x.record_stream(torch.cuda.Stream())
+assert isinstance(torch.ones(1).type(torch.cuda.DoubleTensor), torch.cuda.DoubleTensor)
+assert not isinstance(torch.ones(1), torch.cuda.FloatTensor)
+torch.set_default_tensor_type(torch.cuda.FloatTensor)
+on_device = torch.ones(2).is_cuda
+torch.set_default_tensor_type(torch.FloatTensor)
+assert on_device
+assert not torch.ones(2).is_cuda
+with torch.cuda.nvtx.range("all"):
+    assert nn.DataParallel(nn.Linear(2, 2)).cuda()(torch.ones(1, 2)).is_cuda
+assert torch.compile(nn.ReLU())(-torch.ones(2, device="cuda")).tolist() == [0, 0]
+raises(Exception, torch.cuda.CUDAGraph, "virtual device")
+assert torch.equal(torch.cuda.get_rng_state_all()[0], torch.cuda.get_rng_state())
+old, new = io.BytesIO(), io.BytesIO()
+torch.save(torch.arange(3.0, device="cuda"), old, _use_new_zipfile_serialization=False)
+torch.save(torch.arange(3.0, device="cuda"), new)
+for stream in (old, new):
+    stream.seek(0)
+    loaded = torch.load(stream, weights_only=True)
+    assert loaded.is_cuda
+    assert loaded.tolist() == [0, 1, 2]
+frozen = torch.jit.freeze(torch.jit.script(nn.Linear(4, 4).eval()).cuda())
+assert frozen(torch.ones(1, 4, device="cuda")).is_cuda
 print("surface ok")

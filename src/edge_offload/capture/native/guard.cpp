@@ -1,7 +1,8 @@
-// Makes device type "cuda" known to a libtorch built without CUDA: device guard, hooks, generators, pinned memory.
+// Makes device type "cuda" the virtual one: device guard, hooks, generators, pinned memory.
 //
-// The library must be loaded before `import torch`: the hooks are looked up once, early. It links no CUDA library and
-// no Python. Overrides carry no `override` keyword on purpose: the set of virtual functions differs between versions
+// The library must be loaded before `import torch`: the hooks are looked up once, early; and after torch's own CUDA
+// libraries, if it has them: guard and hooks registered here take the place of theirs. It links no CUDA library and no
+// Python. Overrides carry no `override` keyword on purpose: the set of virtual functions differs between versions
 // of torch, and a function that a version lacks is then merely unused.
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
@@ -31,11 +32,11 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const { return {kDevice, 0}; }
   void setDevice(c10::Device device) const { check(device); }
   void uncheckedSetDevice(c10::Device) const noexcept {}
-  c10::Stream getStream(c10::Device) const { return c10::Stream(c10::Stream::DEFAULT, {kDevice, 0}); }
+  c10::Stream getStream(c10::Device) const noexcept { return c10::Stream(c10::Stream::DEFAULT, {kDevice, 0}); }
   c10::Stream getDefaultStream(c10::Device device) const { return getStream(device); }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool = false) const { return getStream(device); }
   c10::Stream getNewStream(c10::Device device, int = 0) const { return getStream(device); }
-  c10::Stream exchangeStream(c10::Stream stream) const { return stream; }
+  c10::Stream exchangeStream(c10::Stream stream) const noexcept { return stream; }
   c10::DeviceIndex deviceCount() const noexcept { return 1; }
   bool queryStream(const c10::Stream&) const { return true; }
   void synchronizeStream(const c10::Stream&) const {}
@@ -110,6 +111,12 @@ struct PinnedAllocator final : public c10::Allocator {
 
 }  // namespace
 
+// A new generator: torch up to 2.4 makes its own kind, where it is built with CUDA.
+extern "C" __attribute__((visibility("default"))) void edge_offload_generator(at::Generator* made) {
+  at::globalContext().defaultGenerator(c10::Device(kDevice, 0));  // takes number 0
+  *made = at::Generator(c10::make_intrusive<RemoteGenerator>());
+}
+
 extern "C" __attribute__((visibility("default"))) void edge_offload_callbacks(
     void (*seed)(int64_t, uint64_t), at::Tensor (*state)(int64_t), void (*restore)(int64_t, const at::Tensor&)) {
   callbacks = {seed, state, restore};
@@ -119,6 +126,7 @@ namespace at {  // the registry looks for the class in at::
 struct EdgeOffloadHooks final : public at::CUDAHooksInterface {
   explicit EdgeOffloadHooks(at::CUDAHooksArgs) {}
   void init() const {}
+  void initCUDA() const {}
   bool hasCUDA() const { return true; }
   bool hasCuDNN() const { return false; }
   bool hasMAGMA() const { return false; }
@@ -144,6 +152,7 @@ struct EdgeOffloadHooks final : public at::CUDAHooksInterface {
     static auto* generator = new Generator(c10::make_intrusive<RemoteGenerator>());
     return *generator;
   }
+  const Generator& getDefaultCUDAGenerator(DeviceIndex = -1) const { return getDefaultGenerator(); }  // torch up to 2.4
   Generator getNewGenerator(DeviceIndex = -1) const {
     getDefaultGenerator();  // takes number 0
     return Generator(c10::make_intrusive<RemoteGenerator>());
@@ -151,5 +160,5 @@ struct EdgeOffloadHooks final : public at::CUDAHooksInterface {
 };
 using at::CUDAHooksRegistry;
 using at::RegistererCUDAHooksRegistry;
-C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, EdgeOffloadHooks)
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, EdgeOffloadHooks)
 }  // namespace at

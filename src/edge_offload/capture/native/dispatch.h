@@ -1,0 +1,58 @@
+// The boxed kernel: every functional operator on the device.
+#pragma once
+#include "checks.h"
+#include "flush.h"
+#include "results.h"
+#include "shapes.h"
+
+namespace edge_offload {
+
+inline void forget_if_many() {
+  auto& s = state();
+  if ((s.by_index.size() < kMaxEntries && s.known.size() < kMaxSegments) || !s.pending.words.empty()) return;
+  s.entries.clear();
+  s.by_index.clear();
+  s.segments.clear();
+  s.known.clear();
+  s.expected = -1;
+  ++s.generation;
+}
+
+inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
+  Hold hold;
+  auto& s = state();
+  forget_if_many();
+  const auto& schema = op.schema();
+  if (torch::jit::tracer::isTracing()) check_traceable(schema);
+  const size_t arguments = schema.arguments().size(), first = stack->size() - arguments;
+  Key key(&schema);
+  for (size_t i = 0; i < arguments; ++i) key.value((*stack)[first + i], schema.name().c_str());
+  ++s.count_calls;
+  auto* entry = lookup(key);
+  if (!entry) {
+    check_version(op);
+    check_host_operands(key, schema);
+    check_written(schema, *stack, first);
+    const bool dynamic = has_dynamic_results(op, *stack, first);
+    std::vector<Return> returns;
+    const bool here = !dynamic && s.trusted.count(&schema) && plain(key);
+    if (here) returns = MetaRun().run(op, *stack, first, key);  // raises what eager execution would raise
+    entry = intern(key, c10::toString(op.operator_name()));
+    entry->dynamic = dynamic;
+    entry->known = entry->claimed = here;
+    entry->returns = std::move(returns);
+  }
+  note(entry, key);
+  if (entry->known) {
+    ++s.count_hits;
+    give_results(entry->returns, key, stack, arguments, true);
+    after_call();
+    return;
+  }
+  std::vector<Return> returns;
+  flush(entry->dynamic ? kDynamic : kInfer, [&](const py::object& result) { returns = parse_returns(result, schema); });
+  give_results(returns, key, stack, arguments, false);
+  if (!entry->dynamic) { entry->returns = std::move(returns); entry->known = true; }
+}
+
+}  // namespace edge_offload

@@ -1,0 +1,98 @@
+// Handing the pending segment to Python, which has it executed.
+#pragma once
+#include "segment.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+
+namespace edge_offload {
+
+inline uint32_t identify(const Segment& segment, bool* fresh) {
+  auto& s = state();
+  const Bytes128 hash{segment.hash[0], segment.hash[1]};
+  auto range = s.segments.equal_range(hash);
+  for (auto it = range.first; it != range.second; ++it)
+    if (s.known[it->second]->words == segment.words) { *fresh = false; return it->second; }
+  const uint32_t id = s.known.size();
+  s.known.push_back(std::make_unique<Known>(Known{id, segment.words, segment.payloads.size()}));
+  s.segments.emplace(hash, id);
+  *fresh = true;
+  return id;
+}
+
+// The handler is running: what it does with host tensors is no part of what the program traces or overrides.
+class Busy {
+ public:
+  Busy() : tracing_(torch::jit::tracer::getTracingState()), functions_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
+    state().busy = true;
+    if (tracing_) torch::jit::tracer::setTracingState(nullptr);
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  ~Busy() {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(functions_);
+    if (tracing_) {  // torch's own kernels may have excluded the key, and switching tracing on then asserts
+      const bool excluded = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Tracer);
+      c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Tracer, false);
+      torch::jit::tracer::setTracingState(std::move(tracing_));
+      c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Tracer, excluded);
+    }
+    state().busy = false;
+  }
+
+ private:
+  std::shared_ptr<torch::jit::tracer::TracingState> tracing_;
+  at::impl::TorchFunctionDisabledState functions_;
+};
+
+// Runs `use(result)` under the GIL on what the handler returned.
+template <typename Use>
+inline void flush(Reason reason, Use use) {
+  auto& s = state();
+  Segment segment = std::move(s.pending);
+  s.pending = Segment();
+  const uint64_t epoch = s.epoch++;
+  bool fresh = false;
+  const uint32_t id = identify(segment, &fresh);
+  std::vector<Death> deaths;
+  { std::lock_guard<std::mutex> hold(s.deaths); deaths.swap(s.dead); }
+  ++s.count_flushes;
+  py::gil_scoped_acquire gil;
+  py::list dead, freed, live;
+  for (const auto& death : deaths) {
+    if (death.fresh && death.epoch == epoch) dead.append(death.canonical); else freed.append(death.id);
+  }
+  for (auto value : segment.live) live.append(value);
+  py::list payloads;
+  for (auto& payload : segment.payloads) payloads.append(py::cast(payload));
+  py::bytes numbers(reinterpret_cast<const char*>(segment.numbers.data()), segment.numbers.size() * sizeof(Number));
+  Busy busy;
+  py::object result = py::reinterpret_borrow<py::object>(s.handler).attr("flush")(
+      static_cast<int>(reason), s.generation, id, fresh, segment.words.empty() ? s.next_id : segment.base, live, dead, freed, numbers, payloads, segment.calls);
+  use(result);
+}
+inline void flush(Reason reason) { flush(reason, [](const py::object&) {}); }
+
+inline void announce_if_complete() {
+  auto& s = state();
+  if (s.expected < 0) return;
+  const auto& known = *s.known[s.expected];
+  const auto& words = s.pending.words;
+  if (s.pending.payloads.size() != known.payloads || words.size() > known.words.size() ||
+      !std::equal(words.begin(), words.end(), known.words.begin()))
+    return;
+  s.expected = -1;
+  py::gil_scoped_acquire gil;
+  py::list live, payloads;
+  for (auto value : s.pending.live) live.append(value);
+  for (auto& payload : s.pending.payloads) payloads.append(py::cast(payload));
+  Busy busy;
+  py::reinterpret_borrow<py::object>(s.handler).attr("announce")(known.id, s.pending.base, live, payloads);
+}
+
+inline void after_call() {
+  auto& s = state();
+  if (s.per_call) flush(kCall);
+  else if (s.pending.payload_bytes > kFlushBytes || s.pending.words.size() > kFlushWords) flush(kAsync);
+}
+
+}  // namespace edge_offload

@@ -1,0 +1,87 @@
+// The pending segment: noting calls in it.
+#pragma once
+#include "storage.h"
+
+namespace edge_offload {
+
+inline void word(uint32_t value) {
+  auto& segment = state().pending;
+  segment.words.push_back(value);
+  segment.hash[0] = (segment.hash[0] ^ value) * 0x9fb21c651e98df25ull;
+  segment.hash[0] ^= segment.hash[0] >> 32;
+  segment.hash[1] = (segment.hash[1] + value) * 0xd6e8feb86659fd93ull;
+  segment.hash[1] ^= segment.hash[1] >> 29;
+}
+
+inline uint32_t canonical(c10::StorageImpl* storage) {
+  auto& s = state();
+  auto* context = context_of(storage);
+  if (context->epoch != s.epoch) {
+    context->epoch = s.epoch;
+    context->canonical = s.pending.values++;
+    context->fresh = false;
+    s.pending.live.push_back(context->canonical);
+    s.pending.live.push_back(context->id);
+  }
+  return context->canonical;
+}
+
+inline Entry* lookup(const Key& key) {
+  auto found = state().entries.find(key.bytes);
+  return found == state().entries.end() ? nullptr : found->second.get();
+}
+inline Entry* intern(const Key& key, std::string name) {
+  auto& s = state();
+  auto entry = std::make_unique<Entry>();
+  entry->index = s.by_index.size();
+  entry->name = std::move(name);
+  entry->key = key.bytes;
+  auto* result = entry.get();
+  s.by_index.push_back(result);
+  s.entries.emplace(std::string_view(result->key), std::move(entry));
+  return result;
+}
+
+inline void announce_if_complete();
+
+inline void note(const Entry* entry, const Key& key) {
+  auto& segment = state().pending;
+  // whatever may throw comes first: half a call in the segment would spoil those after it
+  for (auto* storage : key.references) context_of(storage);
+  std::vector<Tensor> payloads;
+  for (const auto& payload : key.payloads) {
+    auto plain = payload.resolve_conj().resolve_neg().contiguous();
+    payloads.push_back(plain.is_alias_of(payload) ? plain.clone() : plain);
+  }
+  if (segment.words.empty()) segment.base = state().next_id;
+  word(entry->index);
+  for (auto* storage : key.references) word(canonical(storage));
+  for (const auto& number : key.numbers) segment.numbers.push_back(number);
+  ++segment.calls;
+  if (payloads.empty()) return;
+  for (auto& payload : payloads) {
+    segment.payload_bytes += payload.nbytes();
+    segment.payloads.push_back(std::move(payload));
+  }
+  announce_if_complete();
+}
+
+// A call that is not an operator: its key is built by `fill`.
+template <typename Fill>
+inline Entry* note_special(const char* name, Fill fill) {
+  Key key(name);
+  fill(key);
+  auto* entry = lookup(key);
+  if (!entry) { entry = intern(key, name); entry->known = true; }
+  note(entry, key);
+  return entry;
+}
+const char* const kAlloc = "edge::alloc";
+const char* const kResize = "edge::resize";
+const char* const kUpload = "edge::upload";
+const char* const kDownload = "edge::download";
+const char* const kSeed = "edge::seed";
+const char* const kState = "edge::state";
+const char* const kRestore = "edge::restore";
+
+}  // namespace edge_offload

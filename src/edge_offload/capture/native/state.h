@@ -1,0 +1,143 @@
+// What the device remembers: calls and what their results look like, storages, the pending segment, the known ones.
+//
+// Locking: `State::calls` orders calls and is always taken before the GIL; `State::deaths` is a leaf, taken by
+// destructors of storages, which run wherever Python drops a tensor.
+#pragma once
+#include "keys.h"
+
+#include <c10/core/Allocator.h>
+#include <torch/extension.h>
+
+#include <atomic>
+#include <mutex>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace py = pybind11;
+using at::Tensor;
+using c10::IValue;
+using torch::jit::Stack;
+
+namespace edge_offload {
+
+constexpr auto kKey = c10::DispatchKey::CUDA;
+constexpr size_t kFlushBytes = 8u << 20;  // uploads waiting in one segment
+constexpr size_t kFlushWords = 1u << 15;
+constexpr size_t kMaxEntries = 1u << 18;  // distinct calls, and segments, before everything is learnt anew
+constexpr size_t kMaxSegments = 1u << 16;
+
+enum Reason : int { kRead = 0, kInfer = 1, kDynamic = 2, kAsync = 3, kCall = 4, kBarrier = 5 };
+
+// What one result of a call looks like.
+struct Out {
+  enum Kind : int { kNew = 0, kAlias = 1, kArgument = 2, kUndefined = 3 };
+  int kind = kUndefined;
+  int ref = 0;  // alias: number of the storage within the call; argument: number among its device tensors
+  at::ScalarType type = at::kFloat;
+  int flags = 0;
+  c10::SmallVector<int64_t, 5> sizes, strides;
+  int64_t offset = 0;
+  int64_t bytes = 0;
+};
+struct Return {
+  enum Kind { kTensor, kList, kValue } kind = kTensor;
+  std::vector<Out> outs;
+  IValue value;
+};
+struct Entry {  // a distinct call: operator, arguments, metadata of its operands
+  uint32_t index = 0;
+  std::string name;
+  std::string key;
+  const c10::OperatorHandle* op = nullptr;
+  bool known = false;    // the metadata of its results is known
+  bool dynamic = false;  // ... and cannot be, because it depends on data
+  bool claimed = false;  // ... was worked out here, and is checked by the server
+  std::vector<Return> returns;
+};
+
+struct Context {  // the owner of a device storage: what its fake pointer stands for
+  uint64_t id;
+  uint64_t epoch = 0;   // segment in which `canonical` is valid
+  uint32_t canonical = 0;
+  bool fresh = false;   // created in that segment
+  int64_t bytes = 0;
+  ~Context();
+};
+
+struct Segment {  // the pending one
+  std::vector<uint32_t> words;  // per call: entry, canonical number of the storage of each T and S item
+  std::vector<uint64_t> live;   // (canonical, id) of the storages that existed before
+  uint32_t values = 0;          // canonical numbers given out
+  uint64_t base = 0;            // id of its first new storage
+  std::vector<Number> numbers;
+  std::vector<Tensor> payloads;
+  size_t payload_bytes = 0;
+  uint64_t hash[2] = {0x9ae16a3b2f90404full, 0xc3a5c85c97cb3127ull};
+  uint32_t calls = 0;
+};
+struct Known {  // a segment that has been defined
+  uint32_t id;
+  std::vector<uint32_t> words;
+  size_t payloads;
+};
+struct Death { uint64_t id, epoch; uint32_t canonical; bool fresh; };
+
+struct Bytes128 { uint64_t low, high; bool operator==(const Bytes128& o) const { return low == o.low && high == o.high; } };
+struct Hash128 { size_t operator()(const Bytes128& b) const { return b.low ^ (b.high * 0x9e3779b97f4a7c15ull); } };
+
+struct State {
+  std::recursive_mutex calls;
+  std::mutex deaths;
+  std::vector<Death> dead;
+  uint64_t next_id = 1, epoch = 1;
+  Segment pending;
+  std::unordered_map<std::string_view, std::unique_ptr<Entry>> entries;  // the view is into Entry::key
+  std::vector<Entry*> by_index;
+  std::unordered_multimap<Bytes128, uint32_t, Hash128> segments;  // hash -> index in `known`; compared word by word
+  std::vector<std::unique_ptr<Known>> known;
+  int64_t expected = -1;  // segment whose uploads are announced as soon as they are complete
+  std::unordered_set<const c10::FunctionSchema*> trusted;  // operators whose meta kernels are the CPU's own shape functions
+  std::unordered_map<std::string, std::string> refused;  // operators that the server has not, or has otherwise: why
+  uint32_t generation = 0;                                 // how often entries and segments have been forgotten
+  std::atomic<int64_t> allocated{0}, peak{0};              // bytes of storages that the program holds, and held at most
+  bool per_call = false;
+  bool busy = false;      // the handler is running
+  bool installed = false;
+  PyObject* handler = nullptr;
+  uint64_t count_calls = 0, count_hits = 0, count_flushes = 0;
+};
+inline State& state() { static auto* s = new State; return *s; }  // never destroyed: storages outlive static destruction
+
+// Takes the lock on calls; lets go of the GIL while it has to wait, because the holder may need it.
+struct Hold {
+  std::unique_lock<std::recursive_mutex> lock;
+  Hold() : lock(state().calls, std::try_to_lock) {
+    if (!lock.owns_lock()) {
+      if (PyGILState_Check()) { py::gil_scoped_release release; lock.lock(); } else lock.lock();
+    }
+    TORCH_CHECK(!state().busy, "edge_offload: the device was used from inside its own handler");
+  }
+};
+
+inline void hold_bytes(Context* context, int64_t bytes) {
+  auto& s = state();
+  const int64_t now = s.allocated += bytes - context->bytes;
+  context->bytes = bytes;
+  if (now > s.peak) s.peak = now;
+}
+inline Context::~Context() {
+  auto& s = state();
+  s.allocated -= bytes;
+  std::lock_guard<std::mutex> hold(s.deaths);
+  s.dead.push_back({id, epoch, canonical, fresh});
+}
+inline void release(void* context) { delete static_cast<Context*>(context); }
+
+inline Context* context_of(c10::StorageImpl* storage) {
+  auto& pointer = storage->_mutable_data_ptr_no_checks();
+  TORCH_CHECK(pointer.get_deleter() == &release, "edge_offload: a CUDA storage that the virtual device did not make");
+  return static_cast<Context*>(pointer.get_context());
+}
+
+}  // namespace edge_offload
