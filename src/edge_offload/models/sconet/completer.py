@@ -81,11 +81,7 @@ class SceneCompleter:
         labels: np.ndarray = outputs[0].cpu().numpy()
         if labels.max(initial=0) >= len(LABELS):
             raise BadInput(f"the outputs hold a label above {len(LABELS) - 1}")
-        missed = (hit > 0) & (labels == 0)
-        if missed.any():
-            # an obstacle that was seen is an obstacle, whatever the network says
-            labels = np.where(missed, nothing(hit), labels)
-        return labels
+        return keep_hits(labels, hit)
 
     def complete(self, points: np.ndarray) -> np.ndarray:
         """All steps here and now: labels uint8 [x, y, 32]."""
@@ -94,6 +90,12 @@ class SceneCompleter:
         with torch.inference_mode():
             outputs = self.module(occupancy.to(device))
         return self.interpret(outputs, occupancy)
+
+
+def keep_hits(labels: np.ndarray, occupancy: np.ndarray) -> np.ndarray:
+    """``labels`` with what was hit full: an obstacle that was seen is one, whatever the network says."""
+    missed = (occupancy > 0) & (labels == 0)
+    return np.where(missed, nothing(occupancy), labels) if missed.any() else labels
 
 
 def load_weights(module: SCONet, path: pathlib.Path) -> Dict[str, str]:

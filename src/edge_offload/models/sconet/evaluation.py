@@ -9,6 +9,7 @@ import torch
 
 from edge_offload.models.scenes.samples import Pair, pair
 from edge_offload.models.sconet.baselines import BASELINES
+from edge_offload.models.sconet.completer import keep_hits
 from edge_offload.models.sconet.labels import LABELS
 from edge_offload.models.sconet.metrics import Confusion
 from edge_offload.models.sconet.network import SCONet
@@ -19,13 +20,13 @@ FIRST_SEED = 10_000_000
 
 
 def method_of(network: SCONet) -> Method:
-    """A network as a function from occupancy to labels, both uint8 [x, y, 32]."""
+    """A network as a function from occupancy to labels, both uint8 [x, y, 32]; what was hit stays full, as in use."""
 
     def complete(occupancy: np.ndarray) -> np.ndarray:
         device = next(network.parameters()).device
         with torch.inference_mode():
             labels: np.ndarray = network(torch.from_numpy(occupancy).to(device))[0].cpu().numpy()
-        return labels
+        return keep_hits(labels, occupancy)
 
     return complete
 

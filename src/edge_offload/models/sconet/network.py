@@ -253,7 +253,9 @@ class SCONet(nn.Module):
         flat = self.unet(torch.cat((occupancy, ground), dim=3).permute(0, 3, 1, 2).contiguous())
         batch, _, x, y = flat.shape
         shaped = flat.reshape(batch, self.features, HEIGHT, x, y).permute(0, 1, 3, 4, 2)
-        volume: torch.Tensor = torch.cat((shaped, ground.unsqueeze(1)), dim=1).contiguous()
+        both = torch.cat((shaped, ground.unsqueeze(1)), dim=1)
+        # channels last: on a processor the 3D convolutions take two thirds of the time
+        volume: torch.Tensor = both.contiguous(memory_format=torch.channels_last_3d)
         return volume
 
     def logits(self, occupancy: torch.Tensor) -> torch.Tensor:

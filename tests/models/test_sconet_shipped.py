@@ -1,0 +1,47 @@
+"""The weights that come with edge_offload: what SCONet's card says of them, checked on one held-out scene."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edge_offload.cli import main
+from edge_offload.models.scenes.samples import pair
+from edge_offload.models.sconet.baselines import BASELINES
+from edge_offload.models.sconet.completer import SHIPPED, SceneCompleter
+from edge_offload.models.sconet.evaluation import FIRST_SEED, method_of
+from edge_offload.models.sconet.metrics import Confusion
+
+SCENE = FIRST_SEED + 3
+"""A street with the sensor in the middle: kinds and sizes of objects that training never shows."""
+
+MIDDLE = slice(80, 176)
+"""The part about the sensor, for time's sake; the card's figures are of the whole extent."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_the_weights_are_small_and_said_to_be_of_synthetic_scenes(capsys):
+    assert SHIPPED.stat().st_size <= 2e6
+    completer = SceneCompleter()
+    assert completer.trained
+    assert main(["models", "info", "sconet"]) == 0
+    assert "procedural scenes only" in capsys.readouterr().out
+
+
+def test_they_complete_a_held_out_street_better_than_no_network_does():
+    made = pair(SCENE, held_out=True)
+    occupancy, labels = made.occupancy[MIDDLE, MIDDLE].copy(), made.labels[MIDDLE, MIDDLE]
+    scores = {}
+    for name, method in {**BASELINES, "sconet": method_of(SceneCompleter().module)}.items():
+        scores[name] = Confusion()
+        scores[name].add(method(occupancy), labels)
+    best = max(scores[name].completion_iou for name in BASELINES)
+    assert scores["sconet"].completion_iou > best
+    assert scores["sconet"].mean_iou > max(scores[name].mean_iou for name in BASELINES)
