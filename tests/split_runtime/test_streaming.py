@@ -47,7 +47,7 @@ def test_a_streamed_plan_is_exact_and_computes_each_row_once(network, plan, wave
 
 
 def test_streaming_pays_where_the_wire_is_slow_and_launches_are_cheap(network, plan):
-    costs = tuple(OperatorCost(1e-6, 2e-4 / 64) for _ in network.located.operators)
+    costs = tuple(OperatorCost(1e-6, 1e-3 / 64) for _ in network.located.operators)
     model = CostModel(network.located, costs, costs, {}, Link(0.001, 1e-5))
     assert simulate(best_stream(plan, model, [5e6]), model, 5e6).makespan_s < simulate(plan, model, 5e6).makespan_s
     dear = tuple(OperatorCost(5e-3, 0.0) for _ in network.located.operators)

@@ -22,7 +22,7 @@ from edge_offload.split.networks import Network
 from edge_offload.split.plan import Side
 from edge_offload.split.planners import PlanTable
 from edge_offload.split.runtime.pieces import cut, decode_piece, encode_piece
-from edge_offload.split.runtime.progress import Progress
+from edge_offload.split.runtime.progress import Progress, busy_clock
 from edge_offload.split.runtime.tables import ReadyPlan
 
 GIVE_UP_S = 10.0
@@ -139,11 +139,10 @@ class Frame:
             for low, high in cut(self._planned.network.located, transfer):
                 if progress.failure is not None or time.monotonic() > until_s:
                     return
-                began = time.perf_counter()
+                began, busy = time.perf_counter(), busy_clock()
                 descriptors, buffers = encode_piece(progress.payload(index, low, high), transfer.codec)
-                spent = time.perf_counter() - began
                 if self._slowdown > 1.0 and transfer.codec != "raw":
-                    time.sleep((self._slowdown - 1.0) * spent)
+                    time.sleep((self._slowdown - 1.0) * (busy_clock() - busy))
                 self._stages["encode"] += time.perf_counter() - began
                 body = {**self._who, "transfer": index, "low": low, "high": high, "tensors": descriptors}
                 self.bytes_up += sum(memoryview(part).nbytes for part in buffers)
@@ -169,11 +168,11 @@ class Frame:
             self.progress.fail(error)
             return
         reply: Reply = done.result()
-        began = time.monotonic()
+        began, busy = time.monotonic(), busy_clock()
         try:
             index, low, tensor = decode_piece(self.progress, reply.body, reply.buffers)
             if self._slowdown > 1.0 and self.progress.transfer(index).codec != "raw":
-                time.sleep((self._slowdown - 1.0) * (time.monotonic() - began))
+                time.sleep((self._slowdown - 1.0) * (busy_clock() - busy))
             self.bytes_down += reply.transfer.bytes_down
             self._stages["downlink"] += reply.transfer.downlink_s
             self._clock_error_s = max(self._clock_error_s, reply.transfer.clock_error_s)

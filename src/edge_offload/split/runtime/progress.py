@@ -90,16 +90,15 @@ class Progress:
     @torch.no_grad()
     def compute(self) -> None:
         """Run the next block, which must be computable."""
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), busy_clock()
         block = self.mine.blocks[self._done]
         for step in self.ready.plan.steps(self.side)[block.first : block.last + 1]:
             self.half.compute(step)
             self.rows_computed += step.high - step.low
         for number in self.mine.dead[self._done]:
             self.half.forget(number)
-        spent = time.perf_counter() - began
         if self._slowdown > 1.0:
-            time.sleep((self._slowdown - 1.0) * spent)
+            time.sleep((self._slowdown - 1.0) * (busy_clock() - busy))
         self.compute_s += time.perf_counter() - began
         with self._changed:
             self._done += 1
@@ -158,6 +157,11 @@ class Progress:
         if self._failure is not None:
             raise self._failure
         return True
+
+
+def busy_clock() -> float:
+    """Seconds of work that an emulated slowdown multiplies: not the waiting for the interpreter or for a core."""
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def shape_of(located: LocalityMap, number: int, low: int, high: int) -> Tuple[str, Tuple[int, ...]]:
