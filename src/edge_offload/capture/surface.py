@@ -285,13 +285,19 @@ class Surface:
 
     def _patch_tensors(self) -> None:
         """Where torch's own code asks for a stream of its own kind, or for memory that it could read."""
-        write = torch.UntypedStorage._write_file
+        write, read = torch.UntypedStorage._write_file, torch.UntypedStorage._set_from_file
 
         def write_file(storage: Any, *args: Any) -> Any:
             return write(storage.cpu() if storage.device.type == "cuda" else storage, *args)
 
+        def set_from_file(storage: Any, *args: Any) -> Any:
+            if storage.device.type != "cuda":
+                return read(storage, *args)
+            return storage.copy_(read(torch.UntypedStorage(storage.nbytes()), *args))
+
         torch.Tensor.record_stream = lambda tensor, stream: None  # type: ignore[method-assign,assignment]
         torch.UntypedStorage._write_file = write_file  # type: ignore[method-assign]
+        torch.UntypedStorage._set_from_file = set_from_file  # type: ignore[method-assign]
 
     def _patch_helpers(self) -> None:
         """Profiler ranges, a single device as many, and compiling: the program runs as it is."""
