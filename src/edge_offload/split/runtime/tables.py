@@ -25,7 +25,7 @@ class SidePlan:
         blocks: stretches of steps without a wait, in order.
         sends: its transfers, in the order in which they leave.
         receives: the other side's transfers.
-        dead: block -> values that nobody on this side needs behind it.
+        dead: step -> values that nobody on this side needs behind it.
         gathered: values that come in several pieces -> their rows.
     """
 
@@ -68,13 +68,12 @@ def _side(compiled: Compiled, located: LocalityMap, side: Side, pieces: bool) ->
     steps, blocks = plan.steps(side), compiled.blocks[side]
     last_use: Dict[int, int] = {}
     made: Dict[int, List[Range]] = {}
-    for place, block in enumerate(blocks):
-        for step in steps[block.first : block.last + 1]:
-            for number in located.footprint(step.operator, step.low, step.high):
-                last_use[number] = place
-            for number in located.made_by[step.operator]:
-                last_use.setdefault(number, place)
-                made.setdefault(number, []).append((step.low, step.high))
+    for place, step in enumerate(steps):
+        for number in located.footprint(step.operator, step.low, step.high):
+            last_use[number] = place
+        for number in located.made_by[step.operator]:
+            last_use.setdefault(number, place)
+            made.setdefault(number, []).append((step.low, step.high))
     for transfer in plan.transfers:
         if transfer.sender is not side:
             made.setdefault(transfer.value, []).append((transfer.low, transfer.high))
@@ -84,7 +83,7 @@ def _side(compiled: Compiled, located: LocalityMap, side: Side, pieces: bool) ->
     if side is Side.ROBOT:
         kept.update(located.sequence.kept())
         kept.update(located.sequence.inputs)
-    dead: List[List[int]] = [[] for _ in blocks]
+    dead: List[List[int]] = [[] for _ in steps]
     for number, place in last_use.items():
         if number not in kept:
             dead[place].append(number)
