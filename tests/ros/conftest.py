@@ -164,8 +164,8 @@ class Graph:
         self._listeners.append(listener)
         return listener
 
-    def node(self, kind: str, name: str = "", **params) -> Process:
-        """Start ``kind`` (of scripts/) with private parameters, under a name."""
+    def node(self, kind: str, name: str = "", prefix=(), **params) -> Process:
+        """Start ``kind`` (of scripts/) with private parameters, under a name; ``prefix``: words before the Python."""
         name = name or kind
         import rospy
 
@@ -176,7 +176,7 @@ class Graph:
             rospy.set_param(f"{full}/{key}", value)
         environment = {**os.environ, "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"}
         # as a user's shell has it: torch takes every core unless told otherwise
-        command = [sys.executable, str(ROOT / "scripts" / kind), f"__ns:={self.ns}", f"__name:={name}"]
+        command = [*prefix, sys.executable, str(ROOT / "scripts" / kind), f"__ns:={self.ns}", f"__name:={name}"]
         process = Process(f"{full}"[1:], command, environment)
         self._processes.append(process)
         return process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 
 import numpy as np
@@ -211,6 +212,46 @@ def test_a_server_computes_and_when_it_dies_the_robot_does(graph, weights):
     stamp = fallen.header.stamp.to_nsec()
     wait_for(lambda: stamp in out.grids.by_stamp(), "the robot's labels")
     np.testing.assert_array_equal(labels_of(out.grids.by_stamp()[stamp][0]), remote)
+
+
+@pytest.mark.slow
+def test_modes_of_the_virtual_device_give_the_robots_own_labels(graph, weights):
+    from sensor_msgs.msg import PointCloud2
+
+    from edge_offload.modes import TABLE, Mode
+    from edge_offload.nodes.scene_messages import labels_of
+    from edge_offload_msgs.msg import OffloadMode
+
+    address = f"tcp://127.0.0.1:{free_port()}"
+    options = {"weights": weights}
+    graph.node("offload_server_node", bind=address, threads=1, keys=str(graph.keys), options={"sconet": options})
+    out = Outputs(graph)
+    program = [sys.executable, "-m", "edge_offload.cli", "exec", "--absent", "later"]
+    graph.node(
+        "agrnav_node",
+        prefix=[*program, "--keys", str(graph.keys), "--server", address, "--"],
+        cells=32,
+        threads=1,
+        mode="server",
+        server=address,
+        keys=str(graph.keys),
+        server_wait=60,
+        model_options=options,
+    )
+    sweeps = graph.publisher("lidar/points", PointCloud2)
+    modes = graph.publisher("offload/mode", OffloadMode, latch=True)
+    last, found = 10**9, {}
+    for mode in (Mode.LOCAL, Mode.SERVER, Mode.LAZY, Mode.REPLAY):
+        modes.publish(OffloadMode(mode=mode.value, code=TABLE[mode].code, reason="test"))
+
+        def ran(mode=mode):
+            return [cost for cost in list(out.costs.messages) if cost.mode == mode.value and not cost.fallback_reason]
+
+        last = feed(sweeps, floor_and_wall(), last, ran, f"a result in mode {mode}")
+        stamp = ran()[-1].header.stamp.to_nsec()
+        wait_for(lambda stamp=stamp: stamp in out.grids.by_stamp(), f"the labels of mode {mode}")
+        found[mode] = labels_of(out.grids.by_stamp()[stamp][0])
+        np.testing.assert_array_equal(found[mode], found[Mode.LOCAL], f"mode {mode}")
 
 
 def test_a_broken_sweep_gives_an_empty_result_and_a_word_of_it(graph):

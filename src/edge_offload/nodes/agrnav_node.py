@@ -5,6 +5,7 @@ Subscribes:
   agrnav/goal                   geometry_msgs/PoseStamped: where to plan to (RViz: 2D Nav Goal). In the sensor's own
                                 frame it stays relative to the robot; in another one it is looked up by tf
   offload/mode                  edge_offload_msgs/OffloadMode: where to run from now on
+  offload/bandwidth             edge_offload_msgs/Bandwidth: how the link is while no inference uses it
   /tf, /tf_static               place of the sensor in the frame of the goal
 
 Publishes, exactly one of each for every sweep taken up, with the sweep's stamp:
@@ -12,6 +13,7 @@ Publishes, exactly one of each for every sweep taken up, with the sweep's stamp:
   agrnav/occupancy              nav_msgs/OccupancyGrid: what is in the robot's way, seen from above
   agrnav/path                   nav_msgs/Path: A* to the goal, without poses when nothing can be reached
   offload/latency               edge_offload_msgs/Latency: the mode that really ran, time by stage, bytes, energy
+  offload/forecast              edge_offload_msgs/Forecast: what the next sweep would cost in each mode
 and while somebody listens:
   agrnav/voxels                 sensor_msgs/PointCloud2: full voxels with fields x y z rgb label
   agrnav/markers                visualization_msgs/MarkerArray: cubes by kind of object, without the ground
@@ -36,18 +38,19 @@ import tf2_ros
 from geometry_msgs.msg import PoseStamped
 from nav_msgs.msg import OccupancyGrid, Path
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2
+from std_msgs.msg import Header
 from visualization_msgs.msg import MarkerArray
 
 from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.manager.patience import PatienceLimits
 from edge_offload.models.sconet.completer import VOXEL_SIZE_M, SceneCompleter
 from edge_offload.models.sconet.labels import COLOURS, GROUND, LABELS
-from edge_offload.modes import TABLE, Mode, names, parse_mode
+from edge_offload.modes import Mode
 from edge_offload.nodes import scene_messages
-from edge_offload.nodes.base import Node
-from edge_offload.nodes.compose import duration, latency_message
 from edge_offload.nodes.convert import bgr_to_image, bgr_to_jpeg, cloud_to_points
 from edge_offload.nodes.intake import BUFFER_BYTES, Frame
 from edge_offload.nodes.network import Network
+from edge_offload.nodes.offloaded import OffloadedNode
 from edge_offload.nodes.params import Param
 from edge_offload.nodes.slot import Slot, Worker
 from edge_offload.nodes.transforms import transform_of
@@ -55,13 +58,9 @@ from edge_offload.perception.planning import Cell, Plan, find_path, occupancy_sl
 from edge_offload.perception.scene_pipeline import ScenePipeline, SceneResult
 from edge_offload.perception.scene_view import draw_scene
 from edge_offload.perception.voxels import VoxelGrid, around
-from edge_offload.power.detect import CHOICES, open_meter
-from edge_offload.power.source import MEASURED
-from edge_offload.power.states import StateTimeline
 from edge_offload.timing import InferenceReport
-from edge_offload_msgs.msg import Latency, OffloadMode, Power, SemanticGrid
+from edge_offload_msgs.msg import SemanticGrid
 
-DRAIN_S = 30.0
 SILENCE_S = 5.0
 
 
@@ -71,6 +70,8 @@ class SceneNetwork(Network):
     untrained = "the scene is not completed, results show what the sweep hit"
     # observers of the server want people; two megabytes of labels per sweep are not for them
     report_results = False
+    # 70 GFLOP take seconds on a processor core
+    patience = PatienceLimits(cap_s=60.0, first_s=30.0)
     declared: ClassVar[Tuple[Param, ...]] = (
         Param("model", "sconet", "name of the model ('edge-offload models list')", choices=("sconet",)),
         *(param for param in Network.declared if param.name != "model"),
@@ -87,15 +88,14 @@ class SceneNetwork(Network):
         return SceneCompleter(grid=grid, **options)
 
 
-class AgrnavNode(Node):
+class AgrnavNode(OffloadedNode):
     """See the module's docstring."""
 
     name = "agrnav_node"
+    drain_s = 30.0
     declared = (
         *SceneNetwork.declared,
-        Param("mode", Mode.LOCAL.value, "mode until offload/mode says another", choices=names()),
-        Param("server_wait", 0.0, "s that the start waits for the server, so that the first sweeps find it", low=0.0),
-        Param("deadline", 0.0, "s from the arrival of a sweep to its result; 0: none", low=0.0),
+        *OffloadedNode.shared,
         Param("sensor_height", 1.73, "m, of the LiDAR above the ground", low=0.0, high=5.0),
         Param("voxel_size", VOXEL_SIZE_M, "m, edge of a voxel; the grid is 32 of them high", low=0.02, high=1.0),
         Param(
@@ -111,27 +111,21 @@ class AgrnavNode(Node):
         Param("body_high", 1.6, "m above the ground: what begins higher is driven under", low=0.1),
         Param("step", 0.2, "m: ground that rises more from cell to cell is in the way", low=0.0),
         Param("jpeg_quality", 85, "of agrnav/overlay/compressed", low=1, high=100),
-        Param("power_source", "auto", "what the energy per sweep is read from", choices=CHOICES),
     )
 
     def start(self) -> None:
         params = self.params
-        self._mode, self._mode_reason = parse_mode(params["mode"]), "parameter ~mode"
-        self._results = 0
         self._goal: Optional[Any] = None
         self._goal_lock = threading.Lock()
         self._heard_s = time.monotonic()
         self._buffer = tf2_ros.Buffer()
         self._listener = tf2_ros.TransformListener(self._buffer)
-        self._network = SceneNetwork(params, self.health)
+        self.begin(SceneNetwork(params, self.health))
         self._completer: SceneCompleter = self._network.estimator
         self._grid: VoxelGrid = self._completer.grid
-        rospy.set_param("~weights_sha256", self._network.weights_sha256)
         if abs(params["voxel_size"] - VOXEL_SIZE_M) > 1e-6:
             self.health.warn("voxels", f"the network was trained on voxels of {VOXEL_SIZE_M} m, not on these")
         self._pipeline = ScenePipeline(self._completer, self._run)
-        self._timeline = StateTimeline()
-        self._meter = open_meter(self._timeline, params["power_source"])
         self._advertise()
         self._slot: Slot[Frame] = Slot(capacity=1)
         self._worker: Worker[Frame] = Worker(self._slot, self._work, self._on_failure, "network")
@@ -139,9 +133,11 @@ class AgrnavNode(Node):
         self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "pictures")
         self._worker.start()
         self._painter.start()
-        rospy.Subscriber("offload/mode", OffloadMode, self.callback(self._on_mode), queue_size=4)
+        self.listen()
         rospy.Subscriber("agrnav/goal", PoseStamped, self.callback(self._on_goal), queue_size=4)
-        self._network.warm_up_on(self._mode, self._completer.prepare(np.zeros((0, 3))), params["server_wait"])
+        empty = self._completer.prepare(np.zeros((0, 3)))
+        self._network.warm_up_on(self._mode, empty, params["server_wait"])
+        self.publish_forecast([empty], Header(stamp=rospy.Time.now()))
         # last: from now on sweeps come
         self._sweeps = rospy.Subscriber(
             "lidar/points", PointCloud2, self.callback(self._on_sweep), queue_size=4, buff_size=BUFFER_BYTES
@@ -152,7 +148,6 @@ class AgrnavNode(Node):
         self._semantic = rospy.Publisher("agrnav/semantic_grid", SemanticGrid, queue_size=4)
         self._occupancy = rospy.Publisher("agrnav/occupancy", OccupancyGrid, queue_size=4)
         self._path = rospy.Publisher("agrnav/path", Path, queue_size=4)
-        self._latency = rospy.Publisher("offload/latency", Latency, queue_size=100)
         self._voxels = rospy.Publisher("agrnav/voxels", PointCloud2, queue_size=2)
         self._markers = rospy.Publisher("agrnav/markers", MarkerArray, queue_size=2)
         self._overlay = rospy.Publisher("agrnav/overlay", Image, queue_size=2)
@@ -161,33 +156,17 @@ class AgrnavNode(Node):
     def stop(self) -> None:
         if hasattr(self, "_sweeps"):
             self._sweeps.unregister()
-        for attribute in ("_worker", "_painter"):
-            if hasattr(self, attribute) and not getattr(self, attribute).drain(DRAIN_S):
-                self.health.warn("drain", f"a sweep was still worked on {DRAIN_S:g} s after the end")
-        for attribute in ("_network", "_meter"):
-            if hasattr(self, attribute):
-                getattr(self, attribute).close()
+        self.end({name: getattr(self, name) for name in ("_worker", "_painter") if hasattr(self, name)})
 
     def refresh(self) -> None:
         if not hasattr(self, "_sweeps"):
             return
-        counts = self._slot.counts
-        for name in ("offered", "taken", "superseded", "waiting"):
-            self.health.value(f"sweeps {name}", getattr(counts, name))
-        self.health.value("results", self._results)
-        self.health.value("mode asked for", f"{self._mode} ({self._mode_reason})")
         silent = time.monotonic() - self._heard_s
         if silent > SILENCE_S:
             self.health.warn("sweeps", f"no sweep on {rospy.resolve_name('lidar/points')} for {silent:.0f} s")
         else:
             self.health.clear("sweeps")
-        self._network.refresh(needed=TABLE[self._mode].needs_link)
-
-    def _on_mode(self, message: Any) -> None:
-        mode = parse_mode(message.mode)
-        if mode is not self._mode:
-            rospy.loginfo(f"mode {mode} from now on: {message.reason}")
-        self._mode, self._mode_reason = mode, message.reason
+        self.refresh_network(self._slot, "sweeps")
 
     def _on_goal(self, message: Any) -> None:
         with self._goal_lock:
@@ -198,10 +177,7 @@ class AgrnavNode(Node):
         self._slot.put(Frame(message, self._heard_s))
 
     def _run(self, inputs: Any) -> Any:
-        deadline = self.params["deadline"]
-        left = max(0.0, deadline - (time.monotonic() - self._current.received_s)) if deadline else None
-        header = self._current.message.header
-        return self._network.run(inputs, self._mode, left, {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq})
+        return self.infer(self._current, inputs)
 
     def _work(self, frame: Frame) -> None:
         """One sweep: exactly one result, whatever happens."""
@@ -231,10 +207,9 @@ class AgrnavNode(Node):
         self._semantic.publish(scene_messages.grid_message(header, result.labels, self._grid, LABELS))
         self._occupancy.publish(scene_messages.slice_message(header, found, self._grid))
         self._path.publish(scene_messages.path_message(header, plan, self._grid, -params["sensor_height"] + 0.1))
-        energy, measured = self._energy(frame, result.report)
-        self._publish_latency(header, result.report, energy, measured)
+        energy, measured = self.energy(frame, result.report)
+        self.account(header, result.report, energy, measured)
         self._pictures.put((header, result, found, plan, robot, goal))
-        self._network.note(result.report)
 
     def _tell(self, plan: Optional[Plan]) -> None:
         if plan is None:
@@ -265,27 +240,6 @@ class AgrnavNode(Node):
         self.health.clear("goal")
         return self._grid.cell(float(place[0]), float(place[1]))
 
-    def _publish_latency(
-        self, header: Any, report: InferenceReport, energy: float, measured: bool, error: str = ""
-    ) -> None:
-        message = latency_message(report, header)
-        message.error = error
-        deadline = self.params["deadline"]
-        message.deadline = duration(deadline)
-        message.deadline_met = not deadline or report.total_s <= deadline
-        message.energy = energy
-        message.energy_source = Power.MEASURED if measured else Power.MODEL
-        self._network.describe_link(message)
-        self._latency.publish(message)
-        self._results += 1
-
-    def _energy(self, frame: Frame, report: InferenceReport) -> Tuple[float, bool]:
-        """Joules from taking the sweep up to its result."""
-        self._timeline.add_report(report, frame.received_s)
-        began = frame.received_s + report.stages_s["queue"]
-        energy = self._meter.energy_between(began, max(began, frame.received_s + report.total_s))
-        return energy.joules, energy.source == MEASURED
-
     def _publish_failure(self, frame: Frame, error: BaseException) -> None:
         """The result of a sweep that could not be used: a grid and a slice in which nothing is known."""
         header = frame.message.header
@@ -295,7 +249,7 @@ class AgrnavNode(Node):
         self._occupancy.publish(scene_messages.slice_message(header, unknown, self._grid))
         self._path.publish(scene_messages.path_message(header, None, self._grid, 0.0))
         report = InferenceReport(Mode.LOCAL, self._completer.name, time.monotonic() - frame.received_s)
-        self._publish_latency(header, report, float("nan"), False, str(error))
+        self.publish_latency(header, report, float("nan"), False, str(error))
 
     def _on_failure(self, frame: Frame, error: BaseException) -> None:
         self.fault("network", error)

@@ -36,14 +36,11 @@ from std_msgs.msg import Header
 from visualization_msgs.msg import MarkerArray
 
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.link.estimate.estimator import ACTIVE, LinkReading
-from edge_offload.manager.policy import POLICIES
-from edge_offload.modes import TABLE, Mode, names, parse_mode
-from edge_offload.nodes.base import Node
-from edge_offload.nodes.compose import duration, forecast_message, latency_message
+from edge_offload.modes import Mode
 from edge_offload.nodes.convert import bgr_to_image, bgr_to_jpeg, image_to_bgr
 from edge_offload.nodes.intake import CameraIntake, DepthIntake, Frame, ImageIntake
 from edge_offload.nodes.network import Network
+from edge_offload.nodes.offloaded import OffloadedNode
 from edge_offload.nodes.params import Param
 from edge_offload.nodes.people_messages import Motion, marker_message, people_message, place
 from edge_offload.nodes.slot import Slot, Worker
@@ -52,24 +49,17 @@ from edge_offload.perception.overlay import Status, draw
 from edge_offload.perception.pipeline import FrameResult, PeoplePipeline
 from edge_offload.perception.target import RULES, TargetSelector
 from edge_offload.perception.tracking import TrackedPerson, Tracker, TrackerConfig
-from edge_offload.power.detect import CHOICES, open_meter
-from edge_offload.power.source import MEASURED
-from edge_offload.power.states import COMPUTE, StateTimeline
 from edge_offload.timing import InferenceReport
-from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode, PersonArray, Power
-
-DRAIN_S = 10.0
+from edge_offload_msgs.msg import PersonArray
 
 
-class KapaoNode(Node):
+class KapaoNode(OffloadedNode):
     """See the module's docstring."""
 
     name = "kapao_node"
     declared = (
         *Network.declared,
-        Param("mode", Mode.LOCAL.value, "mode until offload/mode says another", choices=(*names(), *POLICIES)),
-        Param("server_wait", 0.0, "s that the start waits for the server, so that the first images find it", low=0.0),
-        Param("deadline", 0.0, "s from the arrival of an image to its result; 0: none", low=0.0),
+        *OffloadedNode.shared,
         Param("every_frame", False, "work on every image instead of the latest"),
         Param("transport", "auto", "kind of images to subscribe to", choices=("auto", "raw", "compressed")),
         Param("min_score", 0.25, "detections below this start no track", low=0.0, high=1.0),
@@ -79,25 +69,16 @@ class KapaoNode(Node):
         Param("depth_tolerance", 0.05, "s between an image and its depth image", low=0.0),
         Param("world_frame", "map", "tf frame of the positions, its ground at z = 0"),
         Param("jpeg_quality", 85, "of kapao/overlay/compressed", low=1, high=100),
-        Param("power_source", "auto", "what the energy per frame is read from", choices=CHOICES),
     )
 
     def start(self) -> None:
         params = self.params
-        # a policy is the manager's: until it speaks, whatever cannot run on the server runs here
-        first = Mode.SERVER if params["server"] else Mode.LOCAL
-        self._mode = first if params["mode"] in POLICIES else parse_mode(params["mode"])
-        self._mode_reason, self._policy = "parameter ~mode", params["mode"]
-        self._results = 0
         self._camera = CameraIntake(self, "camera/camera_info", params["world_frame"])
-        self._network = Network(params, self.health)
-        rospy.set_param("~weights_sha256", self._network.weights_sha256)
+        self.begin(Network(params, self.health))
         tracker = Tracker(TrackerConfig(high_score=params["min_score"], low_score=min(0.1, params["min_score"])))
         self._pipeline = PeoplePipeline(self._network.estimator, self._run, tracker, allow_untrained=True)
         self._selector = TargetSelector(params["target"])
         self._motion = Motion()
-        self._timeline = StateTimeline()
-        self._meter = open_meter(self._timeline, params["power_source"])
         self._advertise()
         keep_all = params["every_frame"]
         self._slot: Slot[Frame] = Slot(capacity=4 if keep_all else 1, keep_all=keep_all)
@@ -109,21 +90,17 @@ class KapaoNode(Node):
         self._depth = (
             DepthIntake(self, "camera/depth/image_raw", params["depth_tolerance"]) if params["depth"] else None
         )
-        rospy.Subscriber("offload/mode", OffloadMode, self.callback(self._on_mode), queue_size=4)
-        rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
+        self.listen()
         size = self._camera.size(min(params["server_wait"], 5.0))
         if size is not None:
             empty = self._network.warm_up(self._mode, *size, wait_s=params["server_wait"])
-            # latched: a manager that starts later knows at once what there is to choose from
-            self._publish_forecast([empty], Header(stamp=rospy.Time.now()))
+            self.publish_forecast([empty], Header(stamp=rospy.Time.now()))
         # last: from now on frames come
         self._images = ImageIntake(self, "camera/image_raw", params["transport"], self._slot, keep_all)
         rospy.loginfo(f"model {self._network.estimator.name} is ready, mode {self._mode}")
 
     def _advertise(self) -> None:
         self._people = rospy.Publisher("kapao/people", PersonArray, queue_size=100)
-        self._latency = rospy.Publisher("offload/latency", Latency, queue_size=100)
-        self._forecast = rospy.Publisher("offload/forecast", Forecast, queue_size=10, latch=True)
         self._overlay = rospy.Publisher("kapao/overlay", Image, queue_size=8)
         self._overlay_jpeg = rospy.Publisher("kapao/overlay/compressed", CompressedImage, queue_size=2)
         self._markers = rospy.Publisher("kapao/markers", MarkerArray, queue_size=4)
@@ -131,51 +108,22 @@ class KapaoNode(Node):
     def stop(self) -> None:
         if hasattr(self, "_images"):
             self._images.close()
-        for attribute in ("_worker", "_painter"):
-            if hasattr(self, attribute) and not getattr(self, attribute).drain(DRAIN_S):
-                self.health.warn("drain", f"a frame was still worked on {DRAIN_S:g} s after the end")
-        for attribute in ("_network", "_meter"):
-            if hasattr(self, attribute):
-                getattr(self, attribute).close()
+        self.end({name: getattr(self, name) for name in ("_worker", "_painter") if hasattr(self, name)})
 
     def refresh(self) -> None:
         if not hasattr(self, "_images"):
             return
         self._images.refresh()
-        counts = self._slot.counts
-        for name in ("offered", "taken", "superseded", "waiting"):
-            self.health.value(f"frames {name}", getattr(counts, name))
-        self.health.value("results", self._results)
-        self.health.value("mode asked for", f"{self._mode} ({self._mode_reason})")
-        # a policy that makes do without the server still misses it
-        chooses = self._policy in POLICIES and bool(self.params["server"])
-        self._network.refresh(needed=TABLE[self._mode].needs_link or chooses)
-
-    def _on_mode(self, message: Any) -> None:
-        mode = parse_mode(message.mode)
-        if mode is not self._mode:
-            rospy.loginfo(f"mode {mode} from now on: {message.reason}")
-        self._mode, self._mode_reason, self._policy = mode, message.reason, message.policy
-
-    def _on_bandwidth(self, message: Any) -> None:
-        if message.source == Bandwidth.ACTIVE:
-            rates = (message.uplink, message.downlink, message.uplink_error, message.downlink_error)
-            self._network.adopt(LinkReading(*rates, source=ACTIVE, age_s=message.age.to_sec()))
+        self.refresh_network(self._slot, "frames")
 
     def _run(self, inputs: Any) -> Any:
-        self._inputs = inputs
-        # what is left of the time allowed, counted from the arrival of the image
-        deadline = self.params["deadline"]
-        left = max(0.0, deadline - (time.monotonic() - self._current.received_s)) if deadline else None
-        header = self._current.message.header
-        meta = {
-            "stamp_ns": header.stamp.to_nsec(),
-            "seq": header.seq,
-            "frame_id": header.frame_id,
-            "image": [self._size[0], self._size[1]],
-            "options": self.params["model_options"],
-        }
-        return self._network.run(inputs, self._mode, left, meta, refresh=self._policy in POLICIES)
+        return self.infer(
+            self._current,
+            inputs,
+            frame_id=self._current.message.header.frame_id,
+            image=[self._size[0], self._size[1]],
+            options=self.params["model_options"],
+        )
 
     def _work(self, frame: Frame) -> None:
         """One frame: exactly one result, whatever happens."""
@@ -206,7 +154,7 @@ class KapaoNode(Node):
 
     def _publish(self, frame: Frame, bgr: np.ndarray, result: FrameResult) -> None:
         header, report = frame.message.header, result.report
-        energy, measured = self._energy(frame, report)
+        energy, measured = self.energy(frame, report)
         self._selector.select(result.people, result.stamp_s)
         target = self._selector.target_id
         locator = self._pipeline.locator
@@ -219,47 +167,18 @@ class KapaoNode(Node):
             result.stamp_s,
         )
         self._people.publish(people_message(header, report, self._size, result.people, placed, target))
-        self._publish_latency(header, report, energy, measured)
-        self._publish_forecast(self._inputs, header)
+        self.account(header, report, energy, measured)
         if self._markers.get_num_connections():
             self._markers.publish(marker_message(header, placed, target))
         if self._overlay.get_num_connections() or self._overlay_jpeg.get_num_connections():
             self._pictures.put((header, bgr, result.people, report, energy, target))
-        self._network.note(report)
-
-    def _publish_forecast(self, inputs: Any, header: Any) -> None:
-        situation = self._network.situation(inputs, self.params["deadline"] or None)
-        self._forecast.publish(forecast_message(situation, header))
-
-    def _publish_latency(
-        self, header: Any, report: InferenceReport, energy: float, measured: bool, error: str = ""
-    ) -> None:
-        message = latency_message(report, header)
-        message.error = error
-        deadline = self.params["deadline"]
-        message.deadline = duration(deadline)
-        message.deadline_met = not deadline or report.total_s <= deadline
-        message.energy = energy
-        message.energy_source = Power.MEASURED if measured else Power.MODEL
-        self._network.describe_link(message)
-        self._latency.publish(message)
-        self._results += 1
-
-    def _energy(self, frame: Frame, report: InferenceReport) -> Tuple[float, bool]:
-        """Joules from taking the frame up to its result."""
-        self._timeline.add_report(report, frame.received_s)
-        ended = frame.received_s + report.total_s
-        self._timeline.add(COMPUTE, ended, ended + report.wasted_s)
-        began = frame.received_s + report.stages_s["queue"]
-        energy = self._meter.energy_between(began, max(began, frame.received_s + report.total_s))
-        return energy.joules, energy.source == MEASURED
 
     def _publish_failure(self, frame: Frame, error: BaseException) -> None:
         """The result of a frame that could not be used: nobody, and why."""
         total = time.monotonic() - frame.received_s
         report = InferenceReport(Mode.LOCAL, self._network.estimator.name, total)
         self._people.publish(people_message(frame.message.header, report, self._size))
-        self._publish_latency(frame.message.header, report, float("nan"), False, str(error))
+        self.publish_latency(frame.message.header, report, float("nan"), False, str(error))
 
     def _on_failure(self, frame: Frame, error: BaseException) -> None:
         self.fault("network", error)

@@ -14,6 +14,7 @@ from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.keys import KeyStore
 from edge_offload.link.replies import LinkState
 from edge_offload.manager.device_mode import DeviceModule, DeviceRunner, installed_device
+from edge_offload.manager.patience import PatienceLimits
 from edge_offload.manager.policy import CANDIDATES, Situation
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.models.registry import build_estimator, state_hash
@@ -38,6 +39,8 @@ class Network:
     untrained: ClassVar[str] = "it finds nobody"
     #: Whether results that the server did not compute are told to it.
     report_results: ClassVar[bool] = True
+    #: Bounds on the wait for a reply; None: those of a network that takes well below a second.
+    patience: ClassVar[Optional[PatienceLimits]] = None
     declared: ClassVar[Tuple[Param, ...]] = (
         Param("model", "movenet", "name of the model ('edge-offload models list'), or package.module:factory"),
         Param("model_options", {}, "options of the model, such as {size: 512}"),
@@ -70,12 +73,13 @@ class Network:
             options=params["model_options"],
             codec=params["codec"],
             robot_slowdown=params["slowdown"],
+            patience=self.patience,
             report_results=self.report_results,
             candidates=candidates,
         )
         device = installed_device()
         if self._client is not None and device is not None:
-            on_device = DeviceModule(device, self.estimator.module, self._client, params["codec"])
+            on_device = DeviceModule(device, self.estimator.module, self._client, params["codec"], self.patience)
             for mode in DEVICE_MODES:
                 self._module.add_runner(DeviceRunner(mode, on_device))
         absent = [mode for mode in candidates if self._client is not None and not self._module.offers(mode)]
