@@ -34,7 +34,7 @@ def programs(*command: str, **variables: str) -> Dict[str, Dict[str, Any]]:
 @pytest.fixture(scope="module")
 def fallback() -> Dict[str, Any]:
     command = [*CLI, "exec", "--threads", "1", "--mode", "replay", "--", sys.executable, RUNNER, *PROGRAMS]
-    return programs(*command, "refusals", "conv_net:12", EDGE_OFFLOAD_DEVICE="python")
+    return programs(*command, "refusals", "conv_net:12", "conv_net:24", EDGE_OFFLOAD_DEVICE="python")
 
 
 def test_programs_print_the_same_bits_as_on_the_cpu(fallback: Dict[str, Any]) -> None:
@@ -45,7 +45,8 @@ def test_programs_print_the_same_bits_as_on_the_cpu(fallback: Dict[str, Any]) ->
 
 
 def test_a_steady_inference_costs_one_round_trip(fallback: Dict[str, Any]) -> None:
-    assert fallback["conv_net:12"]["spent"]["round_trips"] == 12
+    # a program's first inferences may cost more, until it is known that they repeat
+    assert 24 <= fallback["conv_net:24"]["spent"]["round_trips"] <= 26
 
 
 def test_what_it_cannot_do_is_refused_by_name_with_the_remedy(fallback: Dict[str, Any]) -> None:

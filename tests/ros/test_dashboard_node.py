@@ -221,4 +221,3 @@ def test_a_full_disk_costs_the_records_and_not_the_run(graph, tmp_path):
     assert node.wait() == 0
     assert "No space left on device" in node.output
     assert json.loads((tmp_path / "walk.json").read_text())["results_out"] == 3
-
