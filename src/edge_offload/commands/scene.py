@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.add_argument("--scenes", type=int, default=10, help="scenes per run (default: %(default)s)")
     evaluate.add_argument("--runs", type=int, default=3, help="disjoint sets of scenes (default: %(default)s)")
     evaluate.add_argument(
+        "--skip", type=int, default=0, metavar="N", help="leave out the first N scenes, e.g. those looked at (default: 0)"
+    )
+    evaluate.add_argument(
         "--seen-kinds", action="store_true", help="kinds and sizes of objects as in training, in scenes that were not"
     )
     evaluate.add_argument("--json", metavar="FILE", help="write the figures (kind 'scene_scores')")
@@ -109,7 +112,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     from edge_offload.errors import BadInput
     from edge_offload.models.sconet.evaluation import evaluate
 
-    if args.scenes < 1 or args.runs < 1:
+    if args.scenes < 1 or args.runs < 1 or args.skip < 0:
         raise BadInput("no scenes to score", remedy="ask for at least one scene and one run")
     completer = _completer(args)
     network = completer.module if completer.trained else None
@@ -118,7 +121,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         if sys.stderr.isatty():
             print(f"\r{text}", end="", file=sys.stderr, flush=True)
 
-    found = evaluate(network, args.scenes, args.runs, held_out=not args.seen_kinds, report=progress)
+    found = evaluate(network, args.scenes, args.runs, not args.seen_kinds, args.skip, progress)
     print("\n".join(_table(found)))
     if args.json:
         records.write(args.json, "scene_scores", found)
