@@ -32,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate = actions.add_parser("evaluate", help="score on synthetic scenes", description="score on synthetic scenes")
     evaluate.add_argument("--scenes", type=int, default=10, help="scenes per run (default: %(default)s)")
     evaluate.add_argument("--runs", type=int, default=3, help="disjoint sets of scenes (default: %(default)s)")
-    evaluate.add_argument(
-        "--skip", type=int, default=0, metavar="N", help="leave out the first N scenes (default: 0)"
-    )
+    evaluate.add_argument("--skip", type=int, default=0, metavar="N", help="leave out the first N scenes (default: 0)")
     evaluate.add_argument(
         "--seen-kinds", action="store_true", help="kinds and sizes of objects as in training, in scenes that were not"
     )

@@ -194,4 +194,3 @@ class Writer:
     def close(self) -> None:
         """Finish the file."""
         self._stream.close()
-

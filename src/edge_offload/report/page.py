@@ -207,9 +207,7 @@ def data(run: Columns) -> Dict[str, Any]:
     }
 
 
-def _series(
-    columns: Dict[str, Any], names: Sequence[str], began_s: float, factor: float = 1.0
-) -> Dict[str, List[Any]]:
+def _series(columns: Dict[str, Any], names: Sequence[str], began_s: float, factor: float = 1.0) -> Dict[str, List[Any]]:
     shown = thin(columns["t_s"], columns[names[0]], MAX_POINTS)
     made = {name: _list(np.asarray(columns[name]) * factor, shown) for name in names}
     return {"t": _list(np.asarray(columns["t_s"]) - began_s, shown), **made}
