@@ -62,7 +62,12 @@ class OffloadManagerNode(Node):
         Param("dry_run", False, "keep the mode in force and only say what would be chosen"),
     )
     declared = (
-        Param("mode", AUTO, "mode in force at the start, or a policy that chooses: auto, energy, package.module:Class"),
+        Param(
+            "mode",
+            AUTO,
+            f"mode in force at the start ({', '.join(names())}), or a policy that chooses: {', '.join(POLICIES)}, "
+            "or an own one as package.module:Class",
+        ),
         *knobs,
     )
 
