@@ -180,8 +180,8 @@ class Rig:
         return [("robot", self.robot), ("server", self.server)]
 
     def usage(self) -> Dict[str, Dict[str, int]]:
-        """What each side holds now."""
-        return {side: usage(process.process.pid) for side, process in self.sides()}
+        """What each side holds now, and which process that is."""
+        return {side: {"pid": process.process.pid, **usage(process.process.pid)} for side, process in self.sides()}
 
     def frames(self) -> List[Dict[str, Any]]:
         """Results so far."""

@@ -10,7 +10,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def usage(pid: int) -> Dict[str, int]:
-    """``{pid, descriptors, sockets, threads, memory, children}`` of a process; memory is resident, in bytes.
+    """``{descriptors, sockets, threads, memory, children}`` of a process; memory is resident, in bytes.
 
     Raises:
         FileNotFoundError, ProcessLookupError: it has ended.
@@ -24,7 +24,6 @@ def usage(pid: int) -> Dict[str, int]:
         except FileNotFoundError:
             continue  # a thread that has just ended, or a kernel that does not tell
     return {
-        "pid": pid,
         "descriptors": len(targets),
         "sockets": sum(target.startswith("socket:") for target in targets),
         "threads": len(list((root / "task").iterdir())),

@@ -34,7 +34,7 @@ class Fault:
         began_s: when harm was done.
         restored_s: when it was made good.
         back_s: when the first remote result after that was there; None if none was.
-        usage: of ``robot`` and ``server`` some time later (:func:`edge_offload.chaos.usage.usage`).
+        usage: of ``robot`` and ``server`` some time later (:func:`edge_offload.chaos.usage.usage`), and its pid.
     """
 
     began_s: float
