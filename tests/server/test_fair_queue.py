@@ -96,6 +96,16 @@ def test_predicted_wait_is_the_cost_of_what_is_served_first(arrivals, peer):
         assert sum(before) == pytest.approx(predicted)
 
 
+def test_what_a_reader_has_taken_counts_until_it_is_served():
+    queue = FairQueue()
+    queue.put("a", "first", 1000.0)
+    assert queue.ahead_s("b") == 1000.0
+    queue.get(0)
+    assert 0 < queue.ahead_s("b") <= 1000.0, "at no moment is it neither waiting nor under way"
+    queue.served()
+    assert queue.ahead_s("b") == 0.0
+
+
 def test_closing_wakes_the_reader_and_refuses():
     queue = FairQueue()
     worker = Worker("test", queue)

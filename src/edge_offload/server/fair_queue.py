@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict, deque
 from typing import Callable, Deque, Dict, Generic, Hashable, List, Optional, Tuple, TypeVar
 
@@ -29,6 +30,7 @@ class FairQueue(Generic[Item]):
         self._robot_of = robot_of or (lambda peer: peer)
         self._waiting: OrderedDict[Hashable, Deque[Tuple[Item, float, Hashable]]] = OrderedDict()
         self._count = 0
+        self._serving: Optional[Tuple[float, float]] = None
         self._closed = False
         self._changed = threading.Condition()
 
@@ -59,7 +61,11 @@ class FairQueue(Generic[Item]):
             self._changed.notify()
 
     def get(self, timeout_s: Optional[float] = None) -> Optional[Tuple[Item, float]]:
-        """The next item and its cost, each robot in turn; None after ``timeout_s`` or when the queue is closed."""
+        """The next item and its cost, each robot in turn; None after ``timeout_s`` or when the queue is closed.
+
+        It counts as being served until :meth:`served`, so that there is no moment at which it is neither waiting nor
+        under way and an impossible request would be admitted.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: self._count > 0 or self._closed, timeout_s) or self._count == 0:
                 return None
@@ -68,7 +74,13 @@ class FairQueue(Generic[Item]):
             self._count -= 1
             if mine:
                 self._waiting[robot] = mine
+            self._serving = (time.monotonic(), cost_s)
             return item, cost_s
+
+    def served(self) -> None:
+        """What :meth:`get` handed out last is done."""
+        with self._changed:
+            self._serving = None
 
     def drop(self, peer: Hashable) -> List[Item]:
         """Take out everything that waits for ``peer`` (it left) and return it."""
@@ -98,11 +110,12 @@ class FairQueue(Generic[Item]):
         return self._count
 
     def ahead_s(self, peer: Hashable) -> float:
-        """Cost of what is served before an item that ``peer`` would put now (seconds)."""
+        """How long an item that ``peer`` would put now waits for others (seconds, by their announced costs)."""
         with self._changed:
             robot = self._robot_of(peer)
             turn = len(self._waiting.get(robot, ()))
-            total = 0.0
+            serving = self._serving
+            total = 0.0 if serving is None else max(serving[0] + serving[1] - time.monotonic(), 0.0)
             for other, items in self._waiting.items():
                 total += sum(cost for _, cost, _ in list(items)[: turn if other == robot else turn + 1])
             return total

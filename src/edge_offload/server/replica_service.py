@@ -159,7 +159,7 @@ class ReplicaService:
     def _admit(self, peer: Peer, own_s: float, wait_s: Optional[float]) -> None:
         if wait_s is None:
             return
-        ahead_s = self._device.ahead_s(peer)
+        ahead_s = self._device.queue.ahead_s(peer)
         if ahead_s > 0 and ahead_s + own_s > wait_s:
             raise Refused(
                 f"full: a result would take {ahead_s + own_s:.3f} s, the robot waits {wait_s:.3f} s",

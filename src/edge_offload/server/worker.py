@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from typing import Callable, Hashable, Optional, Tuple
+from typing import Callable, Hashable, Optional
 
 from edge_offload.server.fair_queue import FairQueue
 
@@ -25,7 +24,6 @@ class Worker:
     def __init__(self, name: str, queue: FairQueue[Job], prepare: Optional[Callable[[], None]] = None) -> None:
         self.queue = queue
         self._prepare = prepare
-        self._running: Optional[Tuple[float, float]] = None
         self._ready = threading.Event()
         self._failure: Optional[BaseException] = None
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -49,12 +47,6 @@ class Worker:
         """
         self.queue.put(peer, job, cost_s)
 
-    def ahead_s(self, peer: Hashable) -> float:
-        """How long a job that ``peer`` would submit now waits for others (seconds, by their announced costs)."""
-        running = self._running
-        left = 0.0 if running is None else max(running[0] + running[1] - time.monotonic(), 0.0)
-        return left + self.queue.ahead_s(peer)
-
     def close(self, timeout_s: float = 5.0) -> bool:
         """Drop what waits, let the running job end; False if it has not within ``timeout_s``."""
         self.queue.close()
@@ -76,11 +68,9 @@ class Worker:
             taken = self.queue.get()
             if taken is None:
                 return
-            job, cost_s = taken
-            self._running = (time.monotonic(), cost_s)
             try:
-                job()
+                taken[0]()
             except (Exception, SystemExit):  # a model that calls sys.exit must not take the thread with it
                 _log.exception("a job of %s failed", self._thread.name)
             finally:
-                self._running = None
+                self.queue.served()
