@@ -20,6 +20,7 @@ from edge_offload.capture.executor import DeviceSession
 from edge_offload.capture.keys import DTYPE_NUMBERS, DTYPES
 from edge_offload.capture.segments import CallFailed, Outcome, Step
 from edge_offload.errors import EdgeOffloadError, ProtocolError, RemoteError
+from edge_offload.memory import flat_bytes
 
 #: Payloads up to this many bytes share one buffer.
 SMALL = 16 << 10
@@ -278,7 +279,7 @@ def tensor_bytes(tensor: torch.Tensor) -> Buffer:
     with torch.inference_mode():
         if tensor.dtype in _NUMBERS:
             return tensor.detach().numpy().data
-        return tensor.reshape(-1).view(torch.uint8).numpy().data
+        return flat_bytes(tensor).numpy().data
 
 
 def _packed(values: Sequence[int]) -> bytes:

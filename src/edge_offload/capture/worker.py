@@ -17,7 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from edge_offload.capture.channel import Channel
-from edge_offload.errors import BadInput, LinkLost, ProtocolError
+from edge_offload.errors import BadInput, LinkLost, ProtocolError, RemoteError
 
 if TYPE_CHECKING:
     from edge_offload.capture.executor import DeviceSession
@@ -66,8 +66,9 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
 
     from edge_offload.capture import payloads
     from edge_offload.capture.messages import refusal, serve
-    from edge_offload.execute import devices
+    from edge_offload.execute import devices, memory
 
+    memory.keep_freed()
     if args.cores:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     if args.threads:
@@ -87,6 +88,10 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
             coded, answer = payloads.encode(answer, codec) if codec else ([], answer)
         except (ProtocolError, BadInput) as error:
             coded, answer = [], refusal(error)
+        except Exception as error:  # what the session holds now is unknown: the program is told why, and it ends
+            text = f"the executor failed: {type(error).__name__}: {error}"
+            channel.send({"id": header["id"], "coded": []}, refusal(RemoteError(text, remedy="start the program again")))
+            raise
         channel.send({"id": header["id"], "coded": [list(item) for item in coded]}, answer)
 
 

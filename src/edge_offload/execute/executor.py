@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from edge_offload.errors import Unsupported
+from edge_offload.memory import flat_bytes
 
 #: Bytes. torch allocates at this alignment; vector kernels may take another path (other bits) for other addresses.
 ALIGNMENT = 64
@@ -73,7 +74,7 @@ def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.numel() == 0:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     with torch.inference_mode():
-        raw = tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
+        raw = flat_bytes(tensor).numpy()
     return torch.from_numpy(raw).view(tensor.dtype).reshape(tensor.shape)
 
 

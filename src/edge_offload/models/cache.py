@@ -12,6 +12,8 @@ from typing import Iterator, Mapping
 
 import torch
 
+from edge_offload.memory import flat_bytes
+
 ENVIRONMENT = "EDGE_OFFLOAD_CACHE"
 
 
@@ -60,7 +62,6 @@ def tensors_hash(tensors: Mapping[str, torch.Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         header = f"{name}\0{str(tensor.dtype).split('.')[-1]}\0{tuple(tensor.shape)}\0"
         digest.update(header.encode("utf-8"))
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-        if flat.numel():
-            digest.update(flat.view(torch.uint8).numpy().data)
+        if tensor.numel():
+            digest.update(flat_bytes(tensor).numpy().data)
     return digest.hexdigest()

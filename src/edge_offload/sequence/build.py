@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from edge_offload.errors import Unsupported
+from edge_offload.memory import flat_bytes
 from edge_offload.sequence.operators import Arg, Operator, Ref, Symbol
 from edge_offload.sequence.sequence import OperatorSequence
 from edge_offload.sequence.values import DYNAMIC, Kind, Value, content_digest, contiguous_strides
@@ -118,8 +119,7 @@ def from_graph_module(graph_module: torch.fx.GraphModule, rebinds: Sequence[Tupl
 
 def tensor_digest(tensor: torch.Tensor) -> str:
     """Content digest of a tensor, independent of device, strides and whether it is part of a larger storage."""
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
-    return content_digest(_dtype(tensor), tuple(tensor.shape), flat.data)
+    return content_digest(_dtype(tensor), tuple(tensor.shape), flat_bytes(tensor).numpy().data)
 
 
 class _Builder:

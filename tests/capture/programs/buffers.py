@@ -41,3 +41,7 @@ half = torch.randn(3, 3).to(device).half()
 print((half + 1).float().cpu().sum().item().hex())
 z = torch.fft.fft(torch.randn(8).to(device)).conj()
 print([v.hex() for v in (z * 2).imag.cpu().tolist()])
+
+for dtype in (torch.float16, torch.float32, torch.complex64):  # one value with strides that no dense tensor has
+    one = torch.randn(7).to(dtype).to(device)
+    print(one[3:4].expand(1, 1).cpu().tolist(), one[::9].cpu().tolist(), one[2].as_strided((1,), (0,)).cpu().tolist())
