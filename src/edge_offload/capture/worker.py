@@ -90,7 +90,9 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
             coded, answer = [], refusal(error)
         except Exception as error:  # what the session holds now is unknown: the program is told why, and it ends
             text = f"the executor failed: {type(error).__name__}: {error}"
-            channel.send({"id": header["id"], "coded": []}, refusal(RemoteError(text, remedy="start the program again")))
+            channel.send(
+                {"id": header["id"], "coded": []}, refusal(RemoteError(text, remedy="start the program again"))
+            )
             raise
         channel.send({"id": header["id"], "coded": [list(item) for item in coded]}, answer)
 
