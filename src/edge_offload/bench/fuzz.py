@@ -42,6 +42,8 @@ CHECK_EVERY_S = 0.5
 TELL_EVERY_S = 30.0
 #: Bytes that the server may have grown since a tenth of the messages: a few of the largest messages that it takes.
 MORE_MEMORY = 256 << 20
+#: Connections of a trusted robot in a row that may be cut before the first message.
+MOST_IN_VAIN = 10
 #: A call that computes for longer ends its session.
 CALL_LIMIT_S = 30
 
@@ -175,12 +177,16 @@ class _Attack:
     def _intrude(self, raw: int, connections: int) -> None:
         from edge_offload.bench.fuzz_peers import BATCH
 
-        batches = max(1, raw // BATCH)
-        for number in range(batches):
-            count = raw // batches + (number < raw % batches)
-            self.babbler.batch(count)
-            self.sent["raw"] += count
-            for _ in range(connections // batches + (number < connections % batches)):
+        in_vain = 0
+        while self.sent["raw"] < raw or self.opened < connections:
+            # a batch may be cut short by the server: then there is one more
+            sent = self.babbler.batch(min(BATCH, raw - self.sent["raw"]))
+            self.sent["raw"] += sent
+            in_vain = 0 if sent or self.sent["raw"] == raw else in_vain + 1
+            if in_vain == MOST_IN_VAIN:
+                raise ConnectionError(f"{in_vain} connections of a trusted robot in a row took no message")
+            share = self.sent["raw"] / raw if raw else 1.0
+            while self.opened < round(share * connections):
                 self.strangers.connect()
                 self.opened += 1
         self.babbler.close()

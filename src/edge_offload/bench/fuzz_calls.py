@@ -14,6 +14,8 @@ from concurrent.futures import Future
 from typing import Any, Counter, List, Optional, Sequence, Tuple
 
 CALL_S = 60.0
+#: Calls on their way at once: when one ends the session, those behind it are refused and test nothing.
+MOST_WAITING = 4
 
 
 class DeviceWitness:
@@ -160,7 +162,7 @@ class Caller:
         answer = device.send(message)
         answer.add_done_callback(lambda done: self._called(device, done))
         self._waiting.append(answer)
-        if len(self._waiting) >= 16:
+        if len(self._waiting) >= MOST_WAITING:
             self._settle(self._waiting.pop(0))
 
     def _settle(self, answer: Future) -> None:

@@ -19,6 +19,8 @@ from edge_offload.link.keys import KeyPair, split_address
 from edge_offload.link.messages import Message
 
 WAIT_S = 60.0
+#: A message that finds no connection for so long never will: one that was cut is not dialled again.
+CUT_S = 5.0
 #: What ZMTP and CURVE say to anybody: greeting, welcome, and the error that turns a key away.
 HANDSHAKE_BYTES = 64 + 170 + 32
 GREETING = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0CURVE" + bytes(47)
@@ -118,15 +120,17 @@ class Babbler:
         self._draw = draw
         self._context = zmq.Context()
 
-    def batch(self, count: int = BATCH) -> None:
-        """So many messages on a fresh connection."""
+    def batch(self, count: int = BATCH) -> int:
+        """So many messages on a fresh connection, or as many as it takes to be cut; returns how many."""
         peer: zmq.Socket = self._context.socket(zmq.DEALER)
         peer.linger = 0
         peer.reconnect_ivl = -1
         peer.sndhwm = 0
+        peer.sndtimeo = int(CUT_S * 1e3)
         peer.curve_serverkey = self._server_public.encode()
         peer.curve_publickey, peer.curve_secretkey = self._pair.public.encode(), self._pair.secret.encode()
         epoch = self._draw.randrange(1, 1 << 62)
+        before = self.sent
         try:
             peer.connect(self._address)
             greeted = self._draw.random() < 0.8
@@ -146,6 +150,7 @@ class Babbler:
             self.cut += 1
         finally:
             peer.close(0)
+        return self.sent - before
 
     def close(self) -> None:
         """Free what it holds."""
@@ -158,7 +163,7 @@ class Babbler:
     def _answered(self, peer: zmq.Socket, epoch: int) -> bool:
         ends = time.monotonic() + WAIT_S
         # a connection that was cut is not dialled again: then nothing comes for a while, and nothing will
-        while time.monotonic() < ends and peer.poll(5000):
+        while time.monotonic() < ends and peer.poll(int(CUT_S * 1e3)):
             with contextlib.suppress(messages.ProtocolError):
                 header = messages.unpack_header(peer.recv_multipart()[0])
                 if header.type == "pong" and header.epoch == epoch:
