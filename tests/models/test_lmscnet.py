@@ -21,7 +21,6 @@ DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "snapsh
 def snapshots():
     if not (DATA / "LMSCNet.pth").exists() or not (DATA / "kitti_000000.bin").exists():
         pytest.skip("no real sweep and no published weights next to this checkout")
-    torch.set_num_threads(1)
     return DATA
 
 

@@ -25,15 +25,6 @@ from edge_offload.perception.voxels import VoxelGrid
 SMALL = VoxelGrid((-3.2, -3.2, -2.0), 0.2, (32, 48, 32))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_labels_come_out_with_the_shape_of_the_occupancy():
     network = SCONet().eval()
     occupancy = (torch.rand(32, 48, 32) < 0.02).to(torch.uint8)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
-
 from edge_offload.cli import main
 from edge_offload.models.scenes.samples import pair
 from edge_offload.models.sconet.baselines import BASELINES
@@ -17,14 +14,6 @@ SCENE = FIRST_SEED + 100
 
 MIDDLE = slice(80, 176)
 """The part about the sensor, for time's sake; the card's figures are of the whole extent."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_the_weights_are_small_and_said_to_be_of_synthetic_scenes(capsys):

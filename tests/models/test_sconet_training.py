@@ -41,14 +41,6 @@ def trainer(folder: pathlib.Path, steps: int = 6, **settings) -> Trainer:
     return Trainer(SCONet(), scene, Config(steps=steps, save_every=2, warmup=2, crops=CROPS, **settings), folder)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_training_goes_on_where_it_stopped_and_gives_the_same_weights_and_curve(tmp_path):
     whole = trainer(tmp_path / "whole")
     assert whole.run(lambda row: None)
