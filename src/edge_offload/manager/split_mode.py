@@ -20,10 +20,12 @@ import torch
 from torch import nn
 
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError, RemoteError
+from edge_offload.execute.memory import keep_freed
 from edge_offload.execute.tensors import TensorSpec, pack
 from edge_offload.link.client import Client
 from edge_offload.link.replies import LinkState, Reply
 from edge_offload.manager.patience import Patience, PatienceLimits
+from edge_offload.manager.plan_times import PlanTimes
 from edge_offload.manager.runners import Attempt, FailedAttempt
 from edge_offload.manager.split_frame import Counted, Frame, Planned, Threads
 from edge_offload.models.registry import Scalar
@@ -40,7 +42,7 @@ from edge_offload.split.runtime.tables import ReadyPlan, ready
 from edge_offload.split.runtime.tracing import trace
 from edge_offload.split.space import Space
 
-BANDWIDTHS = tuple(max(k, 0.5) * 1e6 for k in range(31))
+BANDWIDTHS = (0.1e6, 0.25e6, 0.5e6, *(k * 1e6 for k in range(1, 31)))
 """Bytes per second for which plans are made."""
 UNKNOWN_BANDWIDTH = 5e6
 """Taken for granted until the link has shown what it carries."""
@@ -68,6 +70,7 @@ class _Opening:
     planned: Optional[Planned] = None
     problem: str = ""
     retry_s: float = 0.0
+    doing: str = "it is being traced here"
 
 
 class SplitRunner:
@@ -142,7 +145,7 @@ class SplitRunner:
                 return opening.problem
             if time.monotonic() < self._pause_until_s:
                 return "the server's half did not come a moment ago"
-            return None if opening.handle is not None else f"the split of {self._name!r} is being planned"
+            return None if opening.handle is not None else self._under_way(opening)
 
     def planned(self, inputs: Sequence[torch.Tensor]) -> Optional[Planned]:
         """What is in force for such inputs; None before it is open."""
@@ -182,7 +185,7 @@ class SplitRunner:
         if opening is None or opening.handle is None or opening.planned is None:
             raise LinkLost(f"the split of {self._name!r} is not open")
         planned = opening.planned
-        place = planned.place[planned.table.index(self._bandwidth())]
+        place = planned.choose(self._bandwidth())
         if planned.plans[place].plan.is_local:
             attempt = self._local(inputs)
             self.counted = Counted(place, sum(s.high - s.low for s in planned.plans[place].plan.robot), 0, 0, 0)
@@ -219,7 +222,10 @@ class SplitRunner:
                 plans = opening.planned.plans
                 shared = sum(plan.plan.splits_an_operator for plan in plans)
                 return f"{len(plans)} plans by {self._planner}, {shared} of them split operators"
-        return "not asked for yet" if not openings else f"the split of {self._name!r} is being planned"
+        return "not asked for yet" if not openings else self._under_way(openings[-1])
+
+    def _under_way(self, opening: _Opening) -> str:
+        return f"the split of {self._name!r} is being planned: {opening.doing}"
 
     def _bandwidth(self) -> float:
         if self.bandwidth is not None:
@@ -229,6 +235,9 @@ class SplitRunner:
     # -- opening, in a thread of its own
 
     def _open(self, specs: Specs, opening: _Opening, examples: Sequence[torch.Tensor]) -> None:
+        def tell(what: str) -> None:
+            opening.doing = what
+
         try:
             descriptors, buffers = pack(examples)
             body = {
@@ -238,7 +247,8 @@ class SplitRunner:
                 "inputs": descriptors,
             }
             future = self._client.request("split_open", body, buffers, timeout_s=OPEN_TIMEOUT_S)
-            network, profile, shared = self.learn(examples)
+            network, profile, shared = self.learn(examples, tell)
+            tell("the server is still tracing and timing it")
             reply: Reply = future.result(OPEN_TIMEOUT_S)
             theirs = Profile.from_bytes(reply.buffers)
             if theirs.sequence != profile.sequence:
@@ -247,6 +257,7 @@ class SplitRunner:
             link = Link(latency_s=rtt_s / 2 if 0 <= rtt_s < 1 else Link().latency_s)
             request_s = self._request_s(2 * link.latency_s)
             model = cost_model(network.located, profile, theirs, link, request_s=request_s, slowdown=self._slowdown)
+            tell("plans are being made")
             planned = self._plan(network, model, shared)
             handle = reply.body.get("handle")
             if type(handle) is not int:
@@ -260,14 +271,20 @@ class SplitRunner:
             _log.exception("the split of %s was not opened", self._name)
             self._not_opened(opening, f"{type(error).__name__}: {error}")
 
-    def learn(self, examples: Sequence[torch.Tensor]) -> Tuple[Network, Profile, Mapping[int, torch.Tensor]]:
-        """Trace and profile here, once, whatever the link does meanwhile; blocks. Opening a split does so by itself."""
+    def learn(
+        self, examples: Sequence[torch.Tensor], tell: Callable[[str], None] = lambda what: None
+    ) -> Tuple[Network, Profile, Mapping[int, torch.Tensor]]:
+        """Trace and profile here, once, whatever the link does meanwhile; blocks. Opening a split does so by itself.
+
+        ``tell`` hears what is being done.
+        """
         specs = tuple(TensorSpec.of(tensor) for tensor in examples)
         with self._learning:
             if specs not in self._known:
+                keep_freed()  # page faults come and go with the heap's state; no profile would foretell them
                 network = trace(self._name, self._module, examples)
                 shared = shared_values(network.located, network.program.constants)
-                self._known[specs] = (network, measure(network, PROFILE_REPEATS), shared)
+                self._known[specs] = (network, measure(network, PROFILE_REPEATS, tell=tell), shared)
             return self._known[specs]
 
     def _request_s(self, rtt_s: float) -> float:
@@ -302,7 +319,8 @@ class SplitRunner:
             for index in entries:
                 place[index] = len(plans)
             plans.append(ready(plan, network.located, space.identity))
-        return Planned(network, model, table, tuple(plans), tuple(place), shared)
+        times = PlanTimes.of([item.plan for item in plans], model)
+        return Planned(network, model, table, tuple(plans), tuple(place), times, shared)
 
 
 def ways(plan: Plan) -> str:

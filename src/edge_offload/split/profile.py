@@ -11,7 +11,7 @@ import pathlib
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -29,9 +29,15 @@ from edge_offload.split.footprint import Locality
 from edge_offload.split.locality import LocalityMap
 from edge_offload.split.networks import Network
 from edge_offload.split.reference import shared_values
+from edge_offload.split.runtime.progress import busy_clock
 
 FRACTIONS = (1.0, 0.5, 0.25, 0.0)
 """Slice sizes at which a local operator is measured, as fractions of its rows; 0 stands for a single row."""
+
+ENOUGH_S = 4.0
+"""Passes over the network end after this long, whatever ``repeats`` says: a network of seconds is timed once."""
+SLOW_S = 0.05
+"""An operator that takes longer finds nothing of use in the caches: its slices are timed once, without a warm-up."""
 
 LEAST_CODED_BYTES = 4096
 """Smaller payloads go as they are."""
@@ -158,17 +164,25 @@ class _Values:
 
 
 @torch.no_grad()
-def measure(network: Network, repeats: int = 5, codecs: bool = True) -> Profile:
+def measure(
+    network: Network,
+    repeats: int = 5,
+    codecs: bool = True,
+    tell: Callable[[str], None] = lambda what: None,
+) -> Profile:
     """Time every operator on real intermediate values: whole in passes over the network, then slices of several sizes.
 
     A whole operator costs what it costs in its place, with the caches as the operators before it leave them: the median
     over ``repeats`` passes. Slices are repeated one after the other, taken from the middle, where their halos are full,
-    and scaled by what the whole costs in place / repeated. Timings are only worth something on an idle machine.
+    and scaled by what the whole costs in place / repeated. What takes long is repeated less often. With one compute
+    thread the time is the processor's, so that inferences beside it cost accuracy but no more; with several it is only
+    worth something on an idle machine. ``tell`` hears how far it is.
     """
     located, sequence = network.located, network.program.sequence
     shared = shared_values(located, network.program.constants)
     dead = free_after(sequence)
-    in_place = [_pass(network, shared, dead) for _ in range(repeats + 1)][1:]
+    tell("timing the network as a whole")
+    in_place = _passes(network, shared, dead, repeats)
     values = _Values(located, shared)
     values.held.update(zip(sequence.inputs, network.inputs))
     measured: List[Points] = []
@@ -176,6 +190,7 @@ def measure(network: Network, repeats: int = 5, codecs: bool = True) -> Profile:
     if codecs:
         coded = {number: codec_speeds(tensor) for number, tensor in zip(sequence.inputs, network.inputs)}
     for index, (operator, entry) in enumerate(zip(sequence.operators, located.operators)):
+        tell(f"timing operator {index + 1} of {len(sequence.operators)}")
         if entry.kind is Locality.FREE:
             measured.append(())
             continue
@@ -197,6 +212,17 @@ def measure(network: Network, repeats: int = 5, codecs: bool = True) -> Profile:
                    {number: found for number, found in coded.items() if found}, whole_s)  # fmt: skip
 
 
+def _passes(
+    network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[Sequence[int]], repeats: int
+) -> List[List[float]]:
+    """Seconds of every operator in up to ``repeats`` passes over the network, behind one that warms up."""
+    found: List[List[float]] = []
+    began = time.monotonic()
+    while len(found) <= repeats and (len(found) < 2 or time.monotonic() - began < ENOUGH_S):
+        found.append(_pass(network, shared, dead))
+    return found[1:]
+
+
 def _pass(network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[Sequence[int]]) -> List[float]:
     """Seconds of every operator, whole, in one pass over the network; 0 for free operators."""
     located, sequence = network.located, network.program.sequence
@@ -207,12 +233,12 @@ def _pass(network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[S
         if entry.kind is Locality.FREE:
             seconds.append(0.0)
             continue
-        began = time.perf_counter()
+        began = busy_clock()
         results = call(operator, values.whole) if entry.local is None else entry.local.run(0, entry.length, values)
-        seconds.append(time.perf_counter() - began)
         values.held.update({number: r for number, r in zip(operator.outputs, results) if number is not None})
-        for number in dead[index]:
+        for number in dead[index]:  # giving memory back takes time, too
             values.held.pop(number, None)
+        seconds.append(busy_clock() - began)
     return seconds
 
 
@@ -221,15 +247,19 @@ def _points(values: _Values, index: int, repeats: int, in_place_s: float) -> Poi
     local = entry.local
     if local is None:
         return ((1, in_place_s),)
+    slow = in_place_s > SLOW_S
     found: List[Tuple[int, float]] = []
     for size in sorted({max(1, round(entry.length * fraction)) for fraction in FRACTIONS}):
+        if slow and size == entry.length:
+            found.append((size, in_place_s))
+            continue
         low = (entry.length - size) // 2
         seconds = []
-        for _ in range(repeats + 1):
-            began = time.perf_counter()
+        for _ in range(1 if slow else repeats + 1):
+            began = busy_clock()
             local.run(low, low + size, values)
-            seconds.append(time.perf_counter() - began)
-        found.append((size, statistics.median(seconds[1:])))
+            seconds.append(busy_clock() - began)
+        found.append((size, seconds[0] if slow else statistics.median(seconds[1:])))
     scale = in_place_s / max(found[-1][1], 1e-9)
     return tuple((size, repeated_s * scale) for size, repeated_s in found)
 
