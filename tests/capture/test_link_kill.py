@@ -80,6 +80,8 @@ def test_the_death_of_the_server_is_an_error_that_says_so(tmp_path: pathlib.Path
     out, error = program.communicate(timeout=120)
     assert program.returncode != 0
     assert "LinkLost" in error
+    assert "did not come back within 1 s" in error
+    assert "exec --resume" in error
     counted(out)
     serving.close()
 
@@ -91,7 +93,8 @@ def test_a_restarted_server_has_forgotten_the_session_and_it_is_said(tmp_path: p
     again = Serving(tmp_path, port=int(serving.address.rsplit(":", 1)[1]))
     out, error = program.communicate(timeout=120)
     assert program.returncode != 0
-    assert "forgotten this session" in error
+    assert "was restarted" in error
+    assert "start the program again: its weights are on the server's disk" in error
     counted(out)
     again.close()
 

@@ -271,24 +271,29 @@ class LinkRemote:
             return self._end(error)
         self._resuming = True
         deadline_s = time.monotonic() + self.resume_s
-        cause = error
         try:
             while time.monotonic() < deadline_s:
-                self._lock.release()
                 try:
-                    self.client.wait_ready(max(0.01, deadline_s - time.monotonic()))
-                finally:
-                    self._lock.acquire()
-                try:
+                    self._lock.release()
+                    try:
+                        self.client.wait_ready(max(0.01, deadline_s - time.monotonic()))
+                    finally:
+                        self._lock.acquire()
                     self._again()
                     self.resumed += 1
                     return
-                except LinkLost as again:
-                    cause = again
+                except LinkLost:
                     time.sleep(0.05)
-            self._end(LinkLost(f"{cause.cause}; it did not come back within {self.resume_s:g} s"))
+            self._end(
+                LinkLost(
+                    f"{error.cause}; the connection did not come back within {self.resume_s:g} s ({self.client.cause})",
+                    remedy="start the program again when there is a server, or let it wait longer (exec --resume)",
+                )
+            )
         except EdgeOffloadError as fatal:
-            self._end(fatal if isinstance(fatal, LinkLost) else LinkLost(f"{error.cause}; {fatal}"))
+            self._end(
+                fatal if isinstance(fatal, LinkLost) else LinkLost(f"{error.cause}; {fatal.cause}", remedy=fatal.remedy)
+            )
         finally:
             self._resuming = False
 
@@ -299,7 +304,11 @@ class LinkRemote:
             self.client.request(RESUME, {"session": self.session}, timeout_s=self.timeout_s), self.timeout_s
         )
         if not reply.body.get("known") and self.messages > len(self._unanswered):
-            raise ProtocolError("the server has forgotten this session: what was on the device is gone")
+            raise ProtocolError(
+                "the server was restarted or has given this session up, and has forgotten it: "
+                "what the program had on the device is gone",
+                remedy="start the program again: its weights are on the server's disk and are not sent again",
+            )
         for sent in list(self._unanswered.values()):
             if time.monotonic() > sent.give_up_s:
                 raise ProtocolError(f"no answer within {self.timeout_s:g} s")
