@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -110,7 +111,8 @@ def test_estimators_are_ready_to_infer():
 def test_models_list_and_info_say_where_weights_come_from(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("EDGE_OFFLOAD_CACHE", str(tmp_path / "empty"))
     assert main(["models", "list"]) == 0
-    assert "movenet" in capsys.readouterr().out
+    states = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()}
+    assert (states["movenet"], states["sconet"], states["kapao_s"]) == ("to", "shipped", "-")
     assert main(["models", "info", "movenet", "--json", str(tmp_path / "m.json")]) == 0
     text = capsys.readouterr().out
     for word in ("human-models@3.0.4", "MIT", "9.5 MB", "sha256", "to fetch"):
@@ -119,6 +121,11 @@ def test_models_list_and_info_say_where_weights_come_from(capsys, tmp_path, monk
     records.validate("model", record)
     assert record["cached"] is None
     assert record["options"]["people"] == 10
+    assert main(["models", "info", "sconet", "--json", str(tmp_path / "s.json")]) == 0
+    (shipped,) = json.loads((tmp_path / "s.json").read_text())
+    assert shipped["weights_bytes"] > 500_000
+    assert f"{shipped['weights_bytes'] / 1e6:.1f} MB" in capsys.readouterr().out
+    assert re.fullmatch("[0-9a-f]{64}", shipped["sha256"])
     assert main(["models", "fetch", "kapao_s"]) == 0
     assert "nothing to fetch" in capsys.readouterr().out
     assert main(["models", "info", "nope"]) == 1

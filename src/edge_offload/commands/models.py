@@ -12,7 +12,8 @@ returns a torch.nn.Module.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, Dict, List
+import pathlib
+from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
 if TYPE_CHECKING:
     from edge_offload.models.registry import Entry
@@ -68,7 +69,7 @@ def _fetch(entry: Entry) -> None:
 
 def _state(entry: Entry) -> str:
     if entry.cached is None:
-        return "-"
+        return "shipped" if entry.shipped is not None else "-"
     return "cached" if entry.cached().exists() else "to fetch"
 
 
@@ -86,15 +87,28 @@ def _describe(entry: Entry) -> str:
             ("sha256", f"{entry.sha256} (of the tensors)"),
             ("cache", f"{entry.cached()} ({_state(entry)})"),
         ]
+    if entry.shipped is not None:
+        size, checksum = _shipped(entry.shipped)
+        lines += [("size", f"{size / 1e6:.1f} MB"), ("sha256", f"{checksum} (of the tensors)")]
     lines.append(("options", " ".join(f"{key}={value!r}" for key, value in entry.options.items())))
     return "\n".join(f"{label:<8} {text}" for label, text in lines)
+
+
+def _shipped(path: pathlib.Path) -> Tuple[int, str]:
+    """Bytes of the file, and the checksum of its tensors."""
+    from edge_offload.models import checkpoint
+    from edge_offload.models.cache import tensors_hash
+
+    return path.stat().st_size, tensors_hash(checkpoint.read(path)[0])
 
 
 def _record(entry: Entry) -> Dict[str, Any]:
     names: List[str] = ["name", "kind", "summary", "source", "licence", "weights_bytes", "download_bytes", "sha256"]
     path = entry.cached() if entry.cached is not None else None
+    shipped = {} if entry.shipped is None else dict(zip(("weights_bytes", "sha256"), _shipped(entry.shipped)))
     return {
         **{name: getattr(entry, name) for name in names},
+        **shipped,
         "options": dict(entry.options),
         "cached": str(path) if path is not None and path.exists() else None,
     }

@@ -33,6 +33,7 @@ class Entry:
         path_options: the options that name local files. A server must not take these from a peer.
         fetch: puts the weights into the cache and returns their path; None where there is nothing to fetch.
         cached: where ``fetch`` puts them.
+        shipped: file of the weights that come with edge_offload; None where none do.
         weights_bytes: size of the cached file, 0 if there is none.
         download_bytes: what ``fetch`` transfers, 0 if nothing.
         sha256: checksum of the tensors in the cached file (:func:`edge_offload.models.cache.tensors_hash`).
@@ -48,6 +49,7 @@ class Entry:
     path_options: Tuple[str, ...] = ()
     fetch: Optional[Callable[[], pathlib.Path]] = None
     cached: Optional[Callable[[], pathlib.Path]] = None
+    shipped: Optional[pathlib.Path] = None
     weights_bytes: int = 0
     download_bytes: int = 0
     sha256: str = ""

@@ -43,6 +43,7 @@ def _shipped() -> Entry:
         licence="Apache-2.0 (part of edge_offload)",
         build=lambda options: KapaoEstimator("n", checkpoint=str(SHIPPED), seed=0, name="kapao_vtest", **options),
         options={**options, "size": SHIPPED_SIZE},
+        shipped=SHIPPED,
     )
 
 

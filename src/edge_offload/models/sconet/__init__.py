@@ -29,5 +29,6 @@ def entries() -> Tuple[Entry, ...]:
             build=build,
             options=DEFAULTS,
             path_options=("weights",),
+            shipped=SHIPPED if SHIPPED.exists() else None,
         ),
     )
