@@ -206,8 +206,8 @@ def call(op: Any, sample: Any, device: str) -> Any:
 
     def move(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value.detach().clone() if device == "cpu" else value.detach().to(device)
-        if isinstance(value, torch.device) or (isinstance(value, str) and value in ("cpu", "cuda")):
+            return value.detach().cpu().clone() if device == "cpu" else value.detach().to(device)
+        if isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in ("cpu", "cuda")):
             return torch.device(device)
         return value
 
