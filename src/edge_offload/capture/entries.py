@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -14,6 +15,7 @@ from edge_offload.capture.keys import (
     DeviceMarker,
     GeneratorMarker,
     Layout,
+    NumberSpec,
     Operand,
     ParsedKey,
     parse_key,
@@ -31,10 +33,11 @@ SPECIAL = ALLOC, RESIZE, UPLOAD, DOWNLOAD, SEED, STATE, RESTORE = (
 class Slot:
     """One storage, and the tensors that look into it, by layout."""
 
-    __slots__ = ("storage", "views")
+    __slots__ = ("bound", "storage", "views")
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.storage = storage
+        self.bound = False  # whether a program may hold tensors of it
         self.views: Dict[Layout, torch.Tensor] = {}
 
     def view(self, layout: Layout) -> torch.Tensor:
@@ -80,23 +83,6 @@ class Result:
         return [self.kind, self.ref, lay.dtype, lay.flags, *geometry]
 
 
-class Quick(NamedTuple):
-    """A call whose operands are tensors and whose result is one new tensor: most of what a network is made of.
-
-    Attributes:
-        kernel: what to call.
-        arguments, named: positional, with holes, and by keyword.
-        holes: position of the argument, position of its storage among the call's, layout.
-        layout: of the result.
-    """
-
-    kernel: Callable[..., Any]
-    arguments: List[Any]
-    named: Dict[str, Any]
-    holes: List[Tuple[int, int, Layout]]
-    layout: Layout
-
-
 class Entry:
     """A distinct call: the overload, its arguments with holes, and once it has run, what its results look like."""
 
@@ -113,7 +99,6 @@ class Entry:
         self.written: List[int] = []
         self.random = name in (SEED, RESTORE)
         self.overload: Optional[Callable[..., Any]] = None
-        self.quick: Optional[Quick] = None
         self.number_count = len(self.parsed.numbers) + (name == SEED)
         self.host_count = len(self.parsed.hosts)
         self.operands: List[Tuple[int, Layout]] = list(zip(self.parsed.tensor_references, self.parsed.tensors))
@@ -173,19 +158,6 @@ class Entry:
             if isinstance(v, list) and any(isinstance(x, (Operand, list)) for x in v)
         ]
 
-    def settle(self) -> None:
-        """What its results look like is known now: if it takes nothing but tensors, and makes one, it can be quick."""
-        results = self.results or []
-        made = results[0][1] if len(results) == 1 and results[0][0] == "t" else []
-        plain = all(isinstance(v, Operand) and v.kind == "T" and i < self.positional for i, v in self.direct)
-        if self.fixed and plain and not self.nested and len(made) == 1 and made[0].kind == NEW:
-            holes = [(i, *self.operands[v.number]) for i, v in self.direct]
-            named = dict(zip(self.keywords, self.arguments[self.positional :]))
-            assert made[0].layout is not None
-            assert self.overload is not None
-            kernel = getattr(self.overload, "_op", self.overload)  # what an overload calls in turn
-            self.quick = Quick(kernel, self.arguments[: self.positional], named, holes, made[0].layout)
-
 
 def layout_of(tensor: torch.Tensor) -> Layout:
     """How ``tensor`` lies in its storage."""
@@ -193,6 +165,17 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     return Layout(
         DTYPE_NUMBERS[tensor.dtype], flags, tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset())
     )
+
+
+def plain_number(raw: Buffer, spec: NumberSpec) -> Any:
+    """The value of a W operand, which ``raw`` begins with.
+
+    Raises:
+        ProtocolError: it is too short.
+    """
+    if len(raw) < 8:
+        raise ProtocolError("a step lacks a number")
+    return struct.unpack_from({"d": "<d", "i": "<q", "b": "<?7x"}[spec.kind], raw)[0]
 
 
 def host_tensor(hosts: Sequence[Buffer], dtype: torch.dtype, sizes: Tuple[int, ...]) -> torch.Tensor:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import struct
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from weakref import WeakSet
 
 import torch
 
 from edge_offload.capture.ahead import Ahead
+from edge_offload.capture.compiler import compile_segment
 from edge_offload.capture.entries import (
     ALIAS,
     ALLOC,
@@ -25,16 +27,20 @@ from edge_offload.capture.entries import (
     UPLOAD,
     Buffer,
     Entry,
-    Quick,
     Result,
     Slot,
     host_tensor,
     layout_of,
+    plain_number,
 )
 from edge_offload.capture.journal import Undo
 from edge_offload.capture.keys import DTYPE_NUMBERS, GeneratorMarker, Operand
+from edge_offload.capture.program import Program, signature
 from edge_offload.capture.segments import CallFailed, Limits, Outcome, Segment, Step
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, RemoteError
+
+#: So often is one segment compiled: one whose operands keep changing is run call by call.
+MAX_PROGRAMS = 4
 
 
 class DeviceSession:
@@ -49,6 +55,7 @@ class DeviceSession:
         self.allocated = 0
         self._generators: Dict[int, torch.Generator] = {}
         self._journal: List[Undo] = []
+        self.bound: WeakSet[Program] = WeakSet()
         self.ahead = Ahead(self)
 
     # -- definitions
@@ -106,6 +113,7 @@ class DeviceSession:
             slot = self.slots.pop(number, None)
             if slot is not None:
                 self.allocated -= slot.storage.nbytes()
+                self._unbind(slot)
 
     # -- running
 
@@ -130,16 +138,30 @@ class DeviceSession:
             known = dict(step.live)
             for canonical in segment.written:
                 if canonical in known:
-                    slot = self._slot(known[canonical])
+                    slot = self.slot(known[canonical])
                     undo.overwritten.append((slot, slot.storage.clone()))
             if segment.random:
                 self._generator(0)
                 undo.generators = {number: found.get_state() for number, found in self._generators.items()}
         with torch.inference_mode():
-            return self._run(segment, step, undo)
+            program = self._program(segment, step)
+            return program.run(self, step, undo) if program is not None else self._run(segment, step, undo)
+
+    def _program(self, segment: Segment, step: Step) -> Optional[Program]:
+        """What the segment was compiled to, or is now because such a step comes for the second time."""
+        like = signature(step)
+        program = segment.program
+        if program is not None and program.made_for == like:
+            return program
+        if segment.seen != like or segment.compiled >= MAX_PROGRAMS:
+            segment.seen = like
+            return None
+        segment.compiled += 1
+        segment.program = compile_segment(segment, step)
+        return segment.program
 
     def _run(self, segment: Segment, step: Step, undo: Optional[Undo]) -> Outcome:
-        slots: Dict[int, Slot] = {canonical: self._slot(number) for canonical, number in step.live}
+        slots: Dict[int, Slot] = {canonical: self.slot(number) for canonical, number in step.live}
         following, storage, number_at, payload_at = segment.first_new, step.base, 0, 0
         outcome, described = Outcome(), {}
         dead = frozenset(step.dead)
@@ -152,21 +174,12 @@ class DeviceSession:
                 used = [slots[canonical] for canonical in references]
             except KeyError as error:
                 raise ProtocolError(f"segment {step.segment} uses value {error} before it exists") from None
-            if entry.quick is not None and index != final and index not in step.wanted and following not in slots:
-                slot = slots[following] = self._quickly(entry, entry.quick, used)
-                if following not in dead:
-                    self._keep(storage, slot, undo)
-                following, storage = following + 1, storage + 1
-                for canonical in segment.last_used.get(index, ()):
-                    if canonical in dead:
-                        del slots[canonical]
-                continue
             numbers = step.numbers[16 * number_at : 16 * (number_at + entry.number_count)]
             hosts = step.payloads[payload_at : payload_at + entry.host_count]
             number_at += entry.number_count
             payload_at += entry.host_count
             last, wanted = index == final, index in step.wanted
-            new, outcome = self._call(entry, used, numbers, hosts, outcome, wanted or (last and step.describe))
+            new, outcome = self.call(entry, used, numbers, hosts, outcome, wanted or (last and step.describe))
             if wanted and outcome.results is not None:
                 described[index] = outcome.results
             if not last:
@@ -176,7 +189,7 @@ class DeviceSession:
                     raise ProtocolError(f"segment {step.segment} makes value {following} twice")
                 slots[following] = slot
                 if following not in dead:
-                    self._keep(storage, slot, undo)
+                    self.keep(storage, slot, undo)
                 following, storage = following + 1, storage + 1
             for canonical in segment.last_used.get(index, ()):
                 if canonical in dead:
@@ -184,24 +197,10 @@ class DeviceSession:
         outcome.described, outcome.grown = described, storage - step.base
         return outcome
 
-    def _quickly(self, entry: Entry, quick: Quick, slots: List[Slot]) -> Slot:
-        """A call that has run before, of the most frequent kind; the storage of its result."""
-        self.note(entry)
-        arguments = quick.arguments.copy()
-        for position, reference, layout in quick.holes:
-            arguments[position] = slots[reference].view(layout)
-        try:
-            tensor = quick.kernel(*arguments, **quick.named)
-        except Exception as error:
-            raise CallFailed(entry.name, error) from None
-        slot = Slot(tensor.untyped_storage())
-        slot.views[quick.layout] = tensor
-        return slot
-
     def note(self, entry: Entry) -> None:
         """Told of every call that is about to run."""
 
-    def _call(
+    def call(
         self, entry: Entry, slots: List[Slot], numbers: bytes, hosts: List[Buffer], outcome: Outcome, describe: bool
     ) -> Tuple[List[Slot], Outcome]:
         self.note(entry)
@@ -256,7 +255,6 @@ class DeviceSession:
                 f"{entry.name}: robot and server disagree on its result ({entry.claimed} and {described})",
                 remedy="use the same torch on both",
             )
-        entry.settle()
         return new, Outcome(outcome.tensor, described) if describe else outcome
 
     def _classify(
@@ -283,7 +281,9 @@ class DeviceSession:
             if operand is tensor:
                 if entry.parsed.tensors[i] != layout:
                     entry.fixed = False
-                    slots[entry.parsed.tensor_references[i]].views.clear()
+                    looked_at = slots[entry.parsed.tensor_references[i]]
+                    looked_at.views.clear()
+                    self._unbind(looked_at)
                 return Result(ARGUMENT, i, layout, storage.nbytes())
         for i, slot in enumerate(slots):
             if slot.storage._cdata == storage._cdata:
@@ -336,11 +336,7 @@ class DeviceSession:
             spec = entry.parsed.hosts[hole.number]
             return host_tensor(hosts[hole.number :], spec.dtype, spec.sizes).clone()
         number = entry.parsed.numbers[hole.number]
-        raw = numbers[16 * hole.number : 16 * hole.number + 8]
-        if len(raw) < 8:
-            raise ProtocolError("a step lacks a number")
-        value = {"d": "<d", "i": "<q", "b": "<?7x"}[number.kind]
-        (plain,) = struct.unpack(value, raw)
+        plain = plain_number(numbers[16 * hole.number : 16 * hole.number + 8], number)
         return plain if number.wrapped else torch.tensor(plain, dtype=number.dtype)
 
     def _fill(self, entry: Entry, item: Any, tensors: List[torch.Tensor], numbers: bytes, hosts: List[Buffer]) -> Any:
@@ -365,7 +361,14 @@ class DeviceSession:
 
     # -- storages and generators
 
-    def _slot(self, number: int) -> Slot:
+    def _unbind(self, slot: Slot) -> None:
+        """No program may go on holding tensors of ``slot``."""
+        if slot.bound:
+            for program in list(self.bound):
+                program.unbind()
+            self.bound.clear()
+
+    def slot(self, number: int) -> Slot:
         slot = self.slots.get(number)
         if slot is None:
             raise BadInput(
@@ -373,7 +376,7 @@ class DeviceSession:
             )
         return slot
 
-    def _keep(self, number: int, slot: Slot, undo: Optional[Undo]) -> None:
+    def keep(self, number: int, slot: Slot, undo: Optional[Undo]) -> None:
         if number in self.slots or len(self.slots) >= self.limits.storages:
             raise ProtocolError(f"storage {number} exists already, or the session holds too many")
         self.slots[number] = slot

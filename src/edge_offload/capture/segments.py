@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 import torch
 
 from edge_offload.capture.entries import Buffer, Entry
 from edge_offload.errors import EdgeOffloadError
+
+if TYPE_CHECKING:
+    from edge_offload.capture.program import Program, Signature
 
 
 class CallFailed(EdgeOffloadError):
@@ -36,7 +39,8 @@ class Segment:
     """Calls in order, each with the canonical numbers of the storages that it touches.
 
     With each call comes the number that its first new storage has at least. New storages are numbered from
-    ``first_new`` on, after every number that was used before.
+    ``first_new`` on, after every number that was used before. ``program`` is what it was compiled to, ``seen`` the
+    kind of step that it ran last, ``compiled`` how often it has been compiled.
     """
 
     def __init__(self) -> None:
@@ -45,6 +49,9 @@ class Segment:
         self.last_used: Dict[int, List[int]] = {}
         self.random = False
         self.first_new = 0
+        self.program: Optional[Program] = None
+        self.seen: Optional[Signature] = None
+        self.compiled = 0
 
     def add(self, entry: Entry, references: Tuple[int, ...]) -> None:
         self.calls.append((entry, references, max(references, default=-1) + 1))

@@ -25,4 +25,4 @@ def keep_freed() -> bool:
         return False
     mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
     wanted = ((_M_MMAP_THRESHOLD, MAPPED_FROM), (_M_TRIM_THRESHOLD, KEPT), (_M_TOP_PAD, GROWTH))
-    return all([mallopt(option, value) == 1 for option, value in wanted])
+    return sum(mallopt(option, value) for option, value in wanted) == len(wanted)
