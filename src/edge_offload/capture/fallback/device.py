@@ -23,25 +23,27 @@ READ, INFER, DYNAMIC, ASYNC, CALL, BARRIER = range(6)
 
 
 class Slot:
-    """A storage on the device: its number, and its canonical number in the segment ``epoch``."""
+    """A storage on the device: its number, and its canonical number in the segment ``epoch`` (0: none)."""
 
-    __slots__ = ("canonical", "dead", "epoch", "fresh", "held", "id", "nbytes")
+    __slots__ = ("canonical", "device", "epoch", "fresh", "id", "nbytes")
 
-    def __init__(self, number: int, nbytes: int, dead: Deque[Tuple[int, int, int, bool]], held: List[int]) -> None:
+    def __init__(
+        self, number: int, nbytes: int, device: PythonDevice, epoch: int = 0, canonical: int = 0, fresh: bool = False
+    ) -> None:
         self.id = number
         self.nbytes = nbytes
-        self.epoch = 0
-        self.canonical = 0
-        self.fresh = False
-        self.dead = dead
-        self.held = held
-        held[0] += nbytes
-        if held[0] > held[1]:
-            held[1] = held[0]
+        self.device = device
+        self.epoch = epoch
+        self.canonical = canonical
+        self.fresh = fresh
+        device.held += nbytes
+        if device.held > device.peak:
+            device.peak = device.held
 
     def __del__(self) -> None:
-        self.dead.append((self.id, self.epoch, self.canonical, self.fresh))
-        self.held[0] -= self.nbytes
+        device = self.device
+        device.dead.append((self.id, self.epoch, self.canonical, self.fresh))
+        device.held -= self.nbytes
 
 
 class Entry:
@@ -67,7 +69,7 @@ class PythonDevice:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.dead: Deque[Tuple[int, int, int, bool]] = collections.deque()
-        self.held = [0, 0]  # bytes of storages that the program holds, and held at most
+        self.held = self.peak = 0  # bytes of storages that the program holds, and held at most
         self.epoch = 1
         self.pending = array("I")
         self.eager = False
@@ -119,13 +121,13 @@ class PythonDevice:
         """Calls noted, those whose results were known, segments ended."""
         return {
             "calls": self.calls, "hits": self.hits, "flushes": self.flushes,
-            "entries": len(self._by_index), "segments": len(self._known), "allocated": self.held[0],
-            "peak": self.held[1],
+            "entries": len(self._by_index), "segments": len(self._known), "allocated": self.held,
+            "peak": self.peak,
         }  # fmt: skip
 
     def reset_peak(self) -> None:
         """Count the peak of memory from here."""
-        self.held[1] = self.held[0]
+        self.peak = self.held
 
     def synchronize(self) -> None:
         """Have everything executed that is pending."""
@@ -136,14 +138,13 @@ class PythonDevice:
 
     def new_slot(self, nbytes: int, in_segment: bool = True) -> Slot:
         """The next storage, made by the call that was just noted."""
-        slot = Slot(self.next_id, nbytes, self.dead, self.held)
-        self.next_id += 1
-        if in_segment:
-            slot.epoch = self.epoch
-            slot.canonical = self.values
-            slot.fresh = True
-            self.values += 1
-        return slot
+        number = self.next_id
+        self.next_id = number + 1
+        if not in_segment:
+            return Slot(number, nbytes, self)
+        canonical = self.values
+        self.values = canonical + 1
+        return Slot(number, nbytes, self, self.epoch, canonical, True)
 
     def canonical(self, slot: Slot) -> int:
         """The number of ``slot`` in the pending segment."""

@@ -113,7 +113,13 @@ class Engine:
         key: List[Any] = [operator]
         tensors: List[RemoteTensor] = []
         hosts: List[Any] = []
-        scan(args, operator.tensors, key, tensors, hosts)
+        for value in args:
+            if type(value) is not RemoteTensor:
+                key, tensors = [operator], []
+                scan(args, operator.tensors, key, tensors, hosts)
+                break
+            key.append(value._layout)
+            tensors.append(value)
         if kwargs:
             for name, value in kwargs.items():
                 key.append(name)
@@ -145,14 +151,10 @@ class Engine:
                     device.numbers += hosts
             one = call.one
             if one is not None:
-                slot = Slot(device.next_id, one.nbytes, device.dead, device.held)
-                device.next_id += 1
-                slot.epoch = epoch
-                slot.canonical = device.values
-                slot.fresh = True
-                device.values += 1
+                number, canonical = device.next_id, device.values
+                device.next_id, device.values = number + 1, canonical + 1
                 result = _make(RemoteTensor, one.sizes, **one.options)
-                result._slot = slot
+                result._slot = Slot(number, one.nbytes, device, epoch, canonical, True)
                 result._layout = one.layout
             else:
                 result = self._results(call, tensors, slots, True)

@@ -12,6 +12,7 @@ inline void forget_if_many() {
   if ((s.by_index.size() < kMaxEntries && s.known.size() < kMaxSegments) || !s.pending.words.empty()) return;
   s.entries.clear();
   s.by_index.clear();
+  s.last = nullptr;
   s.segments.clear();
   s.known.clear();
   s.expected = -1;

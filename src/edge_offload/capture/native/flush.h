@@ -50,6 +50,7 @@ inline void flush(Reason reason, Use use) {
   auto& s = state();
   Segment segment = std::move(s.pending);
   s.pending = Segment();
+  s.pending.words.reserve(std::min(segment.words.size(), kFlushWords));  // the next one is often as long
   const uint64_t epoch = s.epoch++;
   bool fresh = false;
   const uint32_t id = identify(segment, &fresh);

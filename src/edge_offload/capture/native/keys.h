@@ -17,6 +17,7 @@
 
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace edge_offload {
@@ -31,7 +32,7 @@ struct Number {  // the value of a W item: 16 bytes on the wire
 
 class Key {
  public:
-  std::string bytes;
+  c10::SmallVector<char, 512> bytes;
   c10::SmallVector<const at::Tensor*, 8> tensors;         // device tensors, in order: the T items
   c10::SmallVector<c10::StorageImpl*, 8> storages;        // distinct storages, numbered by first use
   c10::SmallVector<c10::StorageImpl*, 8> references;      // the storage of every T and S item, in order
@@ -39,12 +40,13 @@ class Key {
   c10::SmallVector<Number, 2> numbers;                    // the W items
   bool host_array = false;                                // a host tensor that is not a single number
 
-  explicit Key(const void* identity) { bytes.reserve(256); put(identity); }
+  explicit Key(const void* identity) { put(identity); }
 
+  std::string_view view() const { return {bytes.data(), bytes.size()}; }
   template <typename T>
-  void put(const T& value) { bytes.append(reinterpret_cast<const char*>(&value), sizeof(T)); }
+  void put(const T& value) { std::memcpy(room(sizeof(T)), &value, sizeof(T)); }
   void tag(char kind) { bytes.push_back(kind); }
-  void put_list(const int64_t* values, size_t count) { bytes.append(reinterpret_cast<const char*>(values), count * 8); }
+  void put_list(const int64_t* values, size_t count) { if (count) std::memcpy(room(count * 8), values, count * 8); }
 
   void storage(c10::StorageImpl* storage) {
     uint8_t number = 0;
@@ -58,15 +60,19 @@ class Key {
     if (!t.defined()) { tag('U'); return; }
     if (!on_device(t)) { host(t); return; }
     TORCH_CHECK(t.layout() == at::kStrided, "edge_offload: a ", t.layout(), " tensor is not supported on the device");
-    tag('T');
-    put(static_cast<uint8_t>(t.scalar_type()));
-    put(static_cast<uint8_t>((t.is_conj() ? 1 : 0) | (t.is_neg() ? 2 : 0)));
-    put(static_cast<uint8_t>(t.dim()));
-    put_list(t.sizes().data(), t.dim());
-    put_list(t.strides().data(), t.dim());
-    put(static_cast<int64_t>(t.storage_offset()));
     auto* implementation = t.storage().unsafeGetStorageImpl();
-    put(static_cast<int64_t>(implementation->nbytes()));
+    const auto sizes = t.sizes(), strides = t.strides();
+    const size_t dims = sizes.size();
+    const int64_t offset = t.storage_offset(), held = implementation->nbytes();
+    char* at = room(4 + 16 * dims + 16);  // most of the bytes of most keys: written in one go
+    *at++ = 'T';
+    *at++ = static_cast<char>(t.scalar_type());
+    *at++ = static_cast<char>((t.is_conj() ? 1 : 0) | (t.is_neg() ? 2 : 0));
+    *at++ = static_cast<char>(dims);
+    for (size_t i = 0; i < dims; ++i, at += 8) std::memcpy(at, &sizes[i], 8);
+    for (size_t i = 0; i < dims; ++i, at += 8) std::memcpy(at, &strides[i], 8);
+    std::memcpy(at, &offset, 8);
+    std::memcpy(at + 8, &held, 8);
     storage(implementation);
     tensors.push_back(&t);
   }
@@ -101,7 +107,7 @@ class Key {
     else if (v.isBool()) { tag('B'); put(static_cast<uint8_t>(v.toBool())); }
     else if (v.isDouble()) { tag('F'); put(v.toDouble()); }
     else if (v.isComplexDouble()) { tag('Z'); auto z = v.toComplexDouble(); put(z.real()); put(z.imag()); }
-    else if (v.isString()) { const auto& s = v.toStringRef(); tag('X'); put(static_cast<uint32_t>(s.size())); bytes.append(s); }
+    else if (v.isString()) { const auto& s = v.toStringRef(); tag('X'); put(static_cast<uint32_t>(s.size())); if (!s.empty()) std::memcpy(room(s.size()), s.data(), s.size()); }
     else if (v.isDevice()) {
       TORCH_CHECK(v.toDevice().type() == kDevice && v.toDevice().index() <= 0,
                   "CUDA error: invalid device ordinal (the virtual device has one GPU, cuda:0)");
@@ -118,6 +124,13 @@ class Key {
       for (const auto& item : list) value(item, op);
     }
     else TORCH_CHECK(false, "edge_offload: ", op, " takes an argument of type ", v.tagKind(), ", which cannot be sent to the server");
+  }
+
+ private:
+  char* room(size_t count) {
+    const size_t before = bytes.size();
+    bytes.resize_for_overwrite(before + count);
+    return bytes.data() + before;
   }
 };
 

@@ -70,6 +70,12 @@ inline Tensor make_result(const Out& out, const Key& key, c10::SmallVector<c10::
   return make_tensor(created[number - key.storages.size()], out);
 }
 inline void give_results(const std::vector<Return>& returns, const Key& key, Stack* stack, size_t arguments, bool in_segment) {
+  if (returns.size() == 1 && returns[0].kind == Return::kTensor && returns[0].outs[0].kind == Out::kNew) {
+    const Out& out = returns[0].outs[0];
+    torch::jit::drop(*stack, arguments);
+    stack->emplace_back(make_tensor(new_storage(out.bytes, in_segment), out));
+    return;
+  }
   c10::SmallVector<c10::Storage, 4> created;
   c10::SmallVector<IValue, 4> results;
   for (const auto& r : returns) {

@@ -26,16 +26,23 @@ inline uint32_t canonical(c10::StorageImpl* storage) {
   return context->canonical;
 }
 
+// The call is most often the one that followed last time: then its key need not be hashed.
 inline Entry* lookup(const Key& key) {
-  auto found = state().entries.find(key.bytes);
-  return found == state().entries.end() ? nullptr : found->second.get();
+  auto& s = state();
+  const auto bytes = key.view();
+  Entry* before = s.last;
+  if (before && before->next && std::string_view(before->next->key) == bytes) return s.last = before->next;
+  auto found = s.entries.find(bytes);
+  s.last = found == s.entries.end() ? nullptr : found->second.get();
+  if (before) before->next = s.last;
+  return s.last;
 }
 inline Entry* intern(const Key& key, std::string name) {
   auto& s = state();
   auto entry = std::make_unique<Entry>();
   entry->index = s.by_index.size();
   entry->name = std::move(name);
-  entry->key = key.bytes;
+  entry->key = key.view();
   auto* result = entry.get();
   s.by_index.push_back(result);
   s.entries.emplace(std::string_view(result->key), std::move(entry));
@@ -48,7 +55,7 @@ inline void note(const Entry* entry, const Key& key) {
   auto& segment = state().pending;
   // whatever may throw comes first: half a call in the segment would spoil those after it
   for (auto* storage : key.references) context_of(storage);
-  std::vector<Tensor> payloads;
+  c10::SmallVector<Tensor, 2> payloads;
   for (const auto& payload : key.payloads) {
     auto plain = payload.resolve_conj().resolve_neg().contiguous();
     payloads.push_back(plain.is_alias_of(payload) ? plain.clone() : plain);

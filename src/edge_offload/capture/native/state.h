@@ -54,6 +54,7 @@ struct Entry {  // a distinct call: operator, arguments, metadata of its operand
   bool dynamic = false;  // ... and cannot be, because it depends on data
   bool claimed = false;  // ... was worked out here, and is checked by the server
   std::vector<Return> returns;
+  Entry* next = nullptr;  // the call that followed when it was made last
 };
 
 struct Context {  // the owner of a device storage: what its fake pointer stands for
@@ -94,6 +95,7 @@ struct State {
   Segment pending;
   std::unordered_map<std::string_view, std::unique_ptr<Entry>> entries;  // the view is into Entry::key
   std::vector<Entry*> by_index;
+  Entry* last = nullptr;  // the call that was looked up last
   std::unordered_multimap<Bytes128, uint32_t, Hash128> segments;  // hash -> index in `known`; compared word by word
   std::vector<std::unique_ptr<Known>> known;
   int64_t expected = -1;  // segment whose uploads are announced as soon as they are complete
