@@ -359,6 +359,9 @@ def show(record: Dict[str, Any]) -> None:
         cost = record["kernel_us_per_op"]
         print(f"\none call over a chain of 200 replayed: {cost['device_s'] * 1e6:.2f} us (an eager CPU call of 16 "
               f"numbers: {cost['cpu_s'] * 1e6:.2f} us)")  # fmt: skip
+        if "device_thread_s" in cost:
+            print(f"processor time of the thread: {cost['device_thread_s'] * 1e6:.2f} us (eager: "
+                  f"{cost['cpu_thread_s'] * 1e6:.2f} us)")  # fmt: skip
     rpcs = record["cricket"]["rpcs"]
     print(f"synthetic, from published counts of KAPAO: Cricket {rpcs['cricket']} calls per inference, semi-RRTO "
           f"{rpcs['semi_rrto']}, RRTO {rpcs['rrto']}")  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -171,35 +172,34 @@ class Steady:
 
 
 def kernel_cost(chain: int = 200, repeats: int = 50) -> Dict[str, float]:
-    """Seconds per call over a chain of replayed functional operators, the interpreter and torch's binding included."""
+    """Seconds per call over a chain of replayed functional operators, the interpreter and torch's binding included.
+
+    The median of ``repeats`` chains, by the clock and by the processor time of the calling thread: the link, the
+    emulator and whatever else runs on the same core take from the one and not from the other.
+    """
     found = installed()
     assert found is not None
     found.switch(Mode.REPLAY)
     state = torch.zeros(16, device="cuda")
+    plain, other = torch.randn(16), torch.zeros(16)
 
-    def once() -> float:
-        tensor = torch.randn(16).to("cuda")
-        began = time.perf_counter()
+    def walk(tensor: torch.Tensor, added: torch.Tensor) -> Tuple[torch.Tensor, float, float]:
+        cpu_s, began_s = time.thread_time(), time.perf_counter()
         for _ in range(chain):
-            tensor = torch.add(tensor, state)
-        spent = time.perf_counter() - began
+            tensor = torch.add(tensor, added)
+        spent_s = time.perf_counter() - began_s
+        return tensor, spent_s / chain, (time.thread_time() - cpu_s) / chain
+
+    def once() -> Tuple[float, float]:
+        tensor, wall_s, cpu_s = walk(torch.randn(16).to("cuda"), state)
         tensor.cpu()
-        return spent / chain
+        return wall_s, cpu_s
 
     for _ in range(LEARN):
         once()
-    on_device = sorted(once() for _ in range(repeats))
-    plain, other = torch.randn(16), torch.zeros(16)
-
-    def eager() -> float:
-        tensor = plain
-        began = time.perf_counter()
-        for _ in range(chain):
-            tensor = torch.add(tensor, other)
-        return (time.perf_counter() - began) / chain
-
-    on_cpu = sorted(eager() for _ in range(repeats))
-    return {"device_s": on_device[len(on_device) // 2], "cpu_s": on_cpu[len(on_cpu) // 2]}
+    device_s, device_thread_s = map(statistics.median, zip(*(once() for _ in range(repeats))))
+    cpu_s, cpu_thread_s = map(statistics.median, zip(*(walk(plain, other)[1:] for _ in range(repeats))))
+    return {"device_s": device_s, "device_thread_s": device_thread_s, "cpu_s": cpu_s, "cpu_thread_s": cpu_thread_s}
 
 
 def main() -> int:
