@@ -92,6 +92,20 @@ def test_a_sound_run_has_no_faults_and_its_summary_fits_the_schema():
     assert "1 superseded" in table(record)
 
 
+def test_frames_that_fell_back_are_told_apart_in_the_summary():
+    tally = tally_of([1, 2, 3], [1, 2], [1, 2])
+    tally.result(3)
+    tally.latency(3, InferenceReport(Mode.LOCAL, "movenet", 0.7), 0.5, False)
+    record = tally.summary()
+    records.validate("run", record)
+    assert record["frames_by_mode"] == {"server": 2, "local": 1}
+    assert record["latency_s"]["mean"] == pytest.approx(0.3)
+    costs = record["by_mode"]
+    assert costs["server"]["latency_s"]["mean"] == pytest.approx(0.1)
+    assert costs["local"]["latency_s"]["mean"] == pytest.approx(0.7)
+    assert [(cost["bytes_up"], cost["round_trips"]) for cost in costs.values()] == [(100, 1), (0, 0)]
+
+
 @pytest.mark.parametrize(
     ("results", "latencies", "words"),
     [

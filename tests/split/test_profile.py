@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import random
 from dataclasses import replace
+from typing import List
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from edge_offload.commands.plan import bins
 from edge_offload.commands.profile import options_of
 from edge_offload.errors import BadInput
 from edge_offload.sequence.build import Program
+from edge_offload.split import profile as profiling
 from edge_offload.split.check import BadPlan, check
 from edge_offload.split.complete import complete
 from edge_offload.split.draw import draw
@@ -50,6 +53,26 @@ def test_profile_round_trips_and_plans(tmp_path: pathlib.Path) -> None:
     assert planned.predicted_s <= model.whole_s(Side.ROBOT) + 1e-9
     draw(planned.plan, model, 1e6, tmp_path / "plan.png", "stack")
     assert (tmp_path / "plan.png").stat().st_size > 10_000
+
+
+def test_a_slow_network_is_timed_less_often_and_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = network()
+    passes = []
+    whole = profiling._pass
+    monkeypatch.setattr(profiling, "_pass", lambda *args: passes.append(1) or whole(*args))
+    monkeypatch.setattr(profiling, "ENOUGH_S", math.inf)
+    measure(given, repeats=4, codecs=False)
+    assert len(passes) == 5, "one to warm up"
+    monkeypatch.setattr(profiling, "ENOUGH_S", 0.0)
+    monkeypatch.setattr(profiling, "SLOW_S", 0.0)
+    passes.clear()
+    told: List[str] = []
+    found = measure(given, repeats=4, codecs=False, tell=told.append)
+    assert len(passes) == 2
+    assert [len(points) for points in found.points] == [4] * 6 + [1], "every slice size is there all the same"
+    assert all(points[-1][0] == 24 and points[-1][1] > 0 for points in found.points[:6])
+    assert told[0] == "timing the network as a whole"
+    assert told[-1] == f"timing operator {len(found.points)} of {len(found.points)}"
 
 
 def test_what_operators_make_is_coded_too_where_that_pays() -> None:

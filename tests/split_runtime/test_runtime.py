@@ -122,6 +122,26 @@ def test_a_read_out_of_unknown_length_is_one_operator_of_either_side(server, rob
     assert 0 < bot.runner.counted.bytes_down < maps / 2, "results come back, maps do not"
 
 
+def test_while_plans_are_made_frames_are_local_and_say_how_far_it_is(server, robot):
+    new = robot(server.address)
+    picture = image()
+    with torch.no_grad():
+        want = new.module(picture)
+    steps = []
+
+    def split():
+        got, report = new.offloaded.run([picture], Mode.SPLIT)
+        close_to(got, want)
+        if report.fallback_reason:
+            assert report.mode is Mode.LOCAL
+            assert all(torch.equal(one, other) for one, other in zip(got, want))
+            steps.extend(report.fallback_reason.split("is being planned: ")[1:])
+        return report.mode is Mode.SPLIT
+
+    until(split, 400.0)
+    assert len(set(steps)) > 1, "traced; timed or planned"
+
+
 def test_a_value_of_unknown_length_is_bounded_and_of_its_kind(bot):
     progress = SimpleNamespace(expect=lambda index, low, high: ("float32", (-1, -1)))
     head = {"transfer": 0, "low": 0, "high": 1}

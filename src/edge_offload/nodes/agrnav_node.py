@@ -53,6 +53,7 @@ from edge_offload.nodes.network import Network
 from edge_offload.nodes.offloaded import OffloadedNode
 from edge_offload.nodes.params import Param
 from edge_offload.nodes.slot import Slot, Worker
+from edge_offload.nodes.sweeps import WorldSweeps
 from edge_offload.nodes.transforms import transform_of
 from edge_offload.perception.planning import Cell, Plan, find_path, occupancy_slice
 from edge_offload.perception.scene_pipeline import ScenePipeline, SceneResult
@@ -72,6 +73,8 @@ class SceneNetwork(Network):
     report_results = False
     # 70 GFLOP take seconds on a processor core
     patience = PatienceLimits(cap_s=60.0, first_s=30.0)
+    # a minute or more: sweeps are completed here meanwhile
+    waits_for_plans = False
     declared: ClassVar[Tuple[Param, ...]] = (
         Param("model", "sconet", "name of the model ('edge-offload models list')", choices=("sconet",)),
         *(param for param in Network.declared if param.name != "model"),
@@ -135,9 +138,12 @@ class AgrnavNode(OffloadedNode):
         self._painter.start()
         self.listen()
         rospy.Subscriber("agrnav/goal", PoseStamped, self.callback(self._on_goal), queue_size=4)
-        empty = self._completer.prepare(np.zeros((0, 3)))
-        self._network.warm_up_on(self._mode, empty, params["server_wait"])
-        self.publish_forecast([empty], Header(stamp=rospy.Time.now()))
+        # made up, but not empty: mode split measures on it how far sweeps can be coded
+        sweep = next(iter(WorldSweeps("street", 0, 0.0, 1.0, params["sensor_height"])))
+        assert sweep.points is not None
+        example = self._completer.prepare(sweep.points)
+        self._network.warm_up_on(self._mode, example, params["server_wait"])
+        self.publish_forecast([example], Header(stamp=rospy.Time.now()))
         # last: from now on sweeps come
         self._sweeps = rospy.Subscriber(
             "lidar/points", PointCloud2, self.callback(self._on_sweep), queue_size=4, buff_size=BUFFER_BYTES

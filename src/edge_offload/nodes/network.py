@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any, ClassVar, Mapping, Optional, Sequence, Tuple
 
-import numpy as np
 import rospy
 
 from edge_offload.execute.threads import pin
@@ -23,10 +22,14 @@ from edge_offload.nodes.compose import duration
 from edge_offload.nodes.cores import resolve
 from edge_offload.nodes.health import Health
 from edge_offload.nodes.params import Param
+from edge_offload.split.networks import synthetic_frame
 from edge_offload.timing import InferenceReport
 
 #: Modes of a program that was started by ``edge-offload exec``.
 DEVICE_MODES = (Mode.PER_OP, Mode.CACHED, Mode.LAZY, Mode.REPLAY)
+
+#: Seconds from which on a first inference is not much slower than any later one.
+SLOW_S = 3.0
 
 
 class Network:
@@ -41,6 +44,8 @@ class Network:
     report_results: ClassVar[bool] = True
     #: Bounds on the wait for a reply; None: those of a network that takes well below a second.
     patience: ClassVar[Optional[PatienceLimits]] = None
+    #: Whether the start waits while plans for mode split are being made, too.
+    waits_for_plans: ClassVar[bool] = True
     declared: ClassVar[Tuple[Param, ...]] = (
         Param("model", "movenet", "name of the model ('edge-offload models list'), or package.module:factory"),
         Param("model_options", {}, "options of the model, such as {size: 512}"),
@@ -122,12 +127,13 @@ class Network:
         return self._module.run(inputs, mode, deadline_s, meta, refresh)
 
     def warm_up(self, mode: Mode, width: int, height: int, wait_s: float) -> Any:
-        """Compute once with an empty image of this size, and wait up to ``wait_s`` until ``mode`` can run it.
+        """Compute once with a made-up image of this size, and wait up to ``wait_s`` until ``mode`` can run it.
 
         Returns:
             The network's input.
         """
-        image = self.estimator.prepare(np.zeros((height, width, 3), dtype=np.uint8))[0]
+        # not an empty one: mode split measures on it how far images can be coded
+        image = self.estimator.prepare(synthetic_frame(height, width))[0]
         self.warm_up_on(mode, image, wait_s)
         return image
 
@@ -138,8 +144,13 @@ class Network:
         # opens the model on the server, while it is computed here for the first time
         obstacle = self._module.obstacle(mode, [image])
         for _ in range(2):  # the first one is slower than any later one, and policies must not go by it
-            self._module.run([image], Mode.LOCAL)
+            _, report = self._module.run([image], Mode.LOCAL)
+            if report.total_s > SLOW_S:
+                break
         while obstacle is not None and time.monotonic() < ends and not rospy.is_shutdown():
+            connected = self._client is not None and self._client.state is LinkState.READY
+            if mode is Mode.SPLIT and connected and not self.waits_for_plans:
+                break
             self._health.warn("start", f"waiting for mode {mode}: {obstacle}")
             time.sleep(0.05)
             obstacle = self._module.obstacle(mode, [image])

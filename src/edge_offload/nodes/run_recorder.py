@@ -5,6 +5,7 @@ Subscribes:
   kapao/people              edge_offload_msgs/PersonArray
   offload/latency           edge_offload_msgs/Latency
   kapao/overlay             sensor_msgs/Image, while a video is written
+  lidar/points, agrnav/semantic_grid, agrnav/overlay: instead of camera and kapao where ~results is scenes
   and, for the records: offload/mode, offload/bandwidth, offload/power, server/status, /diagnostics
 
 Writes, in ~directory or beside ~json: the summary as JSON (schema definition "run"), overlay video and picture, and
@@ -36,7 +37,9 @@ from edge_offload.nodes.slot import Slot, Worker
 from edge_offload.nodes.tally import Tally, table
 from edge_offload.nodes.ticker import Ticker
 from edge_offload.perception.video import VideoWriter, write_png
-from edge_offload_msgs.msg import Latency, PersonArray, Power
+from edge_offload_msgs.msg import Latency, PersonArray, Power, SemanticGrid
+
+SCENES = "scenes"
 
 SETTLE_S = 0.5
 """Seconds without news after which nothing more is expected of a run that has ended."""
@@ -47,6 +50,7 @@ class RunRecorder(Node):
 
     name = "run_recorder"
     declared = (
+        Param("results", "people", "what the network finds", choices=("people", SCENES)),
         Param("frames", 0, "end after so many results; 0: never", low=0),
         Param("duration", 0.0, "end so many s after the first result; 0: never", low=0.0),
         Param("idle", 0.0, "end when all frames have results and no more came for so many s; 0: never", low=0.0),
@@ -72,15 +76,23 @@ class RunRecorder(Node):
         self._json.parent.mkdir(parents=True, exist_ok=True)
         # small messages and a deep queue: nothing may be missed
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=1000)
-        rospy.Subscriber("kapao/people", PersonArray, self.callback(self._on_people), queue_size=1000)
-        rospy.Subscriber("camera/image_raw", rospy.AnyMsg, self.callback(self._on_image), queue_size=1000)
+        frames, results, overlay = "camera/image_raw", ("kapao/people", PersonArray, self._on_people), "kapao/overlay"
+        if params["results"] == SCENES:
+            frames, results, overlay = (
+                "lidar/points",
+                ("agrnav/semantic_grid", SemanticGrid, self._on_scene),
+                "agrnav/overlay",
+            )
+        name, kind, on_result = results
+        rospy.Subscriber(name, kind, self.callback(on_result), queue_size=1000)
+        rospy.Subscriber(frames, rospy.AnyMsg, self.callback(self._on_frame), queue_size=1000)
         self._overlays: Slot[Any] = Slot(capacity=16)
         self._video: Optional[VideoWriter] = None
         self._writer: Worker[Any] = Worker(self._overlays, self._write, self._on_write_error, "overlay")
         self._writer.start()
         if params["video"]:
             self._video = VideoWriter(self._json.with_suffix(".avi"), params["video_rate"])
-            rospy.Subscriber("kapao/overlay", Image, self._overlays.put, queue_size=32, buff_size=2**24)
+            rospy.Subscriber(overlay, Image, self._overlays.put, queue_size=32, buff_size=2**24)
         self._records: Optional[RecordFile] = None
         if params["records"]:
             path = self._json.with_suffix(".jsonl")
@@ -114,7 +126,7 @@ class RunRecorder(Node):
         else:
             self.health.clear("accounting")
 
-    def _on_image(self, message: Any) -> None:
+    def _on_frame(self, message: Any) -> None:
         # every message with a header starts with seq (4 bytes) and stamp (4 + 4 bytes)
         buffer = message._buff
         if len(buffer) < 12:
@@ -133,6 +145,12 @@ class RunRecorder(Node):
             self._tally.result(stamp_ns)
             self._people[stamp_ns] = len(message.people)
             self._note_result()
+
+    def _on_scene(self, message: Any) -> None:
+        with self._lock:
+            if not self._ended:
+                self._tally.result(message.header.stamp.to_nsec())
+                self._note_result()
 
     def _on_latency(self, message: Any) -> None:
         measured = message.energy_source == Power.MEASURED

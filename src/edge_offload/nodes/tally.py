@@ -32,7 +32,7 @@ class Tally:
         self.published.setdefault(stamp_ns, len(self.published))
 
     def result(self, stamp_ns: int) -> None:
-        """A list of people was published."""
+        """What the network found in a frame was published."""
         self.results[stamp_ns] += 1
 
     def latency(self, stamp_ns: int, report: InferenceReport, energy_j: float, measured: bool) -> None:
@@ -106,6 +106,9 @@ class Tally:
             "model": self.reports[-1].model,
             "mode": mode.value,
             "frames_by_mode": {mode.value: number for mode, number in modes.most_common()},
+            "by_mode": {
+                mode.value: _cost([r for r in self.reports if r.mode is mode]) for mode, _ in modes.most_common()
+            },
             "latency_s": records.latency_summary([report.total_s for report in self.reports]),
             "bytes_up": sum(report.bytes_up for report in self.reports) / count,
             "bytes_down": sum(report.bytes_down for report in self.reports) / count,
@@ -120,6 +123,17 @@ class Tally:
         if overlay:
             record["overlay"] = overlay
         return record
+
+
+def _cost(reports: List[InferenceReport]) -> Dict[str, Any]:
+    """What frames of one mode cost: means per frame."""
+    count = len(reports)
+    return {
+        "latency_s": records.latency_summary([report.total_s for report in reports]),
+        "bytes_up": sum(report.bytes_up for report in reports) / count,
+        "bytes_down": sum(report.bytes_down for report in reports) / count,
+        "round_trips": sum(report.round_trips for report in reports) / count,
+    }
 
 
 def table(record: Dict[str, Any]) -> str:
