@@ -13,6 +13,7 @@ from edge_offload.link.clock import ClockReading
 from edge_offload.link.emulator import Emulator
 from edge_offload.link.estimate.estimator import ACTIVE, LinkEstimator, LinkReading
 from edge_offload.link.estimate.prober import MAX_PROBE_BYTES, MIN_PROBE_BYTES, Prober, probe_bytes
+from edge_offload.link.estimate.rate import RateFilter
 from edge_offload.link.estimate.wireless import (
     default_interface,
     parse_wireless,
@@ -97,6 +98,28 @@ def test_an_outage_is_seen_while_the_frame_is_stuck():
     for i in range(12):
         robot.estimator.progress(robot.t + 0.05 * i, 200_000, 60_000)
     assert robot.estimator.reading(robot.t + 0.5).uplink < 0.1 * MB
+
+
+def test_a_fall_in_the_middle_of_a_transfer_is_known_to_be_doubtful():
+    """Its mean says 0.8 MB/s, the link carries 0.25 by now: what is planned for must not be the mean."""
+    rates = RateFilter()
+    for number in range(20):
+        rates.observe(0.1 * number, 200e3, 0.02, 1e-3)
+    rates.observe(2.4, 240e3, 0.3, 1e-3)
+    reading = LinkReading(rates.bytes_per_s, rates.bytes_per_s, rates.error(2.4), rates.error(2.4))
+    assert reading.uplink == pytest.approx(0.8 * MB, rel=0.01)
+    assert reading.cautious.uplink < 0.5 * MB
+    rates.observe(2.5, 25e3, 0.1, 1e-3)
+    assert rates.bytes_per_s == pytest.approx(0.25 * MB, rel=0.1), "the next sample settles it"
+
+
+def test_of_two_samples_during_a_fall_the_lower_one_counts():
+    rates = RateFilter()
+    for number in range(20):
+        rates.observe(0.1 * number, 200e3, 0.02, 1e-3)
+    rates.observe(2.1, 300e3, 0.1, 1e-3)
+    rates.observe(2.2, 25e3, 0.1, 1e-3)
+    assert rates.bytes_per_s == pytest.approx(0.25 * MB, rel=0.1)
 
 
 def test_a_transfer_that_waits_behind_another_does_not_lower_the_estimate():

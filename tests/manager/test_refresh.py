@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edge_offload.link.estimate.estimator import LinkReading
-from edge_offload.manager.forecast import Forecast, Forecaster
+from edge_offload.manager.forecast import Expected, Forecast, Forecaster
 from edge_offload.manager.policy import LatencyPolicy, Situation
 from edge_offload.manager.refresh import Refresher
 from edge_offload.manager.runners import Attempt
@@ -102,6 +102,31 @@ def test_a_mode_that_is_about_as_good_is_run_once_in_a_while_and_a_worse_one_is_
         assert len(ran) in tries
 
 
+def test_a_mode_that_looked_worse_long_ago_is_tried_again_once_its_forecast_has_become_doubtful():
+    policy, forecaster, refresher = LatencyPolicy(), Forecaster(), Refresher()
+    link = LinkReading(10e6, 10e6, 0.1, 0.1, 2.6e-3, "active", 9, 0.1)
+
+    def remote(mode, seconds):
+        return InferenceReport(mode, "", seconds, {"uplink": 0.02, "compute_server": seconds - 0.02}, 200_000, 2000, 1)
+
+    forecaster.note(0.0, InferenceReport(Mode.LOCAL, "", 0.3, {"compute_robot": 0.3}), link)
+    now = 0.0
+    for number in range(40):  # split is the better one, then has bad luck for a while
+        for mode, seconds in ((Mode.SPLIT, 0.06 if number < 30 else 0.14), (Mode.SERVER, 0.1)):
+            forecaster.note(now, remote(mode, seconds), link)
+            now += 0.1
+    chosen = []
+    while now < 60.0:
+        found = forecaster.forecasts(now, (Mode.LOCAL, Mode.SERVER, Mode.SPLIT), link, {})
+        mode = policy.decide(Situation(now, found)).mode
+        chosen.append(mode)
+        mode = refresher.instead(mode, found) or mode
+        forecaster.note(now, remote(mode, 0.06 if mode is Mode.SPLIT else 0.1), link)
+        now += 0.1
+    assert chosen[0] is Mode.SERVER
+    assert set(chosen[-100:]) == {Mode.SPLIT}
+
+
 class _Beside:
     """A mode that answers like the robot, and counts."""
 
@@ -180,14 +205,41 @@ def test_without_leave_nothing_is_asked():
 
 
 def test_a_mode_with_plans_is_forecast_by_the_plan_for_the_bandwidth_of_now():
-    plans = {10e6: 0.1, 1e6: 0.3}
-    forecaster = Forecaster(planned=lambda mode, reading: plans[reading.uplink] if mode is Mode.SPLIT else 0.0)
+    forecaster = Forecaster(
+        planned=lambda mode, reading: Expected(0.1 if reading.uplink > 5e6 else 0.3) if mode is Mode.SPLIT else None
+    )
     fast, slow = (LinkReading(rate, rate, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0) for rate in (10e6, 1e6))
     for i in range(10):
         stages = {"uplink": 0.05, "compute_robot": 0.05}
         forecaster.note(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.12, stages, 500_000, 0, 1), fast)
     assert forecaster.forecast(1.0, Mode.SPLIT, fast).latency_s == pytest.approx(0.12, rel=0.01)
     assert forecaster.forecast(1.0, Mode.SPLIT, slow).latency_s == pytest.approx(0.36, rel=0.01), "20 % above its plan"
+
+
+def test_a_plan_without_the_server_is_forecast_as_local_and_teaches_what_local_costs():
+    def planned(mode, reading):
+        return Expected(0.9, local=reading.uplink < 1e6) if mode is Mode.SPLIT else None
+
+    forecaster = Forecaster(planned=planned)
+    fast, slow = (LinkReading(rate, rate, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0) for rate in (10e6, 0.2e6))
+    forecaster.note(0.0, InferenceReport(Mode.LOCAL, "", 0.4, {"compute_robot": 0.4}), slow)
+    for i in range(10):
+        forecaster.note(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.9, {"uplink": 0.4}, 500_000, 0, 1), fast)
+    for i in range(10, 20):
+        forecaster.note(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.3, {"compute_robot": 0.3}), slow)
+    assert forecaster.forecast(2.0, Mode.LOCAL, slow).latency_s == pytest.approx(0.3)
+    assert forecaster.forecast(2.0, Mode.SPLIT, slow).latency_s == pytest.approx(0.3)
+    assert forecaster.forecast(2.0, Mode.SPLIT, slow, "no server").obstacle == "no server"
+    assert forecaster.forecast(2.0, Mode.SPLIT, fast).latency_s == pytest.approx(0.9, rel=0.01), "not mixed up with it"
+
+
+def test_an_uncertain_link_is_expected_to_take_longer():
+    forecaster = Forecaster()
+    sure, unsure = (LinkReading(10e6, 10e6, error, error, 2.6e-3, "passive", 9, 0.0) for error in (0.1, 1.0))
+    forecaster.note(0.0, InferenceReport(Mode.SERVER, "", 0.13, {"uplink": 0.1}, 1_000_000, 0, 1), sure)
+    certain, doubtful = (forecaster.forecast(0.0, Mode.SERVER, link).latency_s for link in (sure, unsure))
+    assert certain == pytest.approx(0.13, rel=0.03)
+    assert doubtful == pytest.approx(0.03 + 0.1 * math.exp(0.5), rel=0.03)
 
 
 def test_a_busy_server_is_expected_to_keep_a_frame_waiting_once_the_own_queue_is_old():

@@ -18,7 +18,7 @@ from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, LinkEstimator,
 from edge_offload.link.estimate.prober import PROBE, Prober
 from edge_offload.link.replies import LinkState, Transfer
 from edge_offload.link.trace import RTT_S, Trace
-from edge_offload.manager.forecast import Forecaster
+from edge_offload.manager.forecast import Expected, Forecaster
 from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation
 from edge_offload.manager.refresh import Refresher
 from edge_offload.modes import Mode
@@ -225,7 +225,7 @@ class VirtualRobot:
         self._link = _VirtualLink(trace, rtt_s)
         self._prober = Prober(self._link)  # type: ignore[arg-type]
         self._link.estimator.round_trip(0.0, rtt_s)
-        self._forecaster = Forecaster(planned=self._planned_s)
+        self._forecaster = Forecaster(planned=self._expected)
         self._manager = Manager(policy)
         self._refresher = Refresher()
         self._deadline_s = deadline_s
@@ -275,10 +275,11 @@ class VirtualRobot:
         link = self._link
         return link.trace, link.rtt_s, now, link.free_up_s, random.Random(hash((self._seed, self._frame)))
 
-    def _planned_s(self, mode: Mode, reading: LinkReading) -> float:
+    def _expected(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
         if mode is not Mode.SPLIT or self._planned is None or reading.uplink <= 0:
-            return 0.0
-        return self._planned.predicted_s(reading.uplink)
+            return None
+        local = self._planned.is_local(self._planned.choose(reading.uplink))
+        return Expected(self._planned.predicted_s(reading.uplink), local)
 
     def _draw(self, cost: ModeCost) -> Tuple[float, float, int]:
         """Robot seconds, server seconds and bytes up of this frame."""
@@ -335,7 +336,7 @@ class VirtualRobot:
         if mode is Mode.SPLIT:
             assert self._planned is not None
             oracle = isinstance(self._manager.policy, OraclePolicy)
-            rate = self._link.estimator.reading(began).uplink or FIRST_RATE
+            rate = self._link.estimator.reading(began).cautious.uplink or FIRST_RATE
             number = self._best_plan if oracle else self._planned.choose(rate)
             if self._planned.is_local(number):
                 return InferenceReport(mode, total_s=local_s, stages_s={"compute_robot": local_s})

@@ -9,9 +9,10 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from edge_offload.link.replies import Transfer
 from edge_offload.link.trace import Trace
+from edge_offload.manager.plan_times import PlanTimes
 from edge_offload.split.cost import CostModel
 from edge_offload.split.planners import PlanTable
-from edge_offload.split.simulate import Compiled, compile_plan, simulate
+from edge_offload.split.simulate import Compiled, compile_plan
 from edge_offload.split.testbed.replay import replay
 
 
@@ -25,6 +26,7 @@ class PlannedCost:
         place: entry of the table -> place among ``plans``.
         plans: the distinct ones.
         names: of the distinct ones, for people.
+        times: what the planner expects of them at any bandwidth.
         ratios: measured / simulated latencies, of which one is drawn per frame.
     """
 
@@ -33,6 +35,7 @@ class PlannedCost:
     place: Tuple[int, ...]
     plans: Tuple[Compiled, ...]
     names: Tuple[str, ...]
+    times: PlanTimes
     ratios: Tuple[float, ...]
 
     @staticmethod
@@ -51,13 +54,12 @@ class PlannedCost:
                 plans.append(compile_plan(plan, model))
                 names.append(f"{ways(plan)} from {bandwidth / 1e6:g} MB/s")
             place.append(distinct[key])
-        return PlannedCost(model, table, tuple(place), tuple(plans), tuple(names), tuple(ratios))
+        times = PlanTimes.of_compiled(plans, model)
+        return PlannedCost(model, table, tuple(place), tuple(plans), tuple(names), times, tuple(ratios))
 
     def held(self, number: int) -> PlannedCost:
         """The same with one plan for every bandwidth."""
-        plan, widths = self.plans[number].plan, self.table.bandwidths
-        predicted = tuple(float(simulate(plan, self.model, bandwidth).makespan_s) for bandwidth in widths)
-        return replace(self, place=(number,) * len(self.place), table=replace(self.table, predicted_s=predicted))
+        return replace(self, place=(number,) * len(self.place))
 
     def choose(self, bandwidth: float) -> int:
         """The plan for a bandwidth."""
@@ -69,7 +71,7 @@ class PlannedCost:
 
     def predicted_s(self, bandwidth: float) -> float:
         """What the planner expects of the plan for a bandwidth."""
-        return self.table.predicted_s[self.table.index(bandwidth)]
+        return self.times.seconds(self.choose(bandwidth), bandwidth)
 
     def run(
         self, number: int, trace: Trace, rtt_s: float, sent_s: float, free_s: float, chance: random.Random

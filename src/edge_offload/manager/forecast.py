@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable, Deque, Dict, Iterable, Mapping, Optional
 
 from edge_offload.link.estimate.estimator import LinkReading
+from edge_offload.manager.level import Level
 from edge_offload.modes import TABLE, Mode
 from edge_offload.power.states import StatePowers
 from edge_offload.timing import InferenceReport
@@ -50,6 +51,8 @@ class Forecast:
         late_s: how much later than expected a result may be before it counts as late (see :class:`Forecaster`).
         floor_s: what the link alone takes of the latency, which is known however old the rest is.
         age_s: since the mode last ran; inf if it never has.
+        doubt_s: one standard deviation of ``latency_s`` as an average; it grows while the mode does not run.
+        unsure: the last frame was far from what was expected, and one more would tell a step from an accident.
     """
 
     mode: Mode
@@ -60,11 +63,26 @@ class Forecast:
     late_s: float = math.inf
     floor_s: float = 0.0
     age_s: float = math.inf
+    doubt_s: float = 0.0
+    unsure: bool = False
 
     @property
     def known(self) -> bool:
         """Whether the mode has run."""
         return math.isfinite(self.latency_s)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a planner expects of the plan for the bandwidth of now.
+
+    Attributes:
+        seconds: from the call to usable outputs.
+        local: whether the plan makes no use of the link: then it is mode ``local`` under another name.
+    """
+
+    seconds: float
+    local: bool = False
 
 
 class _ModeHistory:
@@ -74,12 +92,13 @@ class _ModeHistory:
         self.mode = mode
         self.frames = 0
         self.updated_s = -math.inf
-        self.rest_s = self.queue_s = self.compute_s = self.link_s = 0.0
+        self.rest = Level()
+        self.queue_s = self.compute_s = self.link_s = 0.0
         self.bytes_up = self.bytes_down = 0.0
         self.late_s = 0.0
         self.late_since_s = -math.inf
         self.errors: Deque[float] = deque(maxlen=ERRORS)
-        self.bias = 1.0
+        self.bias = Level(blur=0.01)
 
     def note(self, now: float, report: InferenceReport, reading: LinkReading, planned_s: float, busy_s: float) -> None:
         expected = self.latency_s(now, reading, planned_s, busy_s) if self.frames else None
@@ -93,7 +112,6 @@ class _ModeHistory:
         if now - self.updated_s > max(SELDOM_S, 3 * report.total_s):
             gain = max(gain, 0.5)
         for name, value in (
-            ("rest_s", report.total_s - link_s - stages["queue"]),
             ("queue_s", stages["queue"]),
             ("compute_s", stages["encode"] + stages["compute_robot"] + stages["decode"]),
             ("link_s", link_s),
@@ -101,8 +119,10 @@ class _ModeHistory:
             ("bytes_down", report.bytes_down),
         ):
             setattr(self, name, getattr(self, name) + gain * (value - getattr(self, name)))
+        follow = Level.start if self.frames == 1 else Level.observe
+        follow(self.rest, now, report.total_s - link_s - stages["queue"])
         if planned_s > 0:
-            self.bias += gain * (report.total_s / planned_s - self.bias)
+            follow(self.bias, now, report.total_s / planned_s)
         self.frames += 1
         self.updated_s = now
         self.late_s = 0.0
@@ -118,9 +138,9 @@ class _ModeHistory:
     def latency_s(self, now: float, reading: LinkReading, planned_s: float, busy_s: float) -> float:
         fresh = 0.5 ** (max(0.0, now - self.updated_s) / FADE_S)
         waiting_s = self.queue_s * fresh + busy_s * (1 - fresh)
-        expected = max(0.0, self.rest_s + waiting_s + self.transfer_s(reading))
+        expected = max(0.0, self.rest.value + waiting_s + self.transfer_s(reading))
         if planned_s > 0:
-            expected = self.bias * planned_s + busy_s * (1 - fresh)
+            expected = (self.bias.value or 1.0) * planned_s + busy_s * (1 - fresh)
         since_s = max(0.0, now - self.late_since_s)
         if reading.age_s < since_s:
             # the link has been measured since: what it says is newer than the lateness
@@ -137,6 +157,10 @@ class _ModeHistory:
             return own
         return math.hypot(own, self.transfer_s(reading) * min(1.0, reading.uplink_error))
 
+    def doubt_s(self, now: float, planned_s: float) -> float:
+        """Standard deviation of what is expected, as an average over frames."""
+        return self.bias.doubt(now) * planned_s if planned_s > 0 else self.rest.doubt(now)
+
     def tail_s(self) -> float:
         """How much later than forecast the slowest frames in fifty were."""
         if len(self.errors) < 8:
@@ -150,7 +174,7 @@ class Forecaster:
 
     Args:
         powers: the robot's power by state, for the energy.
-        planned: what a planner expects of a mode on such a link (seconds); 0 for modes without a plan.
+        planned: what a planner expects of a mode on such a link; None for modes without a plan.
     """
 
     #: A remote frame is late when its delay exceeds what happens once in fifty frames by this (seconds), ...
@@ -161,7 +185,7 @@ class Forecaster:
     def __init__(
         self,
         powers: Optional[StatePowers] = None,
-        planned: Callable[[Mode, LinkReading], float] = lambda mode, reading: 0.0,
+        planned: Callable[[Mode, LinkReading], Optional[Expected]] = lambda mode, reading: None,
     ) -> None:
         self._powers = powers or StatePowers()
         self._planned = planned
@@ -172,7 +196,10 @@ class Forecaster:
 
     def note(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
         """A frame was finished. One that fell back teaches what local costs, not how long the fallback took."""
-        if report.mode is Mode.LOCAL and (report.fallback_reason or report.hedged):
+        here = report.mode is Mode.LOCAL
+        if TABLE[report.mode].needs_link and not report.round_trips:
+            here = True  # a plan that makes no use of the link
+        if here and (report.mode is not Mode.LOCAL or report.fallback_reason or report.hedged):
             seconds = report.stages_s["compute_robot"]
             if seconds <= 0:
                 return
@@ -201,11 +228,16 @@ class Forecaster:
 
     def forecast(self, now: float, mode: Mode, reading: LinkReading, obstacle: str = "") -> Forecast:
         """The next frame in ``mode``."""
+        reading = reading.cautious
+        expected = self._planned(mode, reading)
+        if expected is not None and expected.local and mode is not Mode.LOCAL:
+            return replace(self.forecast(now, Mode.LOCAL, reading), mode=mode, obstacle=obstacle)
         history = self._modes.get(mode)
         if history is None or not history.frames:
             return Forecast(mode, obstacle=obstacle)
         remote = TABLE[mode].needs_link
-        latency_s = history.latency_s(now, reading, self._planned(mode, reading), self.busy_s if remote else 0.0)
+        planned_s = 0.0 if expected is None else expected.seconds
+        latency_s = history.latency_s(now, reading, planned_s, self.busy_s if remote else 0.0)
         error_s = history.error_s(latency_s, reading)
         tail_s = history.tail_s()
         late_s = max(
@@ -217,11 +249,13 @@ class Forecaster:
         local = self._modes.get(Mode.LOCAL)
         if local is not None and local.frames:
             # by then the robot could have had its own result: whoever waits longer has chosen the wrong mode
-            late_s = min(late_s, max(self.SLACK_S, local.rest_s))
-        floor_s = history.transfer_s(reading) if remote and not self._planned(mode, reading) else 0.0
+            late_s = min(late_s, max(self.SLACK_S, local.rest.value))
+        floor_s = history.transfer_s(reading) if remote and not planned_s else 0.0
         energy_j = self._energy_j(history, latency_s, reading)
         age_s = max(0.0, now - history.updated_s)
-        return Forecast(mode, latency_s, error_s, energy_j, obstacle, late_s, floor_s, age_s)
+        level = history.bias if planned_s > 0 else history.rest
+        doubt_s = history.doubt_s(now, planned_s)
+        return Forecast(mode, latency_s, error_s, energy_j, obstacle, late_s, floor_s, age_s, doubt_s, level.unsure)
 
     def forecasts(
         self, now: float, modes: Iterable[Mode], reading: LinkReading, obstacles: Mapping[Mode, str]
@@ -237,8 +271,10 @@ class Forecaster:
         return powers.standby * latency_s + busy + radio
 
     def _note(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
-        busy_s = self.busy_s if TABLE[report.mode].needs_link else 0.0
-        self._of(report.mode).note(now, report, reading, self._planned(report.mode, reading), busy_s)
+        busy_s, reading = self.busy_s if TABLE[report.mode].needs_link else 0.0, reading.cautious
+        expected = self._planned(report.mode, reading)
+        planned_s = 0.0 if expected is None or expected.local else expected.seconds
+        self._of(report.mode).note(now, report, reading, planned_s, busy_s)
 
     def _of(self, mode: Mode) -> _ModeHistory:
         return self._modes.setdefault(mode, _ModeHistory(mode))

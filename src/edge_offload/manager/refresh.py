@@ -54,8 +54,8 @@ class Refresher:
         return None
 
     def instead(self, mode: Mode, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
-        """For a frame that is about to run remotely in ``mode``: another one that is about as good and that has not
-        run for long, to be run this once."""
+        """For a frame that is about to run remotely in ``mode``: another one that may well be as good and that has not
+        run for long, to be run this once. The longer it has not, the less its forecast is believed."""
         self._frames += 1
         asked = forecasts.get(mode)
         if asked is None or not asked.known or self._frames < self.FRAMES:
@@ -63,7 +63,9 @@ class Refresher:
         for other, forecast in forecasts.items():
             if other is mode or forecast.obstacle or forecast.age_s < self.STALE_S:
                 continue
-            if forecast.latency_s <= (1 + self.NEARLY) * asked.latency_s:
+            # what a robot takes by itself does not change by itself
+            hoped_s = forecast.latency_s - (forecast.doubt_s if other is not Mode.LOCAL else 0.0)
+            if hoped_s <= (1 + self.NEARLY) * asked.latency_s:
                 self._frames = 0
                 return other
         return None
@@ -73,4 +75,6 @@ class Refresher:
         forecast = forecasts.get(self._mode) if self._mode is not None else None
         if forecast is None or not forecast.known or self._surprises >= self.MOST:
             return False
-        return math.isnan(self._before_s) or abs(forecast.latency_s - self._before_s) > self.SURPRISE * self._before_s
+        if forecast.unsure or math.isnan(self._before_s):
+            return True
+        return abs(forecast.latency_s - self._before_s) > self.SURPRISE * self._before_s

@@ -19,7 +19,7 @@ from edge_offload.execute.tensors import TensorSpec, pack
 from edge_offload.link.client import Client
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.replies import LinkState
-from edge_offload.manager.forecast import Forecaster
+from edge_offload.manager.forecast import Expected, Forecaster
 from edge_offload.manager.hedge import Hedge, Outcome
 from edge_offload.manager.patience import PatienceLimits
 from edge_offload.manager.policy import CANDIDATES, Situation
@@ -88,7 +88,7 @@ class OffloadedModule:
         executor = ModuleExecutor(module, device)
         own = fingerprint(executor.device)
         self._local = LocalRunner(executor, robot_slowdown)
-        self.forecaster = Forecaster(planned=self._planned_s)
+        self.forecaster = Forecaster(planned=self._expected)
         self._refresher = Refresher()
         self._load = ServerLoad(client) if client is not None else None
         self._inputs: Sequence[torch.Tensor] = ()
@@ -243,12 +243,12 @@ class OffloadedModule:
             return self._refresher.instead(mode, forecasts) or mode, None
         return mode, self._refresher.due(time.monotonic(), forecasts) if self._local.expected_s() > 0 else None
 
-    def _planned_s(self, mode: Mode, reading: LinkReading) -> float:
-        """What the plan that is in force for such a link is expected to take; 0 where there are no plans."""
+    def _expected(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
+        """What the plan that is in force for such a link is expected to take; None where there are no plans."""
         runner = self._runners.get(mode)
         find = getattr(runner, "planned", None)
         planned = find(self._inputs) if find is not None and self._inputs and reading.uplink > 0 else None
-        return 0.0 if planned is None else float(planned.table.predicted_s[planned.table.index(reading.uplink)])
+        return None if planned is None else planned.expected(reading.uplink)
 
     def _run_remotely(
         self,

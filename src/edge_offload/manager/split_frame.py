@@ -16,6 +16,8 @@ import torch
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.link.client import Client
 from edge_offload.link.replies import Reply
+from edge_offload.manager.forecast import Expected
+from edge_offload.manager.plan_times import PlanTimes
 from edge_offload.manager.runners import Attempt
 from edge_offload.split.cost import CostModel
 from edge_offload.split.networks import Network
@@ -42,6 +44,7 @@ class Planned:
         table: one plan per bandwidth.
         plans: the distinct ones that are in force on both sides.
         place: entry of the table -> place among ``plans``.
+        times: what they are expected to take at any bandwidth.
         shared: what both sides have.
     """
 
@@ -50,7 +53,17 @@ class Planned:
     table: PlanTable
     plans: Tuple[ReadyPlan, ...]
     place: Tuple[int, ...]
+    times: PlanTimes
     shared: Mapping[int, torch.Tensor]
+
+    def choose(self, bandwidth: float) -> int:
+        """Place of the plan for a bandwidth (bytes per second)."""
+        return self.place[self.table.index(bandwidth)]
+
+    def expected(self, bandwidth: float) -> Expected:
+        """What the plan for a bandwidth is expected to take there."""
+        place = self.choose(bandwidth)
+        return Expected(self.times.seconds(place, bandwidth), self.plans[place].plan.is_local)
 
 
 @dataclass(frozen=True)

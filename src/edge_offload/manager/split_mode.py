@@ -230,7 +230,7 @@ class SplitRunner:
     def _bandwidth(self) -> float:
         if self.bandwidth is not None:
             return self.bandwidth
-        return self._client.estimator.reading(time.monotonic()).uplink or UNKNOWN_BANDWIDTH
+        return self._client.estimator.reading(time.monotonic()).cautious.uplink or UNKNOWN_BANDWIDTH
 
     # -- opening, in a thread of its own
 

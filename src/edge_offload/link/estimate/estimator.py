@@ -14,11 +14,14 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Deque, Optional, Tuple
 
 from edge_offload.link.estimate.rate import RateFilter
 from edge_offload.link.replies import Transfer
+
+#: Standard deviation of a rate's logarithm from which on no more is subtracted.
+MOST_CAUTION = 1.2
 
 PASSIVE, ACTIVE, NONE = "passive", "active", "none"
 
@@ -57,6 +60,20 @@ class LinkReading:
     source: str = NONE
     samples: int = 0
     age_s: float = math.inf
+
+    @property
+    def cautious(self) -> LinkReading:
+        """The same with the rates at which a transfer takes as long as is to be expected: what is uncertain may be
+        slower or faster, and slower costs more than faster gains (mean of a log-normal quantity)."""
+        return replace(
+            self,
+            uplink=self.uplink * _caution(self.uplink_error),
+            downlink=self.downlink * _caution(self.downlink_error),
+        )
+
+
+def _caution(error: float) -> float:
+    return math.exp(-(min(error, MOST_CAUTION) ** 2) / 2) if math.isfinite(error) else 1.0
 
 
 class LinkEstimator:

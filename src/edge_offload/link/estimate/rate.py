@@ -20,6 +20,8 @@ SURPRISE = 2.5
 MAX_ERROR = 1.0
 #: A transfer that kept the link busy for so long is no accident: it needs no second one.
 LONG_S = 0.25
+#: A fall that only one sample has shown may have gone on since, by this share of it (of the logarithm).
+STEP_DOUBT = 0.5
 #: Weight of an estimate of unknown age.
 MAX_VARIANCE = 1.5
 
@@ -62,8 +64,12 @@ class RateFilter:
             if not again and not (busy_s >= LONG_S and surprise < 0):
                 self._aside = found
                 return True
-            step = found if self._aside is None or not again else (found + self._aside) / 2
-            self._believe(now, step, error**2)
+            step, doubt = found, STEP_DOUBT * (found - self._log)
+            if again and self._aside is not None:
+                # a sample during which the link fell saw some of what was before: the lower one is the newer truth
+                step = min(found, self._aside) if surprise < 0 else (found + self._aside) / 2
+                doubt = 0.0
+            self._believe(now, step, min(error**2 + doubt**2, MAX_VARIANCE))
             return True
         gain = variance / (variance + error**2)
         self._believe(now, self._log + gain * (found - self._log), (1 - gain) * variance)

@@ -1,0 +1,48 @@
+"""What a plan is expected to take at any bandwidth, not only at those that it was planned for.
+
+A plan serves from its own bandwidth up to the next one. What it takes there is between the two: with the value at the
+lower end a frame would be forecast to take up to twice as long as it does at 1.9 MB/s, and at less than the lowest
+bandwidth far too short.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence, Tuple
+
+import numpy as np
+
+from edge_offload.split.cost import CostModel
+from edge_offload.split.plan import Plan
+from edge_offload.split.simulate import Compiled, compile_plan, sweep
+
+#: Bytes per second at which plans are simulated.
+GRID = np.geomspace(1e3, 1e8, 101)
+
+
+@dataclass(frozen=True)
+class PlanTimes:
+    """Makespans of plans over :data:`GRID` (seconds), one row per plan."""
+
+    rows: Tuple[Tuple[float, ...], ...]
+
+    @staticmethod
+    def of(plans: Sequence[Plan], model: CostModel) -> PlanTimes:
+        """Simulate every plan."""
+        return PlanTimes.of_compiled([compile_plan(plan, model) for plan in plans], model)
+
+    @staticmethod
+    def of_compiled(plans: Sequence[Compiled], model: CostModel) -> PlanTimes:
+        """Simulate every plan; each is compiled already."""
+        found = []
+        for plan in plans:
+            seconds = np.broadcast_to(sweep(plan, model, GRID)[0], GRID.shape)
+            found.append(tuple(float(item) for item in seconds))
+        return PlanTimes(tuple(found))
+
+    def seconds(self, place: int, bandwidth: float) -> float:
+        """What the plan at ``place`` takes at ``bandwidth`` (bytes per second, more than 0).
+
+        Bytes over bandwidth are linear in 1/bandwidth, and so is the time between two points of the grid.
+        """
+        return float(np.interp(1 / bandwidth, 1 / GRID[::-1], self.rows[place][::-1]))
