@@ -26,7 +26,7 @@ class Ahead:
     def __init__(self, session: DeviceSession) -> None:
         self.session = session
         self.nodes: Dict[int, Node] = {}
-        self._calls: OrderedDict[Tuple[str, bytes], Entry] = OrderedDict()
+        self._calls: OrderedDict[Tuple[int, Tuple[Tuple[int, int], ...]], Entry] = OrderedDict()
         self._segments: OrderedDict[Tuple[int, Tuple[int, ...]], Segment] = OrderedDict()
 
     def forget(self) -> None:
@@ -119,7 +119,7 @@ class Ahead:
             if stop > len(node.words):
                 raise ProtocolError("a node ends inside a call")
             if call in changes:
-                entry = self._changed(entry, changes[call])
+                entry = self._changed(index, entry, changes[call])
             segment.add(entry, node.words[position + 1 : stop])
             position, call = stop, call + 1
         segment.finish()
@@ -128,16 +128,17 @@ class Ahead:
             self._segments.popitem(last=False)
         return segment
 
-    def _changed(self, entry: Entry, changes: List[Tuple[int, int]]) -> Entry:
-        key = bytearray(entry.key)
-        for offset, value in changes:
-            if offset + 8 > len(key):
-                raise ProtocolError("a node changes what lies outside a call")
-            struct.pack_into("<q", key, offset, value)
-        named = (entry.name, bytes(key))
+    def _changed(self, index: int, entry: Entry, changes: List[Tuple[int, int]]) -> Entry:
+        """Call ``index`` of the session with other integers."""
+        named = (index, tuple(changes))
         found = self._calls.get(named)
         if found is None:
-            found = self._calls[named] = Entry(*named, self.session.device)
+            key = bytearray(entry.key)
+            for offset, value in changes:
+                if offset + 8 > len(key):
+                    raise ProtocolError("a node changes what lies outside a call")
+                struct.pack_into("<q", key, offset, value)
+            found = self._calls[named] = entry.changed(bytes(key))
             while len(self._calls) > MAX_CALLS:
                 self._calls.popitem(last=False)
         else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload.capture.entries import Buffer
 from edge_offload.capture.symbols import Formula, Kind, Since, evaluate, parse_formula
@@ -72,7 +72,11 @@ class Node:
         Raises:
             ProtocolError: a formula cannot be evaluated.
         """
-        return [evaluate(patch.formula, since) for patch in self.patches]
+        values: Dict[Formula, int] = {}  # most formulas are those of others too
+        for patch in self.patches:
+            if patch.formula not in values:
+                values[patch.formula] = evaluate(patch.formula, since)
+        return [values[patch.formula] for patch in self.patches]
 
     def to_wire(self) -> List[Any]:
         patches = [[patch.call, patch.offset, patch.formula] for patch in self.patches]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import struct
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
@@ -91,6 +92,7 @@ class Entry:
     ) -> None:
         self.name = name
         self.key = key
+        self.device = device
         self.parsed: ParsedKey = parse_key(key)
         self.results: Optional[List[Tuple[str, List[Result]]]] = None
         self.fixed = False
@@ -119,6 +121,27 @@ class Entry:
             self.refused = error
             return
         self._template(device)
+
+    def changed(self, key: bytes) -> Entry:
+        """The same call with other integers in its key: what follows from the schema need not be worked out again.
+
+        Raises:
+            ProtocolError: more than integers differ.
+        """
+        made = copy.copy(self)
+        made.key, made.parsed = key, parse_key(key)
+        made.results, made.fixed = None, False
+        new, old = made.parsed, self.parsed
+        if (new.storages, new.tensor_references, new.numbers, new.strange, len(new.hosts), len(new.arguments)) != (
+            old.storages, old.tensor_references, old.numbers, old.strange, len(old.hosts), len(old.arguments)
+        ):  # fmt: skip
+            raise ProtocolError(f"{self.name}: more than integers of a call were to be changed")
+        made.operands = list(zip(new.tensor_references, new.tensors))
+        if self.name in SPECIAL:
+            made._check_special()
+        elif self.overload is not None:
+            made._fill(self.device)
+        return made
 
     def _check_special(self) -> None:
         shapes = {
@@ -150,7 +173,11 @@ class Entry:
                         self.written.append(self.parsed.tensor_references[item.number])
             if isinstance(value, GeneratorMarker):
                 self.random = True
-        self.arguments = [device if isinstance(value, DeviceMarker) else value for value in arguments]
+        self._fill(device)
+
+    def _fill(self, device: torch.device) -> None:
+        """The arguments, with holes for the operands."""
+        self.arguments = [device if isinstance(value, DeviceMarker) else value for value in self.parsed.arguments]
         self.direct = [(i, v) for i, v in enumerate(self.arguments) if isinstance(v, (Operand, GeneratorMarker))]
         self.nested = [
             (i, v)

@@ -35,11 +35,18 @@ class Plan:
         self.dead = dead
         self._integers = integers
         self._places = places
+        self._worked_out: Optional[Tuple[Since, Optional[Integers]]] = None
 
     def integers(self, since: Since) -> Optional[Integers]:
         """The integers of each call's key; None if they cannot be worked out."""
         if not self._places:
             return self._integers
+        found = self._worked_out  # it is asked for at every call whose result has a size that was not known
+        if found is None or found[0] != tuple(since):
+            found = self._worked_out = tuple(since), self._work_out(since)
+        return found[1]
+
+    def _work_out(self, since: Since) -> Optional[Integers]:
         try:
             values = self.node.integers_at(since)
         except ProtocolError:
