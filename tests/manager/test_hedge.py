@@ -2,12 +2,16 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from edge_offload.errors import LinkLost
+from edge_offload.manager.forecast import Forecast
 from edge_offload.manager.hedge import Hedge
+from edge_offload.manager.refresh import worth_joining
 from edge_offload.manager.runners import Attempt, FailedAttempt
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.modes import Mode
@@ -236,3 +240,113 @@ def test_a_policy_chooses_among_the_candidates_that_exist_and_local_is_always_on
         module.add_runner(runner)
     assert set(module.situation([torch.zeros(1)]).forecasts) == seen
     module.close()
+
+
+# ---------------------------------------------------------------------- the server comes back in the middle of a frame
+
+
+def test_a_local_computation_is_joined_when_there_is_a_reason_and_the_first_result_wins(hedge):
+    told, asked = threading.Event(), []
+
+    def slow(enough):
+        assert enough.wait(FOREVER_S)
+        told.set()
+        return Attempt(HERE, {"compute_robot": 1.0})
+
+    def join(elapsed_s):
+        asked.append(elapsed_s)
+        return (lambda: Attempt(THERE)) if len(asked) == 3 else None
+
+    outcome = hedge.joined(slow, join, every_s=0.01)
+    assert (outcome.remote, outcome.hedged) == (True, True)
+    assert outcome.attempt.outputs is THERE
+    assert told.wait(FOREVER_S), "the local computation is told to stop"
+    assert asked == sorted(asked)
+    assert outcome.remote_s <= outcome.local_s, "the robot had been computing before"
+
+
+def test_without_a_reason_a_local_computation_ends_alone(hedge):
+    outcome = hedge.joined(local, lambda elapsed_s: None, every_s=0.01)
+    assert (outcome.remote, outcome.hedged) == (False, False)
+    assert outcome.attempt.outputs is HERE
+
+
+def test_a_joined_remote_that_fails_or_is_later_leaves_the_local_result(hedge):
+    go = threading.Event()
+
+    def slow(enough):
+        assert go.wait(FOREVER_S)
+        return Attempt(HERE, {"compute_robot": 1.0})
+
+    def lost():
+        go.set()
+        raise FailedAttempt(LinkLost("gone again"), 0.1, 99)
+
+    outcome = hedge.joined(slow, lambda elapsed_s: lost, every_s=0.01)
+    assert outcome.attempt.outputs is HERE
+    assert not outcome.remote
+
+
+class _Returning:
+    """A server that is away until it is told to come back."""
+
+    mode = Mode.REPLAY
+
+    def __init__(self):
+        self.away, self.asked = "", 0
+
+    def obstacle(self, inputs):
+        return self.away or None
+
+    def run(self, inputs, deadline_s, local_s, meta):
+        self.asked += 1
+        return Attempt((inputs[0] * 2,), {"compute_server": 0.001}, bytes_up=1000, round_trips=1)
+
+    def state(self):
+        return self.away or "ready"
+
+
+class _Slow(nn.Module):
+    seconds = 0.06
+
+    def forward(self, x):
+        time.sleep(self.seconds)
+        return x * 2
+
+
+def test_a_frame_that_began_in_an_outage_goes_on_on_the_server_when_that_is_back(monkeypatch):
+    model, runner = _Slow(), _Returning()
+    module = OffloadedModule("slow", model, candidates=[runner.mode], robot_slowdown=50.0)
+    module.add_runner(runner)
+    x, learnt = torch.ones(3), []
+    for mode in (Mode.LOCAL, Mode.REPLAY, Mode.REPLAY):
+        module.run([x], mode)
+    runner.away = "no server"
+    note = module.forecaster.note
+    monkeypatch.setattr(module.forecaster, "note", lambda now, *rest: (learnt.append(rest[0]), note(now, *rest)))
+    timer = threading.Timer(0.5, lambda: setattr(runner, "away", ""))
+    timer.start()
+    outputs, report = module.run([x], Mode.LOCAL, refresh=True)
+    assert report.mode is Mode.REPLAY, "it would have taken the robot three seconds"
+    assert torch.equal(outputs[0], x * 2)
+    assert report.hedged
+    assert not report.fallback_reason
+    assert report.total_s >= 0.5, "the frame's time is the frame's"
+    assert learnt[-1].total_s <= report.total_s - 0.45, "what the robot had computed before is no time of the server's"
+    module.close()
+
+
+def test_a_mode_that_was_not_wanted_when_the_frame_began_does_not_join_it():
+    local_s, fast = Forecast(Mode.LOCAL, 0.4, 0.01), Forecast(Mode.SERVER, 0.1, 0.01)
+    gone = replace(fast, obstacle="no server")
+    slow = replace(fast, latency_s=1.5)
+    for before, elapsed_s, expected in (
+        (gone, 0.1, Mode.SERVER),
+        (slow, 0.1, Mode.SERVER),
+        (gone, 0.35, None),
+        (fast, 0.1, None),
+    ):
+        forecasts = {Mode.LOCAL: local_s, Mode.SERVER: before}
+        now = {Mode.LOCAL: local_s, Mode.SERVER: fast}
+        assert worth_joining(forecasts, now, elapsed_s) is expected
+    assert worth_joining({Mode.SERVER: gone}, {Mode.SERVER: fast}, 0.0) is None

@@ -6,21 +6,20 @@ connections behave as in :mod:`edge_offload.manager.runtime`. Nothing sleeps.
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import functools
 import math
 import random
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, LinkEstimator, LinkReading
-from edge_offload.link.estimate.prober import PROBE, Prober
+from edge_offload.bench.virtual_link import NEVER, TICK_S, VirtualLink
+from edge_offload.link.estimate.estimator import PASSIVE, LinkReading
+from edge_offload.link.estimate.prober import Prober
 from edge_offload.link.replies import LinkState, Transfer
 from edge_offload.link.trace import RTT_S, Trace
-from edge_offload.manager.forecast import Expected, Forecaster
+from edge_offload.manager.forecast import Expected, Forecast, Forecaster
 from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation
-from edge_offload.manager.refresh import Refresher
+from edge_offload.manager.refresh import Refresher, worth_joining
 from edge_offload.modes import Mode
 from edge_offload.power.states import StatePowers
 from edge_offload.timing import InferenceReport
@@ -28,13 +27,6 @@ from edge_offload.timing import InferenceReport
 if TYPE_CHECKING:
     from edge_offload.bench.planned_cost import PlannedCost
 
-#: As the link does it: silence before a connection is given up, back-off and handshake after packets flow again.
-SILENCE_S = 1.0
-BACK_TO_READY_S = 0.5
-#: What counts as no bandwidth at all (bytes per second).
-DEAD = 2e3
-TICK_S = 0.05
-NEVER = math.inf
 #: Bytes per second by which a plan is looked up while nothing is known.
 FIRST_RATE = 5e6
 
@@ -84,118 +76,6 @@ class Run:
     chosen_remote: int = 0
 
 
-class _VirtualLink:
-    """Looks like a client to the prober; carries its probes, and frames, over the trace."""
-
-    def __init__(self, trace: Trace, rtt_s: float) -> None:
-        self.trace, self.rtt_s = trace, rtt_s
-        self.estimator = LinkEstimator()
-        self.state = LinkState.READY
-        self.now = 0.0
-        self.free_up_s = self.free_down_s = 0.0
-        self.upload: Optional[Tuple[float, float, int]] = None  # begins, ends, bytes
-        self._events: List[Tuple[float, int, Callable[[], None]]] = []
-        self._count = itertools.count()
-        self.outstanding = 0
-        self._down = _outages(trace)
-
-    @property
-    def busy(self) -> bool:
-        return self.outstanding > 0
-
-    def at(self, when: float, what: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (when, next(self._count), what))
-
-    def lost_within(self, begin: float, end: float) -> float:
-        """When the connection is given up between the two, NEVER if it is not."""
-        return min((a for a, b in self._windows(begin, end) if a < end and b > begin), default=NEVER)
-
-    def _windows(self, begin: float, end: float) -> List[Tuple[float, float]]:
-        period = self.trace.period_s
-        rounds = range(max(0, int(begin // period) - 1), int(min(end, begin + 2 * period) // period) + 1)
-        return [(a + k * period, b + k * period) for k in rounds for a, b in self._down]
-
-    def carry(self, sent: float, up: int, server_s: float, down: int) -> Transfer:
-        """One request and its reply; times are inf if it never gets through."""
-        begin = max(sent, self.free_up_s)
-        received = self.trace.finish(begin, up) + self.rtt_s / 2
-        answered = received + server_s
-        begin_down = max(answered, self.free_down_s)
-        back = NEVER if math.isinf(answered) else self.trace.finish(begin_down, down) + self.rtt_s / 2
-        return Transfer(sent, sent, received, answered, back, 1e-4, up, down)
-
-    def commit(self, transfer: Transfer, source: str) -> None:
-        """Let it take its time on the link."""
-        lost = self.lost_within(transfer.sent_s, transfer.received_s)
-        self.outstanding += 1
-        if lost < NEVER:
-            # what was under way goes with the connection
-            self.upload = (transfer.sent_s, lost, transfer.bytes_up)
-            self.at(lost, self._ended)
-            self.free_up_s = self.free_down_s = lost
-            return
-        self.free_up_s, self.free_down_s = transfer.server_received_s - self.rtt_s / 2, transfer.received_s
-        self.upload = (transfer.sent_s, transfer.server_received_s, transfer.bytes_up)
-
-        def arrived() -> None:
-            self._ended()
-            self.estimator.round_trip(transfer.received_s, self.rtt_s)
-            self.estimator.transfer(transfer, source)
-
-        self.at(transfer.received_s, arrived)
-
-    def _ended(self) -> None:
-        self.outstanding -= 1
-
-    def request(self, kind: str, body: Mapping[str, Any], buffers: Sequence[bytes], timeout_s: float = 0.0) -> Future:
-        assert kind == PROBE
-        self.commit(self.carry(self.now, len(buffers[0]) + 100, 0.0005, int(body["down"]) + 100), ACTIVE)
-        return Future()
-
-    def advance(self, to: float, prober: Prober) -> None:
-        """Let time pass."""
-        while self.now < to:
-            self.now = min(to, self.now + TICK_S)
-            while self._events and self._events[0][0] <= self.now:
-                heapq.heappop(self._events)[2]()
-            down = any(a <= self.now < b for a, b in self._windows(self.now, self.now + 1e-9))
-            if down and self.state is LinkState.READY:
-                self.state = LinkState.LOST
-                self.estimator.lost()
-            elif not down and self.state is LinkState.LOST:
-                self.state = LinkState.READY
-                self.estimator.round_trip(self.now, self.rtt_s)
-            self._progress()
-            prober.step(self.now)
-
-    def _progress(self) -> None:
-        if self.upload is None:
-            return
-        begins, ends, size = self.upload
-        if self.now >= ends:
-            self.estimator.progress(self.now, 0, 0)
-            self.upload = None
-        elif self.now > begins:
-            carried = self.trace.bytes_until(self.now) - self.trace.bytes_until(begins)
-            self.estimator.progress(self.now, size, int(min(size, carried)))
-
-
-def _outages(trace: Trace) -> List[Tuple[float, float]]:
-    """When there is no connection: from a second of silence on until it is up again."""
-    found: List[Tuple[float, float]] = []
-    since: Optional[float] = None
-    for start, rate in zip(trace.starts_s, trace.bytes_per_s):
-        if rate >= DEAD:
-            if since is not None and start - since > SILENCE_S:
-                found.append((since + SILENCE_S, start + BACK_TO_READY_S))
-            since = None
-        elif since is None:
-            since = start
-    if since is not None and trace.period_s - since > SILENCE_S:
-        found.append((since + SILENCE_S, trace.period_s + BACK_TO_READY_S))
-    return found
-
-
 class VirtualRobot:
     """Runs frames one after the other over a trace.
 
@@ -222,7 +102,7 @@ class VirtualRobot:
         self._planned = planned
         self._modes = (*self._costs, *((Mode.SPLIT,) if planned is not None else ()))
         self._best_plan = 0
-        self._link = _VirtualLink(trace, rtt_s)
+        self._link = VirtualLink(trace, rtt_s)
         self._prober = Prober(self._link)  # type: ignore[arg-type]
         self._link.estimator.round_trip(0.0, rtt_s)
         self._forecaster = Forecaster(planned=self._expected)
@@ -232,6 +112,7 @@ class VirtualRobot:
         self._seed = seed
         self._frame = 0
         self._overdue_until_s = 0.0
+        self._known_already = False
         self._powers = StatePowers()
         self.result = Run()
 
@@ -304,6 +185,8 @@ class VirtualRobot:
                 mode = self._refresher.instead(mode, forecasts) or mode
         if beside is not None:
             report = self._remote(beside, began, 0.0, beside=True)
+        elif mode is Mode.LOCAL and not oracle and not isinstance(self._manager.policy, FixedPolicy):
+            report = self._local(began, forecasts)
         elif mode is Mode.LOCAL or (obstacles[mode] and not oracle):
             seconds = self._draw(self._costs[Mode.LOCAL])[0]
             report = InferenceReport(Mode.LOCAL, total_s=seconds, stages_s={"compute_robot": seconds})
@@ -312,7 +195,9 @@ class VirtualRobot:
             report = self._remote(mode, began, late_s)
         ended = began + report.total_s
         self._link.advance(ended, self._prober)
-        self._forecaster.note(ended, report, self._link.estimator.reading(ended))
+        if not self._known_already:
+            self._forecaster.note(ended, report, self._link.estimator.reading(ended))
+        self._known_already = False
         self.result.began_s.append(began)
         self._book(report)
 
@@ -332,34 +217,19 @@ class VirtualRobot:
 
     def _remote(self, mode: Mode, began: float, late_s: float, beside: bool = False) -> InferenceReport:
         local_s = self._draw(self._costs[Mode.LOCAL])[0]
-        coding_s = robot_s = server_s = 0.0
-        if mode is Mode.SPLIT:
-            assert self._planned is not None
-            oracle = isinstance(self._manager.policy, OraclePolicy)
-            rate = self._link.estimator.reading(began).cautious.uplink or FIRST_RATE
-            number = self._best_plan if oracle else self._planned.choose(rate)
-            if self._planned.is_local(number):
-                return InferenceReport(mode, total_s=local_s, stages_s={"compute_robot": local_s})
-            transfer, robot_s = self._planned.run(number, *self._conditions(began))
-            size, down = transfer.bytes_up, transfer.bytes_down
-        else:
-            cost = self._costs[mode]
-            coding_s, server_s, size = self._draw(cost)
-            down = cost.bytes_down
-            transfer = self._link.carry(began + coding_s, size, server_s, down)
-        lost_s = self._link.lost_within(began, transfer.received_s)
-        self._link.commit(transfer, PASSIVE)
-        done_s = NEVER if lost_s < NEVER else transfer.received_s
+        found = self._asked(mode, began)
+        if found is None:
+            return InferenceReport(mode, total_s=local_s, stages_s={"compute_robot": local_s})
+        transfer, stages, lost_s, done_s = found
+        size, down, coding_s, robot_s = (
+            transfer.bytes_up,
+            transfer.bytes_down,
+            stages["encode"],
+            stages["compute_robot"],
+        )
         if math.isnan(late_s) or math.isinf(late_s):
             late_s = 5.0  # the patience of the runtime while nothing is known
         rival_from = min(began + late_s, lost_s)
-        stages = {
-            "encode": coding_s,
-            "uplink": transfer.uplink_s,
-            "compute_robot": robot_s,
-            "compute_server": server_s,
-            "downlink": transfer.downlink_s,
-        }
         if done_s <= rival_from:
             self._forecaster.hedged(in_vain=False)
             return InferenceReport(mode, total_s=done_s - began, stages_s=stages, bytes_up=size, round_trips=1)
@@ -386,6 +256,63 @@ class VirtualRobot:
         why = f"{mode}: the server did not answer within {late_s:.3f} s"
         total = rival_done - began
         return InferenceReport(Mode.LOCAL, "", total, stages, size, fallback_reason=why, hedged=hedged)
+
+    def _asked(self, mode: Mode, began: float) -> Optional[Tuple[Transfer, Dict[str, float], float, float]]:
+        """A remote attempt: its transfer, its stages, when the connection is lost, when its result is there; None if
+        its plan makes no use of the link."""
+        coding_s = robot_s = server_s = 0.0
+        if mode is Mode.SPLIT:
+            assert self._planned is not None
+            oracle = isinstance(self._manager.policy, OraclePolicy)
+            rate = self._link.estimator.reading(began).cautious.uplink or FIRST_RATE
+            number = self._best_plan if oracle else self._planned.choose(rate)
+            if self._planned.is_local(number):
+                return None
+            transfer, robot_s = self._planned.run(number, *self._conditions(began))
+        else:
+            cost = self._costs[mode]
+            coding_s, server_s, size = self._draw(cost)
+            transfer = self._link.carry(began + coding_s, size, server_s, cost.bytes_down)
+        lost_s = self._link.lost_within(began, transfer.received_s)
+        self._link.commit(transfer, PASSIVE)
+        stages = {
+            "encode": coding_s,
+            "uplink": transfer.uplink_s,
+            "compute_robot": robot_s,
+            "compute_server": server_s,
+            "downlink": transfer.downlink_s,
+        }
+        return transfer, stages, lost_s, NEVER if lost_s < NEVER else transfer.received_s
+
+    def _local(self, began: float, forecasts: Mapping[Mode, Forecast]) -> InferenceReport:
+        """A frame that is computed on the robot; the server is asked, too, if it comes back meanwhile."""
+        seconds = self._draw(self._costs[Mode.LOCAL])[0]
+        ends = began + seconds
+        alone = InferenceReport(Mode.LOCAL, total_s=seconds, stages_s={"compute_robot": seconds})
+        while self._link.now + TICK_S < ends:
+            self._link.advance(self._link.now + TICK_S, self._prober)
+            now = self._link.now
+            obstacles = {mode: self._obstacle(mode) for mode in self._modes}
+            news = self._forecaster.forecasts(now, self._modes, self._link.estimator.reading(now), obstacles)
+            mode = worth_joining(forecasts, news, now - began)
+            found = None if mode is None else self._asked(mode, now)
+            if mode is None or found is None:
+                continue
+            transfer, stages, lost_s, done_s = found
+            self.result.hedges += 1
+            settled = InferenceReport(mode, "", done_s - now, dict(stages), transfer.bytes_up, transfer.bytes_down, 1)
+            if done_s < ends:
+                self._link.at(done_s, functools.partial(self._settled, settled))
+                stages["compute_robot"] += done_s - began
+                self._known_already = True
+                return InferenceReport(
+                    mode, "", done_s - began, stages, transfer.bytes_up, 0, 1, hedged=True, wasted_s=ends - done_s
+                )
+            self._overdue_until_s = min(done_s, lost_s)
+            if done_s < NEVER:
+                self._link.at(done_s, functools.partial(self._settled, settled))
+            return alone
+        return alone
 
     def _settled(self, report: InferenceReport) -> None:
         now = self._link.now

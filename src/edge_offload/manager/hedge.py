@@ -11,13 +11,16 @@ import math
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable, Optional
 
 import torch
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.manager.runners import Attempt, FailedAttempt
+
+#: Seconds between two looks at whether the server has come back while the robot computes.
+JOIN_EVERY_S = 0.02
 
 Remote = Callable[[], Attempt]
 Local = Callable[[threading.Event], Attempt]
@@ -34,6 +37,7 @@ class Outcome:
         local_s: how long the local computation had run when the race ended (seconds).
         reason: why it is not the remote one; empty when it is.
         lost: what the remote attempt had put on the link when it failed; None if it did not fail.
+        remote_s: how long the remote attempt took, where it began later than the frame (seconds); nan elsewhere.
     """
 
     attempt: Attempt
@@ -42,6 +46,7 @@ class Outcome:
     local_s: float = 0.0
     reason: str = ""
     lost: Optional[FailedAttempt] = None
+    remote_s: float = math.nan
 
 
 class Hedge:
@@ -86,10 +91,36 @@ class Hedge:
         return self._race(self._out, local, began)
 
     def _race(self, out: Future, local: Local, began: float) -> Outcome:
-        late_s = time.monotonic() - began
-        enough = threading.Event()
-        started = time.monotonic()
+        started, enough = time.monotonic(), threading.Event()
+        return self._first(out, self._start(local, enough), enough, started, began)
+
+    def joined(self, local: Local, join: Callable[[float], Optional[Remote]], every_s: float = JOIN_EVERY_S) -> Outcome:
+        """One frame: local, and remote too as soon as there is a reason; the first valid result wins.
+
+        Args:
+            local: begins at once.
+            join: asked every ``every_s`` seconds, with the seconds since the begin, for a remote attempt to add.
+
+        Raises:
+            Exception: what the local computation raised, if no remote one was added or it failed as well.
+        """
+        self._let_straggler_end()
+        started, enough = time.monotonic(), threading.Event()
         rival = self._start(local, enough)
+        remote: Optional[Remote] = None
+        while remote is None:
+            done, _ = concurrent.futures.wait([rival], every_s)
+            if done:
+                return Outcome(rival.result(), False)
+            remote = join(time.monotonic() - started)
+        began = time.monotonic()
+        self._out, self._out_since_s = self._remote.submit(remote), began
+        found = self._first(self._out, rival, enough, started, began)
+        return replace(found, remote_s=time.monotonic() - began) if found.remote else found
+
+    def _first(self, out: Future, rival: Future, enough: threading.Event, started: float, began: float) -> Outcome:
+        """Who of the two is first; ``started``, ``began``: when the local and the remote computation did."""
+        late_s = max(0.0, started - began)
         concurrent.futures.wait([out, rival], return_when=concurrent.futures.FIRST_COMPLETED)
         if out.done() and out.exception() is None:
             enough.set()
@@ -107,10 +138,13 @@ class Hedge:
 
     def alone(self, local: Local) -> Attempt:
         """The local computation without a rival, once an earlier one that lost its race has left the processor."""
+        self._let_straggler_end()
+        return local(threading.Event())
+
+    def _let_straggler_end(self) -> None:
         straggler, self._straggler = self._straggler, None
         if straggler is not None:
             concurrent.futures.wait([straggler])
-        return local(threading.Event())
 
     def close(self) -> None:
         """Let the threads end when what they do is done."""

@@ -13,6 +13,34 @@ from typing import Mapping, Optional
 from edge_offload.manager.forecast import Forecast
 from edge_offload.modes import Mode
 
+#: What is left of a local computation must be longer than a remote one by this share for the server to be asked, too.
+JOIN_MARGIN = 0.1
+
+
+def worth_joining(before: Mapping[Mode, Forecast], now: Mapping[Mode, Forecast], elapsed_s: float) -> Optional[Mode]:
+    """A mode that would end a frame sooner than the robot, which has been computing it for ``elapsed_s`` seconds.
+
+    A frame of a slow robot that began in an outage need not go on to its end by itself when the link is back. Only what
+    has changed since the frame began counts: a policy that chose the robot although another mode was faster meant it.
+
+    Args:
+        before: the forecasts with which the frame began.
+        now: those of now.
+    """
+    local = before.get(Mode.LOCAL)
+    if local is None or not local.known:
+        return None
+    best: Optional[Mode] = None
+    best_s = (1 - JOIN_MARGIN) * (local.latency_s - elapsed_s)
+    for mode, forecast in now.items():
+        then = before.get(mode)
+        chosen_against = then is not None and not then.obstacle and then.latency_s <= local.latency_s
+        if mode is Mode.LOCAL or forecast.obstacle or not forecast.known or chosen_against:
+            continue
+        if forecast.latency_s + forecast.error_s < best_s:
+            best, best_s = mode, forecast.latency_s + forecast.error_s
+    return best
+
 
 class Refresher:
     """Says which mode a frame that is computed locally should ask, too. One thread at a time."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import threading
 import time
+from dataclasses import replace
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.execute.executor import ModuleExecutor, canonical_input
 from edge_offload.execute.fingerprint import fingerprint
-from edge_offload.execute.tensors import TensorSpec, pack
+from edge_offload.execute.tensors import TensorSpec
 from edge_offload.link.client import Client
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.replies import LinkState
@@ -23,7 +23,8 @@ from edge_offload.manager.forecast import Expected, Forecaster
 from edge_offload.manager.hedge import Hedge, Outcome
 from edge_offload.manager.patience import PatienceLimits
 from edge_offload.manager.policy import CANDIDATES, Situation
-from edge_offload.manager.refresh import Refresher
+from edge_offload.manager.refresh import Refresher, worth_joining
+from edge_offload.manager.results import tell_result
 from edge_offload.manager.runners import Attempt, FailedAttempt, LocalRunner, Runner
 from edge_offload.manager.server_load import ServerLoad
 from edge_offload.manager.server_mode import ServerRunner
@@ -31,10 +32,8 @@ from edge_offload.models import registry
 from edge_offload.modes import Mode
 from edge_offload.timing import InferenceReport
 
-#: Bytes of outputs that are reported to the server for those who watch there.
-MAX_REPORT_BYTES = 8 << 20
-
-_log = logging.getLogger(__name__)
+#: A local computation that takes less (seconds) is over before anybody could join it.
+WORTH_JOINING_S = 0.05
 
 
 class OffloadedModule:
@@ -224,17 +223,43 @@ class OffloadedModule:
             if not reason:
                 outcome = self._run_remotely(mode, canonical, deadline_s, meta or {})
                 reason = outcome.reason and f"{mode}: {outcome.reason}"
+        elif refresh and self._hedging and len(self._runners) > 1:
+            mode, outcome = self._run_and_join(canonical, meta or {})
         if outcome is None:
             outcome = Outcome(self._run_alone(canonical), remote=False)
         report = self._account(outcome, mode, reason, time.monotonic() - began)
         ran = report.mode
         attempt = outcome.attempt
         if self._report_results and meta is not None and ran is not Mode.SERVER:
-            self.report(attempt.outputs, report, meta)
+            tell_result(self._client, self.name, attempt.outputs, report, meta)
         return attempt.outputs, report
 
     def _run_alone(self, inputs: Sequence[torch.Tensor]) -> Attempt:
         return self._hedge.alone(lambda enough: self._local.run(inputs))
+
+    def _run_and_join(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any]) -> Tuple[Mode, Optional[Outcome]]:
+        """Locally; if the server comes back meanwhile and would be ready first, there too."""
+        began, before = time.monotonic(), self.situation(inputs).forecasts
+        local_s = self._local.expected_s()
+        asked = Mode.LOCAL
+
+        def join(elapsed_s: float) -> Optional[Callable[[], Attempt]]:
+            nonlocal asked
+            mode = worth_joining(before, self.situation(inputs).forecasts, elapsed_s)
+            if mode is None:
+                return None
+            asked = self._raced = mode
+            return lambda: self._runners[mode].run(inputs, None, local_s, meta)
+
+        if local_s < WORTH_JOINING_S or not self._racing.acquire(blocking=False):
+            return Mode.LOCAL, None
+        try:
+            outcome = self._hedge.joined(lambda enough: self._local.run(inputs, enough=enough), join)
+        finally:
+            self._racing.release()
+        if not outcome.hedged:
+            return Mode.LOCAL, replace(outcome, local_s=time.monotonic() - began)
+        return asked, outcome
 
     def _refreshed(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Tuple[Mode, Optional[Mode]]:
         """The mode to run in, and one to ask beside it, so that what is known of the candidates does not go stale."""
@@ -342,39 +367,13 @@ class OffloadedModule:
             wasted_s=wasted_s,
         )
         now = time.monotonic()
+        learnt = report
+        if outcome.remote and not math.isnan(outcome.remote_s):
+            # the server was asked when the robot had been computing for a while: that is no time of the server's
+            learnt = replace(report, total_s=outcome.remote_s, stages_s=dict(attempt.stages_s), hedged=False)
         with self._lock:
-            self.forecaster.note(now, report, self.reading(now))
+            self.forecaster.note(now, learnt, self.reading(now))
         return report
-
-    def report(self, outputs: Sequence[torch.Tensor], report: InferenceReport, meta: Mapping[str, Any]) -> bool:
-        """Tell the server a frame's result, for its operator; False when it could not be sent. Never waits."""
-        if self._client is None or self._client.state is not LinkState.READY:
-            return False
-        if sum(tensor.numel() * tensor.element_size() for tensor in outputs) > MAX_REPORT_BYTES:
-            return False
-        cost = {
-            "total_s": report.total_s,
-            "stages_s": dict(report.stages_s),
-            "bytes_up": report.bytes_up,
-            "bytes_down": report.bytes_down,
-            "round_trips": report.round_trips,
-            "emulated_slowdown": report.emulated_slowdown,
-            "fallback_reason": report.fallback_reason,
-        }
-        try:
-            descriptors, buffers = pack(outputs)
-            body = {
-                "model": self.name,
-                "mode": report.mode.value,
-                "meta": dict(meta),
-                "outputs": descriptors,
-                "cost": cost,
-            }
-            self._client.notify("report", body, buffers)
-        except EdgeOffloadError as error:
-            _log.debug("a result was not reported: %s", error)
-            return False
-        return True
 
 
 def _split_runner(*args: Any, **kwargs: Any) -> Runner:

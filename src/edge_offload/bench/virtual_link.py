@@ -1,0 +1,134 @@
+"""A link in virtual time: carries transfers and probes over a trace, and breaks as the real one does."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from concurrent.futures import Future
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+
+from edge_offload.link.estimate.estimator import ACTIVE, LinkEstimator
+from edge_offload.link.estimate.prober import PROBE, Prober
+from edge_offload.link.replies import LinkState, Transfer
+from edge_offload.link.trace import Trace
+
+#: As the link does it: silence before a connection is given up, back-off and handshake after packets flow again.
+SILENCE_S = 1.0
+BACK_TO_READY_S = 0.5
+#: What counts as no bandwidth at all (bytes per second).
+DEAD = 2e3
+TICK_S = 0.05
+NEVER = math.inf
+
+
+class VirtualLink:
+    """Looks like a client to the prober; carries its probes, and frames, over the trace."""
+
+    def __init__(self, trace: Trace, rtt_s: float) -> None:
+        self.trace, self.rtt_s = trace, rtt_s
+        self.estimator = LinkEstimator()
+        self.state = LinkState.READY
+        self.now = 0.0
+        self.free_up_s = self.free_down_s = 0.0
+        self.upload: Optional[Tuple[float, float, int]] = None  # begins, ends, bytes
+        self._events: List[Tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self.outstanding = 0
+        self._down = _outages(trace)
+
+    @property
+    def busy(self) -> bool:
+        return self.outstanding > 0
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._count), what))
+
+    def lost_within(self, begin: float, end: float) -> float:
+        """When the connection is given up between the two, NEVER if it is not."""
+        return min((a for a, b in self._windows(begin, end) if a < end and b > begin), default=NEVER)
+
+    def _windows(self, begin: float, end: float) -> List[Tuple[float, float]]:
+        period = self.trace.period_s
+        rounds = range(max(0, int(begin // period) - 1), int(min(end, begin + 2 * period) // period) + 1)
+        return [(a + k * period, b + k * period) for k in rounds for a, b in self._down]
+
+    def carry(self, sent: float, up: int, server_s: float, down: int) -> Transfer:
+        """One request and its reply; times are inf if it never gets through."""
+        begin = max(sent, self.free_up_s)
+        received = self.trace.finish(begin, up) + self.rtt_s / 2
+        answered = received + server_s
+        begin_down = max(answered, self.free_down_s)
+        back = NEVER if math.isinf(answered) else self.trace.finish(begin_down, down) + self.rtt_s / 2
+        return Transfer(sent, sent, received, answered, back, 1e-4, up, down)
+
+    def commit(self, transfer: Transfer, source: str) -> None:
+        """Let it take its time on the link."""
+        lost = self.lost_within(transfer.sent_s, transfer.received_s)
+        self.outstanding += 1
+        if lost < NEVER:
+            # what was under way goes with the connection
+            self.upload = (transfer.sent_s, lost, transfer.bytes_up)
+            self.at(lost, self._ended)
+            self.free_up_s = self.free_down_s = lost
+            return
+        self.free_up_s, self.free_down_s = transfer.server_received_s - self.rtt_s / 2, transfer.received_s
+        self.upload = (transfer.sent_s, transfer.server_received_s, transfer.bytes_up)
+
+        def arrived() -> None:
+            self._ended()
+            self.estimator.round_trip(transfer.received_s, self.rtt_s)
+            self.estimator.transfer(transfer, source)
+
+        self.at(transfer.received_s, arrived)
+
+    def _ended(self) -> None:
+        self.outstanding -= 1
+
+    def request(self, kind: str, body: Mapping[str, Any], buffers: Sequence[bytes], timeout_s: float = 0.0) -> Future:
+        assert kind == PROBE
+        self.commit(self.carry(self.now, len(buffers[0]) + 100, 0.0005, int(body["down"]) + 100), ACTIVE)
+        return Future()
+
+    def advance(self, to: float, prober: Prober) -> None:
+        """Let time pass."""
+        while self.now < to:
+            self.now = min(to, self.now + TICK_S)
+            while self._events and self._events[0][0] <= self.now:
+                heapq.heappop(self._events)[2]()
+            down = any(a <= self.now < b for a, b in self._windows(self.now, self.now + 1e-9))
+            if down and self.state is LinkState.READY:
+                self.state = LinkState.LOST
+                self.estimator.lost()
+            elif not down and self.state is LinkState.LOST:
+                self.state = LinkState.READY
+                self.estimator.round_trip(self.now, self.rtt_s)
+            self._progress()
+            prober.step(self.now)
+
+    def _progress(self) -> None:
+        if self.upload is None:
+            return
+        begins, ends, size = self.upload
+        if self.now >= ends:
+            self.estimator.progress(self.now, 0, 0)
+            self.upload = None
+        elif self.now > begins:
+            carried = self.trace.bytes_until(self.now) - self.trace.bytes_until(begins)
+            self.estimator.progress(self.now, size, int(min(size, carried)))
+
+
+def _outages(trace: Trace) -> List[Tuple[float, float]]:
+    """When there is no connection: from a second of silence on until it is up again."""
+    found: List[Tuple[float, float]] = []
+    since: Optional[float] = None
+    for start, rate in zip(trace.starts_s, trace.bytes_per_s):
+        if rate >= DEAD:
+            if since is not None and start - since > SILENCE_S:
+                found.append((since + SILENCE_S, start + BACK_TO_READY_S))
+            since = None
+        elif since is None:
+            since = start
+    if since is not None and trace.period_s - since > SILENCE_S:
+        found.append((since + SILENCE_S, trace.period_s + BACK_TO_READY_S))
+    return found

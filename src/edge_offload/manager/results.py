@@ -1,0 +1,56 @@
+"""Tells the server the results of frames that it did not compute, for its operator."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Mapping, Optional, Sequence
+
+import torch
+
+from edge_offload.errors import EdgeOffloadError
+from edge_offload.execute.tensors import pack
+from edge_offload.link.client import Client
+from edge_offload.link.replies import LinkState
+from edge_offload.timing import InferenceReport
+
+#: Bytes of outputs that are reported for those who watch there.
+MAX_REPORT_BYTES = 8 << 20
+
+_log = logging.getLogger(__name__)
+
+
+def tell_result(
+    client: Optional[Client],
+    model: str,
+    outputs: Sequence[torch.Tensor],
+    report: InferenceReport,
+    meta: Mapping[str, Any],
+) -> bool:
+    """Tell the server a frame's result; False when it could not be sent. Never waits."""
+    if client is None or client.state is not LinkState.READY:
+        return False
+    if sum(tensor.numel() * tensor.element_size() for tensor in outputs) > MAX_REPORT_BYTES:
+        return False
+    cost = {
+        "total_s": report.total_s,
+        "stages_s": dict(report.stages_s),
+        "bytes_up": report.bytes_up,
+        "bytes_down": report.bytes_down,
+        "round_trips": report.round_trips,
+        "emulated_slowdown": report.emulated_slowdown,
+        "fallback_reason": report.fallback_reason,
+    }
+    try:
+        descriptors, buffers = pack(outputs)
+        body = {
+            "model": model,
+            "mode": report.mode.value,
+            "meta": dict(meta),
+            "outputs": descriptors,
+            "cost": cost,
+        }
+        client.notify("report", body, buffers)
+    except EdgeOffloadError as error:
+        _log.debug("a result was not reported: %s", error)
+        return False
+    return True
