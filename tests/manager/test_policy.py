@@ -11,6 +11,7 @@ from edge_offload.errors import BadInput
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.manager.forecast import Forecast, Forecaster
 from edge_offload.manager.policy import (
+    Decision,
     EnergyPolicy,
     FixedPolicy,
     Knobs,
@@ -18,6 +19,7 @@ from edge_offload.manager.policy import (
     Manager,
     OraclePolicy,
     Situation,
+    chooses,
     make_policy,
 )
 from edge_offload.modes import Mode
@@ -146,6 +148,24 @@ def test_policies_by_name_and_absurd_knobs():
         make_policy("best")
     with pytest.raises(BadInput, match="out of range"):
         Knobs(margin=-1)
+
+
+class Mine:
+    """A policy of a user's own."""
+
+    name = "mine"
+
+    def decide(self, situation):
+        return Decision(Mode.LOCAL, "as I please", self.name)
+
+
+def test_own_policies_choose_and_modes_that_are_held_do_not():
+    for choosing in ("auto", "latency", "energy", "mine", "my_package.policies:Mine"):
+        assert chooses(choosing)
+    assert chooses(make_policy(f"{__name__}:Mine").decide(Situation(0.0, {})).policy)
+    for held in ("local", "server", "split", "fixed", "service"):
+        assert not chooses(held)
+    assert not chooses(decide(FixedPolicy(Mode.SERVER), {}).policy)
 
 
 def test_dry_run_keeps_the_mode_and_says_what_it_would_do():

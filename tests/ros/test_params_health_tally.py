@@ -9,6 +9,7 @@ from edge_offload.errors import BadInput
 from edge_offload.modes import Mode
 from edge_offload.nodes import params as parameters
 from edge_offload.nodes.health import ERROR, OK, WARN, Health
+from edge_offload.nodes.link_watch import LinkWatch
 from edge_offload.nodes.params import Param
 from edge_offload.nodes.tally import Tally, table
 from edge_offload.timing import InferenceReport
@@ -52,6 +53,27 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(raw, words):
 
 def test_misspelt_parameters_are_found():
     assert parameters.unknown(DECLARED, {"rate": 1, "frams": 2}) == ["frams"]
+
+
+def test_an_absent_server_is_amber_for_a_policy_and_red_for_who_asked_for_it_by_name():
+    def judge(watch, now, held, ready=False):
+        return watch.judge(now, ready, "tcp://edge:5599", "connection refused", held)
+
+    for held, lasting in ((False, WARN), (True, ERROR)):
+        watch = LinkWatch()
+        assert judge(watch, 0.0, held, ready=True) is None
+        level, words = judge(watch, 5.0, held)
+        assert level == WARN, "an interruption"
+        assert "tcp://edge:5599: connection refused" in words
+        level, words = judge(watch, 15.5, held)
+        assert level == lasting
+        assert "for more than 10 s: connection refused" in words
+        assert "every frame is computed on the robot" in words
+        assert "check that 'edge-offload serve' runs there" in words
+        assert judge(watch, 16.0, held) == judge(watch, 17.0, held), "told once, not every second"
+        assert "a minute" in judge(watch, 70.0, held)[1]
+        assert judge(watch, 71.0, held, ready=True) is None
+        assert judge(watch, 72.0, held)[0] == WARN, "it had been back"
 
 
 def test_health_reports_the_worst_condition_first_and_forgets_what_is_over():

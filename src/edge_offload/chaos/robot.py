@@ -98,7 +98,7 @@ def main() -> int:
     from edge_offload.link.client import Client
     from edge_offload.link.estimate.prober import Prober
     from edge_offload.link.keys import KeyStore
-    from edge_offload.manager.policy import FixedPolicy, LatencyPolicy, Manager
+    from edge_offload.manager.policy import FixedPolicy, LatencyPolicy, Manager, chooses
     from edge_offload.manager.runtime import OffloadedModule
     from edge_offload.modes import Mode
 
@@ -140,7 +140,7 @@ def main() -> int:
         began = time.monotonic()
         situation = offloaded.situation([picture])
         decision = managers[number % len(managers)].decide(situation)
-        outputs, report = offloaded.run([picture], decision.mode)
+        outputs, report = offloaded.run([picture], decision.mode, refresh=chooses(decision.policy))
         equal = all(torch.equal(one, other) for one, other in zip(outputs, expected[number % len(pictures)]))
         results += 1
         say(

@@ -14,8 +14,10 @@ from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 
 from edge_offload.errors import BadInput
 from edge_offload.manager.forecast import Forecast
-from edge_offload.modes import AUTO, Mode
+from edge_offload.modes import AUTO, Mode, names
 
+#: What ``Decision.policy`` says of a mode that is held, by configuration or because somebody asked for it.
+FIXED, SERVICE = "fixed", "service"
 #: So many times the margin is reason enough to switch at once.
 CLEARLY = 4.0
 #: A mode that is better by less than the margin is switched to after so many decisions in a row.
@@ -50,7 +52,7 @@ class Decision:
 
     mode: Mode
     reason: str
-    policy: str = "fixed"
+    policy: str = FIXED
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class FixedPolicy:
 
     mode: Mode
     reason: str = "fixed by configuration"
-    name: str = "fixed"
+    name: str = FIXED
 
     def decide(self, situation: Situation) -> Decision:
         """The configured mode."""
@@ -228,6 +230,12 @@ class OraclePolicy:
         latencies = self.latencies_s(situation.now_s)
         mode = min(latencies, key=lambda mode: latencies[mode])
         return Decision(mode, f"{mode} will take {latencies[mode] * 1e3:.0f} ms", self.name)
+
+
+def chooses(policy: str) -> bool:
+    """Whether a policy of this name (``Decision.policy``, or what was asked for) decides by forecasts: one of
+    :data:`POLICIES` or an own one. A mode that is held does not."""
+    return policy not in (FIXED, SERVICE, *names())
 
 
 #: Policies that can be asked for by name. ``auto`` is the default one.

@@ -20,7 +20,8 @@ from edge_offload.models.registry import build_estimator, state_hash
 from edge_offload.modes import Mode, parse_mode
 from edge_offload.nodes.compose import duration
 from edge_offload.nodes.cores import resolve
-from edge_offload.nodes.health import Health
+from edge_offload.nodes.health import ERROR, Health
+from edge_offload.nodes.link_watch import LinkWatch
 from edge_offload.nodes.params import Param
 from edge_offload.split.networks import synthetic_frame
 from edge_offload.timing import InferenceReport
@@ -62,6 +63,7 @@ class Network:
         self._params = params
         self._health = health
         self._pinned = False
+        self._watch = LinkWatch()
         self._module: Optional[OffloadedModule] = None
         self._pin()
         self.estimator = self.build()
@@ -165,19 +167,28 @@ class Network:
         if self._client is not None:
             self._client.estimator.adopt(time.monotonic(), reading)
 
-    def refresh(self, needed: bool) -> None:
-        """Say on /diagnostics how the link stands; ``needed``: the mode asked for cannot do without it."""
+    def refresh(self, needed: bool, held: bool = False) -> None:
+        """Say on /diagnostics how the link stands.
+
+        Args:
+            needed: whether somebody misses the server while it is away.
+            held: whether that is because a mode was asked for by name, instead of a policy that chooses.
+        """
         if self._module is None:
             return
         for mode, state in self._module.state().items():
             self._health.value(f"mode {mode}", state)
+        ready = self._client is not None and self._client.state is LinkState.READY
+        if self._client is not None:
+            wrong = self._watch.judge(time.monotonic(), ready, self._client.address, self._client.cause, held)
         if not needed:
             self._health.clear("link")
             self._health.clear("fallback")
         elif self._client is None:
             self._health.warn("link", "no server is configured (~server), so everything runs on the robot")
-        elif self._client.state is not LinkState.READY:
-            self._health.warn("link", f"no server at {self._client.address}: {self._client.cause}")
+        elif wrong is not None:
+            level, words = wrong
+            (self._health.error if level == ERROR else self._health.warn)("link", words)
         else:
             self._health.clear("link")
         if self._client is not None and self._client.clock.warning and self._client.state is LinkState.READY:

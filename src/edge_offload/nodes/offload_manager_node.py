@@ -32,7 +32,17 @@ from typing import Any, ClassVar, Dict, Optional, Tuple
 import rospy
 
 from edge_offload.errors import BadInput
-from edge_offload.manager.policy import POLICIES, Decision, FixedPolicy, Knobs, Manager, Situation, make_policy
+from edge_offload.manager.policy import (
+    POLICIES,
+    SERVICE,
+    Decision,
+    FixedPolicy,
+    Knobs,
+    Manager,
+    Situation,
+    chooses,
+    make_policy,
+)
 from edge_offload.modes import AUTO, TABLE, Mode, names
 from edge_offload.nodes import reconfigure
 from edge_offload.nodes.base import Node
@@ -149,7 +159,7 @@ class OffloadManagerNode(Node):
         except BadInput as error:
             return SetModeResponse(False, str(error))
         if isinstance(policy, FixedPolicy):
-            policy.name = "service"
+            policy.name = SERVICE
         with self._lock:
             before = self._told.mode if self._told is not None else Mode.LOCAL
             self._manager.policy = policy
@@ -173,7 +183,7 @@ class OffloadManagerNode(Node):
             return
         cause = message.fallback_reason or "the change has not reached the node yet"
         # a policy looks for another mode by itself; one that was asked for and does not run is worth a warning
-        if told.policy not in POLICIES or (TABLE[told.mode].needs_link and message.fallback_reason):
+        if not chooses(told.policy) or (TABLE[told.mode].needs_link and message.fallback_reason):
             self.health.warn("mode", f"{told.mode} is in force, {message.mode} ran: {cause}")
 
 

@@ -9,7 +9,7 @@ import rospy
 from std_msgs.msg import Header
 
 from edge_offload.link.estimate.estimator import ACTIVE, LinkReading
-from edge_offload.manager.policy import POLICIES
+from edge_offload.manager.policy import POLICIES, chooses
 from edge_offload.modes import TABLE, Mode, names, parse_mode
 from edge_offload.nodes.base import Node
 from edge_offload.nodes.compose import duration, forecast_message, latency_message
@@ -88,7 +88,7 @@ class OffloadedNode(Node):
         left = max(0.0, deadline - (time.monotonic() - frame.received_s)) if deadline else None
         header = frame.message.header
         told: Dict[str, Any] = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, **meta}
-        return self._network.run(inputs, self._mode, left, told, refresh=self._policy in POLICIES)
+        return self._network.run(inputs, self._mode, left, told, refresh=chooses(self._policy))
 
     def account(self, header: Any, report: InferenceReport, energy: float, measured: bool) -> None:
         """Tell what a frame cost, and what the next one would in each mode."""
@@ -133,5 +133,6 @@ class OffloadedNode(Node):
         self.health.value("results", self._results)
         self.health.value("mode asked for", f"{self._mode} ({self._mode_reason})")
         # a policy that makes do without the server still misses it
-        chooses = self._policy in POLICIES and bool(self.params["server"])
-        self._network.refresh(needed=TABLE[self._mode].needs_link or chooses)
+        choosing = chooses(self._policy)
+        missed = TABLE[self._mode].needs_link or (choosing and bool(self.params["server"]))
+        self._network.refresh(missed, held=not choosing)
