@@ -28,17 +28,20 @@ class Ahead:
         self.nodes: Dict[int, Node] = {}
         self._calls: OrderedDict[Tuple[int, Tuple[Tuple[int, int], ...]], Entry] = OrderedDict()
         self._segments: OrderedDict[Tuple[int, Tuple[int, ...]], Segment] = OrderedDict()
+        self._plain: Dict[int, Tuple[List[int], Segment]] = {}
 
     def forget(self) -> None:
         """Drop all nodes."""
         self.nodes.clear()
         self._calls.clear()
         self._segments.clear()
+        self._plain.clear()
 
     def define(self, number: int, node: Node) -> None:
         """Add a node, in place of the one that had this number."""
         if len(self.nodes) >= self.session.limits.segments or len(node.words) > self.session.limits.words:
             raise BadInput("the session defines too many or too long nodes")
+        self._plain.pop(number, None)
         if number in self.nodes:
             for old in [key for key in self._segments if key[0] == number]:
                 del self._segments[old]
@@ -106,10 +109,28 @@ class Ahead:
         changes: Dict[int, List[Tuple[int, int]]] = {}
         for patch, value in zip(node.patches, integers):
             changes.setdefault(patch.call, []).append((patch.offset, value))
+        plain = self._plain.get(number)
+        if plain is None:
+            plain = self._plain[number] = self._unchanged(node)
+        indices, like = plain
+        if any(call >= len(indices) for call in changes):
+            raise ProtocolError("a node changes a call that it has not")
+        segment = like.copy()
+        for call, changed in changes.items():
+            entry, references, least = segment.calls[call]
+            segment.calls[call] = self._changed(indices[call], entry, changed), references, least
+        self._segments[number, integers] = segment
+        while len(self._segments) > MAX_SEGMENTS:
+            self._segments.popitem(last=False)
+        return segment
+
+    def _unchanged(self, node: Node) -> Tuple[List[int], Segment]:
+        """The numbers of a node's calls, and the segment that they are with the integers of their definitions."""
         entries = self.session.entries
+        indices: List[int] = []
         segment = Segment()
         segment.first_new = len(node.live)
-        position = call = 0
+        position = 0
         while position < len(node.words):
             index = node.words[position]
             entry = entries[index] if index < len(entries) else ProtocolError("a node uses a call that is not defined")
@@ -118,15 +139,11 @@ class Ahead:
             stop = position + 1 + len(entry.parsed.storages)
             if stop > len(node.words):
                 raise ProtocolError("a node ends inside a call")
-            if call in changes:
-                entry = self._changed(index, entry, changes[call])
             segment.add(entry, node.words[position + 1 : stop])
-            position, call = stop, call + 1
+            indices.append(index)
+            position = stop
         segment.finish()
-        self._segments[number, integers] = segment
-        while len(self._segments) > MAX_SEGMENTS:
-            self._segments.popitem(last=False)
-        return segment
+        return indices, segment
 
     def _changed(self, index: int, entry: Entry, changes: List[Tuple[int, int]]) -> Entry:
         """Call ``index`` of the session with other integers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import struct
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
@@ -128,7 +127,8 @@ class Entry:
         Raises:
             ProtocolError: more than integers differ.
         """
-        made = copy.copy(self)
+        made = Entry.__new__(Entry)
+        made.__dict__.update(self.__dict__)
         made.key, made.parsed = key, parse_key(key)
         made.results, made.fixed = None, False
         new, old = made.parsed, self.parsed

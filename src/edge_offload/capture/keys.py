@@ -5,6 +5,7 @@ Nothing here executes anything: a key becomes an argument list with holes for th
 
 from __future__ import annotations
 
+import functools
 import struct
 from dataclasses import dataclass, field
 from typing import Any, List, NamedTuple, Tuple
@@ -111,6 +112,11 @@ def parse_key(data: bytes) -> ParsedKey:
     return reader.parsed
 
 
+@functools.lru_cache(maxsize=256)
+def _plan(form: str) -> struct.Struct:
+    return struct.Struct("<" + form)
+
+
 class _Reader:
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -118,8 +124,9 @@ class _Reader:
         self.parsed = ParsedKey()
 
     def take(self, form: str) -> Tuple[Any, ...]:
-        values = struct.unpack_from("<" + form, self.data, self.position)
-        self.position += struct.calcsize("<" + form)
+        plan = _plan(form)
+        values = plan.unpack_from(self.data, self.position)
+        self.position += plan.size
         return values
 
     def integers(self, count: int) -> Tuple[int, ...]:

@@ -58,6 +58,14 @@ class Segment:
         self.written.update(references[position] for position in entry.written)
         self.random = self.random or entry.random
 
+    def copy(self) -> Segment:
+        """The same calls; other entries may be put in their place if they touch the same storages."""
+        made = Segment()
+        made.calls = self.calls.copy()
+        made.written, made.last_used, made.random = self.written, self.last_used, self.random
+        made.first_new = self.first_new
+        return made
+
     def finish(self) -> None:
         """Work out after which call each storage is not used any more."""
         last = {canonical: index for index, (_, references, _) in enumerate(self.calls) for canonical in references}
