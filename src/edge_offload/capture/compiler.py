@@ -171,9 +171,8 @@ class _Compiler:
         ]
         target, several, made = self._results(index, entry, ordinal)
         done, dropped = self._over(index, references)
-        assert entry.overload is not None
         return Instruction(
-            entry, getattr(entry.overload, "_op", entry.overload), arguments[: entry.positional],
+            entry, entry.kernel, arguments[: entry.positional],
             dict(zip(entry.keywords, arguments[entry.positional :])), tuple(fetched), tuple(holes), tuple(lists),
             target, several, made, done, dropped,
         )  # fmt: skip

@@ -100,6 +100,7 @@ class Entry:
         self.written: List[int] = []
         self.random = name in (SEED, RESTORE)
         self.overload: Optional[Callable[..., Any]] = None
+        self.kernel: Callable[..., Any] = _no_kernel
         self.number_count = len(self.parsed.numbers) + (name == SEED)
         self.host_count = len(self.parsed.hosts)
         self.operands: List[Tuple[int, Layout]] = list(zip(self.parsed.tensor_references, self.parsed.tensors))
@@ -111,6 +112,7 @@ class Entry:
             return
         try:
             self.overload = resolve(name)
+            self.kernel = getattr(self.overload, "_op", self.overload)  # what an overload calls in turn
             if schema and schema != schema_checksum(name):
                 raise Unsupported(
                     f"operator {name!r} is another one in the robot's torch than in the server's {torch.__version__}",
@@ -130,7 +132,7 @@ class Entry:
         made = Entry.__new__(Entry)
         made.__dict__.update(self.__dict__)
         made.key, made.parsed = key, parse_key(key)
-        made.results, made.fixed = None, False
+        made.claimed, made.results, made.fixed = None, None, False
         new, old = made.parsed, self.parsed
         if (new.storages, new.tensor_references, new.numbers, new.strange, len(new.hosts), len(new.arguments)) != (
             old.storages, old.tensor_references, old.numbers, old.strange, len(old.hosts), len(old.arguments)
@@ -184,6 +186,10 @@ class Entry:
             for i, v in enumerate(self.arguments)
             if isinstance(v, list) and any(isinstance(x, (Operand, list)) for x in v)
         ]
+
+
+def _no_kernel(*arguments: Any, **named: Any) -> Any:
+    raise ProtocolError("a call that is no operator has no kernel")
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:

@@ -220,9 +220,9 @@ class DeviceSession:
         try:
             if entry.keywords:
                 named = dict(zip(entry.keywords, arguments[entry.positional :]))
-                returned = entry.overload(*arguments[: entry.positional], **named)
+                returned = entry.kernel(*arguments[: entry.positional], **named)
             else:
-                returned = entry.overload(*arguments)
+                returned = entry.kernel(*arguments)
         except Exception as error:
             raise CallFailed(entry.name, error) from None
         returns = returned if isinstance(returned, tuple) else (returned,) if returned is not None else ()
@@ -238,15 +238,18 @@ class DeviceSession:
         described: List[Any] = []
         entry.results = []
         entry.fixed = True
+        told = describe or entry.claimed is not None
         for value in returns:
             if isinstance(value, torch.Tensor) or value is None:
                 result = self._classify(entry, value, tensors, slots, new)
                 entry.results.append(("t", [result]))
-                described.append(["t", result.to_wire()])
+                if told:
+                    described.append(["t", result.to_wire()])
             elif isinstance(value, (list, tuple)):
                 results = [self._classify(entry, item, tensors, slots, new) for item in value]
                 entry.results.append(("l", results))
-                described.append(["l", [result.to_wire() for result in results]])
+                if told:
+                    described.append(["l", [result.to_wire() for result in results]])
             else:
                 entry.results.append(("v", []))
                 described.append(["v", value])
