@@ -41,6 +41,7 @@ class Message:
         forget: whether calls, segments and nodes are to be forgotten first.
         nodes: new nodes: number and node.
         course: what to run ahead once the steps are done.
+        fetch: storages whose bytes are wanted, as they are after the steps.
     """
 
     entries: List[Tuple[str, bytes, Optional[List[Any]], int]] = field(default_factory=list)
@@ -53,6 +54,7 @@ class Message:
     forget: bool = False
     nodes: List[Tuple[int, Node]] = field(default_factory=list)
     course: Optional[Course] = None
+    fetch: List[int] = field(default_factory=list)
 
     def to_wire(self) -> List[Buffer]:
         """As buffers: facts (msgpack), the small payloads in a row, then each large payload."""
@@ -83,6 +85,8 @@ class Message:
             facts["segments"] = [list(segment) for segment in self.segments]
         if self.freed:
             facts["freed"] = _packed(self.freed)
+        if self.fetch:
+            facts["fetch"] = _packed(self.fetch)
         if self.forget:
             facts["forget"] = True
         if self.nodes:
@@ -100,11 +104,13 @@ class Answer:
     """What came back: one outcome per step that ran, what stopped the others, and what ran ahead.
 
     ``ran``: index of a node in the course, its first new storage, and its outcome, in the order in which they ran.
+    ``fetched``: bytes of the storages that were wanted.
     """
 
     outcomes: List[Outcome]
     error: Optional[Exception] = None
     ran: List[Tuple[int, int, Outcome]] = field(default_factory=list)
+    fetched: List[Buffer] = field(default_factory=list)
 
 
 def parse_message(buffers: Sequence[Buffer]) -> Message:
@@ -127,6 +133,7 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
         message.first_entry = _count(facts.get("first_entry", 0))
         message.segments = [(_count(number), _raw(words)) for number, words in facts.get("segments", ())]
         message.freed = list(_words(facts.get("freed", b"")))
+        message.fetch = list(_words(facts.get("fetch", b"")))
         message.nodes = [(_count(number), parse_node(node)) for number, node in facts.get("nodes", ())]
         used = 0
 
@@ -163,6 +170,7 @@ def serve(session: DeviceSession, buffers: Sequence[Buffer]) -> List[Buffer]:
     ran: List[Tuple[int, int, Outcome]] = []
     error: Optional[Dict[str, Any]] = None
     freed: List[int] = []
+    fetched: List[Buffer] = []
     try:
         message = parse_message(buffers)
         freed = message.freed
@@ -182,6 +190,7 @@ def serve(session: DeviceSession, buffers: Sequence[Buffer]) -> List[Buffer]:
             outcomes.append(session.run(step, speculative=index >= message.speculative_from))
         if message.course is not None:
             ran = session.ahead.run(message.course, (message.steps[-1], outcomes[-1]) if outcomes else None)
+        fetched = [_storage_bytes(session.slot(number).storage) for number in message.fetch]
     except CallFailed as failure:
         error = {"operator": failure.operator, "kind": failure.kind, "text": failure.text}
     except EdgeOffloadError as failure:
@@ -200,9 +209,11 @@ def serve(session: DeviceSession, buffers: Sequence[Buffer]) -> List[Buffer]:
         if outcome.results is not None:
             item["results"] = outcome.results
         facts["outcomes"].append(item)
+    if fetched:
+        facts["fetched"] = len(fetched)
     if error is not None:
         facts["error"] = error
-    return [msgpack.packb(facts, use_bin_type=True), *replies]
+    return [msgpack.packb(facts, use_bin_type=True), *replies, *fetched]
 
 
 def parse_answer(buffers: Sequence[Buffer]) -> Answer:
@@ -230,6 +241,7 @@ def parse_answer(buffers: Sequence[Buffer]) -> Answer:
         for (index, base), outcome in zip(ran, answer.outcomes[first:]):
             answer.ran.append((_count(index), _count(base), outcome))
         del answer.outcomes[first:]
+        answer.fetched = list(buffers[used : used + _count(facts.get("fetched", 0))])
         if "error" in facts:
             answer.error = _exception(_map(facts["error"]))
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, msgpack.UnpackException) as error:
@@ -280,6 +292,10 @@ def tensor_bytes(tensor: torch.Tensor) -> Buffer:
         if tensor.dtype in _NUMBERS:
             return tensor.detach().numpy().data
         return flat_bytes(tensor).numpy().data
+
+
+def _storage_bytes(storage: torch.UntypedStorage) -> Buffer:
+    return tensor_bytes(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu())
 
 
 def _packed(values: Sequence[int]) -> bytes:
