@@ -35,6 +35,7 @@ class Settings:
         resume_s: how long a broken connection may take to come back.
         device, threads: of the executor on this machine.
         tally: file for what the run cost, written when the program ends; empty: none.
+        slowdown: in mode split, a robot that is so many times slower is emulated.
     """
 
     mode: str = "replay"
@@ -47,6 +48,7 @@ class Settings:
     device: str = "cpu"
     threads: int = 0
     tally: str = ""
+    slowdown: float = 1.0
 
     @staticmethod
     def from_environment(environment: Mapping[str, str]) -> Settings:

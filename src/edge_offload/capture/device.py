@@ -15,7 +15,7 @@ import importlib.util
 import json
 import os
 import sys
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional
 
 from edge_offload.capture import build
 from edge_offload.capture.connect import ENVIRONMENT
@@ -26,6 +26,7 @@ from edge_offload.modes import Mode, parse_mode
 CHOICE = "EDGE_OFFLOAD_DEVICE"
 NATIVE, PYTHON = "native", "python"
 MODES = (Mode.PER_OP, Mode.CACHED, Mode.LAZY, Mode.REPLAY)
+MakeRecorder = Callable[[Any, Any, Mode], Any]
 _installed: Optional[Installed] = None
 
 
@@ -104,23 +105,27 @@ def preload() -> Optional[build.Libraries]:
     return libraries
 
 
-def install(libraries: Optional[build.Libraries], remote: Any, mode: Mode) -> Installed:
+def install(
+    libraries: Optional[build.Libraries], remote: Any, mode: Mode, make: Optional[MakeRecorder] = None
+) -> Installed:
     """Make ``cuda`` the virtual device in this process; torch must have been imported after :func:`preload`.
 
     Args:
         libraries: from :func:`preload`; None: the device in pure Python.
         remote: where operators run (:class:`~edge_offload.capture.remote.Remote`).
-        mode: one of per_op, cached, lazy, replay.
+        mode: one of per_op, cached, lazy, replay; with ``make`` the one that its recorder knows.
+        make: makes the recorder of the native module, the remote and the mode; the usual one without it.
 
     Raises:
         BadInput: another mode.
     """
     global _installed
-    _check_mode(mode)
     from edge_offload.capture.recorder import Recorder
 
+    if make is None:
+        _check_mode(mode)
     native = _load_native(libraries) if libraries is not None else _python()
-    recorder = Recorder(native, remote, mode)
+    recorder = (make or Recorder)(native, remote, mode)
     native.install(recorder)
     native.trust(operators_with_exact_shapes())
     native.per_call(mode in (Mode.PER_OP, Mode.CACHED))
@@ -217,15 +222,25 @@ def installed() -> Optional[Installed]:
 
 def from_environment() -> Installed:
     """Install as the launcher asked for in the environment (called once torch has been imported)."""
-    libraries = build.existing() if backend() == NATIVE else None
-    if libraries is None and backend() == NATIVE:
-        raise Unsupported("the native device has not been built", remedy="start the program with 'edge-offload exec'")
+    libraries = built_libraries()
     mode = parse_mode(os.environ.get(f"{ENVIRONMENT}_MODE", "replay"))
     made = install(libraries, _remote(), mode)
     tally = os.environ.get(f"{ENVIRONMENT}_TALLY", "")
     if tally:
         atexit.register(made.write_tally, tally)  # runs before the connection is closed
     return made
+
+
+def built_libraries() -> Optional[build.Libraries]:
+    """What the launcher built; None for the device in pure Python.
+
+    Raises:
+        Unsupported: it built nothing.
+    """
+    libraries = build.existing() if backend() == NATIVE else None
+    if libraries is None and backend() == NATIVE:
+        raise Unsupported("the native device has not been built", remedy="start the program with 'edge-offload exec'")
+    return libraries
 
 
 def _remote() -> Any:

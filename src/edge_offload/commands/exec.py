@@ -15,6 +15,9 @@ modes:
   lazy     calls wait for the next host read and travel together
   cached   every call is a round trip; queries are answered here
   per_op   every call and every query is a round trip
+  split    an executor process here computes; inferences that come again and again are recorded and divided between
+           it and the server, operator by operator, where that is faster (--server is needed; the server may come and
+           go). Results are those of the whole network up to rounding
 
 When the connection breaks, the program waits up to --resume seconds for its return and goes on where it was. After
 that, or when the server has been restarted, calls on the device raise edge_offload.errors.LinkLost.
@@ -27,7 +30,7 @@ import os
 
 from edge_offload.errors import BadInput
 
-MODES = ("per_op", "cached", "lazy", "replay")
+MODES = ("per_op", "cached", "lazy", "replay", "split")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=int, default=0, help="torch threads of the executor; 0 leaves torch's choice")
     parser.add_argument("--tally", default="", metavar="FILE", help="write what the run cost as JSON when it ends")
+    parser.add_argument("--slowdown", type=float, default=1.0, metavar="K",
+                        help="mode split: emulate a robot that is K times slower (default: %(default)g)")  # fmt: skip
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the program and its arguments")
 
 
@@ -70,7 +75,12 @@ def run(args: argparse.Namespace) -> int:
         args.device,
         args.threads,
         args.tally,
+        args.slowdown,
     )
+    if args.mode == "split" and not args.server:
+        raise BadInput("mode split needs a server", remedy="name one with --server, or use mode lazy")
+    if args.slowdown < 1.0:
+        raise BadInput(f"--slowdown {args.slowdown:g}", remedy="a factor of at least 1")
     connect.check(settings)
     if device.backend() == device.PYTHON:
         connect.say("the device runs in pure Python, slower and for fewer programs; with g++ installed it is native")

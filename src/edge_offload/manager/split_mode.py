@@ -12,6 +12,7 @@ import logging
 import statistics
 import threading
 import time
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -42,8 +43,14 @@ from edge_offload.split.runtime.tables import ReadyPlan, ready
 from edge_offload.split.runtime.tracing import trace
 from edge_offload.split.space import Space
 
-BANDWIDTHS = (0.1e6, 0.25e6, 0.5e6, *(k * 1e6 for k in range(1, 31)))
-"""Bytes per second for which plans are made."""
+BANDWIDTHS = tuple(
+    1e6 * rate
+    for rate in (
+        0.1, 0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.4, 1.6, 1.8, 2, 2.3, 2.6, 3, 3.5, 4, 4.5,
+        5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 22, 24, 27, 30,
+    )
+)  # fmt: skip
+"""Bytes per second for which plans are made: close to each other where a frame takes most of its time on the link."""
 UNKNOWN_BANDWIDTH = 5e6
 """Taken for granted until the link has shown what it carries."""
 REQUEST_S = 1.5e-3
@@ -62,7 +69,7 @@ Compute = Callable[[Sequence[torch.Tensor]], Attempt]
 
 
 @dataclass
-class _Opening:
+class Opening:
     """A split on its way to being open, or open, for one set of input shapes on one connection."""
 
     connection: int
@@ -117,7 +124,7 @@ class SplitRunner:
         self.patience = Patience(limits)
         self.counted: Optional[Counted] = None
         self._known: Dict[Specs, Tuple[Network, Profile, Mapping[int, torch.Tensor]]] = {}
-        self._openings: Dict[Specs, _Opening] = {}
+        self._openings: Dict[Specs, Opening] = {}
         self._runs = itertools.count(1)
         self._lock = threading.Lock()
         self._learning = threading.Lock()
@@ -135,7 +142,7 @@ class SplitRunner:
             opening = self._openings.get(specs)
             stale = opening is None or opening.connection != connection
             if stale or (opening is not None and opening.problem and time.monotonic() >= opening.retry_s):
-                opening = self._openings[specs] = _Opening(connection)
+                opening = self._openings[specs] = Opening(connection)
                 examples = [tensor.clone() for tensor in inputs]
                 threading.Thread(
                     target=self._open, args=(specs, opening, examples), name="edge-offload-split", daemon=True
@@ -152,6 +159,19 @@ class SplitRunner:
         with self._lock:
             opening = self._openings.get(tuple(TensorSpec.of(tensor) for tensor in inputs))
         return None if opening is None else opening.planned
+
+    def stays_local(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether the plan for the bandwidth of the moment leaves everything to the robot."""
+        planned = self.planned(inputs)
+        return planned is not None and planned.plans[planned.choose(self._bandwidth())].plan.is_local
+
+    def close(self) -> None:
+        """Give the server's half up; nothing is open afterwards."""
+        with self._lock:
+            openings, self._openings = list(self._openings.values()), {}
+        for opening in openings:
+            if opening.handle is not None and opening.connection == self._client.counters["connections"]:
+                self._client.request("split_close", {"handle": opening.handle})
 
     def replan(self, inputs: Sequence[torch.Tensor], planner: str, codecs: bool = True) -> Planned:
         """Plan again with another planner, and put its plans in force on both sides; blocks. For experiments.
@@ -224,7 +244,7 @@ class SplitRunner:
                 return f"{len(plans)} plans by {self._planner}, {shared} of them split operators"
         return "not asked for yet" if not openings else self._under_way(openings[-1])
 
-    def _under_way(self, opening: _Opening) -> str:
+    def _under_way(self, opening: Opening) -> str:
         return f"the split of {self._name!r} is being planned: {opening.doing}"
 
     def _bandwidth(self) -> float:
@@ -234,19 +254,12 @@ class SplitRunner:
 
     # -- opening, in a thread of its own
 
-    def _open(self, specs: Specs, opening: _Opening, examples: Sequence[torch.Tensor]) -> None:
+    def _open(self, specs: Specs, opening: Opening, examples: Sequence[torch.Tensor]) -> None:
         def tell(what: str) -> None:
             opening.doing = what
 
         try:
-            descriptors, buffers = pack(examples)
-            body = {
-                "name": self._name,
-                "options": self._options,
-                "state_hash": self._state_hash(),
-                "inputs": descriptors,
-            }
-            future = self._client.request("split_open", body, buffers, timeout_s=OPEN_TIMEOUT_S)
+            future = self._ask_to_open(examples, tell)
             network, profile, shared = self.learn(examples, tell)
             tell("the server is still tracing and timing it")
             reply: Reply = future.result(OPEN_TIMEOUT_S)
@@ -271,6 +284,18 @@ class SplitRunner:
             _log.exception("the split of %s was not opened", self._name)
             self._not_opened(opening, f"{type(error).__name__}: {error}")
 
+    def _ask_to_open(self, examples: Sequence[torch.Tensor], tell: Callable[[str], None]) -> Future:
+        """Ask the server to trace and profile its model; ``tell`` hears what else takes time."""
+        del tell
+        descriptors, buffers = pack(examples)
+        body = {
+            "name": self._name,
+            "options": self._options,
+            "state_hash": self._state_hash(),
+            "inputs": descriptors,
+        }
+        return self._client.request("split_open", body, buffers, timeout_s=OPEN_TIMEOUT_S)
+
     def learn(
         self, examples: Sequence[torch.Tensor], tell: Callable[[str], None] = lambda what: None
     ) -> Tuple[Network, Profile, Mapping[int, torch.Tensor]]:
@@ -282,10 +307,13 @@ class SplitRunner:
         with self._learning:
             if specs not in self._known:
                 keep_freed()  # page faults come and go with the heap's state; no profile would foretell them
-                network = trace(self._name, self._module, examples)
+                network = self._trace(examples)
                 shared = shared_values(network.located, network.program.constants)
                 self._known[specs] = (network, measure(network, PROFILE_REPEATS, tell=tell), shared)
             return self._known[specs]
+
+    def _trace(self, examples: Sequence[torch.Tensor]) -> Network:
+        return trace(self._name, self._module, examples)
 
     def _request_s(self, rtt_s: float) -> float:
         """What a request takes beyond the round trip, through all the threads of both sides: a median."""
@@ -299,7 +327,7 @@ class SplitRunner:
             return REQUEST_S
         return min(max(statistics.median(seconds) - rtt_s, 0.0), MOST_REQUEST_S)
 
-    def _not_opened(self, opening: _Opening, why: str) -> None:
+    def _not_opened(self, opening: Opening, why: str) -> None:
         opening.retry_s = time.monotonic() + REOPEN_S
         opening.problem = f"the split of {self._name!r} was not opened: {why}"
         _log.warning("%s", opening.problem)

@@ -86,10 +86,11 @@ class OffloadServer:
         )
         self._loader = Worker("edge-offload-loader", FairQueue(queue_per_peer, queue_total, _robot_of))
         self._replicas = ReplicaService(self.pool, self._device, self._loader, self._book, self._feed, quota)
+        blobs = blobs if blobs is not None else BlobStore()
         self._devices = DeviceService(
             str(self._device_name), threads or 0, tuple(sorted(self._cores or ())), device_quota, blobs
         )
-        self._splits = SplitService(self.pool, self._device, self._loader)
+        self._splits = SplitService(self.pool, self._device, self._loader, blobs)
         self._handlers: Dict[str, Handler] = {
             **self._splits.handlers,
             **self._replicas.handlers,

@@ -9,14 +9,18 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from edge_offload.execute.tensors import TensorSpec
+from edge_offload.sequence import sequence_hash
+from edge_offload.sequence.build import Program
 from edge_offload.server.replicas import Replica, ReplicaPool
 from edge_offload.split.networks import Network
 from edge_offload.split.profile import Profile, measure
 from edge_offload.split.reference import shared_values
-from edge_offload.split.runtime.tracing import trace
+from edge_offload.split.runtime.tracing import located_along, trace
 
 MAX_LEARNT = 8
 """Traced and profiled models that are kept."""
+MAX_RECORDED_BYTES = 1 << 30
+"""Of which recorded inferences may hold so many bytes of constants, besides those that robots have open."""
 PROFILE_REPEATS = 3
 
 _Specs = Tuple[TensorSpec, ...]
@@ -27,13 +31,14 @@ class Learnt:
     """A model traced for one set of input shapes, and profiled where ``profile`` is there.
 
     Attributes:
-        replica: acquired from the pool for whoever got this; to be released by them.
+        replica: acquired from the pool for whoever got this; to be released by them. None for an inference that was
+            recorded on a virtual device: its constants are in ``network``.
         network: the trace.
         shared: what both sides have before the first inference.
         profile: of this machine.
     """
 
-    replica: Replica
+    replica: Optional[Replica]
     network: Network
     shared: Mapping[int, torch.Tensor]
     profile: Optional[Profile] = None
@@ -70,12 +75,32 @@ class SplitModels:
             self._pool.release(replica)
             raise
 
+    def recorded(self, program: Program, examples: Sequence[torch.Tensor]) -> Learnt:
+        """An inference that was recorded on a virtual device, analysed or found.
+
+        Raises:
+            Unsupported: nothing in it is local.
+        """
+        identity = sequence_hash(program.sequence)
+        with self._lock:
+            for learnt in self._learnt.get(_specs(examples), []):
+                if learnt.replica is None and learnt.profile is not None and learnt.profile.sequence == identity:
+                    return learnt
+        located = located_along("a recorded inference", program.sequence, None)
+        network = Network(identity, program, located, tuple(examples))
+        return Learnt(None, network, shared_values(located, program.constants))
+
+    def release(self, learnt: Learnt) -> None:
+        """Whoever got it does not need it any more."""
+        if learnt.replica is not None:
+            self._pool.release(learnt.replica)
+
     def profile(self, learnt: Learnt) -> None:
         """Measure it on this thread, and keep it."""
         try:
             learnt.profile = measure(learnt.network, PROFILE_REPEATS)
         except BaseException:
-            self._pool.release(learnt.replica)
+            self.release(learnt)
             raise
         with self._lock:
             self._learnt.setdefault(_specs(learnt.network.inputs), []).append(learnt)
@@ -84,6 +109,17 @@ class SplitModels:
                 self._learnt[oldest].pop(0)
                 if not self._learnt[oldest]:
                     del self._learnt[oldest]
+            self._bound_recorded()
+
+    def _bound_recorded(self) -> None:
+        """The oldest recorded inferences make room; the lock is held."""
+        found = [(specs, learnt) for specs, known in self._learnt.items() for learnt in known if learnt.replica is None]
+        sizes = [sum(tensor.nbytes for tensor in learnt.network.program.constants.values()) for _, learnt in found]
+        total = sum(sizes)
+        for (specs, learnt), size in zip(found[:-1], sizes):
+            if total > MAX_RECORDED_BYTES:
+                self._learnt[specs] = [other for other in self._learnt[specs] if other is not learnt]
+                total -= size
 
 
 def _specs(tensors: Sequence[torch.Tensor]) -> _Specs:

@@ -9,15 +9,17 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 
+from edge_offload.capture.blobs import BlobStore
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, RemoteError
 from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descriptors, unpack
 from edge_offload.link.peers import Peer, Request
+from edge_offload.server import captured
 from edge_offload.server.fair_queue import FairQueue
-from edge_offload.server.replicas import Replica, ReplicaPool
+from edge_offload.server.replicas import ReplicaPool
 from edge_offload.server.split_models import Learnt, SplitModels
 from edge_offload.server.worker import Worker
 from edge_offload.split.networks import Network
@@ -49,7 +51,7 @@ class _Inference:
 class _Session:
     """A model that one robot has opened for splitting."""
 
-    replica: Replica
+    learnt: Learnt
     network: Network
     profile: Profile
     shared: Mapping[int, torch.Tensor]
@@ -60,7 +62,7 @@ class _Session:
 
 class SplitService:
     """Answers ``split_open``, ``split_table``, ``split_begin``, ``split_rows``, ``split_take``, ``split_echo`` and
-    ``split_close``.
+    ``split_close``; and for inferences that a robot recorded, ``split_have`` and ``split_put`` of their constants.
 
     Its methods run on the link's thread and return at once. Blocks of steps are computed by the device's worker, so
     that robots share it fairly; coding and decoding have a thread of their own each. A robot has one inference under
@@ -70,9 +72,10 @@ class SplitService:
         pool: builds the models.
         device: worker that owns the device, a CPU.
         loader: worker that builds and traces models meanwhile.
+        blobs: where constants of recorded inferences are kept.
     """
 
-    def __init__(self, pool: ReplicaPool, device: Worker, loader: Worker) -> None:
+    def __init__(self, pool: ReplicaPool, device: Worker, loader: Worker, blobs: Optional[BlobStore] = None) -> None:
         self._pool = pool
         self._device = device
         self._loader = loader
@@ -80,6 +83,7 @@ class SplitService:
         self._encoder = Worker("edge-offload-split-encode", FairQueue(4096, 1 << 16))
         self._sessions: Dict[Peer, Dict[int, _Session]] = {}
         self._models = SplitModels(pool)
+        self._constants = captured.Constants(blobs if blobs is not None else BlobStore())
         self._handles = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -94,6 +98,8 @@ class SplitService:
             "split_take": self.take,
             "split_close": self.close_session,
             "split_echo": self.echo,
+            "split_have": lambda request: self._with_constants(request, self._constants.missing),
+            "split_put": lambda request: self._with_constants(request, self._constants.put),
         }
 
     def start(self) -> None:
@@ -113,10 +119,12 @@ class SplitService:
         with self._lock:
             sessions = self._sessions.pop(peer, {})
         for session in sessions.values():
-            self._pool.release(session.replica)
+            self._models.release(session.learnt)
 
     def open(self, request: Request) -> None:
         """``{name, options, state_hash, inputs}`` and sample inputs → ``{handle, sequence}`` and the server's profile.
+
+        Of a recorded inference ``{constants, inputs}``, the sequence (:mod:`edge_offload.sequence.wire`) and samples.
 
         Raises:
             ProtocolError, Refused: malformed, or too much is open.
@@ -124,7 +132,8 @@ class SplitService:
         inputs = request.body.get("inputs")
         if not isinstance(inputs, list) or not 0 < len(inputs) <= MAX_TENSORS:
             raise ProtocolError(f"inputs are a list of 1 to {MAX_TENSORS} tensors")
-        specs = tuple(check_descriptors(inputs, len(request.buffers), max_bytes=MAX_INPUT_BYTES))
+        own = int("constants" in request.body)  # the first buffer is the sequence
+        specs = tuple(check_descriptors(inputs, len(request.buffers) - own, max_bytes=MAX_INPUT_BYTES))
         if self._pool.device.type != "cpu":
             raise Refused(f"this server computes on {self._pool.device}; a split runs on its CPU alone so far",
                           remedy="start a server with --device cpu, or use mode server or replay")  # fmt: skip
@@ -198,7 +207,7 @@ class SplitService:
         session = self._find(request)
         with self._lock:
             del self._sessions[request.peer][request.body["handle"]]
-        self._pool.release(session.replica)
+        self._models.release(session.learnt)
         request.reply({})
 
     # -- opening
@@ -206,16 +215,40 @@ class SplitService:
     def _load(self, request: Request, specs: Sequence[TensorSpec]) -> None:
         """On the loader's thread: build and trace; then profile on the device's."""
         body = request.body
-        examples = unpack(body.get("inputs"), request.buffers, specs, MAX_INPUT_BYTES)
-        learnt = self._models.trace(body.get("name"), body.get("options", {}), body.get("state_hash"), examples)
+        if "constants" in body:
+            learnt = self._recorded(request, specs)
+        else:
+            examples = unpack(body.get("inputs"), request.buffers, specs, MAX_INPUT_BYTES)
+            learnt = self._models.trace(body.get("name"), body.get("options", {}), body.get("state_hash"), examples)
         if learnt.profile is not None:
             self._opened(request, learnt)
             return
         try:
             self._device.submit(request.peer, lambda: self._guarded(request, lambda: self._profile(request, learnt)))
         except BaseException:
-            self._pool.release(learnt.replica)
+            self._models.release(learnt)
             raise
+
+    def _recorded(self, request: Request, specs: Sequence[TensorSpec]) -> Learnt:
+        """On the loader's thread: an inference that came as a sequence, within what one robot may hold."""
+        sequence = captured.read(bytes(request.buffers[0]), specs)
+        with self._lock:
+            opened = list(self._sessions.get(request.peer, {}).values())
+        held = sum(captured.constant_bytes(item.network.program.sequence) for item in opened
+                   if item.learnt.replica is None)  # fmt: skip
+        if held + captured.constant_bytes(sequence) > captured.MAX_CONSTANT_BYTES:
+            raise Refused(f"the splits of this robot hold {held >> 20} MiB of constants already", remedy="close one")
+        program = self._constants.program(sequence, request.body["constants"])
+        examples = unpack(request.body.get("inputs"), request.buffers[1:], specs, MAX_INPUT_BYTES)
+        return self._models.recorded(program, examples)
+
+    def _with_constants(self, request: Request, work: Callable[[Request], Dict[str, Any]]) -> None:
+        """On the loader's thread: it reads and writes files."""
+
+        def answer() -> None:
+            request.reply(work(request))
+
+        self._loader.submit(request.peer, lambda: self._guarded(request, answer))
 
     def _profile(self, request: Request, learnt: Learnt) -> None:
         """On the device's thread."""
@@ -228,10 +261,10 @@ class SplitService:
         with self._lock:
             gone = request.peer.gone
             if not gone:
-                session = _Session(learnt.replica, learnt.network, learnt.profile, learnt.shared)
+                session = _Session(learnt, learnt.network, learnt.profile, learnt.shared)
                 self._sessions.setdefault(request.peer, {})[handle] = session
         if gone:
-            self._pool.release(learnt.replica)
+            self._models.release(learnt)
             return
         record = json.dumps(learnt.profile.to_record()).encode()
         body = {"handle": handle, "sequence": learnt.profile.sequence}

@@ -26,11 +26,17 @@ class _TorchLoader(importlib.abc.Loader):
         module.__spec__.loader = self._real
         module.__loader__ = self._real
         self._real.exec_module(module)
-        from edge_offload.capture import device
         from edge_offload.errors import EdgeOffloadError
 
         try:
-            device.from_environment()
+            if os.environ["EDGE_OFFLOAD_EXEC_MODE"] == "split":
+                from edge_offload.manager import split_program
+
+                split_program.from_environment()
+            else:
+                from edge_offload.capture import device
+
+                device.from_environment()
         except EdgeOffloadError as error:
             raise SystemExit(f"edge-offload exec: {error}") from None
 

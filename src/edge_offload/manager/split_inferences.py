@@ -1,0 +1,99 @@
+"""What mode ``split`` knows of a program: its inferences, and which of its steps the executor has not run."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Deque, FrozenSet, List, Optional, Set, Tuple
+
+import torch
+
+from edge_offload.capture.forms import Definition, Piece
+from edge_offload.capture.sequences import Recorded, capture
+from edge_offload.errors import LinkLost
+from edge_offload.manager.recorded_split import RecordedSplit
+from edge_offload.split.networks import Network
+from edge_offload.split.runtime.tracing import located_along
+
+FETCH_S = 120.0
+_ONE_AT_A_TIME = threading.Lock()
+
+
+@dataclass
+class Inference:
+    """A segment on certain storages, and how far its split has come."""
+
+    name: str
+    reads: FrozenSet[int]
+    runs: int = 0
+    problem: str = ""
+    definition: Optional[Definition] = None
+    made: Tuple[int, ...] = ()
+    runner: Optional[RecordedSplit] = None
+    checked: bool = False
+    touched: int = 0
+    seconds: Deque[float] = field(default_factory=lambda: deque(maxlen=9))
+
+
+@dataclass
+class Owed:
+    """A step that the executor has not run.
+
+    Attributes:
+        alive: storages that it would have made and that the program still holds.
+        gone: those that it dropped since.
+        withheld: storages that it reads, which the program has dropped since.
+    """
+
+    piece: Piece
+    inference: Inference
+    alive: Set[int]
+    gone: List[int] = field(default_factory=list)
+    withheld: List[int] = field(default_factory=list)
+
+
+@dataclass
+class SplitCounters:
+    """What mode ``split`` has done so far.
+
+    Attributes:
+        inferences: computed by robot and server together; of which ``operators_split`` under a plan that divides rows.
+        failed: that were begun and then computed on the device.
+        owed: computed on the device afterwards, because the program used what they left.
+        bytes_up, bytes_down: payload over the link.
+    """
+
+    inferences: int = 0
+    operators_split: int = 0
+    failed: int = 0
+    owed: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+def record(inference: Inference, recorded: Recorded, piece: Piece, expected: torch.Tensor, fetched: Future) -> Network:
+    """The network of an inference, from one of its steps; blocks, and takes seconds.
+
+    Args:
+        piece: the step, whose result was ``expected``.
+        fetched: the executor's answer with the bytes of what the inference reads.
+
+    Raises:
+        LinkLost: the executor did not give them.
+        Unsupported: see :func:`edge_offload.capture.sequences.capture`; or nothing in it is local.
+    """
+    storages = sorted(inference.reads)
+    answer = fetched.result(FETCH_S)
+    if answer.error is not None or len(answer.fetched) != len(storages):
+        raise LinkLost(f"the weights could not be copied: {answer.error}")
+    held = {
+        number: torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8).clone().untyped_storage()
+        for number, data in zip(storages, answer.fetched)
+    }
+    with _ONE_AT_A_TIME:  # segments share what is known of their calls
+        found = capture(recorded, piece.live, held, piece.numbers, piece.payloads, expected)
+    inference.made = found.made
+    located = located_along(inference.name, found.program.sequence, None)
+    return Network(inference.name, found.program, located, tuple(piece.payloads))

@@ -1,0 +1,60 @@
+"""Putting the virtual device of mode ``split`` into a program that ``edge-offload exec`` started."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import json
+import os
+from typing import Any, Dict
+
+from edge_offload.capture import connect, device
+from edge_offload.capture.remote import WorkerRemote
+from edge_offload.errors import BadInput
+from edge_offload.link.client import Client
+from edge_offload.link.estimate.prober import Prober
+from edge_offload.link.keys import KeyStore
+from edge_offload.manager.recorded_split import RecordedSplit
+from edge_offload.manager.split_device import SplitRecorder
+from edge_offload.split.networks import Network
+
+
+def from_environment() -> device.Installed:
+    """Install as the launcher asked for in the environment (called once torch has been imported).
+
+    Raises:
+        BadInput: no server is named, or its key is not known.
+    """
+    settings = connect.Settings.from_environment(os.environ)
+    if not settings.server:
+        raise BadInput("mode split needs a server", remedy="name one with --server, or use mode lazy")
+    libraries = device.built_libraries()
+    client = Client(settings.server, keys=KeyStore(settings.keys) if settings.keys else None).start()
+    prober = Prober(client).start()
+    remote = WorkerRemote(settings.device, settings.threads)
+
+    def opener(network: Network) -> RecordedSplit:
+        return RecordedSplit(network, client, settings.slowdown)
+
+    def make(native: Any, executor: Any, mode: Any) -> SplitRecorder:
+        return SplitRecorder(native, executor, opener, settings.slowdown)
+
+    made = device.install(libraries, remote, SplitRecorder.MODE, make)
+    recorder: SplitRecorder = made.recorder
+
+    def end() -> None:
+        if settings.tally:
+            made.write_tally(settings.tally)
+            _add(settings.tally, {"split": {**dataclasses.asdict(recorder.splits), "state": recorder.state()}})
+        prober.close()
+        client.close()
+
+    atexit.register(end)
+    return made
+
+
+def _add(path: str, facts: Dict[str, Any]) -> None:
+    with open(path, encoding="utf-8") as stream:
+        found = json.load(stream)
+    with open(path, "w", encoding="utf-8") as stream:
+        json.dump({**found, **facts}, stream)

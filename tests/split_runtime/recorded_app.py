@@ -1,0 +1,155 @@
+"""A program on the virtual device, started by ``edge-offload exec --mode split``; prints one JSON line per situation.
+
+The network's part is what a user would write. Around it stands what a test needs: plans that divide operators whatever
+the machines' speeds are, and a look at what the runtime did.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import random
+import sys
+import time
+
+import torch
+from torch import nn
+
+from edge_offload.capture.device import installed
+from edge_offload.manager import recorded_split
+from edge_offload.sequence import sequence_hash
+from edge_offload.split.complete import backward, complete
+from edge_offload.split.footprint import EMPTY
+from edge_offload.split.locality import Locality, union
+from edge_offload.split.planners import Effort
+from edge_offload.split.runtime.tables import ready
+
+torch.set_num_threads(1)
+recorder = installed().recorder
+splits = recorder.splits
+
+
+def divided(located, identity):
+    """A plan that cuts every operator somewhere."""
+    chooser = random.Random(3)
+
+    def decide(index, robot, server):
+        low, high = union(robot, server)
+        if located.operators[index].kind is Locality.GLOBAL:
+            return EMPTY, (low, high)
+        cut = (low + high) // 2 + chooser.randint(-1, 1)
+        return (low, max(low, cut)), (max(low, cut), high)
+
+    return complete(located, *backward(located, decide), identity=identity)
+
+
+class Divided(recorded_split.RecordedSplit):
+    def __init__(self, network, client, slowdown):
+        super().__init__(network, client, slowdown, effort=Effort(0.1, 5), planner="device_only")
+
+    def _plan(self, network, model, shared):
+        planned = super()._plan(network, model, shared)
+        identity = sequence_hash(network.located.sequence)
+        plan = divided(network.located, identity)
+        assert plan.splits_an_operator
+        chosen = ready(plan, network.located, identity)
+        return dataclasses.replace(planned, plans=(chosen,), place=(0,) * len(planned.place))
+
+
+usual = recorder._opener
+recorder._opener = lambda network: Divided(network, usual(network)._client, 1.0)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+            nn.Conv2d(8, 12, 3, stride=2, padding=2, groups=4), nn.SiLU(inplace=True),
+        )  # fmt: skip
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, picture):
+        maps = self.body(picture.permute(2, 0, 1)[None].to(self.head.weight.dtype).div_(255) - 0.5)
+        one, other = maps.chunk(2, 1)
+        return self.head(torch.cat([other, one * 2], 1).mean((2, 3)))
+
+
+torch.manual_seed(0)
+reference = Net().double().eval()
+for buffer in (reference.body[1].running_mean, reference.body[1].running_var):
+    buffer.uniform_(0.5, 1.5)
+network = copy.deepcopy(reference).to("cuda")
+
+
+def picture(height=24, width=32):
+    return torch.randint(0, 256, (height, width, 3), dtype=torch.uint8)
+
+
+def distance(got, want):
+    return float((got - want).abs().max() / want.abs().max())
+
+
+@torch.no_grad()
+def infer(frame):
+    """What stays on the device, and how far the result is from the CPU's."""
+    on_device = frame.to("cuda")
+    out = network(on_device)
+    return on_device, out, distance(out.cpu(), reference(frame))
+
+
+def steady(count, until_s=90.0):
+    """Infer until ``count`` more inferences have been divided; the largest distance."""
+    end, goal, worst = time.monotonic() + until_s, splits.operators_split + count, 0.0
+    while splits.operators_split < goal and time.monotonic() < end:
+        worst = max(worst, infer(picture())[2])
+        time.sleep(0.02)
+    return worst
+
+
+def tell(situation, **facts):
+    print(json.dumps({"situation": situation, "counted": dataclasses.asdict(splits), **facts}), flush=True)
+
+
+def change_weights():
+    for module in (network, reference):
+        module.body[0].weight.mul_(1.5)
+
+
+@torch.no_grad()
+def main() -> None:
+    tell("steady", distance=steady(3), state=recorder.state())
+    tell("another shape", distance=infer(picture(20, 40))[2])
+
+    before = splits.inferences
+    frame = picture()
+    on_device, out, away = infer(frame)
+    was_split = splits.inferences - before
+    want = reference(frame)
+    tell("left on the device", distance=max(away, distance((out * 2 + 1).cpu(), want * 2 + 1)), split=was_split,
+         same=bool(torch.equal(on_device.cpu(), frame)))  # fmt: skip
+
+    held = [(frame, infer(frame)[1]) for frame in (picture() for _ in range(6))]
+    apart = [distance((out - 1).cpu(), reference(frame) - 1) for frame, out in held[::-1]]
+    tell("held for long", distance=max(apart), state=recorder.state())
+
+    change_weights()
+    first = infer(picture())[2]
+    tell("weights changed", distance=max(first, steady(2)))
+
+    frame = picture()
+    before = splits.inferences
+    _, out, away = infer(frame)
+    was_split, want = splits.inferences - before, reference(frame)
+    print("kill", flush=True)
+    sys.stdin.readline()
+    before = splits.inferences
+    tell("server gone", distance=max(infer(picture())[2] for _ in range(5)), split=splits.inferences - before)
+
+    change_weights()
+    away = max(away, infer(picture())[2])
+    tell("weights changed behind a result", distance=max(away, distance((out - 1).cpu(), want - 1)), split=was_split)
+
+
+main()

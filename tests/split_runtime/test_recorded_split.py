@@ -1,0 +1,140 @@
+"""An unmodified program under ``edge-offload exec --mode split``: its steady inference is divided, exactly; and what a
+server takes from a robot that recorded an inference."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from edge_offload.capture import build
+from edge_offload.capture.blobs import BlobStore, digest
+from edge_offload.errors import ProtocolError, Refused, Unsupported
+from edge_offload.execute.tensors import TensorSpec
+from edge_offload.memory import flat_bytes
+from edge_offload.sequence import wire
+from edge_offload.sequence.build import from_module
+from edge_offload.server import captured
+
+HERE = pathlib.Path(__file__).parent
+needs_compiler = pytest.mark.skipif(
+    build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
+)
+
+
+@needs_compiler
+def test_a_program_is_divided_and_gives_what_it_gives_by_itself(own_server, keys, tmp_path):
+    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "split", "--server", own_server.address,
+               "--keys", str(keys), "--tally", str(tmp_path / "tally.json"), "--",
+               sys.executable, str(HERE / "recorded_app.py")]  # fmt: skip
+    program = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    told = {}
+    for line in program.stdout:
+        if line == "kill\n":
+            own_server.stop(signal.SIGKILL)
+            program.stdin.write("\n")
+            program.stdin.flush()
+        else:
+            found = json.loads(line)
+            told[found.pop("situation")] = found
+    assert program.wait(60) == 0
+    assert list(told) == ["steady", "another shape", "left on the device", "held for long", "weights changed",
+                          "server gone", "weights changed behind a result"]  # fmt: skip
+    for situation, found in told.items():
+        assert found["distance"] <= 1e-12, situation
+        assert found["counted"]["failed"] <= (situation in ("server gone", "weights changed behind a result"))
+    assert told["steady"]["counted"]["operators_split"] >= 3, told["steady"]["state"]
+    assert told["steady"]["counted"]["owed"] == 0, "what nobody looks at is not computed"
+    assert told["left on the device"]["split"] == 1
+    assert told["left on the device"]["same"]
+    assert told["left on the device"]["counted"]["owed"] == 1
+    assert "uses what the inference leaves" in told["held for long"]["state"]
+    assert told["weights changed"]["counted"]["operators_split"] > told["held for long"]["counted"]["operators_split"]
+    assert told["server gone"]["split"] == 0
+    assert told["weights changed behind a result"]["split"] == 1, "owed when the weights were changed"
+    tally = json.loads((tmp_path / "tally.json").read_text())
+    assert tally["split"]["inferences"] >= 5
+    assert tally["split"]["bytes_up"] > 0
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 7)).eval()
+    picture = torch.rand(1, 3, 8, 8)
+    return from_module(module, [picture]), [TensorSpec.of(picture)]
+
+
+def bytes_of(program):
+    wanted = dict.fromkeys(program.sequence.constants.values())
+    return b"".join(bytes(flat_bytes(program.constants[name]).numpy().data) for name in wanted)
+
+
+def test_a_sequence_is_read_and_gets_its_constants(recorded, tmp_path, monkeypatch):
+    monkeypatch.setattr(captured, "MAX_BLOB_BYTES", 4000)
+    program, inputs = recorded
+    sequence = captured.read(wire.encode(program.sequence), inputs)
+    data = bytes_of(program)
+    names = [digest(data[:4000]), digest(data[4000:])]
+    store = BlobStore(tmp_path)
+    constants = captured.Constants(store)
+    with pytest.raises(Refused, match="not here"):
+        constants.program(sequence, names)
+    store.put(names[0], data[:4000])
+    store.put(names[1], data[4000:])
+    found = constants.program(sequence, names)
+    assert set(found.constants) == set(program.constants)
+    assert all(torch.equal(tensor, program.constants[name]) for name, tensor in found.constants.items())
+    for wrong in (names[:1], names[::-1], [*names, names[0]], ["text"], None):
+        with pytest.raises(ProtocolError):
+            constants.program(sequence, wrong)
+
+
+def changed(sequence, which, **what):
+    """``sequence`` with its first operator called ``which`` changed."""
+    operators = list(sequence.operators)
+    place = next(index for index, operator in enumerate(operators) if operator.name == which)
+    operators[place] = dataclasses.replace(operators[place], **what)
+    return dataclasses.replace(sequence, operators=tuple(operators))
+
+
+def test_what_a_sequence_may_not_contain_is_refused_by_name(recorded):
+    program, inputs = recorded
+    for name in ("aten.from_file.default", "aten._cummax_helper.default", "aten.bernoulli.default", "os.system.default",
+                 "aten.resize_.default"):  # fmt: skip
+        with pytest.raises((Unsupported, ProtocolError)) as caught:
+            captured.read(wire.encode(changed(program.sequence, "aten.relu.default", name=name)), inputs)
+        assert name.split(".")[1] in str(caught.value)
+
+
+def test_a_sequence_that_does_not_do_what_it_says_is_refused(recorded):
+    program, inputs = recorded
+    sequence = program.sequence
+    (relu,) = [operator for operator in sequence.operators if operator.name == "aten.relu.default"]
+    made = sequence.values[relu.makes()[0]]
+    lies = [
+        dataclasses.replace(made, shape=(1, 4, 6, 7)),
+        dataclasses.replace(made, dtype="float64"),
+    ]
+    for lie in lies:
+        with pytest.raises(ProtocolError, match="relu"):
+            captured.read(wire.encode(dataclasses.replace(sequence, values={**sequence.values, made.id: lie})), inputs)
+    with pytest.raises(ProtocolError, match="samples"):
+        captured.read(wire.encode(sequence), [TensorSpec("float32", (1, 3, 8, 9))])
+    huge = dataclasses.replace(made, shape=(1 << 20, 1 << 14))
+    with pytest.raises(Refused, match="larger values"):
+        captured.read(wire.encode(dataclasses.replace(sequence, values={**sequence.values, made.id: huge})), inputs)
+    with pytest.raises(ProtocolError):
+        captured.read(wire.encode(changed(sequence, "aten.relu.default", args=(1.0,))), inputs)
+    with pytest.raises(ProtocolError):
+        captured.read(wire.encode(sequence)[:-1], inputs)
