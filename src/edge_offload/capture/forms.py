@@ -21,6 +21,8 @@ from edge_offload.capture.symbols import Kind
 MAX_CACHED = 1 << 12
 Integers = Tuple[Tuple[int, ...], ...]
 
+_INTEGER, _ZERO = struct.Struct("<q").unpack_from, bytes(8)
+
 
 @dataclass(frozen=True)
 class Call:
@@ -134,11 +136,11 @@ class Forms:
         if found is None:
             name, key, claimed = self.native.entry(entry)
             offsets, references = integer_offsets(key)
-            integers = tuple(struct.unpack_from("<q", key, offset)[0] for offset in offsets)
+            integers = tuple([_INTEGER(key, offset)[0] for offset in offsets])
             bare = bytearray(key)
             for offset in offsets:
-                bare[offset : offset + 8] = bytes(8)
-            named = (name, bytes(bare), tuple(max(-1, min(2, value)) for value in integers))
+                bare[offset : offset + 8] = _ZERO
+            named = (name, bytes(bare), tuple([-1 if value < 0 else min(value, 2) for value in integers]))
             skeleton = self._skeletons.setdefault(named, len(self._skeletons))
             found = Call(entry, name, key, claimed, skeleton, integers, offsets, references)
             self._calls[entry] = found

@@ -51,11 +51,15 @@ class Plan:
             values = self.node.integers_at(since)
         except ProtocolError:
             return None
-        calls = list(self._integers)
+        changed: Dict[int, List[int]] = {}
         for (call, item), value in zip(self._places, values):
-            changed = list(calls[call])
-            changed[item] = value
-            calls[call] = tuple(changed)
+            integers = changed.get(call)
+            if integers is None:
+                integers = changed[call] = list(self._integers[call])
+            integers[item] = value
+        calls = list(self._integers)
+        for call, integers in changed.items():
+            calls[call] = tuple(integers)
         return tuple(calls)
 
     def same_as(self, done: Done, start: int, since: Since) -> bool:
