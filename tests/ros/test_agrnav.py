@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -345,6 +346,40 @@ def test_a_made_up_world_moves_past_the_sensor_and_a_bag_of_it_plays(graph, tmp_
     first = cloud_to_points(sweeps.messages[0])
     assert any(np.array_equal(cloud_to_points(message), first) for message in sweeps.messages[played:])
     assert player.running
+
+
+def test_a_run_over_scenes_is_counted_and_summarised_by_mode(graph, tmp_path):
+    import rospy
+    from conftest import wait_for_readers
+    from sensor_msgs.msg import PointCloud2
+    from std_msgs.msg import Header
+
+    from edge_offload import records
+    from edge_offload.nodes.scene_messages import grid_message
+    from edge_offload_msgs.msg import Latency, SemanticGrid
+
+    summary = tmp_path / "run.json"
+    node = graph.node("run_recorder", results="scenes", frames=2, json=str(summary), video=False, records=False)
+    sweeps = graph.publisher("lidar/points", PointCloud2)
+    grids = graph.publisher("agrnav/semantic_grid", SemanticGrid)
+    costs = graph.publisher("offload/latency", Latency)
+    wait_for_readers(sweeps, grids, costs)
+    stamps = [10**9 * number for number in (1, 2, 3)]
+    for stamp in stamps:
+        sweeps.publish(cloud(np.zeros((1, 3)), stamp))
+    wait_for(lambda: graph.values(node).get("frames") == "3", "the arrival of the sweeps", 30)
+    grid = VoxelGrid(shape=(16, 16, 32))
+    for stamp, mode in zip(stamps[::2], ("local", "server")):
+        header = Header(stamp=rospy.Time(*divmod(stamp, 10**9)))
+        grids.publish(grid_message(header, np.zeros(grid.shape, np.uint8), grid, LABELS))
+        cost = Latency(header=header, mode=mode, model="sconet", bytes_up=100, total=rospy.Duration(2))
+        costs.publish(cost)
+    assert node.wait(30) == 0, node.output
+    record = json.loads(summary.read_text(encoding="utf-8"))
+    records.validate("run", record)
+    assert (record["frames_published"], record["frames_superseded"], record["results_out"]) == (3, 1, 2)
+    assert {mode: cost["bytes_up"] for mode, cost in record["by_mode"].items()} == {"local": 100, "server": 100}
+    assert "ACCOUNTING" not in node.output
 
 
 def test_labels_off_the_wire_are_checked_before_they_are_unpacked(master):

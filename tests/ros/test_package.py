@@ -8,6 +8,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+import yaml
 
 from edge_offload import modes
 from edge_offload.models.people import COCO_KEYPOINTS
@@ -55,6 +56,20 @@ def test_every_message_is_built():
     listed = (MESSAGES / "CMakeLists.txt").read_text(encoding="utf-8")
     for path in [*(MESSAGES / "msg").iterdir(), *(MESSAGES / "srv").iterdir()]:
         assert path.name in listed
+
+
+@pytest.mark.parametrize("view", ["agrnav", "kapao"])
+def test_what_rviz_shows_is_published_by_some_node(view):
+    tools = yaml.safe_load((ROOT / "config" / f"{view}.rviz").read_text(encoding="utf-8"))["Visualization Manager"]
+    names = [
+        item.get(key)
+        for item in (*tools["Displays"], *tools["Tools"])
+        for key in ("Topic", "Image Topic", "Marker Topic")
+    ]
+    topics = [name for name in names if name]
+    assert len(topics) >= 2
+    texts = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src" / "edge_offload" / "nodes").glob("*.py"))
+    assert [topic for topic in topics if f'"{topic.lstrip("/")}"' not in texts] == []
 
 
 def test_every_node_is_installed_and_is_the_same_few_lines():

@@ -8,10 +8,11 @@ inference that no graph contains; switch it off (``torch.backends.mha.set_fastpa
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import operator as python_operator
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -50,7 +51,7 @@ def from_module(module: nn.Module, inputs: Sequence[torch.Tensor]) -> Program:
         raise Unsupported(f"torch {torch.__version__} has no torch.export", remedy="use torch 2.1 or newer")
     try:
         # torch prints the whole graph to stderr where it stops at data; the exception says all that matters of it
-        with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
+        with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()), _process_left_alone():
             exported = torch.export.export(module, tuple(inputs)).run_decompositions({})
     except Exception as error:  # torch.export raises many unrelated types for one reason: it cannot trace this
         raise Unsupported(
@@ -58,6 +59,24 @@ def from_module(module: nn.Module, inputs: Sequence[torch.Tensor]) -> Program:
             remedy="trace the part with static shapes, or capture the running program",
         ) from error
     return from_exported(exported)
+
+
+@contextlib.contextmanager
+def _process_left_alone() -> Iterator[None]:
+    """Keep torch from changing what holds for the whole process while it traces.
+
+    It would switch oneDNN, NNPACK and cuDNN off, so that inferences on other threads take other kernels: with other
+    bits, and slower. And it would read the random state of a GPU, put it back at the end and thereby lose what other
+    threads have drawn meanwhile; on a virtual device that means requests to a server in the midst of an inference.
+    """
+    with contextlib.ExitStack() as stack:
+        for place, name in (("torch.export._trace", "_ignore_backend_decomps"),
+                            ("torch._functorch.aot_autograd", "preserve_rng_state")):  # fmt: skip
+            module = importlib.import_module(place)
+            if hasattr(module, name):
+                stack.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, contextlib.nullcontext)
+        yield
 
 
 def from_exported(exported: Any) -> Program:
