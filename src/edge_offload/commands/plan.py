@@ -8,10 +8,11 @@
 Without a profile the model is measured here first. Bandwidths are in megabytes per second. The table says what each
 plan is (device, server, layers: whole operators on both sides, split: operators on both sides) and what it will cost
 beside the baselines. --certify adds how far it is at most from the best replicated split (one in which the sides
-exchange nothing between the places where it begins and ends). --verify runs every plan of every planner, and some
-random ones, and compares them with the unsplit network up to its last maps, in float64 and float32; every transfer
-of the random ones is also made one row too short at either end, which must be refused. It fails if anything is not as
-it must be. With --out, records of other models in that file are kept, so that a zoo can be verified bit by bit.
+exchange nothing between the places where it begins and ends), --bound how far from a lower bound on all plans.
+--verify runs every plan of every planner, and some random ones, and compares them with the unsplit network up to its
+last maps, in float64 and float32; every transfer of the random ones is also made one row too short at either end,
+which must be refused. It fails if anything is not as it must be. With --out, records of other
+models in that file are kept, so that a zoo can be verified bit by bit.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-codecs", action="store_true", help="send everything raw")
     parser.add_argument("--seconds", type=float, default=6.0, help="time budget of the search (default 6)")
     parser.add_argument("--certify", action="store_true", help="say how far each plan is from the best at most")
+    parser.add_argument("--bound", type=int, metavar="PROGRAMS",
+                        help="bound the makespan of all plans from below, by so many linear programs per bandwidth "
+                             "(4 at least; 60 take seconds to minutes)")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the table with its plans (JSON, kind 'split_table')")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the plan for --plot-bandwidth")
     parser.add_argument("--plot-bandwidth", type=float, metavar="MB/S", help="default: where a split gains most")
@@ -94,9 +98,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model(args: argparse.Namespace, network: Network) -> CostModel:
+    from edge_offload.execute.memory import keep_freed
     from edge_offload.split.cost import Link
     from edge_offload.split.profile import Profile, cost_model, measure
 
+    keep_freed()  # as the runtime does
     robot = Profile.read(args.profile) if args.profile else measure(network, repeats=3)
     server = Profile.read(args.server_profile) if args.server_profile else robot
     link = Link(latency_s=args.latency)
@@ -113,7 +119,7 @@ def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objectiv
     space = Space(model, table.bandwidths, not args.no_codecs)
     names = {"device_only_s": "device_only", "server_only_s": "server_only", "layers_s": "dsccs"}
     baselines = {key: plan_table(space, name, objective).predicted_s for key, name in names.items()}
-    gaps = _gaps(args, space, table, objective)
+    gaps, bounds = _gaps(args, space, table, objective), _bounds(args, space, table)
     rows = []
     for k, (rate, plan) in enumerate(zip(table.bandwidths, table.plans)):
         outcome = simulate(plan, model, rate)
@@ -128,6 +134,7 @@ def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objectiv
             "rows_server": sum(step.high - step.low for step in plan.server),
             **{key: seconds[k] for key, seconds in baselines.items()},
             "certified_gap": gaps[k],
+            "bound_gap": bounds[k],
             "plan": json.loads(plan.to_json()),
         })  # fmt: skip
     return rows
@@ -141,17 +148,29 @@ def _gaps(args: argparse.Namespace, space: Space, table: PlanTable, objective: O
     return certify(space, table, objective)
 
 
+def _bounds(args: argparse.Namespace, space: Space, table: PlanTable) -> List[Optional[float]]:
+    if args.bound is None:
+        return [None] * len(table.plans)
+    from edge_offload.errors import BadInput
+    from edge_offload.split.bound import Limits, full_space_gaps
+
+    if args.objective != "latency":
+        raise BadInput("--bound bounds the makespan", remedy="leave --objective at latency")
+
+    return full_space_gaps(space, table, Limits(programs=args.bound, seconds=float("inf")))
+
+
 def _print(args: argparse.Namespace, rows: Sequence[Dict[str, Any]], planning_s: float) -> None:
     emulated = f", robot emulated {args.slowdown:g}x slower" if args.slowdown != 1.0 else ""
     print(f"{args.model}: {args.planner}, {args.objective}, planned in {planning_s:.1f} s{emulated}")
     print(f"{'MB/s':>6} {'plan':<7} {'ms':>8} {'J':>7} {'up kB':>8} {'down kB':>8} {'robot rows':>10} "
-          f"{'server rows':>11} {'device':>8} {'server':>8} {'layers':>8} {'gap':>6}")  # fmt: skip
+          f"{'server rows':>11} {'device':>8} {'server':>8} {'layers':>8} {'gap':>6} {'bound':>6}")  # fmt: skip
     for row in rows:
-        gap = "-" if row["certified_gap"] is None else f"{row['certified_gap']:.1%}"
+        gap, bound = ("-" if row[key] is None else f"{row[key]:.1%}" for key in ("certified_gap", "bound_gap"))
         print(f"{row['bandwidth_bytes_per_s'] / 1e6:6.2f} {row['shape']:<7} {row['makespan_s'] * 1e3:8.1f} "
               f"{row['energy_j']:7.3f} {row['bytes_up'] / 1e3:8.1f} {row['bytes_down'] / 1e3:8.1f} "
               f"{row['rows_robot']:10} {row['rows_server']:11} {row['device_only_s'] * 1e3:8.1f} "
-              f"{row['server_only_s'] * 1e3:8.1f} {row['layers_s'] * 1e3:8.1f} {gap:>6}")  # fmt: skip
+              f"{row['server_only_s'] * 1e3:8.1f} {row['layers_s'] * 1e3:8.1f} {gap:>6} {bound:>6}")  # fmt: skip
 
 
 def _most_gained(rows: Sequence[Dict[str, Any]]) -> float:

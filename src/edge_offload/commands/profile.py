@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from edge_offload.errors import BadInput
+    from edge_offload.execute.memory import keep_freed
     from edge_offload.split.profile import measure
 
     if bool(args.server) != bool(args.server_out):
@@ -86,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
     network = network_of(args)
     theirs = _measured_there(args, network) if args.server else None
     load_average = os.getloadavg()[0]
+    keep_freed()  # as the runtime does
     profile = measure(network, args.repeats)
     profile.write(args.out)
     if theirs is not None:

@@ -88,7 +88,7 @@ class Planned:
     Attributes:
         plan: checked.
         predicted_s, predicted_j: makespan and energy that the model expects.
-        certified_gap: cost / lower bound - 1 over every plan of the space; ``None`` if no bound was asked for.
+        certified_gap: at most cost / cost of the best replicated split - 1; ``None`` if it was not asked for.
     """
 
     plan: Plan

@@ -28,7 +28,9 @@ from edge_offload.split.cost import CodecCost, CostModel, Link, OperatorCost, fi
 from edge_offload.split.footprint import Locality
 from edge_offload.split.locality import LocalityMap
 from edge_offload.split.networks import Network
+from edge_offload.split.plan import Step
 from edge_offload.split.reference import shared_values
+from edge_offload.split.runtime.half import PieceHalf
 from edge_offload.split.runtime.progress import busy_clock
 
 FRACTIONS = (1.0, 0.5, 0.25, 0.0)
@@ -42,6 +44,8 @@ SLOW_S = 0.05
 LEAST_CODED_BYTES = 4096
 """Smaller payloads go as they are."""
 SAMPLE_BYTES = 128 * 1024
+PAUSE_S = 0.05
+"""Before a pass: an inference finds the caches as whatever ran since the last frame left them."""
 CODEC_REPEATS = 3
 
 MAX_BYTES = 32 << 20
@@ -224,21 +228,26 @@ def _passes(
 
 
 def _pass(network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[Sequence[int]]) -> List[float]:
-    """Seconds of every operator, whole, in one pass over the network; 0 for free operators."""
+    """Seconds of every operator, whole, in one pass over the network; 0 for free operators.
+
+    As the runtime computes it: after a pause, as between two frames, with the runtime's own keeping of values, and
+    giving their memory back counts.
+    """
     located, sequence = network.located, network.program.sequence
-    values = _Values(located, shared)
-    values.held.update(zip(sequence.inputs, network.inputs))
+    half = PieceHalf(located, shared, {})
+    for number, tensor in zip(sequence.inputs, network.inputs):
+        half.put(number, 0, tensor)
+    time.sleep(PAUSE_S)
     seconds: List[float] = []
-    for index, (operator, entry) in enumerate(zip(sequence.operators, located.operators)):
+    for index, entry in enumerate(located.operators):
         if entry.kind is Locality.FREE:
             seconds.append(0.0)
             continue
-        began = busy_clock()
-        results = call(operator, values.whole) if entry.local is None else entry.local.run(0, entry.length, values)
-        values.held.update({number: r for number, r in zip(operator.outputs, results) if number is not None})
-        for number in dead[index]:  # giving memory back takes time, too
-            values.held.pop(number, None)
-        seconds.append(busy_clock() - began)
+        began = time.perf_counter()
+        half.compute(Step(index, 0, entry.length))
+        for number in dead[index]:
+            half.forget(number)
+        seconds.append(time.perf_counter() - began)
     return seconds
 
 

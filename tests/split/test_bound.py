@@ -1,0 +1,144 @@
+"""The bound over all plans: below the optimum that brute force finds, and below any plan of larger networks."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from split_chains import Chain
+from split_plans import random_plan
+
+from edge_offload.errors import BadInput
+from edge_offload.sequence import Ref
+from edge_offload.split.bound import Limits, full_space_gaps, lower_bound
+from edge_offload.split.cost import CodecCost, CostModel, Link, OperatorCost
+from edge_offload.split.exact import solve
+from edge_offload.split.exactness import random_split
+from edge_offload.split.locality import LocalityMap, analyse
+from edge_offload.split.objective import Objective
+from edge_offload.split.planners import Effort, plan_table
+from edge_offload.split.relaxation import Relaxation
+from edge_offload.split.simulate import simulate
+from edge_offload.split.space import Space
+from edge_offload.split.underestimate import least_footprints, strictly_needed
+
+RATES = (60.0, 300.0, 2000.0)
+
+
+def D(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.double)
+
+
+def network(seed: int, rows: int, operators: int) -> LocalityMap:
+    """Convolutions, pooling, strided and residual branches, with a global head or without."""
+    chooser, chain = random.Random(seed), Chain(D(1, 2, rows, 3))
+
+    def convolve(x: Ref, kernel: int, stride: int = 1) -> int:
+        return chain.call("aten.conv2d.default", x, D(2, 2, kernel, 1), None, [stride, 1], [kernel // 2, 0])
+
+    while len(chain.operators) < operators - 1:
+        kind = chooser.choice(["convolution", "convolution", "relu", "residual", "strided", "pool"])
+        entry, left = chain.tail, operators - 1 - len(chain.operators)
+        length = chain.tensors[chain.last].shape[2]
+        if kind == "convolution":
+            convolve(entry, chooser.choice([1, 3, 5]))
+        elif kind == "relu":
+            chain.call("aten.relu.default", entry)
+        elif kind == "pool" and length >= 6:
+            chain.call("aten.max_pool2d.default", entry, [2, 1])
+        elif kind == "residual" and left >= 2:
+            made = convolve(entry, 3)
+            chain.call("aten.add.Tensor", Ref(made), entry)
+        elif kind == "strided" and left >= 3 and length >= 4:
+            one, other = convolve(entry, 3, 2), convolve(entry, 1, 2)
+            chain.call("aten.add.Tensor", Ref(one), Ref(other))
+    if chooser.random() < 0.6:
+        chain.call("aten.mean.dim", chain.tail, [2, 3])
+    return analyse(chain.finish(), {0: 2})
+
+
+def model_of(located: LocalityMap, seed: int) -> CostModel:
+    chooser = np.random.default_rng(seed)
+    factor = float(chooser.choice([1.0, 3.0, 8.0]))
+    robot = tuple(OperatorCost(float(chooser.uniform(0, 0.1)) * int(chooser.integers(2)),
+                               float(chooser.uniform(0.005, 0.1))) for _ in located.operators)  # fmt: skip
+    server = tuple(OperatorCost(cost.launch_s / factor * float(chooser.uniform(0.5, 1.5)),
+                                cost.row_s / factor * float(chooser.uniform(0.5, 1.5))) for cost in robot)  # fmt: skip
+    codecs = {number: (CodecCost("half", 2.0, 2e3, 1e4, 3e3, 1e4),) for number in (0, 2, 4) if chooser.random() < 0.5}
+    link = Link(float(chooser.choice([0, 0.002, 0.05])), float(chooser.choice([0, 0.001, 0.01])),
+                float(chooser.choice([1.0, 2.0])))  # fmt: skip
+    return CostModel(located, robot, server, codecs, link, request_s=float(chooser.choice([0, 0.02])))
+
+
+def bound(space: Space, programs: int) -> float:
+    return lower_bound(Relaxation(space), 0, float("inf"), Limits(0.0, programs, 600.0))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bound_brute_force_and_planner_are_in_order(seed: int) -> None:
+    located = network(seed, rows=4, operators=4)
+    model = model_of(located, seed)
+    for rate in RATES:
+        space = Space(model, [rate])
+        optimum = float(solve(space, Objective()).best.makespan_s[0])
+        planned = plan_table(space, effort=Effort(seconds=60.0, evaluations=40)).predicted_s[0]
+        found = bound(space, programs=12)
+        assert 0.0 < found <= optimum * (1 + 1e-7)
+        assert optimum <= planned * (1 + 1e-7)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_random_plan_of_a_larger_network_is_below_the_bound(seed: int) -> None:
+    located = network(seed, rows=20, operators=12)
+    model = model_of(located, seed)
+    for rate in RATES:
+        space = Space(model, [rate])
+        found = bound(space, programs=12)
+        for attempt in range(15):
+            for make in (random_plan, random_split):
+                plan = make(located, random.Random(100 * seed + attempt))
+                assert found <= simulate(plan, model, rate).makespan_s * (1 + 1e-7)
+
+
+def test_more_programs_never_loosen_the_bound() -> None:
+    located = network(3, rows=12, operators=6)
+    space = Space(model_of(located, 3), [300.0])
+    found = [bound(space, programs) for programs in (4, 10, 24)]
+    assert found[0] <= found[1] + 1e-9 <= found[2] + 2e-9
+    assert found[0] < found[2], "branching is of use"
+
+
+def test_a_good_plan_has_a_small_gap_and_a_bad_one_a_large_one() -> None:
+    located = network(1, rows=12, operators=5)
+    free = tuple(OperatorCost(0.0, 1e-6) for _ in located.operators)
+    slow = tuple(OperatorCost(0.0, 1.0) for _ in located.operators)
+    space = Space(CostModel(located, slow, free, link=Link(0.0, 0.0)), [1e3])
+    (good,) = full_space_gaps(space, plan_table(space, "server_only"))
+    (bad,) = full_space_gaps(space, plan_table(space, "device_only"))
+    assert good is not None
+    assert bad is not None
+    assert good < 0.5
+    assert bad > 10.0
+
+
+def test_what_rows_need_is_counted() -> None:
+    chain = Chain(D(1, 2, 9, 3))
+    chain.call("aten.conv2d.default", chain.tail, D(2, 2, 3, 1), None, [1, 1], [1, 0])
+    chain.call("aten.conv2d.default", chain.tail, D(2, 2, 1, 1), None, [2, 1], [0, 0])
+    located = analyse(chain.finish(), {0: 2})
+    assert strictly_needed(located) == {0: 5, 1: 5}, "every second row is used by nobody"
+    (least,) = least_footprints(located, 0).values()
+    assert least.tolist() == [0, 2, 3, 4, 5, 6, 7, 8, 9, 9]
+
+
+def test_several_results_have_no_bound() -> None:
+    chain = Chain(D(1, 2, 9, 3))
+    first = chain.call("aten.relu.default", chain.tail)
+    second = chain.call("aten.relu.default", Ref(first))
+    located = analyse(chain.finish(first, second), {0: 2})
+    space = Space(model_of(located, 0), [300.0])
+    with pytest.raises(BadInput, match="one result"):
+        Relaxation(space)
+    assert full_space_gaps(space, plan_table(space, "server_only")) == [None]
