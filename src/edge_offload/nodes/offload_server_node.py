@@ -22,6 +22,7 @@ from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.execute.devices import AUTO
+from edge_offload.execute.memory import keep_freed
 from edge_offload.link.keys import KeyStore
 from edge_offload.models.registry import entries
 from edge_offload.nodes.base import Node
@@ -55,6 +56,7 @@ class OffloadServerNode(Node):
 
     def start(self) -> None:
         params = self.params
+        keep_freed()
         self._interpreter = Interpreter(params["allow"], params["options"])
         self._server = OffloadServer(
             params["bind"],
