@@ -203,6 +203,10 @@ class Graph:
         found = self.statuses(process)
         return bool(found) and found[-1].level == level and words in found[-1].message
 
+    def complains(self, process: Process, words: str) -> bool:
+        """Whether the latest status of a node is amber or red, with these words in its message."""
+        return any(self.says(process, level, words) for level in (1, 2))
+
     def values(self, process: Process):
         """Figures in the latest status of a node."""
         found = self.statuses(process)

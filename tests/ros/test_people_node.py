@@ -209,7 +209,7 @@ def test_the_server_is_killed_in_mid_run_and_results_go_on(graph, images):
         )
 
     run_until(lambda cost: cost.mode == "local" and "no server" in cost.fallback_reason, "a local answer")
-    wait_for(lambda: graph.says(node, 1, "no server"), "the warning that there is no server", 10)
+    wait_for(lambda: graph.complains(node, "no server"), "the word that there is no server", 10)
 
     server = start_server()
     remote = run_until(lambda cost: cost.mode == "server", "the first answer of the server")
@@ -226,7 +226,7 @@ def test_the_server_is_killed_in_mid_run_and_results_go_on(graph, images):
 
     server.signal(signal.SIGKILL)
     run_until(lambda cost: cost.mode == "local" and cost.fallback_reason, "a local answer after the kill")
-    wait_for(lambda: graph.says(node, 1, "no server"), "the warning after the kill", 10)
+    wait_for(lambda: graph.complains(node, "no server"), "the word of it after the kill", 10)
 
     start_server()
     run_until(lambda cost: cost.mode == "server", "the server's return")
