@@ -53,7 +53,11 @@ class Definition:
 
 @dataclass
 class Piece:
-    """A segment that the device handed over, as it did so."""
+    """A segment that the device handed over, as it did so.
+
+    Of the step that it belongs to, up to its own end: ``uploads`` says whether anything is uploaded, ``calls`` how many
+    calls the pieces consist of whose definition was asked for.
+    """
 
     segment: int
     base: int
@@ -63,6 +67,8 @@ class Piece:
     payloads: List[torch.Tensor]
     reason: int
     definition: Optional[Definition] = None
+    uploads: bool = False
+    calls: int = 0
 
 
 @dataclass(frozen=True)

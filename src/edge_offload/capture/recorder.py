@@ -62,6 +62,7 @@ class _Speculation:
     future: Future
     taken: int = 0
     waited: bool = False
+    answer: Optional[Answer] = None
 
 
 class Recorder:
@@ -186,13 +187,16 @@ class Recorder:
     def _predicted(self, piece: Piece, freed: List[int]) -> Outcome:
         """What becomes of a segment where steps are learnt and run ahead."""
         assert self._predictor is not None
-        self._dropped = self._dropped + freed if self._pieces else []
+        before = self._pieces[-1] if self._pieces else None
+        self._dropped = self._dropped + freed if before is not None else []
+        piece.uploads = bool(piece.payloads) or (before is not None and before.uploads)
+        piece.calls = before.calls if before is not None else 0
         self._pieces.append(piece)
         self._owed += 1
         if piece.reason == INFER:
             outcome = self._described(piece)
             return outcome if outcome is not None else self._run(self._pieces[-self._owed :], None)
-        opens = self._predictor.opens(any(item.payloads for item in self._pieces))
+        opens = self._predictor.opens(piece.uploads)
         done = self._definitions.forms.done(self._pieces, self._dropped, opens)
         self._predictor.begin(done)
         outcome = self._taken(done)
@@ -253,9 +257,10 @@ class Recorder:
         return future
 
     def _answered(self, ahead: _Speculation) -> Answer:
-        answer = self._wait(ahead.future, blocked=not ahead.waited)
-        ahead.waited = True
-        return answer
+        if ahead.answer is None:
+            ahead.answer = self._wait(ahead.future, blocked=not ahead.waited)
+            ahead.waited = True
+        return ahead.answer
 
     def _described(self, piece: Piece) -> Optional[Outcome]:
         """The results of the last call of a segment that ends inside a step, if the server has run that ahead.
@@ -271,21 +276,18 @@ class Recorder:
             plan = ahead.plans[index]
             # kept: the device may have forgotten what it consists of before it has to be run after all
             piece.definition = self._definitions.forms.definition(piece.segment)
-            number = sum(len(item.definition.calls) for item in self._pieces if item.definition is not None) - 1
+            piece.calls += len(piece.definition.calls)
+            number = piece.calls - 1
             call = piece.definition.calls[-1]
             skeletons, _ = predictor.forms.calls(plan.form)
             results = outcome.described.get(number)
             if results is not None and number < len(skeletons) and skeletons[number] == call.skeleton:
-                since = [] if self._opens_now() else predictor.since
+                since = [] if predictor.opens(piece.uploads) else predictor.since
                 integers = plan.integers(since)
                 if integers is not None and integers[number] == call.integers:
                     return Outcome(results=results)
         self._over(ahead, len(answer.ran))
         return None
-
-    def _opens_now(self) -> bool:
-        assert self._predictor is not None
-        return self._predictor.opens(any(item.payloads for item in self._pieces))
 
     def _taken(self, done: Done) -> Optional[Outcome]:
         """The outcome of ``done`` if the server has run exactly that ahead; otherwise the speculation is over."""
