@@ -86,10 +86,9 @@ class Engine:
         return self._tensor(slot, self._out(NEW, 0, metadata))
 
     def _out(self, kind: int, ref: int, metadata: Metadata) -> _Out:
-        options = {
-            "strides": metadata.strides, "storage_offset": metadata.offset, "dtype": DTYPES[metadata.dtype],
-            "device": CUDA0,
-        }  # fmt: skip
+        options: Dict[str, Any] = {"dtype": DTYPES[metadata.dtype], "device": CUDA0}
+        if metadata.offset or torch.empty(metadata.sizes, device="meta").stride() != metadata.strides:
+            options.update(strides=metadata.strides, storage_offset=metadata.offset)  # they cost time to read
         return _Out(kind, ref, self.layout(metadata), metadata.sizes, options, metadata.nbytes)
 
     def _tensor(self, slot: Slot, out: _Out) -> RemoteTensor:
