@@ -14,6 +14,7 @@ import rosgraph
 import rospy
 
 from edge_offload.errors import EdgeOffloadError
+from edge_offload.execute.memory import keep_freed
 from edge_offload.nodes import params as parameters
 from edge_offload.nodes.health import Health
 from edge_offload.nodes.params import Param
@@ -29,6 +30,7 @@ class Node:
     Attributes:
         name: default name of the node.
         declared: its private parameters.
+        computes: whether a network is computed in its process, which then keeps the memory that tensors give back.
         params: their values, checked.
         health: what it says on /diagnostics.
         exit_code: what the process returns.
@@ -37,6 +39,7 @@ class Node:
 
     name: ClassVar[str]
     declared: ClassVar[Tuple[Param, ...]] = ()
+    computes: ClassVar[bool] = False
 
     def __init__(self, params: Dict[str, Any], health: Health) -> None:
         self.params = params
@@ -162,6 +165,8 @@ def run_node(node_class: Type[Node]) -> int:
     if not rosgraph.is_master_online():
         print(f"{node_class.name}: no ROS master at {rosgraph.get_master_uri()}; start roscore", file=sys.stderr)
         return FAILED
+    if node_class.computes:
+        keep_freed()
     rospy.init_node(node_class.name)
     return _run(node_class)
 

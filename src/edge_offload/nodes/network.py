@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Mapping, Optional, Sequence, Tuple
 
 import rospy
 
-from edge_offload.execute.memory import keep_freed
 from edge_offload.execute.threads import pin
 from edge_offload.link.client import Client
 from edge_offload.link.estimate.estimator import LinkReading
@@ -67,7 +66,6 @@ class Network:
         self._watch = LinkWatch()
         self._module: Optional[OffloadedModule] = None
         self._pin()
-        keep_freed()
         self.estimator = self.build()
         self.weights_sha256 = state_hash(self.estimator.module)
         candidates = [parse_mode(str(name)) for name in params["candidates"]]

@@ -22,7 +22,6 @@ from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.execute.devices import AUTO
-from edge_offload.execute.memory import keep_freed
 from edge_offload.link.keys import KeyStore
 from edge_offload.models.registry import entries
 from edge_offload.nodes.base import Node
@@ -42,6 +41,7 @@ class OffloadServerNode(Node):
     """See the module's docstring."""
 
     name = "offload_server_node"
+    computes = True
     declared = (
         Param("bind", "tcp://127.0.0.1:5700", "address to listen on; port 0: any free"),
         Param("device", AUTO, "auto (the GPU if there is one), cpu or cuda"),
@@ -56,7 +56,6 @@ class OffloadServerNode(Node):
 
     def start(self) -> None:
         params = self.params
-        keep_freed()
         self._interpreter = Interpreter(params["allow"], params["options"])
         self._server = OffloadServer(
             params["bind"],

@@ -31,6 +31,7 @@ class OffloadedNode(Node):
     network, and :meth:`account` for every result.
     """
 
+    computes = True
     #: Seconds that a frame may still take after the end was asked for.
     drain_s: ClassVar[float] = 10.0
     shared: ClassVar[Tuple[Param, ...]] = (
