@@ -86,6 +86,32 @@ def test_a_better_mode_is_taken_after_a_few_frames_and_a_much_better_one_at_once
     assert decide(policy, forecasts((0.01, 1), (0.07, 1))).mode is Mode.LOCAL
 
 
+def three(local, server, split, obstacle="", doubt_s=0.0):
+    """Situation of latencies, with an obstacle to everything remote."""
+    return {
+        Mode.LOCAL: Forecast(Mode.LOCAL, local, 0.001, 1.0),
+        Mode.SERVER: Forecast(Mode.SERVER, server, 0.001, 1.0, obstacle),
+        Mode.SPLIT: Forecast(Mode.SPLIT, split, 0.001, 1.0, obstacle, doubt_s=doubt_s),
+    }
+
+
+def test_after_an_outage_the_mode_of_before_it_goes_on_unless_another_is_clearly_better():
+    for server, expected in ((0.097, Mode.SPLIT), (0.08, Mode.SERVER)):
+        policy = LatencyPolicy()
+        assert decide(policy, three(0.4, 0.11, 0.1)).mode is Mode.SPLIT
+        assert decide(policy, three(0.4, 0.11, 0.1, "no server")).mode is Mode.LOCAL
+        assert decide(policy, three(0.4, server, 0.1)).mode is expected
+
+
+def test_a_mode_that_nobody_has_looked_at_for_long_is_not_believed_to_be_a_little_better():
+    for doubt_s, expected in ((0.001, Mode.SPLIT), (0.03, Mode.SERVER)):
+        policy = LatencyPolicy()
+        assert decide(policy, three(0.4, 0.1, 0.11, doubt_s=doubt_s)).mode is Mode.SERVER
+        chosen = [decide(policy, three(0.4, 0.1, 0.088, doubt_s=doubt_s)).mode for _ in range(40)]
+        assert chosen[-1] is expected
+    assert decide(policy, three(0.4, 0.1, 0.05, doubt_s=0.03)).mode is Mode.SPLIT, "half is no matter of doubt"
+
+
 def test_a_deadline_rules_out_what_is_not_sure_to_meet_it():
     made = {
         Mode.LOCAL: Forecast(Mode.LOCAL, 0.09, 0.001, 1.0),

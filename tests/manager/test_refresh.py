@@ -116,7 +116,7 @@ def test_a_mode_that_looked_worse_long_ago_is_tried_again_once_its_forecast_has_
             forecaster.note(now, remote(mode, seconds), link)
             now += 0.1
     chosen = []
-    while now < 60.0:
+    while now < 200.0:
         found = forecaster.forecasts(now, (Mode.LOCAL, Mode.SERVER, Mode.SPLIT), link, {})
         mode = policy.decide(Situation(now, found)).mode
         chosen.append(mode)
@@ -231,6 +231,23 @@ def test_a_plan_without_the_server_is_forecast_as_local_and_teaches_what_local_c
     assert forecaster.forecast(2.0, Mode.SPLIT, slow).latency_s == pytest.approx(0.3)
     assert forecaster.forecast(2.0, Mode.SPLIT, slow, "no server").obstacle == "no server"
     assert forecaster.forecast(2.0, Mode.SPLIT, fast).latency_s == pytest.approx(0.9, rel=0.01), "not mixed up with it"
+
+
+def test_after_a_reconnection_all_modes_are_compared_on_the_same_link_and_lateness_is_over():
+    forecaster = Forecaster(
+        planned=lambda mode, link: Expected(0.05 + 5e5 / link.uplink) if mode is Mode.SPLIT else None
+    )
+    link = LinkReading(10e6, 10e6, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0)
+    for mode, seconds in ((Mode.SERVER, 0.12), (Mode.SPLIT, 0.1)):
+        for i in range(10):
+            stages = {"uplink": 0.05, "compute_server": seconds - 0.05}
+            forecaster.note(i * 0.1, InferenceReport(mode, "", seconds, stages, 500_000, 0, 1), link)
+    forecaster.late(2.0, Mode.SPLIT, 0.5)
+    stuck = LinkReading(10e6, 10e6, 0.1, 0.1, 2.6e-3, "passive", 9, 1.0)
+    assert forecaster.forecast(3.0, Mode.SPLIT, stuck).latency_s > 0.5
+    again = LinkReading(rtt_s=2.6e-3)
+    server, split = (forecaster.forecast(3.0, mode, again).latency_s for mode in (Mode.SERVER, Mode.SPLIT))
+    assert split < server < 0.2
 
 
 def test_an_uncertain_link_is_expected_to_take_longer():

@@ -28,6 +28,8 @@ FADE_S = 2.0
 LATE_FADE_S = 3.0
 #: Seconds between two frames of a mode from which on its averages are of another time.
 SELDOM_S = 0.9
+#: Standard deviation of the logarithm of the bandwidth of a new connection, against that of the one before it.
+NEW_LINK = 0.5
 #: Frames whose errors make the uncertainty.
 ERRORS = 64
 #: Share of the errors, the largest ones, that are left out of it.
@@ -142,8 +144,8 @@ class _ModeHistory:
         if planned_s > 0:
             expected = (self.bias.value or 1.0) * planned_s + busy_s * (1 - fresh)
         since_s = max(0.0, now - self.late_since_s)
-        if reading.age_s < since_s:
-            # the link has been measured since: what it says is newer than the lateness
+        if reading.age_s < since_s or (math.isinf(reading.age_s) and math.isfinite(reading.rtt_s)):
+            # the link has been measured since, or is a new one: what it says is newer than the lateness
             return float(expected)
         return float(max(expected, self.late_s * 0.5 ** (since_s / LATE_FADE_S)))
 
@@ -191,6 +193,7 @@ class Forecaster:
         self._planned = planned
         #: What a request may expect to wait at the server because of others (seconds); set by the owner.
         self.busy_s = 0.0
+        self._before: Optional[LinkReading] = None
         self._modes: Dict[Mode, _ModeHistory] = {}
         self._hedges: Deque[bool] = deque(maxlen=HEDGES)
 
@@ -228,7 +231,7 @@ class Forecaster:
 
     def forecast(self, now: float, mode: Mode, reading: LinkReading, obstacle: str = "") -> Forecast:
         """The next frame in ``mode``."""
-        reading = reading.cautious
+        reading = self._assumed(reading).cautious
         expected = self._planned(mode, reading)
         if expected is not None and expected.local and mode is not Mode.LOCAL:
             return replace(self.forecast(now, Mode.LOCAL, reading), mode=mode, obstacle=obstacle)
@@ -263,6 +266,14 @@ class Forecaster:
         """The next frame in every one of ``modes``."""
         return {mode: self.forecast(now, mode, reading, obstacles.get(mode, "")) for mode in modes}
 
+    def _assumed(self, reading: LinkReading) -> LinkReading:
+        """On a connection that has carried nothing yet, what the one before it did, with doubt: so that all modes are
+        compared on the same link."""
+        if reading.uplink > 0 or self._before is None:
+            return reading
+        up, down = self._before.uplink, self._before.downlink
+        return replace(reading, uplink=up, downlink=down, uplink_error=NEW_LINK, downlink_error=NEW_LINK)
+
     def _energy_j(self, history: _ModeHistory, latency_s: float, reading: LinkReading) -> float:
         powers = self._powers
         link_s = history.transfer_s(reading) if TABLE[history.mode].needs_link else 0.0
@@ -271,6 +282,8 @@ class Forecaster:
         return powers.standby * latency_s + busy + radio
 
     def _note(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
+        if reading.uplink > 0:
+            self._before = reading
         busy_s, reading = self.busy_s if TABLE[report.mode].needs_link else 0.0, reading.cautious
         expected = self._planned(report.mode, reading)
         planned_s = 0.0 if expected is None or expected.local else expected.seconds

@@ -11,7 +11,7 @@ import math
 from typing import List
 
 #: Share by which the cost wanders in one second, unseen.
-DRIFT_PER_S = 0.05
+DRIFT_PER_S = 0.03
 #: The cost may be so far off, as a share of it, after however long a time.
 MOST_DOUBT = 0.7
 #: Spread of frames that is assumed until they have shown their own, as a share.

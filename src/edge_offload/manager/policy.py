@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 
 from edge_offload.errors import BadInput
 from edge_offload.manager.forecast import Forecast
-from edge_offload.modes import AUTO, Mode, names
+from edge_offload.modes import AUTO, TABLE, Mode, names
 
 #: What ``Decision.policy`` says of a mode that is held, by configuration or because somebody asked for it.
 FIXED, SERVICE = "fixed", "service"
@@ -102,31 +102,47 @@ class _Hysteresis:
 
     knobs: Knobs
     mode: Optional[Mode] = None
+    remote: Optional[Mode] = None
     rival: Optional[Mode] = None
     count: int = 0
     patience: int = 0
 
-    def settle(self, best: Mode, costs: Mapping[Mode, float]) -> Mode:
-        """``best`` has the lowest of ``costs``; the modes that may run now are its keys."""
+    def settle(self, best: Mode, costs: Mapping[Mode, float], doubts: Mapping[Mode, float]) -> Mode:
+        """``best`` has the lowest of ``costs``; the modes that may run now are its keys.
+
+        ``doubts`` are the standard deviations of the costs as averages, as shares of them.
+        """
         held = self.mode
         if held is None or held not in costs:
-            self._take(best)
+            self._take(self._familiar(best, costs))
         elif best is held:
             self.rival, self.count, self.patience = None, 0, 0
         else:
             if self.rival is not best:
                 self.rival, self.count, self.patience = best, 0, 0
-            beyond = costs[best] < costs[held] * (1 - self.knobs.margin / (1 + self.knobs.margin))
+            gain = costs[held] - costs[best]
+            # a mode that has not run for long is tried before it is believed to be a little better
+            sure = gain > math.hypot(costs[held] * doubts.get(held, 0.0), costs[best] * doubts.get(best, 0.0))
+            beyond = sure and gain > costs[held] * self.knobs.margin / (1 + self.knobs.margin)
             self.count = self.count + 1 if beyond else 0
-            self.patience += 1
+            self.patience += sure
             # much better than the margin asks for is not noise, and neither is what lasts
             clearly = costs[best] * (1 + CLEARLY * self.knobs.margin) < costs[held]
             if self.count >= self.knobs.frames or clearly or self.patience >= LASTING:
-                self._take(best)
+                self._take(self._familiar(best, costs))
         assert self.mode is not None
         return self.mode
 
+    def _familiar(self, best: Mode, costs: Mapping[Mode, float]) -> Mode:
+        """After an interruption, the remote mode of before it, if that is about as good as the best."""
+        last = self.remote
+        if last is None or last is self.mode or last not in costs or not TABLE[best].needs_link:
+            return best
+        return last if costs[last] <= costs[best] * (1 + self.knobs.margin) else best
+
     def _take(self, mode: Mode) -> None:
+        if TABLE[mode].needs_link:
+            self.remote = mode
         self.mode, self.rival, self.count, self.patience = mode, None, 0, 0
 
 
@@ -157,7 +173,8 @@ class _Choosing(abc.ABC):
             if forecast.energy_j <= situation.power_budget_w * forecast.latency_s
         }
         best, costs, why = self._rank(within or able, situation)
-        mode = self._hysteresis.settle(best, costs)
+        doubts = {mode: f.doubt_s / f.latency_s for mode, f in able.items() if f.latency_s > 0}
+        mode = self._hysteresis.settle(best, costs, doubts)
         return Decision(mode, self._words(mode, best, why, situation), self.name)
 
     @abc.abstractmethod
