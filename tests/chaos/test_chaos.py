@@ -111,6 +111,19 @@ def test_a_leak_is_found_on_either_side(side, what, more):
     assert [f"{what} of the {side} grew" in failure for failure in found.failures] == [True]
 
 
+def test_a_split_frame_counts_as_remote_only_if_it_needed_the_server():
+    frames, summary = good()
+    for item in frames:
+        if item["mode"] == "server":
+            item["mode"] = "split"
+    assert verdict(frames, summary, scenario="calm (split)", outage=False).figures["remote"] == 150
+    for item in frames[:50]:
+        item["round_trips"] = 0
+    found = verdict(frames, summary, scenario="calm (split)", outage=False)
+    assert found.figures["remote"] == 100
+    assert any("only 100 of 200" in failure for failure in found.failures)
+
+
 def test_usage_sees_what_a_process_opens():
     before = usage(os.getpid())
     with socket.socket(), open(os.devnull):
@@ -147,20 +160,23 @@ def test_the_list_names_every_scenario_and_a_wrong_name_is_refused(capsys):
 def test_a_file_of_results_is_kept_up_to_date_scenario_by_scenario(tmp_path):
     path = tmp_path / "chaos.json"
     frames, summary = good()
-    older = [record(verdict(frames, summary, scenario=name)) for name in ("reset", "calm")]
+    older = [record(verdict(frames, summary, scenario=name)) for name in ("reset (split)", "reset", "calm")]
     records.write(path, "chaos", merged(path, older))
     newer = record(verdict(frames, summary, back=18.0, scenario="calm"))
     assert not newer["passed"]
     found = merged(path, [newer])
-    assert [(item["scenario"], item["passed"]) for item in found] == [("calm", False), ("reset", True)]
+    passed = [(item["scenario"], item["passed"]) for item in found]
+    assert passed == [("calm", False), ("reset", True), ("reset (split)", True)]
     path.write_text("[1]")
     with pytest.raises(BadInput, match="does not hold records of chaos"):
         merged(path, [newer])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["server_kill", "two_managers"])
-def test_the_real_thing(name):
-    found = run_scenario(name, 1.5, repeat=2, timing=False)
+@pytest.mark.parametrize(
+    ("name", "mode", "repeat"), [("server_kill", "server", 2), ("two_managers", "server", 2), ("reset", "split", 1)]
+)
+def test_the_real_thing(name, mode, repeat):
+    found = run_scenario(name, 1.5, repeat, timing=False, mode=mode)
     assert found.passed, found.failures
     assert found.figures["results"] > 10

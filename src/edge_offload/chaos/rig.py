@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload.chaos.robot import MODEL
 from edge_offload.chaos.usage import usage
+from edge_offload.chaos.verdict import went_remote
 from edge_offload.chaos.wall_clock import WallClock
 from edge_offload.errors import LinkLost
 from edge_offload.link.emulator import Emulator
@@ -196,7 +197,7 @@ class Rig:
             for line in lines[seen:]:
                 if line.startswith('{"frame"'):
                     frame = json.loads(line)
-                    if frame["t"] >= since and frame["mode"] == "server":
+                    if frame["t"] >= since and went_remote(frame):
                         return float(frame["t"] + frame["total_s"])
             seen = len(lines)
             time.sleep(0.02)

@@ -13,6 +13,7 @@ Each scenario starts a server process, a robot process with a camera and the aut
   edge-offload chaos reset --repeat 30        many times, to see what leaks
   edge-offload chaos --full --json chaos.json faults of 15 s
   edge-offload chaos stalls --json chaos.json --update      put this one among what the file holds
+  edge-offload chaos --mode split blackhole   frames are split between robot and server, results within its tolerance
   edge-offload chaos --list
 
 On a machine that is busy with something else, latencies say little: --no-timing reports them and judges the rest.
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeat", type=int, default=REPEAT, metavar="N", help=f"faults one after the other ({REPEAT})"
     )
     parser.add_argument("--no-timing", action="store_true", help="report latencies but do not judge them")
+    parser.add_argument("--mode", choices=("server", "split"), default="server", help="where frames go but local")
     parser.add_argument("--json", metavar="FILE", help="write the records chaos here; - for standard output")
     parser.add_argument("--update", action="store_true", help="keep what the file holds of other scenarios")
 
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     to_stdout = args.json == "-"
     verdicts = []
     for name in args.scenario or names():
-        verdict = run_scenario(name, hold_s, args.repeat, timing=not args.no_timing)
+        verdict = run_scenario(name, hold_s, args.repeat, timing=not args.no_timing, mode=args.mode)
         verdicts.append(verdict)
         print(line(verdict), file=sys.stderr if to_stdout else sys.stdout, flush=True)
     found = [record(verdict) for verdict in verdicts]
@@ -102,19 +104,26 @@ def merged(path: pathlib.Path, found: List[Dict[str, Any]]) -> List[Dict[str, An
     except (ValueError, TypeError, BadInput) as error:
         raise BadInput(f"{path} does not hold records of chaos: {error}", remedy="write to another file") from error
     by_name = {item["scenario"]: item for item in [*held, *found]}
-    return [by_name[name] for name in names() if name in by_name]
+    order = [*names(), *(labelled(name, "split") for name in names())]
+    return [by_name[name] for name in order if name in by_name]
 
 
-def run_scenario(name: str, hold_s: float, repeat: int = 1, timing: bool = True) -> Verdict:
-    """Run one scenario, its fault ``repeat`` times, and judge it."""
+def labelled(name: str, mode: str) -> str:
+    """What a scenario is called in a record."""
+    return name if mode == "server" else f"{name} ({mode})"
+
+
+def run_scenario(name: str, hold_s: float, repeat: int = 1, timing: bool = True, mode: str = "server") -> Verdict:
+    """Run one scenario, its fault ``repeat`` times, and judge it; frames go to the server in ``mode``."""
     from edge_offload.chaos.rig import Rig
     from edge_offload.chaos.scenarios import SCENARIOS
     from edge_offload.chaos.verdict import Fault, Verdict, judge
     from edge_offload.errors import Unsupported
 
     scenario = SCENARIOS[name]
+    name = labelled(name, mode)
     try:
-        made = Rig(scenario.robot_options, scenario.server_prefix(), scenario.clocks)
+        made = Rig((*scenario.robot_options, "--mode", mode), scenario.server_prefix(), scenario.clocks)
     except Unsupported as error:
         return Verdict(name, skipped=str(error))
     died: List[str] = []
