@@ -33,9 +33,9 @@ PATIENT = PatienceLimits(first_s=120.0, floor_s=120.0, cap_s=120.0)
 
 
 class Robot:
-    """One network, ready in every mode."""
+    """One network, ready in every mode. Its connection is its own: when it ends, the server's replica is free."""
 
-    def __init__(self, case: Case, client: Client) -> None:
+    def __init__(self, case: Case, address: str) -> None:
         self.case = case
         self.inputs = Inputs(case)
         self.local = case.module()
@@ -44,8 +44,10 @@ class Robot:
         self.device = found
         self.remote: Any = found.remote
         self.remote_module: Optional[nn.Module] = None
+        self.client = Client(address).start()
+        self.client.wait_ready(30.0)
         self.server = ServerRunner(
-            case.registered, case.options, client, lambda: registry.state_hash(self.local), fingerprint("cpu"),
+            case.registered, case.options, self.client, lambda: registry.state_hash(self.local), fingerprint("cpu"),
             limits=PATIENT,
         )  # fmt: skip
 
@@ -210,8 +212,6 @@ def main() -> int:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    client = Client(sys.argv[1]).start()
-    client.wait_ready(30.0)
     known = {case.name: case for case in (*cases(), *small_cases())}
     robot: Optional[Robot] = None
     steady: Optional[Steady] = None
@@ -219,8 +219,10 @@ def main() -> int:
 
     def load(request: Dict[str, Any]) -> Any:
         nonlocal robot
+        if robot is not None:
+            robot.client.close()
         robot = None
-        robot = Robot(known[request["model"]], client)
+        robot = Robot(known[request["model"]], sys.argv[1])
         robot.prepare()
         return {}
 
@@ -246,7 +248,8 @@ def main() -> int:
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=out, flush=True)
-    client.close()
+    if robot is not None:
+        robot.client.close()
     return 0
 
 
