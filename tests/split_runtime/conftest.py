@@ -36,7 +36,8 @@ class Server:
     def __init__(self, keys):
         path = os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1",
-                   "--keys", str(keys), "--allow", "split_nets:pictures", "--allow", "split_nets:listed"]  # fmt: skip
+                   "--keys", str(keys), "--weights-cache", str(pathlib.Path(keys) / "blobs"),
+                   "--allow", "split_nets:pictures", "--allow", "split_nets:listed"]  # fmt: skip
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
         )

@@ -35,6 +35,9 @@ class RecordedSplit(SplitRunner):
         network: traced from the record (:mod:`edge_offload.capture.sequences`), for the shapes that it was made with.
         client: the link, owned by someone else.
         slowdown: emulate a robot that is so many times slower.
+
+    Attributes:
+        weights_sent: bytes of constants that the server did not have.
     """
 
     def __init__(self, network: Network, client: Client, slowdown: float = 1.0, **options: Any) -> None:
@@ -42,6 +45,7 @@ class RecordedSplit(SplitRunner):
         self._network = network
         self._refusals = 0
         self._closed = False
+        self.weights_sent = 0
 
     def close(self) -> None:
         """See :meth:`SplitRunner.close`; what is being opened is closed when it is open."""
@@ -84,15 +88,14 @@ class RecordedSplit(SplitRunner):
             if not isinstance(found, list) or not all(type(i) is int and 0 <= i < len(asked) for i in found):
                 raise ProtocolError("the server did not say which weights it has")
             missing.update(asked[index] for index in found)
-        sent = 0
         for name, piece in zip(names, _pieces(program)):
             if name in missing:
                 missing.discard(name)
-                tell(f"its weights are being sent: {sent / 1e6:.1f} MB so far")
+                tell(f"its weights are being sent: {self.weights_sent / 1e6:.1f} MB so far")
                 self._client.request("split_put", {"name": name}, [piece], timeout_s=PUT_TIMEOUT_S).result(
                     PUT_TIMEOUT_S
                 )
-                sent += len(piece)
+                self.weights_sent += len(piece)
         return names
 
 

@@ -26,7 +26,7 @@ from edge_offload.capture.recorder import READ, Recorder
 from edge_offload.capture.remote import Remote
 from edge_offload.capture.segments import Outcome
 from edge_offload.capture.sequences import Calls, Recorded, compare, obstacle
-from edge_offload.errors import EdgeOffloadError, Unsupported
+from edge_offload.errors import EdgeOffloadError, LinkLost, Unsupported
 from edge_offload.manager.recorded_split import RecordedSplit
 from edge_offload.manager.split_inferences import Inference, Owed, SplitCounters, record
 from edge_offload.modes import Mode
@@ -41,6 +41,8 @@ MAX_VARIANTS = 6
 """Sets of storages and host numbers of one segment, after which it is no inference that comes again."""
 MAX_CHANGES = 3
 """Times that an inference is learnt anew because its weights were changed."""
+MAX_FAILURES = 3
+"""In a row, other than of the link."""
 MAX_OWED = 4
 MAX_TOUCHED = 3
 """Steps in a row that had to be computed after all, because the program used what they left."""
@@ -171,11 +173,9 @@ class SplitRecorder(Recorder):
             attempt = runner.run(piece.payloads, None, local_s, {})
         except Exception as error:  # the link, or an operator on a part of its rows: the device computes all of it
             self.splits.failed += 1
-            if not isinstance(error, EdgeOffloadError):
-                _log.exception("a split of %s failed", inference.name)
-                inference.problem = f"{type(error).__name__}: {error}"
-            self._tell(f"{inference.name} is computed here for now: {error}")
+            self._failed_at(inference, error)
             return None
+        inference.failures = 0
         with torch.inference_mode(False):
             tensor = attempt.outputs[0].detach().contiguous().clone()
         if not inference.checked:
@@ -192,6 +192,16 @@ class SplitRecorder(Recorder):
         self.counters.round_trips += 1
         self._owe(inference, piece)
         return Outcome(tensor)
+
+    def _failed_at(self, inference: Inference, error: Exception) -> None:
+        """A link comes back; an operator that fails on a part of its rows will fail again."""
+        if not isinstance(error, EdgeOffloadError):
+            _log.exception("a split of %s failed", inference.name)
+        if not isinstance(error, LinkLost) and not isinstance(error.__cause__, LinkLost):
+            inference.failures += 1
+        if inference.failures >= MAX_FAILURES:
+            inference.problem = f"{type(error).__name__}: {error}"
+        self._tell(f"{inference.name} is computed here for now: {error}")
 
     def _check_once(self, inference: Inference, piece: Piece, tensor: torch.Tensor) -> None:
         """The first result of a split beside the device's, on inputs that it was not recorded with."""

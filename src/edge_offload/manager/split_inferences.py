@@ -34,6 +34,7 @@ class Inference:
     runner: Optional[RecordedSplit] = None
     checked: bool = False
     touched: int = 0
+    failures: int = 0
     seconds: Deque[float] = field(default_factory=lambda: deque(maxlen=9))
 
 
