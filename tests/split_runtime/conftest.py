@@ -7,7 +7,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import split_nets
+from waiting import until
 
 from edge_offload.link.client import Client
 from edge_offload.link.keys import KeyStore
@@ -111,10 +111,3 @@ def robot(keys):
     for item in made:
         item.client.close()
         item.offloaded.close()
-
-
-def until(condition, timeout_s, what=lambda: ""):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"still not so after {timeout_s} s: {what()}"
-        time.sleep(0.01)

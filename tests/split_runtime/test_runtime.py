@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import until
+from waiting import until
 
 from edge_offload.cli import main
 from edge_offload.errors import ProtocolError
