@@ -1,52 +1,18 @@
-"""A ROS graph for tests: a master of its own, nodes as real processes, messages counted outside of them."""
+"""A ROS graph for tests, with a master of its own."""
 
 from __future__ import annotations
 
 import os
-import pathlib
-import signal
-import socket
 import subprocess
-import sys
-import threading
-import time
-from collections import defaultdict
 
 import pytest
-
-HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+from ros_rig import Graph, free_port, numbers, wait_for, wait_for_readers
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
         if "master" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.ros)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait_for(condition, what: str, timeout_s: float = 60.0):
-    """The first true value of ``condition()``; fails after ``timeout_s``."""
-    ends = time.monotonic() + timeout_s
-    while time.monotonic() < ends:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.02)
-    pytest.fail(f"{what} did not happen within {timeout_s:g} s")
-
-
-def wait_for_readers(*publishers, timeout_s: float = 90.0) -> None:
-    """Until each of the publishers has a subscriber that reads."""
-    for publisher in publishers:
-        wait_for(publisher.get_num_connections, f"a subscriber of {publisher.name}", timeout_s)
-    # rospy counts a connection before its other end reads
-    time.sleep(0.5)
 
 
 @pytest.fixture(scope="session")
@@ -74,158 +40,9 @@ def master(tmp_path_factory):
         core.wait(10)
 
 
-class Listener:
-    """Collects every message of a topic."""
-
-    def __init__(self, topic, kind) -> None:
-        import rospy
-
-        self.messages = []
-        self._lock = threading.Lock()
-        self._subscriber = rospy.Subscriber(topic, kind, self._on, queue_size=1000, buff_size=2**24)
-
-    def _on(self, message) -> None:
-        with self._lock:
-            self.messages.append(message)
-
-    def __len__(self) -> int:
-        return len(self.messages)
-
-    @property
-    def connected(self) -> bool:
-        return self._subscriber.get_num_connections() > 0
-
-    def by_stamp(self):
-        found = defaultdict(list)
-        for message in list(self.messages):
-            found[message.header.stamp.to_nsec()].append(message)
-        return found
-
-    def close(self) -> None:
-        self._subscriber.unregister()
-
-
-class Process:
-    """A node as a process of its own."""
-
-    def __init__(self, name: str, command, environment) -> None:
-        self.name = name
-        self._popen = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self.output = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        for line in self._popen.stdout:
-            self.output += line
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    @property
-    def running(self) -> bool:
-        return self._popen.poll() is None
-
-    def signal(self, number) -> None:
-        self._popen.send_signal(number)
-
-    def wait(self, timeout_s: float = 60.0) -> int:
-        code = self._popen.wait(timeout_s)
-        self._reader.join(5)
-        return code
-
-    def stop(self) -> int:
-        """As roslaunch does it."""
-        if self.running:
-            self.signal(signal.SIGINT)
-        try:
-            return self.wait(30)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            raise
-
-
-class Graph:
-    """Nodes and topics of one test, in a namespace of their own."""
-
-    def __init__(self, namespace: str, keys: pathlib.Path) -> None:
-        from diagnostic_msgs.msg import DiagnosticArray
-
-        self.ns = namespace
-        self.keys = keys
-        self._processes = []
-        self._listeners = []
-        self._diagnostics = self._keep(Listener("/diagnostics", DiagnosticArray))
-
-    def _keep(self, listener):
-        self._listeners.append(listener)
-        return listener
-
-    def node(self, kind: str, name: str = "", prefix=(), **params) -> Process:
-        """Start ``kind`` (of scripts/) with private parameters, under a name; ``prefix``: words before the Python."""
-        name = name or kind
-        import rospy
-
-        full = f"{self.ns}/{name}"
-        if rospy.has_param(full):
-            rospy.delete_param(full)
-        for key, value in params.items():
-            rospy.set_param(f"{full}/{key}", value)
-        environment = {**os.environ, "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"}
-        # as a user's shell has it: torch takes every core unless told otherwise
-        command = [*prefix, sys.executable, str(ROOT / "scripts" / kind), f"__ns:={self.ns}", f"__name:={name}"]
-        process = Process(f"{full}"[1:], command, environment)
-        self._processes.append(process)
-        return process
-
-    def listen(self, topic: str, kind) -> Listener:
-        return self._keep(Listener(f"{self.ns}/{topic}", kind))
-
-    def publisher(self, topic: str, kind, **options):
-        import rospy
-
-        return rospy.Publisher(f"{self.ns}/{topic}", kind, queue_size=200, **options)
-
-    def statuses(self, process: Process):
-        """Everything that a node said on /diagnostics, the latest last."""
-        return [
-            status
-            for message in list(self._diagnostics.messages)
-            for status in message.status
-            if status.name.startswith(f"{process.name}:")
-        ]
-
-    def says(self, process: Process, level: int, words: str = "") -> bool:
-        """Whether the latest status of a node has this level, and these words in its message."""
-        found = self.statuses(process)
-        return bool(found) and found[-1].level == level and words in found[-1].message
-
-    def complains(self, process: Process, words: str) -> bool:
-        """Whether the latest status of a node is amber or red, with these words in its message."""
-        return any(self.says(process, level, words) for level in (1, 2))
-
-    def values(self, process: Process):
-        """Figures in the latest status of a node."""
-        found = self.statuses(process)
-        return {item.key: item.value for item in found[-1].values} if found else {}
-
-    def close(self) -> None:
-        for process in reversed(self._processes):
-            if process.running:
-                process.stop()
-        for listener in self._listeners:
-            listener.close()
-
-
-_count = iter(range(10**6))
-
-
 @pytest.fixture
 def graph(master, tmp_path):
-    made = Graph(f"/test{next(_count)}", tmp_path / "keys")
+    made = Graph(f"/test{next(numbers)}", tmp_path / "keys")
     yield made
     made.close()
 

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import Listener, free_port, wait_for
+from ros_rig import Listener, free_port, wait_for, wait_for_readers
 
 from edge_offload.errors import BadInput
 from edge_offload.models.sconet.labels import COLOURS, GROUND, LABELS, VALUE
@@ -350,7 +350,6 @@ def test_a_made_up_world_moves_past_the_sensor_and_a_bag_of_it_plays(graph, tmp_
 
 def test_a_run_over_scenes_is_counted_and_summarised_by_mode(graph, tmp_path):
     import rospy
-    from conftest import wait_for_readers
     from sensor_msgs.msg import PointCloud2
     from std_msgs.msg import Header
 

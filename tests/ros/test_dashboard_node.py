@@ -10,7 +10,7 @@ import time
 import urllib.parse
 
 import pytest
-from conftest import ROOT, Process, free_port, wait_for, wait_for_readers
+from ros_rig import ROOT, Process, free_port, wait_for, wait_for_readers
 
 pytestmark = pytest.mark.ros
 

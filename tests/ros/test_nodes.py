@@ -12,7 +12,7 @@ import time
 import cv2
 import numpy as np
 import pytest
-from conftest import ROOT, wait_for, wait_for_readers
+from ros_rig import ROOT, wait_for, wait_for_readers
 
 
 @pytest.fixture

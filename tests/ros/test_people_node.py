@@ -7,7 +7,7 @@ import statistics
 import time
 
 import pytest
-from conftest import free_port, wait_for, wait_for_readers
+from ros_rig import free_port, wait_for, wait_for_readers
 
 
 def start(graph, images, **params):
