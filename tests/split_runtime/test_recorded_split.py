@@ -18,7 +18,7 @@ from torch import nn
 
 from edge_offload.capture import build
 from edge_offload.capture.blobs import BlobStore, digest
-from edge_offload.errors import ProtocolError, Refused, Unsupported
+from edge_offload.errors import BadInput, ProtocolError, Refused, Unsupported
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.link.client import Client
 from edge_offload.link.keys import KeyStore
@@ -94,6 +94,27 @@ def test_a_sequence_is_opened_by_itself_and_its_weights_are_sent_once(server, ke
             sent.append(split.weights_sent)
             split.close()
     assert sent == [sum(tensor.nbytes for tensor in network.program.constants.values()), 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "buffers"),
+    [
+        ("split_have", {"names": 7}, []),
+        ("split_have", {"names": [b"short"]}, []),
+        ("split_have", {"names": [b"0" * 32] * 257}, []),
+        ("split_put", {"name": b"0" * 32}, [b"another content"]),
+        ("split_put", {}, [b"something"]),
+        ("split_open", {"constants": [], "inputs": []}, []),
+        ("split_open", {"constants": [], "inputs": [{"dtype": "float32", "shape": [2]}]}, [b"no sequence"]),
+        ("split_open", {"constants": None, "inputs": None}, [b"no sequence"]),
+    ],
+)
+def test_what_is_malformed_is_refused_and_the_server_lives(server, keys, kind, body, buffers):
+    with Client(server.address, keys=KeyStore(keys)) as client:
+        client.wait_ready(30.0)
+        with pytest.raises((ProtocolError, BadInput)):
+            client.request(kind, body, buffers, timeout_s=30.0).result(30.0)
+        client.request("split_echo", {}, timeout_s=30.0).result(30.0)
 
 
 @pytest.fixture(scope="module")
