@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload.capture.course import MAX_AHEAD, Course, Node, follow
 from edge_offload.capture.entries import Buffer, Entry
+from edge_offload.capture.node_compiler import compile_node
+from edge_offload.capture.node_program import NodeProgram
 from edge_offload.capture.segments import Outcome, Segment, Step
 from edge_offload.capture.symbols import Kind, facts_of
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
@@ -29,6 +32,7 @@ class Ahead:
         self._calls: OrderedDict[Tuple[int, Tuple[Tuple[int, int], ...]], Entry] = OrderedDict()
         self._segments: OrderedDict[Tuple[int, Tuple[int, ...]], Segment] = OrderedDict()
         self._plain: Dict[int, Tuple[List[int], Segment]] = {}
+        self._programs: Dict[int, Optional[NodeProgram]] = {}  # None: there cannot be one
 
     def forget(self) -> None:
         """Drop all nodes."""
@@ -36,12 +40,14 @@ class Ahead:
         self._calls.clear()
         self._segments.clear()
         self._plain.clear()
+        self._programs.clear()
 
     def define(self, number: int, node: Node) -> None:
         """Add a node, in place of the one that had this number."""
         if len(self.nodes) >= self.session.limits.segments or len(node.words) > self.session.limits.words:
             raise BadInput("the session defines too many or too long nodes")
         self._plain.pop(number, None)
+        self._programs.pop(number, None)
         if number in self.nodes:
             for old in [key for key in self._segments if key[0] == number]:
                 del self._segments[old]
@@ -97,7 +103,18 @@ class Ahead:
         )  # fmt: skip
         if node.segment is not None:
             return self.session.run(step, speculative=True)
-        return self.session.run(step, speculative=True, segment=self._segment(number, node, since))
+        program = self._programs.get(number)
+        if program is not None:
+            run = functools.partial(program.run, since=since)
+            return self.session.run(step, speculative=True, segment=self._plain[number][1], program=run)
+        segment = self._segment(number, node, since)
+        outcome = self.session.run(step, speculative=True, segment=segment)
+        if number not in self._programs:
+            indices, like = self._plain[number]
+            self._programs[number] = compile_node(
+                node, like, segment, lambda call, changes: self._changed(indices[call], like.calls[call][0], changes)
+            )
+        return outcome
 
     def _segment(self, number: int, node: Node, since: List[Tuple[int, ...]]) -> Segment:
         """The calls of ``node`` with the integers of this time."""
@@ -145,7 +162,7 @@ class Ahead:
         segment.finish()
         return indices, segment
 
-    def _changed(self, index: int, entry: Entry, changes: List[Tuple[int, int]]) -> Entry:
+    def _changed(self, index: int, entry: Entry, changes: Sequence[Tuple[int, int]]) -> Entry:
         """Call ``index`` of the session with other integers."""
         named = (index, tuple(changes))
         found = self._calls.get(named)

@@ -200,6 +200,11 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     )
 
 
+def host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """What the host reads: a copy of its own, dense."""
+    return tensor.resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
+
+
 def plain_number(raw: Buffer, spec: NumberSpec) -> Any:
     """The value of a W operand, which ``raw`` begins with.
 

@@ -7,7 +7,7 @@ a journal of what it overwrites, so that it can be undone when the client turns 
 from __future__ import annotations
 
 import struct
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 from weakref import WeakSet
 
 import torch
@@ -29,6 +29,7 @@ from edge_offload.capture.entries import (
     Entry,
     Result,
     Slot,
+    host_copy,
     host_tensor,
     layout_of,
     plain_number,
@@ -117,8 +118,15 @@ class DeviceSession:
 
     # -- running
 
-    def run(self, step: Step, speculative: bool = False, segment: Optional[Segment] = None) -> Outcome:
-        """Run one step, remembering how to undo it if it is ``speculative``; ``segment`` in place of the step's own.
+    def run(
+        self,
+        step: Step,
+        speculative: bool = False,
+        segment: Optional[Segment] = None,
+        program: Optional[Callable[[DeviceSession, Step, Optional[Undo]], Outcome]] = None,
+    ) -> Outcome:
+        """Run one step, remembering how to undo it if it is ``speculative``; ``segment`` in place of the step's own,
+        and ``program`` in place of both, touching the same storages.
 
         Raises:
             CallFailed: an operator raised. What ran before it has taken effect.
@@ -130,7 +138,7 @@ class DeviceSession:
         if isinstance(found, EdgeOffloadError):
             raise found
         segment = found
-        self._check_room(0)
+        self.check_room(0)
         undo: Optional[Undo] = None
         if speculative:
             undo = Undo()
@@ -144,8 +152,10 @@ class DeviceSession:
                 self._generator(0)
                 undo.generators = {number: found.get_state() for number, found in self._generators.items()}
         with torch.inference_mode():
-            program = self._program(segment, step)
-            return program.run(self, step, undo) if program is not None else self._run(segment, step, undo)
+            if program is not None:
+                return program(self, step, undo)
+            compiled = self._program(segment, step)
+            return compiled.run(self, step, undo) if compiled is not None else self._run(segment, step, undo)
 
     def _program(self, segment: Segment, step: Step) -> Optional[Program]:
         """What the segment was compiled to, or is now because such a step comes for the second time."""
@@ -305,18 +315,17 @@ class DeviceSession:
     ) -> Tuple[List[Slot], Outcome]:
         arguments = entry.parsed.arguments
         if entry.name == ALLOC:
-            self._check_room(arguments[0])
+            self.check_room(arguments[0])
             return [Slot(torch.UntypedStorage(arguments[0], device=self.device))], outcome
         if entry.name == RESIZE:
-            self._check_room(arguments[1])
+            self.check_room(arguments[1])
             self.allocated += arguments[1] - slots[0].storage.nbytes()
             slots[0].storage.resize_(arguments[1])
         elif entry.name == UPLOAD:
             spec = entry.parsed.hosts[0]
             slots[0].view(entry.parsed.tensors[0]).copy_(host_tensor(hosts, spec.dtype, spec.sizes))
         elif entry.name == DOWNLOAD:
-            source = slots[0].view(entry.parsed.tensors[0]).resolve_conj().resolve_neg()
-            outcome = Outcome(source.to("cpu", copy=True).contiguous(), outcome.results)
+            outcome = Outcome(host_copy(slots[0].view(entry.parsed.tensors[0])), outcome.results)
         elif entry.name == STATE:
             outcome = Outcome(self._generator(arguments[0]).get_state(), outcome.results)
         elif entry.name == RESTORE:
@@ -387,7 +396,8 @@ class DeviceSession:
         if undo is not None:
             undo.created.append(number)
 
-    def _check_room(self, size: int) -> None:
+    def check_room(self, size: int) -> None:
+        """Raise BadInput if ``size`` bytes more are too many."""
         if size < 0 or self.allocated + size > self.limits.storage_bytes:
             raise BadInput(
                 f"the session would hold more than its {self.limits.storage_bytes >> 20} MiB",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
+import itertools
 import mmap
 import os
 import resource
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 #: What torch and its kernels need besides tensors.
 OVERHEAD_BYTES = 4 << 30
+#: Messages between two complete garbage collections.
+FULL_COLLECTION = 500
 
 
 def make_session(args: argparse.Namespace) -> DeviceSession:
@@ -77,7 +81,12 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
     if args.device == "cpu":
         bound_memory(args.storage_bytes + OVERHEAD_BYTES)
     channel.send({"ready": torch.__version__, "gpu": devices.facts(torch.device(args.device))})
-    while True:
+    # what torch has imported is never garbage; what a message leaves is looked for after its answer has gone
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    for count in itertools.count(1):
+        gc.collect(2 if count % FULL_COLLECTION == 0 else 0)
         try:
             header, buffers = channel.receive()
         except LinkLost:

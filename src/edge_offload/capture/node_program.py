@@ -1,0 +1,259 @@
+"""A node that runs again and again with other sizes: what to call with which tensors, worked out once but for integers.
+
+The calls of such a node differ from one inference to the next in integers alone: sizes and strides of operands, whole
+numbers among the arguments. A :class:`NodeProgram` knows where each of them goes, so that a call costs little more than
+its kernel. A result is a new storage where the schema promises one; a call of which that is not known beforehand is run
+by the session, as one that is new.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+from edge_offload.capture.entries import Entry, Result, Slot, host_copy, layout_of
+from edge_offload.capture.journal import Undo
+from edge_offload.capture.keys import Layout
+from edge_offload.capture.segments import CallFailed, Outcome, Step
+from edge_offload.capture.symbols import Formula, Since, evaluate
+from edge_offload.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from edge_offload.capture.executor import DeviceSession
+
+#: Who runs a call: its kernel, this module, or the session.
+KERNEL, ALLOCATION, READ, WHOLE = range(4)
+#: Where an integer of a key belongs.
+SIZE, STRIDE, OFFSET, BYTES, PLAIN, ITEM = range(6)
+#: A layout with holes: the field (SIZE, STRIDE, OFFSET), its dimension, and the value that goes there.
+Holes = Tuple[Tuple[int, int, int], ...]
+
+
+class New(NamedTuple):
+    """A result: number of the output, its storage, what that adds to the step's base, whether it outlives the step."""
+
+    output: int
+    canonical: int
+    ordinal: int
+    kept: bool
+
+
+class Instruction(NamedTuple):
+    """One call.
+
+    Attributes:
+        how: who runs it.
+        arguments, named: of the kernel, with holes.
+        fetched: (register, storage, layout, whether a result may lie so) of tensors that are looked up before.
+        holes, lists: as in :class:`~edge_offload.capture.program.Instruction`.
+        integers: (position, index in a list or -1, value).
+        single: whether the kernel returns one tensor.
+        told: what is said of its results: (kind, reference, register of the operand or -1); None: nothing.
+        final: whether that is the step's outcome.
+        done: registers, and ``dropped`` storages, that nothing looks at any more.
+        call, references, parts, first: for the session: position, storages, numbers and payloads, first new storage.
+        changes: (offset in the key, value) of each integer.
+    """
+
+    how: int
+    entry: Entry
+    kernel: Callable[..., Any]
+    arguments: List[Any]
+    named: Dict[str, Any]
+    fetched: Tuple[Tuple[int, int, int, bool], ...]
+    holes: Tuple[Tuple[int, int], ...]
+    lists: Tuple[Tuple[int, Tuple[int, ...]], ...]
+    integers: Tuple[Tuple[int, int, int], ...]
+    single: bool
+    new: Tuple[New, ...]
+    told: Optional[Tuple[Tuple[int, int, int], ...]]
+    final: bool
+    done: Tuple[int, ...]
+    dropped: Tuple[int, ...]
+    call: int
+    references: Tuple[int, ...]
+    parts: Tuple[int, int, int, int]
+    first: int
+    changes: Tuple[Tuple[int, int], ...]
+
+
+class NodeProgram:
+    """Runs a node whose integers are values of ``formulas`` (:mod:`~edge_offload.capture.node_compiler` makes it)."""
+
+    def __init__(
+        self, formulas: Sequence[Formula], layouts: Sequence[Tuple[Layout, Holes]], registers: int,
+        instructions: Sequence[Instruction], numbers: bytes, dead: FrozenSet[int], grown: int,
+        changed: Callable[[int, Sequence[Tuple[int, int]]], Entry],
+    ) -> None:  # fmt: skip
+        self._formulas = formulas
+        self._layouts = layouts
+        self._plain = [layout if not holes else None for layout, holes in layouts]
+        self._registers = registers
+        self._instructions = instructions
+        self._numbers = numbers
+        self._dead = dead
+        self._grown = grown
+        self._changed = changed
+
+    def run(self, session: DeviceSession, step: Step, undo: Optional[Undo], since: Since) -> Outcome:
+        """The outcome of the step; ``since``: integers of the inference's outcomes so far.
+
+        Raises:
+            CallFailed, ProtocolError, BadInput: as :meth:`DeviceSession.run`.
+        """
+        run = _Run(self, session, step, undo, [evaluate(formula, since) for formula in self._formulas])
+        values, registers, made = run.values, run.registers, run.made
+        note, base, outcome = session.note, step.base, run.outcome
+        for op in self._instructions:
+            (
+                how, entry, kernel, template, named, fetched, holes, lists, integers, single, new, told, _, done,
+                dropped, *_,
+            ) = op  # fmt: skip
+            note(entry)
+            for register, canonical, layout, own in fetched:
+                registers[register] = run.view(canonical, layout, own)
+            if how == KERNEL:
+                arguments: List[Any] = template.copy()
+                for position, register in holes:
+                    arguments[position] = registers[register]
+                for position, several in lists:
+                    arguments[position] = [registers[register] if register >= 0 else None for register in several]
+                for position, item, value in integers:
+                    if item < 0:
+                        arguments[position] = values[value]
+                    else:
+                        items = arguments[position] = arguments[position].copy()
+                        items[item] = values[value]
+                try:
+                    returned = kernel(*arguments, **named)
+                except Exception as error:
+                    raise CallFailed(entry.name, error) from None
+                outputs = (returned,) if single else returned
+                for output, canonical, ordinal, kept in new:
+                    made[canonical] = outputs[output]
+                    if kept:
+                        session.keep(base + ordinal, run.slot(canonical), undo)
+                if told is not None:
+                    run.tell(op, outputs)
+                arguments = returned = outputs = None  # type: ignore[assignment]
+            elif how == READ:
+                outcome.tensor = host_copy(registers[holes[0][1]])  # type: ignore[arg-type]
+            elif how == ALLOCATION:
+                run.allocate(op)
+            else:
+                run.whole(op)
+            for register in done:
+                registers[register] = None
+            for canonical in dropped:
+                made.pop(canonical, None)
+                run.slots.pop(canonical, None)
+        outcome.grown = max(outcome.grown, self._grown)
+        return outcome
+
+
+class _Run:
+    """One run of a program: what there is so far."""
+
+    def __init__(
+        self, program: NodeProgram, session: DeviceSession, step: Step, undo: Optional[Undo], values: List[int]
+    ) -> None:
+        self.program = program
+        self.session = session
+        self.step = step
+        self.undo = undo
+        self.values = values
+        self.outcome = Outcome()
+        self.layouts: List[Optional[Layout]] = program._plain.copy()
+        self.registers: List[Optional[torch.Tensor]] = [None] * program._registers
+        self.made: Dict[int, torch.Tensor] = {}
+        self.slots: Dict[int, Slot] = {canonical: session.slot(number) for canonical, number in step.live}
+
+    def slot(self, canonical: int) -> Slot:
+        """The storage; one that a kernel has made gets its place when it is asked for."""
+        found = self.slots.get(canonical)
+        if found is None:
+            tensor = self.made.get(canonical)
+            if tensor is None:
+                raise ProtocolError(f"a node uses value {canonical} before it exists")
+            found = self.slots[canonical] = Slot(tensor.untyped_storage())
+            found.views[layout_of(tensor)] = tensor
+        return found
+
+    def view(self, canonical: int, number: int, own: bool) -> torch.Tensor:
+        """The storage in the layout ``number``: what a kernel returned, if it lies so."""
+        layout = self.layouts[number]
+        if layout is None:
+            layout = self.layouts[number] = self._layout(number)
+        if own:
+            tensor = self.made.get(canonical)
+            if (
+                tensor is not None
+                and tensor.shape == layout.sizes
+                and tensor.stride() == layout.strides
+                and tensor.storage_offset() == layout.offset
+            ):
+                return tensor
+        return self.slot(canonical).view(layout)
+
+    def _layout(self, number: int) -> Layout:
+        known, holes = self.program._layouts[number]
+        sizes, strides, offset = list(known.sizes), list(known.strides), known.offset
+        for field, dimension, value in holes:
+            if self.values[value] < 0:
+                raise ProtocolError("a node asks for a negative size, stride or offset")
+            if field == SIZE:
+                sizes[dimension] = self.values[value]
+            elif field == STRIDE:
+                strides[dimension] = self.values[value]
+            else:
+                offset = self.values[value]
+        return Layout(known.dtype, known.flags, tuple(sizes), tuple(strides), offset)
+
+    def allocate(self, op: Instruction) -> None:
+        """A storage of undefined contents."""
+        size = self.values[op.integers[0][2]] if op.integers else op.arguments[0]
+        self.session.check_room(size)
+        (new,) = op.new
+        slot = self.slots[new.canonical] = Slot(torch.UntypedStorage(size, device=self.session.device))
+        if new.kept:
+            self.session.keep(self.step.base + new.ordinal, slot, self.undo)
+
+    def tell(self, op: Instruction, outputs: Sequence[torch.Tensor]) -> None:
+        """What the results look like."""
+        described: List[Any] = []
+        for output, (kind, reference, register) in enumerate(op.told or ()):
+            tensor = outputs[output] if register < 0 else self.registers[register]
+            assert tensor is not None
+            nbytes = tensor.untyped_storage().nbytes()
+            described.append(["t", Result(kind, reference, layout_of(tensor), nbytes).to_wire()])
+        self._told(op, described)
+
+    def _told(self, op: Instruction, described: Optional[List[Any]]) -> None:
+        if op.final:
+            self.outcome.results = described
+        elif described is not None:
+            self.outcome.described[op.call] = described
+
+    def whole(self, op: Instruction) -> None:
+        """Have the session run a call."""
+        changes = [(offset, self.values[value]) for offset, value in op.changes]
+        entry = self.program._changed(op.call, changes) if changes else op.entry
+        number, numbers, host, hosts = op.parts
+        raw, payloads = self.step.numbers[16 * number : 16 * numbers], self.step.payloads[host:hosts]
+        used = [self.slot(canonical) for canonical in op.references]
+        kept = Outcome(self.outcome.tensor)
+        new, outcome = self.session.call(entry, used, raw, payloads, kept, op.told is not None)
+        self.outcome.tensor = outcome.tensor
+        if op.told is not None:
+            self._told(op, outcome.results)
+        elif len(new) != len(op.new):
+            raise ProtocolError(f"{entry.name} makes another number of storages than the last time")
+        ordinal = op.new[0].ordinal if op.new else self.program._grown
+        for i, slot in enumerate(new):
+            self.slots[op.first + i] = slot
+            if op.first + i not in self.program._dead:
+                self.session.keep(self.step.base + ordinal + i, slot, self.undo)
+        self.outcome.grown = ordinal + len(new)
+        if entry.overload is not None and not entry.fixed:  # an operand looks otherwise now
+            self.made = {n: tensor for n, tensor in self.made.items() if n not in op.references}
