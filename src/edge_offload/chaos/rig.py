@@ -126,6 +126,9 @@ class Rig:
         self._keys = str(pathlib.Path(self._directory.name) / "keys")
         self._robot_options = list(robot_options)
         self._prefix = [*self._clock_words("server"), *server_prefix]
+        # what a server keeps on its disk outlives it, but not the run; a prefix has a disk of its own
+        kept = str(pathlib.Path(self._directory.name) / "kept")
+        self._server_options = [] if server_prefix else ["--weights-cache", kept]
         self.marks: Dict[str, float] = {}
         self.server_starts = 0
 
@@ -163,7 +166,7 @@ class Rig:
     def start_server(self, bind: str) -> Process:
         """A server process; it does not wait until it listens."""
         self.server_starts += 1
-        options = ["--threads", "1", "--keys", self._keys, "--allow", MODEL]
+        options = ["--threads", "1", "--keys", self._keys, "--allow", MODEL, *self._server_options]
         return Process([*self._prefix, sys.executable, "-m", "edge_offload.cli", "serve", "--bind", bind, *options])
 
     def restart_server(self) -> None:

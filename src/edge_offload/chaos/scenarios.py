@@ -149,7 +149,8 @@ def _full_disk() -> Sequence[str]:
     # the mount is gone with the process; the directory is empty then, and needed for the next start of the server
     atexit.register(os.rmdir, place)
     script = f'{mount}; head -c 4096 /dev/zero >{place}/full; exec "$@"'
-    return ["unshare", "-m", "env", f"EDGE_OFFLOAD_CACHE={place}", "sh", "-c", script, "sh"]
+    caches = [f"EDGE_OFFLOAD_CACHE={place}", f"XDG_CACHE_HOME={place}"]
+    return ["unshare", "-m", "env", *caches, "sh", "-c", script, "sh"]
 
 
 SCENARIOS: Dict[str, Scenario] = {

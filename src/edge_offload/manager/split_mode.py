@@ -1,7 +1,8 @@
 """Mode ``split`` on the robot: its half of the plan for the bandwidth of the moment, while threads send and receive.
 
 Opening traces and profiles the model on both sides, plans a table over bandwidths, and gives the server the plans; all
-of it in the background. A frame looks its plan up and names it in one small message.
+of it in the background. A frame looks its plan up and names it in one small message. After an interruption nothing of
+that is done again: the server is told the hash of the trace, and gets the plans of before if its profile is the same.
 """
 
 from __future__ import annotations
@@ -62,10 +63,20 @@ REOPEN_S = 5.0
 PAUSE_S, MOST_PAUSE_S = 0.25, 4.0
 """After a failure frames run locally for so long; it doubles with each failure in a row."""
 PROFILE_REPEATS = 3
+SAME_LINK_S = 0.02
+"""By so much the way to the server may differ from that which plans were made for."""
 
 _log = logging.getLogger(__name__)
 Specs = Tuple[TensorSpec, ...]
 Compute = Callable[[Sequence[torch.Tensor]], Attempt]
+
+
+@dataclass(frozen=True)
+class Made:
+    """Plans that were made, and the server's profile that they were made from."""
+
+    theirs: Profile
+    planned: Planned
 
 
 @dataclass
@@ -124,6 +135,8 @@ class SplitRunner:
         self.patience = Patience(limits)
         self.counted: Optional[Counted] = None
         self._known: Dict[Specs, Tuple[Network, Profile, Mapping[int, torch.Tensor]]] = {}
+        self._made: Dict[Specs, Made] = {}
+        self._hash: Optional[str] = None
         self._openings: Dict[Specs, Opening] = {}
         self._runs = itertools.count(1)
         self._lock = threading.Lock()
@@ -188,6 +201,9 @@ class SplitRunner:
         planned = self._plan(opening.planned.network, opening.planned.model, opening.planned.shared)
         self._put_in_force(opening.handle, planned)
         opening.planned = planned
+        specs = tuple(TensorSpec.of(tensor) for tensor in inputs)
+        if specs in self._made:
+            self._made[specs] = Made(self._made[specs].theirs, planned)
         return planned
 
     def _put_in_force(self, handle: int, planned: Planned) -> None:
@@ -266,12 +282,15 @@ class SplitRunner:
             theirs = Profile.from_bytes(reply.buffers)
             if theirs.sequence != profile.sequence:
                 raise RemoteError("robot and server trace this model differently", remedy="use the same torch on both")
+            made = self._made.get(specs)
             rtt_s = self._client.clock.rtt_s
             link = Link(latency_s=rtt_s / 2 if 0 <= rtt_s < 1 else Link().latency_s)
-            request_s = self._request_s(2 * link.latency_s)
-            model = cost_model(network.located, profile, theirs, link, request_s=request_s, slowdown=self._slowdown)
-            tell("plans are being made")
-            planned = self._plan(network, model, shared)
+            if made is None or made.theirs != theirs or not _similar(made.planned.model.link, link):
+                request_s = self._request_s(2 * link.latency_s)
+                model = cost_model(network.located, profile, theirs, link, request_s=request_s, slowdown=self._slowdown)
+                tell("plans are being made")
+                made = self._made[specs] = Made(theirs, self._plan(network, model, shared))
+            planned = made.planned
             handle = reply.body.get("handle")
             if type(handle) is not int:
                 raise ProtocolError("the server opened the split without a handle")
@@ -288,12 +307,12 @@ class SplitRunner:
         """Ask the server to trace and profile its model; ``tell`` hears what else takes time."""
         del tell
         descriptors, buffers = pack(examples)
-        body = {
-            "name": self._name,
-            "options": self._options,
-            "state_hash": self._state_hash(),
-            "inputs": descriptors,
-        }
+        if self._hash is None:
+            self._hash = self._state_hash()
+        body = {"name": self._name, "options": self._options, "state_hash": self._hash, "inputs": descriptors}
+        known = self._known.get(tuple(TensorSpec.of(tensor) for tensor in examples))
+        if known is not None:
+            body["sequence"] = known[1].sequence
         return self._client.request("split_open", body, buffers, timeout_s=OPEN_TIMEOUT_S)
 
     def learn(
@@ -349,6 +368,10 @@ class SplitRunner:
             plans.append(ready(plan, network.located, space.identity))
         times = PlanTimes.of([item.plan for item in plans], model)
         return Planned(network, model, table, tuple(plans), tuple(place), times, shared)
+
+
+def _similar(one: Link, other: Link) -> bool:
+    return abs(one.latency_s - other.latency_s) <= SAME_LINK_S
 
 
 def ways(plan: Plan) -> str:

@@ -42,6 +42,13 @@ def token_of(module: nn.Module) -> str:
     return state.hexdigest()
 
 
+def register(module: nn.Module) -> str:
+    """Let operators that name ``module`` run it; its token. The caller keeps it alive."""
+    token = token_of(module)
+    _modules[token] = module
+    return token
+
+
 def append(program: Program, module: nn.Module, examples: Sequence[torch.Tensor]) -> Program:
     """``program`` followed by ``module`` as one operator on all of its outputs.
 
@@ -55,8 +62,7 @@ def append(program: Program, module: nn.Module, examples: Sequence[torch.Tensor]
     """
     if not examples or not all(isinstance(tensor, torch.Tensor) for tensor in examples):
         raise Unsupported(f"{type(module).__name__} does not give tensors alone")
-    token = token_of(module)
-    _modules[token] = module
+    token = register(module)
     sequence = program.sequence
     first = max(sequence.values) + 1
     made = tuple(range(first, first + len(examples)))

@@ -1,4 +1,7 @@
-"""Models that robots split with this server: traced and profiled once for each set of input shapes, and kept."""
+"""Models that robots split with this server: traced and profiled once for each set of input shapes, and kept.
+
+What was learned is kept on disk, too: a robot whose server was started again is not to wait for a trace.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
+from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.sequence import sequence_hash
 from edge_offload.sequence.build import Program
+from edge_offload.server.kept_splits import KeptSplits
 from edge_offload.server.replicas import Replica, ReplicaPool
 from edge_offload.split.networks import Network
 from edge_offload.split.profile import Profile, measure
@@ -36,12 +41,14 @@ class Learnt:
         network: the trace.
         shared: what both sides have before the first inference.
         profile: of this machine.
+        earlier: a profile of before the server's start, which counts if the machine is the same.
     """
 
     replica: Optional[Replica]
     network: Network
     shared: Mapping[int, torch.Tensor]
     profile: Optional[Profile] = None
+    earlier: Optional[Profile] = None
 
 
 class SplitModels:
@@ -49,15 +56,22 @@ class SplitModels:
 
     Args:
         pool: builds the models.
+        kept: what outlives the process.
     """
 
-    def __init__(self, pool: ReplicaPool) -> None:
+    def __init__(self, pool: ReplicaPool, kept: KeptSplits) -> None:
         self._pool = pool
+        self._kept = kept
         self._learnt: Dict[_Specs, List[Learnt]] = {}
         self._lock = threading.Lock()
 
-    def trace(self, name: Any, options: Any, state_hash: Any, examples: Sequence[torch.Tensor]) -> Learnt:
+    def trace(
+        self, name: Any, options: Any, state_hash: Any, examples: Sequence[torch.Tensor], sequence: Any = None
+    ) -> Learnt:
         """Acquire the model and trace it, or find it; may take long, so not on a thread that others wait for.
+
+        Args:
+            sequence: hash of the robot's own trace, if it has one: then a trace of before the server's start will do.
 
         Raises:
             EdgeOffloadError: the model cannot be had, or cannot be traced.
@@ -69,11 +83,27 @@ class SplitModels:
                 found = next((learnt for learnt in known if learnt.replica is replica), None)
             if found is not None:
                 return found
-            network = trace(replica.name, replica.executor.module, examples)
-            return Learnt(replica, network, shared_values(network.located, network.program.constants))
+            network, earlier = self._again(replica, examples, sequence)
+            network = network or trace(replica.name, replica.executor.module, examples)
+            shared = shared_values(network.located, network.program.constants)
+            return Learnt(replica, network, shared, earlier=earlier)
         except BaseException:
             self._pool.release(replica)
             raise
+
+    def _again(
+        self, replica: Replica, examples: Sequence[torch.Tensor], sequence: Any
+    ) -> Tuple[Optional[Network], Optional[Profile]]:
+        """The network and the profile of before the server's start, if the robot has the same trace."""
+        found = self._kept.find(sequence, replica.executor.module) if isinstance(sequence, str) else None
+        if found is None:
+            return None, None
+        described = found.program.sequence
+        inputs = [(described.values[number].dtype, described.values[number].shape) for number in described.inputs]
+        if inputs != [(spec.dtype, spec.shape) for spec in _specs(examples)]:
+            return None, None
+        located = located_along(replica.name, described, None)
+        return Network(replica.name, found.program, located, tuple(examples), found.readout), found.profile
 
     def recorded(self, program: Program, examples: Sequence[torch.Tensor]) -> Learnt:
         """An inference that was recorded on a virtual device, analysed or found.
@@ -88,7 +118,8 @@ class SplitModels:
                     return learnt
         located = located_along("a recorded inference", program.sequence, None)
         network = Network(identity, program, located, tuple(examples))
-        return Learnt(None, network, shared_values(located, program.constants))
+        shared = shared_values(located, program.constants)
+        return Learnt(None, network, shared, earlier=self._kept.profile(identity))
 
     def release(self, learnt: Learnt) -> None:
         """Whoever got it does not need it any more."""
@@ -96,9 +127,14 @@ class SplitModels:
             self._pool.release(learnt.replica)
 
     def profile(self, learnt: Learnt) -> None:
-        """Measure it on this thread, and keep it."""
+        """Measure it on this thread, unless this machine has, and keep it."""
         try:
-            learnt.profile = measure(learnt.network, PROFILE_REPEATS)
+            if learnt.earlier is not None and learnt.earlier.machine == fingerprint("cpu"):
+                learnt.profile = learnt.earlier
+            else:
+                learnt.profile = measure(learnt.network, PROFILE_REPEATS)
+                module = None if learnt.replica is None else learnt.replica.executor.module
+                self._kept.keep(learnt.network.program, learnt.profile, module)
         except BaseException:
             self.release(learnt)
             raise

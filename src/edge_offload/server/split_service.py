@@ -19,6 +19,7 @@ from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descript
 from edge_offload.link.peers import Peer, Request
 from edge_offload.server import captured
 from edge_offload.server.fair_queue import FairQueue
+from edge_offload.server.kept_splits import KeptSplits
 from edge_offload.server.replicas import ReplicaPool
 from edge_offload.server.split_models import Learnt, SplitModels
 from edge_offload.server.worker import Worker
@@ -72,7 +73,7 @@ class SplitService:
         pool: builds the models.
         device: worker that owns the device, a CPU.
         loader: worker that builds and traces models meanwhile.
-        blobs: where constants of recorded inferences are kept.
+        blobs: where constants of recorded inferences are kept; what was learned of models is kept beside them.
     """
 
     def __init__(self, pool: ReplicaPool, device: Worker, loader: Worker, blobs: Optional[BlobStore] = None) -> None:
@@ -82,8 +83,9 @@ class SplitService:
         self._decoder = Worker("edge-offload-split-decode", FairQueue(4096, 1 << 16))
         self._encoder = Worker("edge-offload-split-encode", FairQueue(4096, 1 << 16))
         self._sessions: Dict[Peer, Dict[int, _Session]] = {}
-        self._models = SplitModels(pool)
-        self._constants = captured.Constants(blobs if blobs is not None else BlobStore())
+        blobs = blobs if blobs is not None else BlobStore()
+        self._models = SplitModels(pool, KeptSplits(blobs.directory / "splits"))
+        self._constants = captured.Constants(blobs)
         self._handles = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -124,6 +126,7 @@ class SplitService:
     def open(self, request: Request) -> None:
         """``{name, options, state_hash, inputs}`` and sample inputs → ``{handle, sequence}`` and the server's profile.
 
+        ``sequence``: the hash of the robot's own trace, once it has one; what the server kept of it will do then.
         Of a recorded inference ``{constants, inputs}``, the sequence (:mod:`edge_offload.sequence.wire`) and samples.
 
         Raises:
@@ -219,7 +222,10 @@ class SplitService:
             learnt = self._recorded(request, specs)
         else:
             examples = unpack(body.get("inputs"), request.buffers, specs, MAX_INPUT_BYTES)
-            learnt = self._models.trace(body.get("name"), body.get("options", {}), body.get("state_hash"), examples)
+            known = body.get("sequence")
+            learnt = self._models.trace(
+                body.get("name"), body.get("options", {}), body.get("state_hash"), examples, known
+            )
         if learnt.profile is not None:
             self._opened(request, learnt)
             return
