@@ -199,12 +199,13 @@ def test_a_policy_follows_the_forecasts_and_its_knobs_turn(graph):
     wait_for_readers(forecasts)
     assert "auto" not in {message.mode for message in modes.messages}, "auto is a policy, never a mode"
 
-    def tell(local, server, obstacle=""):
+    def tell(local, server, obstacle="", doubt=0.0):
         forecasts.publish(
             Forecast(
                 mode=["local", "server"],
                 latency=[rospy.Duration(0, int(s * 1e9)) for s in (local, server)],
                 error=[rospy.Duration(0, 1_000_000)] * 2,
+                doubt=[rospy.Duration(), rospy.Duration(0, int(doubt * 1e9))],
                 energy=[1.0, 1.0],
                 obstacle=["", obstacle],
                 server_load=0.42,
@@ -216,6 +217,8 @@ def test_a_policy_follows_the_forecasts_and_its_knobs_turn(graph):
     assert (modes.messages[1].mode, modes.messages[1].policy) == ("local", "latency")
     assert "server 400±1 ms" in modes.messages[1].reason
     assert "server 42% busy" in modes.messages[1].reason
+    tell(0.1, 0.085, doubt=0.05)
+    wait_for(lambda: "server looks better, but not" in graph.values(node).get("reason", ""), "the doubt")
     tell(0.4, 0.1)
     wait_for(lambda: len(modes) == 3 and modes.messages[2].mode == "server", "the server")
     tell(0.4, 0.1, "no server: the plug was pulled")

@@ -84,6 +84,7 @@ def forecast_message(situation: Situation, header: Any) -> Forecast:
         mode=[forecast.mode.value for forecast in forecasts],
         latency=[duration(forecast.latency_s) for forecast in forecasts],
         error=[duration(forecast.error_s) for forecast in forecasts],
+        doubt=[duration(forecast.doubt_s) for forecast in forecasts],
         energy=[forecast.energy_j for forecast in forecasts],
         obstacle=[forecast.obstacle for forecast in forecasts],
         deadline=duration(situation.deadline_s or 0.0),
@@ -97,14 +98,16 @@ def situation_of(message: Any, now_s: float, power_budget_w: float = math.inf) -
     Raises:
         BadInput: its arrays do not fit together, or it names a mode that does not exist.
     """
-    arrays = (message.mode, message.latency, message.error, message.energy, message.obstacle)
+    arrays = (message.mode, message.latency, message.error, message.doubt, message.energy, message.obstacle)
     if len({len(array) for array in arrays}) != 1:
         raise BadInput("the arrays of a forecast differ in length", remedy="one entry per mode in each")
     forecasts = {}
-    for name, latency, error, energy, obstacle in zip(*arrays):
+    for name, latency, error, doubt, energy, obstacle in zip(*arrays):
         mode, seconds = parse_mode(name), latency.to_sec()
         if seconds > 0:
-            forecasts[mode] = ModeForecast(mode, seconds, error.to_sec(), float(energy), obstacle)
+            forecasts[mode] = ModeForecast(
+                mode, seconds, error.to_sec(), float(energy), obstacle, doubt_s=doubt.to_sec()
+            )
         else:
             forecasts[mode] = ModeForecast(mode, obstacle=obstacle)
     load = float(message.server_load)
