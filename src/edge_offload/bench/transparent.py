@@ -7,6 +7,7 @@ was started by 'edge-offload exec' and runs ordinary PyTorch; mode server is the
   edge-offload bench transparent --models movenet,resnet50 --links wifi_93mbps --pairs 100
   edge-offload bench transparent --json transparent.json --resume --for 450     in pieces: what is still missing
   edge-offload bench transparent --app detect.py        any program of yours, unmodified, in every mode
+  edge-offload bench transparent --bits 20              bit for bit against the robot's own, from the first inference on
   edge-offload bench transparent --memory               memory of both sides over many inferences
 
 server and replay are measured in turn, inference by inference; local, lazy, cached and per_op, --slow times each, after
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 LINKS = ("wifi_93mbps", "wifi_73mbps")
 PAIRED = ("server", "replay")
@@ -44,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slow", type=int, default=5, metavar="N", help="inferences of the other modes (5)")
     parser.add_argument("--app", type=pathlib.Path, metavar="SCRIPT", help="measure this program instead")
     parser.add_argument("--memory", action="store_true", help="measure memory over many inferences instead")
+    parser.add_argument("--bits", type=int, metavar="N",
+                        help="instead compare N inferences of each network in replay with the robot's own")  # fmt: skip
     parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="of --memory's inferences (%(default)g)")
     parser.add_argument("--resume", action="store_true", help="go on from the record in --json: measure what it lacks")
     parser.add_argument("--for", type=float, default=0.0, dest="for_s", metavar="S",
@@ -54,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See the module."""
+    from edge_offload.bench import transparent_tables
     from edge_offload.bench.transparent_models import cases
     from edge_offload.capture import cricket
     from edge_offload.errors import BadInput
@@ -74,14 +78,18 @@ def run(args: argparse.Namespace) -> int:
         record = {**record, **json.loads(args.json.read_text(encoding="utf-8")), "failures": []}
     if args.app is not None:
         record["apps"] = measure_app(args.app, args.links.split(","))
+    elif args.bits is not None:
+        for _ in measure_bits(names, args.bits, record, args.for_s):
+            save(record, args.json)
     else:
         for _ in measure_models(names, args.links.split(","), args.pairs, args.slow, record, args.for_s):
             save(record, args.json)  # a long experiment that is cut short leaves what it has
     save(record, args.json)
-    show(record)
+    transparent_tables.show(record)
     if args.plot is not None and record["records"]:
-        plot(record, args.plot)
-    return 1 if record["failures"] else 0
+        transparent_tables.plot(record, args.plot)
+    differ = any(item["equal"] < item["inferences"] for item in record.get("bits", ()))
+    return 1 if record["failures"] or differ else 0
 
 
 def machine() -> str:
@@ -110,15 +118,23 @@ def measure_models(
 
     What is in the record is not measured again, and nothing is begun after ``for_s`` seconds (0: no limit).
     """
+    from edge_offload.bench import transparent_tables
+    from edge_offload.capture.device import CHOICE
     from edge_offload.link.trace import named_link
 
     began_s = time.monotonic()
     done = {(item["model"], item["link"]) for item in record["checks"]}
     left = {name: [link for link in links if (name, link) not in done] for name in names}
     cores = sorted(os.sched_getaffinity(0))
+    for field, device in transparent_tables.KERNELS.items():
+        if field not in record:
+            with _rig(cores, {CHOICE: device} if device else {}) as (_, robot, _), _survives(record):
+                answer = robot.ask({"do": "kernel"})
+                if "error" in answer:
+                    record["failures"].append({"model": "", "link": "", "modes": [], **answer})
+                else:
+                    record[field] = answer
     with _rig(cores) as (emulator, robot, _), _survives(record):
-        if "kernel_us_per_op" not in record:
-            record["kernel_us_per_op"] = robot.ask({"do": "kernel"})
         for name in [name for name in names if left[name]]:
             if for_s and time.monotonic() - began_s > for_s:
                 break
@@ -138,12 +154,36 @@ def measure_models(
                     lines = [summarise(name, link, mode, answer) for mode in modes]
                     record["records"] += lines
                     for line in lines:
-                        print(_row(line), file=sys.stderr, flush=True)
+                        print(transparent_tables.row(line), file=sys.stderr, flush=True)
                 found = check(name, link, record["records"], named_link(link))
                 record["checks"].append({**found, "load_average": began_load})
                 yield
             if "error" in answer:
                 record["failures"].append({"model": name, "link": "", "modes": [], **answer})
+
+
+def measure_bits(names: Sequence[str], count: int, record: Dict[str, Any], for_s: float = 0.0) -> Iterator[None]:
+    """Fill ``record["bits"]``: of the first ``count`` inferences of each network in mode replay, with fresh inputs, how
+    many have the robot's own result, bit for bit. Yields after each network; those in the record are left out.
+    """
+    from edge_offload.bench import transparent_tables
+
+    began_s = time.monotonic()
+    bits = record.setdefault("bits", [])
+    done = {item["model"] for item in bits}
+    with _rig(sorted(os.sched_getaffinity(0))) as (_, robot, _), _survives(record):
+        for name in [name for name in names if name not in done]:
+            if for_s and time.monotonic() - began_s > for_s:
+                break
+            answer = robot.ask({"do": "steady", "model": name})
+            if "error" not in answer:
+                answer = robot.ask({"do": "compare", "count": count})
+            if "error" in answer:
+                record["failures"].append({"model": name, "link": "", "modes": ["replay"], **answer})
+                continue
+            bits.append({"model": name, **answer})
+            print(transparent_tables.bits_row(bits[-1]), file=sys.stderr, flush=True)
+            yield
 
 
 def measure_memory(path: Optional[pathlib.Path], scale: float) -> int:
@@ -219,8 +259,8 @@ def check(name: str, link: str, lines: Sequence[Dict[str, Any]], emulated: Any) 
 class _Robot:
     """The robot's process."""
 
-    def __init__(self, address: str, cores: Sequence[int]) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    def __init__(self, address: str, cores: Sequence[int], more: Mapping[str, str]) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
         if cores:
             environment["EDGE_OFFLOAD_BENCH_CORES"] = ",".join(map(str, cores))
         command = [sys.executable, "-m", "edge_offload.cli", "exec", "--server", address, "--wait", "30", "--"]
@@ -288,12 +328,12 @@ def _server(cores: Sequence[int]) -> Iterator[Tuple[str, int]]:
 
 
 @contextlib.contextmanager
-def _rig(cores: Sequence[int]) -> Iterator[Tuple[Any, _Robot, int]]:
+def _rig(cores: Sequence[int], environment: Optional[Mapping[str, str]] = None) -> Iterator[Tuple[Any, _Robot, int]]:
     from edge_offload.link.emulator import Emulator
     from edge_offload.link.trace import named_link
 
     with _server(cores[1:2]) as (address, pid), Emulator("127.0.0.1:0", address, named_link(LINKS[0])) as emulator:
-        robot = _Robot(emulator.address, cores[:1] if len(cores) > 1 else [])
+        robot = _Robot(emulator.address, cores[:1] if len(cores) > 1 else [], environment or {})
         try:
             yield emulator, robot, pid
         finally:
@@ -326,81 +366,3 @@ def measure_app(script: pathlib.Path, links: Sequence[str]) -> List[Dict[str, An
                 line.update(json.loads(tally.read_text()) if tally.exists() else {})
                 found.append(line)
     return found
-
-
-# ------------------------------------------------------------------------------------------------ what a person sees
-
-
-def _row(line: Dict[str, Any]) -> str:
-    latency = line["latency_s"]
-    return (
-        f"{line['model']:<38} {line['link']:<12} {line['mode']:<7} {latency['p50'] * 1e3:8.1f}"
-        f" {latency['p99'] * 1e3:8.1f} {line['round_trips']:7.1f} {line['rpcs']:7.1f}"
-        f" {line['bytes_up'] / 1e3:9.1f} {line['bytes_down'] / 1e3:9.1f}"
-        f" {line['client_walk_s'] * 1e3:8.1f} {line['energy_j']:6.2f} {'equal' if line['bit_equal'] else 'DIFFERS'}"
-    )
-
-
-def show(record: Dict[str, Any]) -> None:
-    """Print the tables."""
-    for line in record.get("apps", ()):
-        print(", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-                        for key, value in line.items()))  # fmt: skip
-    if record["records"]:
-        head = f"{'model':<38} {'link':<12} {'mode':<7} {'p50 ms':>8} {'p99 ms':>8} {'trips':>7} {'rpcs':>7}"
-        print(f"{head} {'kB up':>9} {'kB down':>9} {'walk ms':>8} {'J':>6}")
-        for line in record["records"]:
-            print(_row(line))
-        print()
-        for item in record["checks"]:
-            print(f"{item['model']:<38} {item['link']:<12} replay/server {_ratio(item['replay_over_server'])}   "
-                  f"per_op/replay {_ratio(item['per_op_over_replay'])} (at least 0.9 x the model's "
-                  f"{_ratio(item['modelled'])}: {_holds(item)})")  # fmt: skip
-        cost = record["kernel_us_per_op"]
-        print(f"\none call over a chain of 200 replayed: {cost['device_s'] * 1e6:.2f} us (an eager CPU call of 16 "
-              f"numbers: {cost['cpu_s'] * 1e6:.2f} us)")  # fmt: skip
-        if "device_thread_s" in cost:
-            print(f"processor time of the thread: {cost['device_thread_s'] * 1e6:.2f} us (eager: "
-                  f"{cost['cpu_thread_s'] * 1e6:.2f} us)")  # fmt: skip
-    rpcs = record["cricket"]["rpcs"]
-    print(f"synthetic, from published counts of KAPAO: Cricket {rpcs['cricket']} calls per inference, semi-RRTO "
-          f"{rpcs['semi_rrto']}, RRTO {rpcs['rrto']}")  # fmt: skip
-    for failure in record["failures"]:
-        print(f"FAILED {failure['model']} {failure['link']} {','.join(failure['modes'])}: {failure['error']}")
-    print(f"load average {record['load_average'][0]:.1f} at the start, {record['load_average_end'][0]:.1f} at the end")
-
-
-def _holds(item: Dict[str, Any]) -> str:
-    if item["per_op_over_replay"] is None or item["modelled"] is None:
-        return "-"
-    return "yes" if item["per_op_over_replay"] >= 0.9 * item["modelled"] else "NO"
-
-
-def _ratio(value: Optional[float]) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def plot(record: Dict[str, Any], path: pathlib.Path) -> None:
-    """Median latency by network and mode, one panel per link."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    links = list(dict.fromkeys(line["link"] for line in record["records"]))
-    models = list(dict.fromkeys(line["model"] for line in record["records"]))
-    modes = ("local", "server", *("replay", "lazy", "cached", "per_op"))
-    figure, panels = pyplot.subplots(len(links), 1, figsize=(11, 3.6 * len(links)), squeeze=False)
-    for panel, link in zip(panels[:, 0], links):
-        for offset, mode in enumerate(modes):
-            found = {line["model"]: line["latency_s"]["p50"] for line in record["records"]
-                     if line["link"] == link and line["mode"] == mode}  # fmt: skip
-            places = [i + (offset - 2.5) * 0.13 for i, model in enumerate(models) if model in found]
-            panel.bar(places, [found[model] * 1e3 for model in models if model in found], 0.13, label=mode)
-        panel.set_yscale("log")
-        panel.set_ylabel("median latency, ms")
-        panel.set_title(link)
-        panel.set_xticks(range(len(models)), models, rotation=20, ha="right", fontsize=8)
-    panels[0, 0].legend(ncol=6, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)

@@ -6,18 +6,20 @@ inference, so that what the machine does meanwhile hits all of them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from edge_offload.bench.transparent_models import Case, Inputs, cases, small_cases
-from edge_offload.capture.device import installed
+from edge_offload.capture.device import PYTHON, backend, installed
+from edge_offload.execute.executor import as_tensors
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.link.client import Client
@@ -118,7 +120,7 @@ class Robot:
             else:
                 assert self.remote_module is not None
                 found = self.remote_module(tensor.to("cuda"))
-            return tuple(item.cpu() for item in (found if isinstance(found, (tuple, list)) else (found,)))
+            return tuple(item.cpu() for item in as_tensors(found))
 
 
 def measure(robot: Robot, modes: List[Mode], count: int) -> Dict[str, Any]:
@@ -130,9 +132,7 @@ def measure(robot: Robot, modes: List[Mode], count: int) -> Dict[str, Any]:
     for mode in modes:
         record = robot.measure(mode)
         mine = robot._run(Mode.LOCAL, record["input"])
-        equal[mode.value] = len(mine) == len(record["outputs"]) and all(
-            a.shape == b.shape and torch.equal(a, b) for a, b in zip(mine, record["outputs"])
-        )
+        equal[mode.value] = same_bits(record["outputs"], mine)
     for _ in range(count):
         for mode in modes:
             samples[mode].append(robot.measure(mode))
@@ -165,19 +165,36 @@ class Steady:
         with torch.no_grad():
             for _ in range(count):
                 tensor = self._inputs.next()
-                found = self._module(tensor.to("cuda"))
-                outputs = [item.cpu() for item in (found if isinstance(found, (tuple, list)) else (found,))]
+                outputs = [item.cpu() for item in as_tensors(self._module(tensor.to("cuda")))]
             trips = self._device.recorder.counters.round_trips - before
-            mine = self._local(tensor)
-        pairs = zip(outputs, mine if isinstance(mine, (tuple, list)) else (mine,))
-        return {"round_trips": trips, "equal": all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)}
+            mine = as_tensors(self._local(tensor))
+        return {"round_trips": trips, "equal": same_bits(outputs, mine)}
+
+    def compare(self, count: int) -> Dict[str, Any]:
+        """``count`` inferences with fresh inputs, each beside the robot's own: how many results are equal."""
+        before = self._device.recorder.counters.round_trips
+        equal = 0
+        with torch.no_grad():
+            for _ in range(count):
+                tensor = self._inputs.next()
+                outputs = [item.cpu() for item in as_tensors(self._module(tensor.to("cuda")))]
+                equal += same_bits(outputs, as_tensors(self._local(tensor)))
+        trips = self._device.recorder.counters.round_trips - before
+        return {"inferences": count, "equal": equal, "round_trips": trips}
+
+
+def same_bits(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
+    """Whether two results have the same shapes and values."""
+    return len(found) == len(wanted) and all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(found, wanted))
 
 
 def kernel_cost(chain: int = 200, repeats: int = 50) -> Dict[str, float]:
     """Seconds per call over a chain of replayed functional operators, the interpreter and torch's binding included.
 
     The median of ``repeats`` chains, by the clock and by the processor time of the calling thread: the link, the
-    emulator and whatever else runs on the same core take from the one and not from the other.
+    emulator and whatever else runs on the same core take from the one and not from the other. Of the device in pure
+    Python also ``inside_s``: between entry and exit of its ``__torch_dispatch__``, without torch's own way there and
+    back and without the end of a tensor that is dropped.
     """
     found = installed()
     assert found is not None
@@ -201,7 +218,38 @@ def kernel_cost(chain: int = 200, repeats: int = 50) -> Dict[str, float]:
         once()
     device_s, device_thread_s = map(statistics.median, zip(*(once() for _ in range(repeats))))
     cpu_s, cpu_thread_s = map(statistics.median, zip(*(walk(plain, other)[1:] for _ in range(repeats))))
-    return {"device_s": device_s, "device_thread_s": device_thread_s, "cpu_s": cpu_s, "cpu_thread_s": cpu_thread_s}
+    cost = {"device_s": device_s, "device_thread_s": device_thread_s, "cpu_s": cpu_s, "cpu_thread_s": cpu_thread_s}
+    if backend() == PYTHON:
+        with _timed_dispatch() as spent:
+            means = []
+            for _ in range(repeats):
+                before_s = spent[0]
+                walk(torch.randn(16).to("cuda"), state)[0].cpu()
+                means.append((spent[0] - before_s) / chain)
+        cost["inside_s"] = statistics.median(means)
+    return cost
+
+
+@contextlib.contextmanager
+def _timed_dispatch() -> Iterator[List[float]]:
+    """Adds up the seconds spent in the pure-Python device's calls of ``torch.add``."""
+    from edge_offload.capture.fallback.tensor import RemoteTensor
+
+    dispatch, clock, add = RemoteTensor.__torch_dispatch__, time.perf_counter, torch.ops.aten.add.Tensor
+    spent = [0.0]
+
+    def timed(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        began_s = clock()
+        found = dispatch(func, types, args, kwargs)
+        if func is add:
+            spent[0] += clock() - began_s
+        return found
+
+    RemoteTensor.__torch_dispatch__ = staticmethod(timed)  # type: ignore[method-assign]
+    try:
+        yield spent
+    finally:
+        RemoteTensor.__torch_dispatch__ = staticmethod(dispatch)  # type: ignore[method-assign]
 
 
 def main() -> int:
@@ -240,7 +288,12 @@ def main() -> int:
         assert steady is not None
         return steady.repeat(request["count"])
 
-    requests = {"load": load, "run": run, "kernel": lambda request: kernel_cost(), "steady": begin, "repeat": repeat}
+    def compare(request: Dict[str, Any]) -> Any:
+        assert steady is not None
+        return steady.compare(request["count"])
+
+    requests = {"load": load, "run": run, "kernel": lambda request: kernel_cost(), "steady": begin, "repeat": repeat,
+                "compare": compare}  # fmt: skip
     for line in sys.stdin:
         request = json.loads(line)
         try:

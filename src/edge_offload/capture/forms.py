@@ -38,9 +38,9 @@ class Call:
     references: int
 
     @property
-    def told(self) -> bool:
-        """Whether the server says what its results look like."""
-        return self.claimed is None and not self.name.startswith("edge::")
+    def operator(self) -> bool:
+        """Whether it has results that the server can say something of."""
+        return not self.name.startswith("edge::")
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,16 @@ class Forms:
             self._calls[entry] = found
             _bound(self._calls)
         return found
+
+    def foretell(self, calls: Sequence[Tuple[Call, bytes, Tuple[int, ...], List[Any]]]) -> None:
+        """Have the device know calls that the program will make: like those given, with another key and integers, and
+        these results."""
+        numbers = self.native.foretell([(like.entry, key, results) for like, key, _, results in calls])
+        for number, (like, key, integers, _) in zip(numbers, calls):
+            if number not in self._calls:
+                made = (number, like.name, key, None, like.skeleton, integers, like.offsets, like.references)
+                self._calls[number] = Call(*made)
+        _bound(self._calls)
 
     def definition(self, segment: int) -> Definition:
         """What a segment consists of."""

@@ -29,6 +29,8 @@ PIECE = MAX_BLOB_BYTES
 MIN_BLOB_BYTES = 16 << 10
 #: Bytes on the way at once; the server tells clients what it takes, and it takes more than this.
 MOST_UNDER_WAY = 40 << 20
+#: Seconds that a program may wait, before it goes on, for its message to leave.
+LET_GO_S = 0.02
 #: Most bytes of a decoded answer.
 MAX_ANSWER_BYTES = 4 << 30
 
@@ -140,6 +142,7 @@ class LinkRemote:
                     self._broken(error)
             if self._lost is not None:
                 raise self._lost
+        self.client.let_go(LET_GO_S)
         return sent.answer
 
     def close(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections import OrderedDict, deque
-from typing import Callable, Deque, Dict, FrozenSet, List, Optional, Set, Tuple
+from typing import Any, Callable, Deque, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from edge_offload.capture.course import FROM_START, FROM_STEP, SAME, Node, Patch
 from edge_offload.capture.forms import Call, Done, Integers
@@ -13,6 +14,7 @@ from edge_offload.errors import ProtocolError
 #: Why a step ended (native/device.cpp, Reason).
 READ, _, DYNAMIC = range(3)
 MAX_SAMPLES = 8
+_INTEGER = struct.Struct("<q")
 MAX_KINDS = 6
 
 
@@ -26,7 +28,7 @@ class Plan:
 
     def __init__(
         self, form: int, slot: int, node: Node, integers: Integers, places: Tuple[Tuple[int, int], ...],
-        dead: FrozenSet[int],
+        dead: FrozenSet[int], told: Optional[Dict[int, Call]] = None,
     ) -> None:  # fmt: skip
         self.form = form
         self.slot = slot
@@ -36,6 +38,7 @@ class Plan:
         self._integers = integers
         self._places = places
         self._worked_out: Optional[Tuple[Since, Optional[Integers]]] = None
+        self._told = told or {}
 
     def integers(self, since: Since) -> Optional[Integers]:
         """The integers of each call's key; None if they cannot be worked out."""
@@ -45,6 +48,28 @@ class Plan:
         if found is None or found[0] != tuple(since):
             found = self._worked_out = tuple(since), self._work_out(since)
         return found[1]
+
+    def foretold(
+        self, since: Since, results: Dict[int, List[Any]]
+    ) -> List[Tuple[Call, bytes, Tuple[int, ...], List[Any]]]:
+        """The calls whose ``results`` the server has said: one like each, its key and integers now, what it returns.
+
+        They depend on nothing but the call's key, so they hold for every call that has it.
+        """
+        integers = self.integers(since)
+        if integers is None:
+            return []
+        found = []
+        for number, described in results.items():
+            like = self._told.get(number)
+            if like is None:
+                continue
+            key = bytearray(like.key)
+            for offset, old, new in zip(like.offsets, like.integers, integers[number]):
+                if old != new:
+                    _INTEGER.pack_into(key, offset, new)
+            found.append((like, bytes(key), integers[number], described))
+        return found
 
     def _work_out(self, since: Since) -> Optional[Integers]:
         try:
@@ -171,6 +196,7 @@ class Knowledge:
         patches: Tuple[Patch, ...] = ()
         words: List[int] = []
         wanted: Tuple[int, ...] = ()
+        told: Dict[int, Call] = {}
         if whole:
             called = _names_of_new(dead, last.canonicals)
         else:
@@ -181,7 +207,8 @@ class Knowledge:
                 words += [older + storage if storage >= 0 else -1 - storage for storage in used]
             patches = tuple(Patch(i, calls[i].offsets[item], how) for (i, item), how in self._places.items())
             changed = {i for i, _ in self._places}
-            wanted = tuple(sorted(i for i in changed if calls[i].told and i < len(calls) - 1))
+            told = {i: calls[i] for i in sorted(changed) if calls[i].operator and i < len(calls) - 1}
+            wanted = tuple(told)
         node = Node(
             last.segment if whole else None,
             tuple(words),
@@ -193,7 +220,7 @@ class Knowledge:
             last.reason == DYNAMIC,
             wanted,
         )
-        return Plan(self.form, self._slot, node, last.shape.integers, tuple(self._places), dead)
+        return Plan(self.form, self._slot, node, last.shape.integers, tuple(self._places), dead, told)
 
     def _explain(self) -> Optional[Dict[Tuple[int, int], Formula]]:
         """A formula for every integer that has not always been the same; None if there is none for one of them."""

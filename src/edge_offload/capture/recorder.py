@@ -59,6 +59,7 @@ class _Speculation:
 
     plans: List[Plan]
     first: List[int]
+    since: List[Tuple[int, ...]]
     future: Future
     taken: int = 0
     waited: bool = False
@@ -172,7 +173,7 @@ class Recorder:
         known = dict(plan.node.live_at(base, start))
         if any(known.get(canonical) != number for canonical, number in zip(live[::2], live[1::2])):
             return
-        course = Course([], branches.first, base, start, [] if opens else predictor.since)
+        course = Course([], branches.first, base, start, [] if opens else list(predictor.since))
         course.payloads = [tensor_bytes(payload) for payload in payloads]
         self._speculate(branches, course, Message())
 
@@ -230,7 +231,9 @@ class Recorder:
         if branches is not None and reason in (READ, DYNAMIC):
             assert self._predictor is not None
             since = self._predictor.since
-            future = self._speculate(branches, Course([], branches.first, None, self._predictor.start, since), message)
+            future = self._speculate(
+                branches, Course([], branches.first, None, self._predictor.start, list(since)), message
+            )
         else:
             # a program that starts uploads its weights: before it reads anything, or so much that it cannot wait
             future = self._submit(message, keep=fresh or reason == ASYNC or not self._has_read)
@@ -253,14 +256,23 @@ class Recorder:
             course.nodes.append((self._definitions.node(plan, message), edges))
         message.course = course
         future = self._submit(message)
-        self._speculation = _Speculation(branches.plans, [node for _, node in branches.first], future)
+        self._speculation = _Speculation(branches.plans, [node for _, node in branches.first], course.since, future)
         return future
 
     def _answered(self, ahead: _Speculation) -> Answer:
         if ahead.answer is None:
             ahead.answer = self._wait(ahead.future, blocked=not ahead.waited)
             ahead.waited = True
+            self._foretell(ahead, ahead.answer)
         return ahead.answer
+
+    def _foretell(self, ahead: _Speculation, answer: Answer) -> None:
+        """Have the device know what the calls return that the server has run ahead, before the program makes them."""
+        since = [*ahead.since, *(facts_of(outcome)[0] for outcome in answer.outcomes[-1:])]
+        for index, _, outcome in answer.ran:
+            if outcome.described:
+                self._definitions.forms.foretell(ahead.plans[index].foretold(since, outcome.described))
+            since.append(facts_of(outcome)[0])
 
     def _described(self, piece: Piece) -> Optional[Outcome]:
         """The results of the last call of a segment that ends inside a step, if the server has run that ahead.

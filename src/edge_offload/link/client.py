@@ -185,6 +185,13 @@ class Client:
             future.set_exception(problem)
         return future
 
+    def let_go(self, timeout_s: float) -> None:
+        """Wait until what was asked for has been given to ZeroMQ, but no longer than ``timeout_s``.
+
+        The link's thread needs the interpreter lock for that: a thread that goes on to compute would keep it waiting.
+        """
+        self._requests.sent.wait(timeout_s)
+
     def notify(self, kind: str, body: Optional[Dict[str, Any]] = None, buffers: Sequence[Any] = ()) -> None:
         """Tell the server something; no answer follows. ``buffers`` are copied.
 

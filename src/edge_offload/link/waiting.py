@@ -41,7 +41,7 @@ class Item:
 
 
 class WaitingRequests:
-    """Counts requests and bytes from :meth:`admit` to :meth:`finish`."""
+    """Counts requests and bytes from :meth:`admit` to :meth:`finish`. ``sent`` is set while none waits to be sent."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,6 +50,7 @@ class WaitingRequests:
         self._deadlines: List[Tuple[float, int]] = []
         self._bytes = 0
         self.count = 0
+        self.sent = threading.Event()
 
     def admit(self, item: Item, most: int, most_bytes: int) -> str:
         """Queue ``item``, unless ``most`` requests or ``most_bytes`` wait; returns what is in the way, if anything."""
@@ -59,11 +60,16 @@ class WaitingRequests:
             self.count += 1
             self._bytes += item.bytes_up
             self._outbox.append(item)
+            self.sent.clear()
         return ""
 
     def next(self) -> Optional[Item]:
         """What to send next. It is noted before it is sent: a connection that breaks right then fails it, too."""
         if not self._outbox:
+            if not self.sent.is_set():
+                with self._lock:
+                    if not self._outbox:
+                        self.sent.set()
             return None
         item = self._outbox.popleft()
         item.sent_s = time.monotonic()

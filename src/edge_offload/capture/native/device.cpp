@@ -191,6 +191,28 @@ py::tuple entry_of(uint32_t index) {
   return py::make_tuple(entry.name, py::bytes(entry.key.substr(sizeof(void*))),
                         entry.claimed ? py::object(describe(entry.returns)) : py::object(py::none()));
 }
+// Calls like others with other sizes, (number of the other, key, results): what the server said of them before the
+// program has made them. Returns their numbers. For the handler.
+std::vector<uint32_t> foretell(const py::list& calls) {
+  auto& s = state();
+  std::vector<uint32_t> numbers;
+  for (const auto& item : calls) {
+    auto call = py::cast<py::tuple>(item);
+    const Entry& like = *s.by_index.at(call[0].cast<uint32_t>());
+    TORCH_CHECK(like.name.rfind("edge::", 0) != 0, "edge_offload: ", like.name, " is no operator");
+    const std::string key = like.key.substr(0, sizeof(void*)) + call[1].cast<std::string>();
+    auto found = s.entries.find(key);
+    auto* entry = found != s.entries.end() ? found->second.get() : intern(key, like.name);
+    if (!entry->known && !entry->dynamic) {
+      const c10::FunctionSchema* schema = nullptr;  // what the key of an operator begins with
+      std::memcpy(&schema, key.data(), sizeof(schema));
+      entry->returns = parse_returns(call[2], *schema);
+      entry->known = true;
+    }
+    numbers.push_back(entry->index);
+  }
+  return numbers;
+}
 void trust(const std::vector<std::string>& names) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : names) {
@@ -229,6 +251,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("synchronize", &synchronize);
   m.def("entry", &entry_of);
   m.def("words", &words_of);
+  m.def("foretell", &foretell);
   m.def("expect", [](int64_t segment) { state().expected = segment; });
   m.def("trust", &trust);
   m.def("refuse", [](std::unordered_map<std::string, std::string> names) { Hold hold; state().refused = std::move(names); });

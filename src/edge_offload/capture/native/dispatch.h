@@ -38,7 +38,7 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
     std::vector<Return> returns;
     const bool here = !dynamic && s.trusted.count(&schema) && plain(key);
     if (here) returns = MetaRun().run(op, *stack, first, key);  // raises what eager execution would raise
-    entry = intern(key, c10::toString(op.operator_name()));
+    entry = intern(key.view(), c10::toString(op.operator_name()));
     entry->dynamic = dynamic;
     entry->known = entry->claimed = here;
     entry->returns = std::move(returns);

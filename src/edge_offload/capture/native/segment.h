@@ -37,12 +37,12 @@ inline Entry* lookup(const Key& key) {
   if (before) before->next = s.last;
   return s.last;
 }
-inline Entry* intern(const Key& key, std::string name) {
+inline Entry* intern(std::string_view key, std::string name) {
   auto& s = state();
   auto entry = std::make_unique<Entry>();
   entry->index = s.by_index.size();
   entry->name = std::move(name);
-  entry->key = key.view();
+  entry->key = key;
   auto* result = entry.get();
   s.by_index.push_back(result);
   s.entries.emplace(std::string_view(result->key), std::move(entry));
@@ -79,7 +79,7 @@ inline Entry* note_special(const char* name, Fill fill) {
   Key key(name);
   fill(key);
   auto* entry = lookup(key);
-  if (!entry) { entry = intern(key, name); entry->known = true; }
+  if (!entry) { entry = intern(key.view(), name); entry->known = true; }
   note(entry, key);
   return entry;
 }
