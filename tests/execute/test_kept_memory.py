@@ -9,7 +9,7 @@ import pytest
 
 CHILD = """
 import resource, threading, torch
-from edge_offload.execute.memory import keep_freed
+from edge_offload.execute.heap import keep_freed
 
 def use():
     for _ in range(5):

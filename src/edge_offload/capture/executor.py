@@ -15,7 +15,6 @@ import torch
 from edge_offload.capture.ahead import Ahead
 from edge_offload.capture.compiler import compile_segment
 from edge_offload.capture.entries import (
-    ALIAS,
     ALLOC,
     ARGUMENT,
     DOWNLOAD,
@@ -23,7 +22,6 @@ from edge_offload.capture.entries import (
     RESIZE,
     RESTORE,
     STATE,
-    UNDEFINED,
     UPLOAD,
     Buffer,
     Entry,
@@ -31,12 +29,12 @@ from edge_offload.capture.entries import (
     Slot,
     host_copy,
     host_tensor,
-    layout_of,
     plain_number,
 )
 from edge_offload.capture.journal import Undo
-from edge_offload.capture.keys import DTYPE_NUMBERS, GeneratorMarker, Operand
+from edge_offload.capture.keys import GeneratorMarker, Operand
 from edge_offload.capture.program import Program, signature
+from edge_offload.capture.results import classify
 from edge_offload.capture.segments import CallFailed, Limits, Outcome, Segment, Step
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, RemoteError
 
@@ -251,12 +249,12 @@ class DeviceSession:
         told = describe or entry.claimed is not None
         for value in returns:
             if isinstance(value, torch.Tensor) or value is None:
-                result = self._classify(entry, value, tensors, slots, new)
+                result = self._result(entry, value, tensors, slots, new)
                 entry.results.append(("t", [result]))
                 if told:
                     described.append(["t", result.to_wire()])
             elif isinstance(value, (list, tuple)):
-                results = [self._classify(entry, item, tensors, slots, new) for item in value]
+                results = [self._result(entry, item, tensors, slots, new) for item in value]
                 entry.results.append(("l", results))
                 if told:
                     described.append(["l", [result.to_wire() for result in results]])
@@ -270,45 +268,17 @@ class DeviceSession:
             )
         return new, Outcome(outcome.tensor, described) if describe else outcome
 
-    def _classify(
-        self,
-        entry: Entry,
-        tensor: Optional[torch.Tensor],
-        tensors: List[torch.Tensor],
-        slots: List[Slot],
+    def _result(
+        self, entry: Entry, tensor: Optional[torch.Tensor], tensors: List[torch.Tensor], slots: List[Slot],
         new: List[Slot],
-    ) -> Result:
-        """What ``tensor`` is to the client: a new storage, an alias of one that the call touches, or an operand."""
-        if tensor is None:
-            return Result(UNDEFINED)
-        if (
-            tensor.layout != torch.strided
-            or tensor.dtype not in DTYPE_NUMBERS
-            or tensor.device.type != self.device.type
-        ):
-            what = f"a {tensor.dtype} {tensor.layout} result of {entry.name} is not supported on the device"
-            raise CallFailed(entry.name, NotImplementedError(f"{what} (edge_offload)"))
-        storage = tensor.untyped_storage()
-        layout = layout_of(tensor)
-        for i, operand in enumerate(tensors):
-            if operand is tensor:
-                if entry.parsed.tensors[i] != layout:
-                    entry.fixed = False
-                    looked_at = slots[entry.parsed.tensor_references[i]]
-                    looked_at.views.clear()
-                    self._unbind(looked_at)
-                return Result(ARGUMENT, i, layout, storage.nbytes())
-        for i, slot in enumerate(slots):
-            if slot.storage._cdata == storage._cdata:
-                return Result(ALIAS, entry.parsed.storages[i], layout, storage.nbytes())
-        distinct = len(set(entry.parsed.storages))
-        for i, slot in enumerate(new):
-            if slot.storage._cdata == storage._cdata:
-                return Result(ALIAS, distinct + i, layout, storage.nbytes())
-        slot = Slot(storage)
-        slot.views[layout] = tensor
-        new.append(slot)
-        return Result(NEW, 0, layout, storage.nbytes())
+    ) -> Result:  # fmt: skip
+        found = classify(entry, tensor, tensors, slots, new)
+        if found.kind == ARGUMENT and entry.parsed.tensors[found.ref] != found.layout:
+            entry.fixed = False
+            looked_at = slots[entry.parsed.tensor_references[found.ref]]
+            looked_at.views.clear()
+            self._unbind(looked_at)
+        return found
 
     def _special(
         self, entry: Entry, slots: List[Slot], numbers: bytes, hosts: List[Buffer], outcome: Outcome

@@ -15,6 +15,7 @@ from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 import torch
 
 from edge_offload.capture.course import MAX_PAYLOAD
+from edge_offload.capture.handed import Handed
 from edge_offload.capture.messages import tensor_bytes
 from edge_offload.capture.symbols import Kind
 
@@ -69,6 +70,13 @@ class Piece:
     definition: Optional[Definition] = None
     uploads: bool = False
     calls: int = 0
+
+    @staticmethod
+    def of(handed: Handed) -> Piece:
+        """What the device handed over."""
+        live = tuple(zip(handed.live[::2], handed.live[1::2]))
+        dead = frozenset(handed.dead)
+        return Piece(handed.segment, handed.base, live, dead, handed.numbers, handed.payloads, handed.reason)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from typing import Any, Callable, Deque, Dict, FrozenSet, List, Optional, Set, T
 
 from edge_offload.capture.course import FROM_START, FROM_STEP, SAME, Node, Patch
 from edge_offload.capture.forms import Call, Done, Integers
+from edge_offload.capture.handed import DYNAMIC, READ
 from edge_offload.capture.symbols import Formula, Kind, Since, explain
 from edge_offload.errors import ProtocolError
 
-#: Why a step ended (native/device.cpp, Reason).
-READ, _, DYNAMIC = range(3)
 MAX_SAMPLES = 8
 _INTEGER = struct.Struct("<q")
 MAX_KINDS = 6

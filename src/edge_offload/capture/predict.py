@@ -15,7 +15,8 @@ from edge_offload.capture.calls import Call, Category
 from edge_offload.capture.course import Edge
 from edge_offload.capture.forms import Call as NativeCall
 from edge_offload.capture.forms import Done, Forms
-from edge_offload.capture.plans import DYNAMIC, READ, Knowledge, Plan
+from edge_offload.capture.handed import DYNAMIC, READ
+from edge_offload.capture.plans import Knowledge, Plan
 from edge_offload.capture.search import operator_sequence_search
 from edge_offload.capture.symbols import REACH, Kind
 

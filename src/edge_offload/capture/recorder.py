@@ -25,6 +25,7 @@ import torch
 from edge_offload.capture.course import Course
 from edge_offload.capture.definitions import Definitions
 from edge_offload.capture.forms import Done, Piece
+from edge_offload.capture.handed import ASYNC, BARRIER, DYNAMIC, INFER, READ, Handed
 from edge_offload.capture.messages import Answer, Message, tensor_bytes
 from edge_offload.capture.plans import Plan
 from edge_offload.capture.predict import Branches, Predictor
@@ -34,8 +35,6 @@ from edge_offload.capture.symbols import facts_of
 from edge_offload.errors import LinkLost, ProtocolError
 from edge_offload.modes import Mode
 
-#: Why a segment ended (native/device.cpp, Reason).
-READ, INFER, DYNAMIC, ASYNC, CALL, BARRIER = range(6)
 #: Messages with no answer awaited; each may carry the uploads of one segment.
 MAX_OUTSTANDING = 3
 
@@ -125,39 +124,33 @@ class Recorder:
 
     # -- called by the device, under its lock
 
-    def flush(
-        self,
-        reason: int,
-        generation: int,
-        segment: int,
-        fresh: bool,
-        base: int,
-        live: List[int],
-        dead: List[int],
-        freed: List[int],
-        numbers: bytes,
-        payloads: List[torch.Tensor],
-        calls: int,
-    ) -> Any:
-        """A segment ended for ``reason``: have it run, and return the tensor read or the results asked for."""
-        self._freed += freed
-        self._next = base
+    def flush(self, *handed: Any) -> Any:
+        """A segment ended: have it run, and return the tensor read or the results asked for.
+
+        Args:
+            handed: see :class:`~edge_offload.capture.handed.Handed`.
+        """
+        return self._ended(Handed(*handed))
+
+    def _ended(self, handed: Handed) -> Any:
+        self._freed += handed.freed
+        self._next = handed.base
         if self._failed is not None:
             raise self._failed
-        if not calls:
-            return self._barrier() if reason == BARRIER else None
-        self._renew(generation)
+        if not handed.calls:
+            return self._barrier() if handed.reason == BARRIER else None
+        self._renew(handed.generation)
         self.counters.segments += 1
-        piece = Piece(segment, base, tuple(zip(live[::2], live[1::2])), frozenset(dead), numbers, payloads, reason)
+        piece = Piece.of(handed)
         if self._predictor is None:
             outcome = self._run([piece], None)
         else:
             try:
-                outcome = self._predicted(piece, freed)
+                outcome = self._predicted(piece, handed.freed)
             except BaseException:
                 self._pieces, self._owed = [], 0
                 raise
-        return outcome.tensor if reason == READ else outcome.results
+        return outcome.tensor if handed.reason == READ else outcome.results
 
     def announce(self, segment: int, base: int, live: List[int], payloads: List[torch.Tensor]) -> None:
         """The uploads of the expected segment are complete: the server starts before the program gets to the read."""

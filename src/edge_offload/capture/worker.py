@@ -70,9 +70,9 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
 
     from edge_offload.capture import payloads
     from edge_offload.capture.messages import refusal, serve
-    from edge_offload.execute import devices, memory
+    from edge_offload.execute import devices, heap
 
-    memory.keep_freed()
+    heap.keep_freed()
     if args.cores:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     if args.threads:

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model(args: argparse.Namespace, network: Network) -> CostModel:
-    from edge_offload.execute.memory import keep_freed
+    from edge_offload.execute.heap import keep_freed
     from edge_offload.split.cost import Link
     from edge_offload.split.profile import Profile, cost_model, measure
 

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from edge_offload.errors import BadInput
-    from edge_offload.execute.memory import keep_freed
+    from edge_offload.execute.heap import keep_freed
     from edge_offload.split.profile import measure
 
     if bool(args.server) != bool(args.server_out):

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
     from edge_offload.capture.blobs import BlobStore
     from edge_offload.capture.service import DeviceQuota
-    from edge_offload.execute.memory import keep_freed
+    from edge_offload.execute.heap import keep_freed
     from edge_offload.execute.threads import parse_cores
     from edge_offload.link import codecs
     from edge_offload.link.keys import KeyStore

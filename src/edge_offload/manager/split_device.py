@@ -21,8 +21,9 @@ import torch
 
 from edge_offload.capture.connect import say
 from edge_offload.capture.forms import Done, Piece
+from edge_offload.capture.handed import READ, Handed
 from edge_offload.capture.messages import Message
-from edge_offload.capture.recorder import READ, Recorder
+from edge_offload.capture.recorder import Recorder
 from edge_offload.capture.remote import Remote
 from edge_offload.capture.segments import Outcome
 from edge_offload.capture.sequences import Calls, Recorded, compare, obstacle
@@ -89,28 +90,13 @@ class SplitRecorder(Recorder):
 
     # -- called by the device, under its lock
 
-    def flush(
-        self,
-        reason: int,
-        generation: int,
-        segment: int,
-        fresh: bool,
-        base: int,
-        live: List[int],
-        dead: List[int],
-        freed: List[int],
-        numbers: bytes,
-        payloads: List[torch.Tensor],
-        calls: int,
-    ) -> Any:
-        """See :meth:`Recorder.flush`. What a step leaves is computed before this segment uses or changes it."""
+    def _ended(self, handed: Handed) -> Any:
+        """As in :class:`Recorder`. What a step leaves is computed before this segment uses or changes it."""
         if self.mode is Mode.SPLIT and self._failed is None:
-            if calls:
-                self._pay(segment, generation, live)
-            freed = self._hold_back(freed)
-        return super().flush(
-            reason, generation, segment, fresh, base, live, dead, freed, numbers, payloads, calls
-        )  # fmt: skip
+            if handed.calls:
+                self._pay(handed.segment, handed.generation, handed.live)
+            handed = handed._replace(freed=self._hold_back(handed.freed))
+        return super()._ended(handed)
 
     def reconnect(self, remote: Remote) -> None:
         """See :meth:`Recorder.reconnect`."""

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError, RemoteError
-from edge_offload.execute.memory import keep_freed
+from edge_offload.execute.heap import keep_freed
 from edge_offload.execute.tensors import TensorSpec, pack
 from edge_offload.link.client import Client
 from edge_offload.link.replies import LinkState, Reply

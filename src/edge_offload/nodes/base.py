@@ -14,7 +14,7 @@ import rosgraph
 import rospy
 
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.execute.memory import keep_freed
+from edge_offload.execute.heap import keep_freed
 from edge_offload.nodes import params as parameters
 from edge_offload.nodes.health import Health
 from edge_offload.nodes.params import Param

@@ -13,13 +13,13 @@ import torch
 
 from edge_offload.capture.entries import ALLOC, DOWNLOAD, RESTORE, SEED, STATE, UPLOAD
 from edge_offload.capture.fallback.operators import plain_item
+from edge_offload.capture.handed import ASYNC, BARRIER, CALL, READ
 from edge_offload.capture.keys import DTYPE_NUMBERS
 
 FLUSH_BYTES = 8 << 20
 FLUSH_WORDS = 1 << 15
 MAX_ENTRIES = 1 << 18
 MAX_SEGMENTS = 1 << 16
-READ, INFER, DYNAMIC, ASYNC, CALL, BARRIER = range(6)
 
 
 class Slot:

@@ -2,64 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
 from edge_offload.capture.entries import ALIAS, ARGUMENT, NEW, UNDEFINED
-from edge_offload.capture.fallback.device import DYNAMIC, FLUSH_WORDS, INFER, PythonDevice, Slot
+from edge_offload.capture.fallback.device import FLUSH_WORDS, PythonDevice, Slot
 from edge_offload.capture.fallback.metadata import Metadata, meta_results
-from edge_offload.capture.fallback.operators import MOVES, REMEDY, Operator, Route
+from edge_offload.capture.fallback.operators import MOVES, REMEDY, Operator, Route, has_mask
+from edge_offload.capture.fallback.seen import Call, Out
 from edge_offload.capture.fallback.signature import key_of, scan, tensor_item
 from edge_offload.capture.fallback.tensor import CUDA0, RemoteTensor
+from edge_offload.capture.handed import DYNAMIC, INFER
 from edge_offload.capture.keys import DTYPES
 
 _make = torch.Tensor._make_wrapper_subclass
 _SAME_DEVICE = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
-
-
-class _Out(NamedTuple):
-    """How to make one result."""
-
-    kind: int
-    ref: int
-    layout: int
-    sizes: Tuple[int, ...]
-    options: Dict[str, Any]
-    nbytes: int
-
-
-class _Call:
-    """A distinct call that has been seen: what to note and what to return.
-
-    ``next`` is the call that followed when it was made last: if it is that one again, it need not be looked up.
-    ``func``, ``types``, ``tensors`` (position, layout) and ``plain`` (position, value) say what it looks like, if that
-    is simple: no operand twice, none in a list, no host number, nothing by name, one new result.
-    """
-
-    __slots__ = ("func", "index", "many", "next", "noted", "one", "outs", "plain", "tensors", "types", "values")
-
-    def __init__(self, index: int, noted: bool) -> None:
-        self.index = index
-        self.noted = noted
-        self.one: Optional[_Out] = None  # the only result, if it has a storage of its own
-        self.outs: List[List[_Out]] = []
-        self.many: List[bool] = []
-        self.values: List[Any] = []
-        self.next: Optional[_Call] = None
-        self.func: Any = None
-        self.types: Tuple[type, ...] = ()
-        self.tensors: Tuple[Tuple[int, int], ...] = ()
-        self.plain: Tuple[Tuple[int, Any], ...] = ()
-
-    def recognise(self, func: Any, args: Sequence[Any], slots: Sequence[Slot]) -> None:
-        """Be found without being looked up, if the call is simple."""
-        tensors = tuple((i, value._layout) for i, value in enumerate(args) if type(value) is RemoteTensor)
-        plain = tuple((i, value) for i, value in enumerate(args) if type(value) is not RemoteTensor)
-        if self.one is None or not self.noted or len(tensors) != len(slots) or len(set(slots)) != len(slots):
-            return
-        if all(_tells_apart(value) for _, value in plain):
-            self.func, self.types, self.tensors, self.plain = func, tuple(map(type, args)), tensors, plain
 
 
 class Engine:
@@ -69,11 +27,11 @@ class Engine:
         self.device = device
         device.on_forget = self._forget
         self._operators: Dict[int, Operator] = {}
-        self._calls: Dict[Tuple[Any, ...], _Call] = {}
-        self._shapes: Dict[Tuple[Any, ...], _Out] = {}
+        self._calls: Dict[Tuple[Any, ...], Call] = {}
+        self._shapes: Dict[Tuple[Any, ...], Out] = {}
         self._layouts: List[Metadata] = []
         self._numbers: Dict[Metadata, int] = {}
-        self._last = _Call(0, False)
+        self._last = Call(0, False)
         self._local = {
             "copy_": self._copy_, "_to_copy": self._to_copy, "_local_scalar_dense": self._item, "clone": self._like,
             "empty_like": self._like, "new_empty": self._like, "new_empty_strided": self._like,
@@ -86,7 +44,7 @@ class Engine:
     def _forget(self) -> None:
         self._calls.clear()
         self._shapes.clear()
-        self._last = _Call(0, False)
+        self._last = Call(0, False)
 
     # -- tensors
 
@@ -106,13 +64,13 @@ class Engine:
         """A tensor that looks into ``slot``."""
         return self._tensor(slot, self._out(NEW, 0, metadata))
 
-    def _out(self, kind: int, ref: int, metadata: Metadata) -> _Out:
+    def _out(self, kind: int, ref: int, metadata: Metadata) -> Out:
         options: Dict[str, Any] = {"dtype": DTYPES[metadata.dtype], "device": CUDA0}
         if metadata.offset or torch.empty(metadata.sizes, device="meta").stride() != metadata.strides:
             options.update(strides=metadata.strides, storage_offset=metadata.offset)  # they cost time to read
-        return _Out(kind, ref, self.layout(metadata), metadata.sizes, options, metadata.nbytes)
+        return Out(kind, ref, self.layout(metadata), metadata.sizes, options, metadata.nbytes)
 
-    def _tensor(self, slot: Slot, out: _Out) -> RemoteTensor:
+    def _tensor(self, slot: Slot, out: Out) -> RemoteTensor:
         made = _make(RemoteTensor, out.sizes, **out.options)
         made._slot = slot
         made._layout = out.layout
@@ -220,7 +178,7 @@ class Engine:
             found = self._operators[id(func)] = Operator(func)
         return found
 
-    def _results(self, call: _Call, tensors: List[RemoteTensor], slots: List[Slot], in_segment: bool) -> Any:
+    def _results(self, call: Call, tensors: List[RemoteTensor], slots: List[Slot], in_segment: bool) -> Any:
         if len(call.outs) == 1 and call.outs[0] and not call.many[0]:
             out = call.outs[0][0]
             if out.kind == NEW:
@@ -269,7 +227,7 @@ class Engine:
         if operator.name in device.refused:
             raise NotImplementedError(f"{device.refused[operator.name]} (edge_offload)")
         if operator.route is Route.VIEW:
-            call = _Call(0, False)
+            call = Call(0, False)
             self._fill(operator, call, meta_results(operator, values, self.metadata), tensors)
             if any(out.kind == NEW for outs in call.outs for out in outs):
                 raise NotImplementedError(f"operator {operator.name!r} is not a view here: {REMEDY}")
@@ -278,7 +236,7 @@ class Engine:
         device.forget_if_many()
         self._check_hosts(operator, values, hosts)
         payloads = [host for host in hosts if isinstance(host, torch.Tensor)]
-        dynamic = operator.dynamic or (operator.masks and _has_mask(values[1]))
+        dynamic = operator.dynamic or (operator.masks and has_mask(values[1]))
         named = key_of(operator, values, slots, self.metadata)
         entry, results = device.known(operator.name, named), None
         static = not dynamic and not payloads
@@ -287,7 +245,7 @@ class Engine:
         entry = entry or device.intern(operator.name, named)
         if results is not None:
             entry.results, entry.claimed = results, True
-        call = _Call(entry.index, True)
+        call = Call(entry.index, True)
         known = entry.results is not None and not dynamic
         if entry.results is not None and known:
             self._fill(operator, call, entry.results, tensors)
@@ -313,11 +271,11 @@ class Engine:
                 call.recognise(operator.func, args, slots)
         return result
 
-    def _fill(self, operator: Operator, call: _Call, described: Sequence[Any], tensors: List[RemoteTensor]) -> None:
+    def _fill(self, operator: Operator, call: Call, described: Sequence[Any], tensors: List[RemoteTensor]) -> None:
         for kind, what in described:
             wire = [] if kind == "v" else [what] if kind == "t" else what
             outs = [
-                _Out(UNDEFINED, 0, 0, (), {}, 0) if item[0] == UNDEFINED else
+                Out(UNDEFINED, 0, 0, (), {}, 0) if item[0] == UNDEFINED else
                 self._out(item[0], item[1], Metadata.from_wire(item)) for item in wire
             ]  # fmt: skip
             for item, out in zip(wire, outs):
@@ -404,7 +362,8 @@ class Engine:
         """A new tensor in the likeness of another, and what is put into it."""
         if any(isinstance(value, torch.device) and value.type == "cpu" for value in values):
             host = [torch.empty_like(values[0], device="meta") if value is values[0] else value for value in values]
-            return operator.func(*_split(operator, host)[0], **_split(operator, host)[1])
+            positional, named = operator.split(host)
+            return operator.func(*positional, **named)
         name = operator.func._schema.name[len("aten::") :]
         out = self._shapes.get(key)
         if out is None:
@@ -422,23 +381,6 @@ class Engine:
         if name == "rand_like":
             return made.uniform_()
         return made.normal_() if name == "randn_like" else made
-
-
-def _tells_apart(value: Any) -> bool:
-    """Whether what is equal to ``value`` and of its type is the same argument; zero has two signs."""
-    if isinstance(value, (list, tuple)):
-        return all(type(item) is int for item in value)
-    return value is None or type(value) in (bool, int, str) or (type(value) is float and value != 0 and value == value)
-
-
-def _has_mask(indices: Sequence[Any]) -> bool:
-    return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
-
-
-def _split(operator: Operator, values: Sequence[Any]) -> Tuple[List[Any], Dict[str, Any]]:
-    positional = sum(not argument.kwarg_only for argument in operator.arguments)
-    names = [argument.name for argument in operator.arguments[positional:]]
-    return list(values[:positional]), dict(zip(names, values[positional:]))
 
 
 _engine: Optional[Engine] = None

@@ -79,11 +79,9 @@ def meta_results(operator: Any, values: Sequence[Any], metadata_of: Callable[[An
         m = Metadata.of(tensor)
         return [kind, ref, m.dtype, flags, list(m.sizes), list(m.strides), m.offset, m.nbytes]
 
-    positional = sum(not argument.kwarg_only for argument in operator.arguments)
-    names = [argument.name for argument in operator.arguments[positional:]]
-    plain = [convert(value) for value in values]
+    positional, named = operator.split([convert(value) for value in values])
     with torch.no_grad():
-        returned = operator.func(*plain[:positional], **dict(zip(names, plain[positional:])))
+        returned = operator.func(*positional, **named)
     described: List[Any] = []
     for value in returned if isinstance(returned, tuple) else (returned,):
         if isinstance(value, list):

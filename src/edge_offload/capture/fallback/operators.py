@@ -104,6 +104,17 @@ class Operator:
             values.append(kwargs.get(argument.name, argument.default_value))
         return values
 
+    def split(self, values: Sequence[Any]) -> Tuple[List[Any], Dict[str, Any]]:
+        """The value of every argument, as positional ones and named ones."""
+        positional = sum(not argument.kwarg_only for argument in self.arguments)
+        names = [argument.name for argument in self.arguments[positional:]]
+        return list(values[:positional]), dict(zip(names, values[positional:]))
+
+
+def has_mask(indices: Sequence[Any]) -> bool:
+    """Whether one of the indices picks what is true: how much that is depends on data."""
+    return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
 
 def plain_item(value: Any) -> Optional[bytes]:
     """The item of a key (``native/keys.h``) for what is not an operand; None if it cannot be sent."""
