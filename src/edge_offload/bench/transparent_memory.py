@@ -21,6 +21,8 @@ def measure(robot: Any, server_pid: int, names: Sequence[str], scale: float = 1.
     """
     import psutil
 
+    from edge_offload.errors import RemoteError
+
     def resident(pid: int) -> int:
         total = 0
         process = psutil.Process(pid)
@@ -28,18 +30,24 @@ def measure(robot: Any, server_pid: int, names: Sequence[str], scale: float = 1.
             total += item.memory_info().rss
         return total
 
+    def ask(request: Dict[str, Any]) -> Dict[str, Any]:
+        answer: Dict[str, Any] = robot.ask(request)
+        if "error" in answer:
+            raise RemoteError(f"{name}: {answer['error']}")
+        return answer
+
     found = []
     for name in names:
         count, every = (max(1, int(value * scale)) for value in PLANS[name])
-        robot.ask({"do": "steady", "model": name})
+        ask({"do": "steady", "model": name})
         points: List[Dict[str, Any]] = []
         for done in range(every, count + 1, every):
-            answer = robot.ask({"do": "repeat", "count": every})
+            answer = ask({"do": "repeat", "count": every})
             points.append({
                 "inferences": done, "robot_bytes": resident(robot.pid), "server_bytes": resident(server_pid),
                 "round_trips": answer["round_trips"],
             })  # fmt: skip
-        found.append({"model": name, "points": points, "equal": robot.ask({"do": "repeat", "count": 1})["equal"],
+        found.append({"model": name, "points": points, "equal": ask({"do": "repeat", "count": 1})["equal"],
                       **{f"{side}_plateau": plateau([point[f"{side}_bytes"] for point in points])
                          for side in ("robot", "server")}})  # fmt: skip
     return found
