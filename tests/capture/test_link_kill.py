@@ -15,6 +15,7 @@ from typing import Any, Iterator
 import pytest
 
 from edge_offload.capture import build
+from edge_offload.link.ports import lasting_port
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from serving import HERE, Serving, children, run
@@ -87,7 +88,7 @@ def test_the_death_of_the_server_is_an_error_that_says_so(tmp_path: pathlib.Path
 
 
 def test_a_restarted_server_has_forgotten_the_session_and_it_is_said(tmp_path: pathlib.Path) -> None:
-    serving = Serving(tmp_path)
+    serving = Serving(tmp_path, port=lasting_port())
     program = started(serving, tmp_path / "mark", "--resume", "90")
     serving.kill()
     again = Serving(tmp_path, port=int(serving.address.rsplit(":", 1)[1]))

@@ -7,11 +7,12 @@ import time
 
 from edge_offload.link.listener import Listener
 from edge_offload.link.messages import Limits
+from edge_offload.link.ports import lasting_port
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--bind", default="tcp://127.0.0.1:0")
+    parser.add_argument("--bind", default=f"tcp://127.0.0.1:{lasting_port()}")
     parser.add_argument("--max-message-mib", type=int, default=64)
     parser.add_argument("--max-connections", type=int, default=64)
     parser.add_argument("--hello-timeout-s", type=float, default=5.0)

@@ -7,6 +7,7 @@ import zmq
 from edge_offload.errors import LinkLost, Refused
 from edge_offload.link import messages
 from edge_offload.link.messages import MAGIC, PROTOCOL_VERSION
+from edge_offload.link.ports import lasting_port
 
 PATIENCE_S = 20.0
 
@@ -20,7 +21,8 @@ def newer_server(keys):
     router.linger = 0
     router.curve_server = True
     router.curve_publickey, router.curve_secretkey = pair.public.encode(), pair.secret.encode()
-    port = router.bind_to_random_port("tcp://127.0.0.1")
+    port = lasting_port()
+    router.bind(f"tcp://127.0.0.1:{port}")
 
     def step():
         assert router.poll(PATIENCE_S * 1e3), "the robot says hello"

@@ -5,13 +5,14 @@ import json
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import unittest
 
 import rostest
+
+from edge_offload.link.ports import lasting_port
 
 HERE = pathlib.Path(__file__).resolve().parent
 GOLDEN = HERE / "golden_movenet.json"
@@ -20,12 +21,6 @@ FRAMES = ("--first", "300", "--every", "2", "--frames", "16")
 
 FAULTS = {2: "restamp", 4: "alter", 5: "score", 7: "lose_person", 9: "drop", 11: "drop_latency", 13: "duplicate"}
 """What the fake node does wrong, by index of the frame."""
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Regress(unittest.TestCase):
@@ -68,7 +63,7 @@ class Regress(unittest.TestCase):
     def outcome(self, faults):
         out = self.folder / "outcome.json"
         out.unlink(missing_ok=True)
-        port = free_port()
+        port = lasting_port()
         arguments = {"bag": self.bag, "out": out, "golden": GOLDEN, "faults": faults}
         done = subprocess.run(
             ["roslaunch", "-p", str(port), str(HERE / "regress_fault.launch")]

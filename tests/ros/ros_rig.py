@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,14 +13,15 @@ from collections import defaultdict
 
 import pytest
 
+from edge_offload.link.ports import lasting_port
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """For who binds it later, or again: no outgoing connection takes it meanwhile."""
+    return lasting_port()
 
 
 def wait_for(condition, what: str, timeout_s: float = 60.0):

@@ -10,6 +10,7 @@ import torch
 from server_rig import Robot, ServerProcess
 
 from edge_offload.execute.threads import pin
+from edge_offload.link.ports import lasting_port
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +38,8 @@ def own_server(keys):
     """Servers that a test may kill: ``own_server(bind=…, extra=[…])``."""
     started: List[ServerProcess] = []
 
-    def start(bind: str = "tcp://127.0.0.1:0", extra: Sequence[str] = ()) -> ServerProcess:
-        started.append(ServerProcess(keys, bind, extra))
+    def start(bind: str = "", extra: Sequence[str] = ()) -> ServerProcess:
+        started.append(ServerProcess(keys, bind or f"tcp://127.0.0.1:{lasting_port()}", extra))
         return started[-1]
 
     yield start

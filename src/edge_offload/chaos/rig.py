@@ -19,6 +19,7 @@ from edge_offload.chaos.verdict import went_remote
 from edge_offload.chaos.wall_clock import WallClock
 from edge_offload.errors import LinkLost
 from edge_offload.link.emulator import Emulator
+from edge_offload.link.ports import lasting_port
 from edge_offload.link.trace import BYTES_PER_MBIT, Link, Trace
 
 #: The link between the faults.
@@ -134,7 +135,7 @@ class Rig:
 
     def __enter__(self) -> Rig:
         try:
-            self.server = self.start_server("tcp://127.0.0.1:0")
+            self.server = self.start_server(f"tcp://127.0.0.1:{lasting_port()}")
             address = self.server.wait_line("listening on ").split()[2]
             self.server_address = address
             link = Link.of("chaos", Trace.constant(MBPS * BYTES_PER_MBIT), RTT_S)
