@@ -27,6 +27,7 @@ PROGRAMS = [
     "deviation",
     "buffers",
     "saved",
+    "scalars",
     "random_loops:0:12",
     *(f"{name}:{turn}" for name in ("branches", "suppression") for turn in ("second", "third")),
     *(f"copies:{count}:{kind}" for kind in ("static", "dependent") for count in (20, 40)),
