@@ -1,6 +1,7 @@
 """Requests and replies over a real connection: every Future completes once, with the right thing."""
 
 import concurrent.futures
+import sys
 import threading
 import time
 
@@ -45,6 +46,19 @@ def test_times_are_in_order_and_bytes_are_those_on_the_wire(link):
     assert transfer.server_sent_s <= transfer.received_s + error
     assert array.nbytes < transfer.bytes_up < array.nbytes + 300
     assert array.nbytes < transfer.bytes_down < array.nbytes + 300
+
+
+def test_what_was_let_go_is_on_its_way_while_its_sender_computes(link):
+    client, _ = link
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(PATIENCE_S)  # whoever computes keeps the interpreter: the link's thread would wait for it
+    try:
+        future = client.request("echo", {}, [bytes(100_000)])
+        client.let_go(PATIENCE_S)
+        computed_s = time.monotonic()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert future.result(PATIENCE_S).transfer.sent_s <= computed_s
 
 
 def test_many_threads_get_their_own_replies(link):
