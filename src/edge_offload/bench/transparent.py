@@ -82,8 +82,13 @@ def run(args: argparse.Namespace) -> int:
         for _ in measure_bits(names, args.bits, record, args.for_s):
             save(record, args.json)
     else:
-        for _ in measure_models(names, args.links.split(","), args.pairs, args.slow, record, args.for_s):
+        links = args.links.split(",")
+        for _ in measure_models(names, links, args.pairs, args.slow, record, args.for_s):
             save(record, args.json)  # a long experiment that is cut short leaves what it has
+        left = sum(map(len, missing(names, links, record).values()))
+        if left:
+            total = len(names) * len(links)
+            print(f"{left} of {total} networks and links are left: --resume goes on with them", file=sys.stderr)
     save(record, args.json)
     transparent_tables.show(record)
     if args.plot is not None and record["records"]:
@@ -111,6 +116,12 @@ def save(record: Dict[str, Any], path: Optional[pathlib.Path]) -> None:
         records.write(path, "transparent_bench", record)
 
 
+def missing(names: Sequence[str], links: Sequence[str], record: Dict[str, Any]) -> Dict[str, List[str]]:
+    """For each network the links over which the record lacks it."""
+    done = {(item["model"], item["link"]) for item in record["checks"]}
+    return {name: [link for link in links if (name, link) not in done] for name in names}
+
+
 def measure_models(
     names: Sequence[str], links: Sequence[str], pairs: int, slow: int, record: Dict[str, Any], for_s: float = 0.0
 ) -> Iterator[None]:
@@ -123,8 +134,7 @@ def measure_models(
     from edge_offload.link.trace import named_link
 
     began_s = time.monotonic()
-    done = {(item["model"], item["link"]) for item in record["checks"]}
-    left = {name: [link for link in links if (name, link) not in done] for name in names}
+    left = missing(names, links, record)
     cores = sorted(os.sched_getaffinity(0))
     for field, device in transparent_tables.KERNELS.items():
         if field not in record:
