@@ -1,12 +1,11 @@
-"""What rows need and cost at least: the functions that the linear relaxation puts below footprints and costs."""
+"""What rows need at least, whichever they are: footprints in numbers of rows."""
 
 from __future__ import annotations
 
-from typing import Dict, Tuple
+from typing import Dict
 
 import numpy as np
 
-from edge_offload.split.cost import OperatorCost
 from edge_offload.split.footprint import Locality
 from edge_offload.split.locality import LocalityMap
 
@@ -57,19 +56,3 @@ def least_footprints(located: LocalityMap, index: int) -> Dict[int, np.ndarray]:
                 least[rows] = max((end - first).min(), 0)
         found[number] = np.maximum.accumulate(least)
     return found
-
-
-def affine_below(values: np.ndarray, low: int, high: int) -> Tuple[float, float]:
-    """Offset and slope of an affine function that is nowhere above ``values[c]`` for whole c in [low, high]."""
-    if low >= high:
-        return float(values[low]), 0.0
-    slope = float(values[high] - values[low]) / (high - low)
-    counts = np.arange(low, high + 1)
-    return float((values[low : high + 1] - slope * counts).min()), slope
-
-
-def affine_cost(cost: OperatorCost, low: int, high: int) -> Tuple[float, float]:
-    """The same for an operator's seconds."""
-    if low >= 1:
-        return cost.launch_s, cost.row_s
-    return 0.0, (cost.launch_s / high + cost.row_s if high else 0.0)
