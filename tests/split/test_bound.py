@@ -12,7 +12,7 @@ from split_plans import random_plan
 
 from edge_offload.errors import BadInput
 from edge_offload.sequence import Ref
-from edge_offload.split.bound import Limits, full_space_gaps, lower_bound
+from edge_offload.split.bound import Limits, improve_and_bound, lower_bound
 from edge_offload.split.cost import CodecCost, CostModel, Link, OperatorCost
 from edge_offload.split.counts import Counts
 from edge_offload.split.exact import solve
@@ -122,7 +122,7 @@ def test_a_certificate_is_within_the_gap_that_was_asked_for() -> None:
     server = tuple(OperatorCost(0.001, 0.001) for _ in located.operators)
     robot = tuple(OperatorCost(0.05, 0.05) for _ in located.operators)
     space = Space(CostModel(located, robot, server, link=Link(0.002, 0.0)), [1e4])
-    (gap,) = full_space_gaps(space, plan_table(space, "server_only"))
+    _, (gap,) = improve_and_bound(space, plan_table(space, "server_only"))
     assert gap is not None
     assert gap <= 0.03 + 1e-9
 
@@ -144,12 +144,14 @@ def test_a_good_plan_has_a_small_gap_and_a_bad_one_a_large_one() -> None:
     free = tuple(OperatorCost(0.0, 1e-6) for _ in located.operators)
     slow = tuple(OperatorCost(0.0, 1.0) for _ in located.operators)
     space = Space(CostModel(located, slow, free, link=Link(0.0, 0.0)), [1e3])
-    (good,) = full_space_gaps(space, plan_table(space, "server_only"))
-    (bad,) = full_space_gaps(space, plan_table(space, "device_only"))
-    assert good is not None
-    assert bad is not None
-    assert good < 0.1
-    assert bad > 10.0
+    for name in ("server_only", "device_only"):
+        given = plan_table(space, name)
+        makespan = given.predicted_s[0]
+        assert (makespan / bound(space, makespan) - 1.0 > 10.0) == (name == "device_only")
+        better, (gap,) = improve_and_bound(space, given)
+        assert gap is not None
+        assert gap < 0.1
+        assert simulate(better.plans[0], space.model, 1e3).makespan_s == pytest.approx(better.predicted_s[0])
 
 
 def test_what_rows_need_is_counted() -> None:
@@ -170,4 +172,4 @@ def test_several_results_have_no_bound() -> None:
     space = Space(model_of(located, 0), [300.0])
     with pytest.raises(BadInput, match="one result"):
         Counts(space, 300.0)
-    assert full_space_gaps(space, plan_table(space, "server_only")) == [None]
+    assert improve_and_bound(space, plan_table(space, "server_only"))[1] == [None]

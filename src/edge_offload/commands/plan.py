@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="time budget of the search (default 6)")
     parser.add_argument("--certify", action="store_true", help="say how far each plan is from the best at most")
     parser.add_argument("--bound", type=int, metavar="LABELS",
-                        help="bound the makespan of all plans from below, keeping so many partial plans per operator "
-                             "(20000 take minutes per bandwidth; the search ends at a gap of 3%%)")  # fmt: skip
+                        help="look for better plans and bound the makespan of all plans from below, keeping so many "
+                             "partial plans per operator (100000 take minutes; ends at a gap of 3%%)")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the table with its plans (JSON, kind 'split_table')")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the plan for --plot-bandwidth")
     parser.add_argument("--plot-bandwidth", type=float, metavar="MB/S", help="default: where a split gains most")
@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     table = plan_table(Space(model, bandwidths, not args.no_codecs), args.planner, objective, effort)
     planning_s = time.perf_counter() - started
-    rows = _rows(args, model, table, objective)
+    table, bounds = _bounds(args, model, table)
+    rows = _rows(args, model, table, objective, bounds)
     _print(args, rows, planning_s)
     if args.out:
         records.write(args.out, "split_table", {
@@ -109,7 +110,8 @@ def _model(args: argparse.Namespace, network: Network) -> CostModel:
     return cost_model(network.located, robot, server, link, request_s=args.request, slowdown=args.slowdown)
 
 
-def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objective: Objective) -> List[Dict[str, Any]]:
+def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objective: Objective,
+          bounds: Sequence[Optional[float]]) -> List[Dict[str, Any]]:  # fmt: skip
     import json
 
     from edge_offload.split.planners import plan_table
@@ -119,7 +121,7 @@ def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objectiv
     space = Space(model, table.bandwidths, not args.no_codecs)
     names = {"device_only_s": "device_only", "server_only_s": "server_only", "layers_s": "dsccs"}
     baselines = {key: plan_table(space, name, objective).predicted_s for key, name in names.items()}
-    gaps, bounds = _gaps(args, space, table, objective), _bounds(args, space, table)
+    gaps = _gaps(args, space, table, objective)
     rows = []
     for k, (rate, plan) in enumerate(zip(table.bandwidths, table.plans)):
         outcome = simulate(plan, model, rate)
@@ -148,16 +150,18 @@ def _gaps(args: argparse.Namespace, space: Space, table: PlanTable, objective: O
     return certify(space, table, objective)
 
 
-def _bounds(args: argparse.Namespace, space: Space, table: PlanTable) -> List[Optional[float]]:
+def _bounds(args: argparse.Namespace, model: CostModel,
+            table: PlanTable) -> Tuple[PlanTable, List[Optional[float]]]:  # fmt: skip
+    """The table, improved where the search for a bound comes by better plans, and each plan's gap."""
     if args.bound is None:
-        return [None] * len(table.plans)
+        return table, [None] * len(table.plans)
     from edge_offload.errors import BadInput
-    from edge_offload.split.bound import Limits, full_space_gaps
+    from edge_offload.split.bound import Limits, improve_and_bound
+    from edge_offload.split.space import Space
 
     if args.objective != "latency":
         raise BadInput("--bound bounds the makespan", remedy="leave --objective at latency")
-
-    return full_space_gaps(space, table, Limits(labels=args.bound))
+    return improve_and_bound(Space(model, table.bandwidths, not args.no_codecs), table, Limits(labels=args.bound))
 
 
 def _print(args: argparse.Namespace, rows: Sequence[Dict[str, Any]], planning_s: float) -> None:

@@ -6,20 +6,27 @@ with the best codec, steps in program order and transfers in the order of first 
 <edge_offload.split.labels>` how, :mod:`potentials <edge_offload.split.potentials>` what makes it end. Device-only is
 compared apart.
 
-The search asks whether any plan is better than the given one by more than ``gap``. If it runs to its end, the answer is
-a certificate; if labels have to be given up, the bound is what the best of those might have become.
+A first, narrow search looks for a better plan; a plan that it finds is real, checked and takes the place of the given
+one. A second one asks whether any plan is better than that by more than ``gap``. If it runs to its end, the answer is a
+certificate; if labels have to be given up, the bound is what the best of those might have become.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import List, Optional
+from dataclasses import dataclass, replace
+from typing import Dict, List, Optional, Tuple, TypeVar
 
 from edge_offload.errors import BadInput
+from edge_offload.split.check import check
 from edge_offload.split.counts import Counts
-from edge_offload.split.labels import Search
+from edge_offload.split.footprint import Range
+from edge_offload.split.labels import Search, potentials
 from edge_offload.split.planners import PlanTable
-from edge_offload.split.space import Space
+from edge_offload.split.potentials import Potential
+from edge_offload.split.space import Scored, Space
+
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -28,29 +35,31 @@ class Limits:
 
     Attributes:
         gap: a bound this close is good enough; nothing closer is looked for.
-        labels: partial plans that are kept per operator.
+        labels: partial plans that are kept per operator; a twentieth of them when looking for a better plan.
         width: share of the makespan that comparing tails on a grid may cost the bound.
     """
 
     gap: float = 0.03
-    labels: int = 20000
-    width: float = 0.004
+    labels: int = 100000
+    width: float = 0.005
 
 
-def full_space_gaps(space: Space, table: PlanTable, limits: Optional[Limits] = None) -> List[Optional[float]]:
-    """Makespan / lower bound over all plans - 1 for every plan of a table; ``None`` where no bound is known.
+def improve_and_bound(space: Space, table: PlanTable,
+                      limits: Optional[Limits] = None) -> Tuple[PlanTable, List[Optional[float]]]:  # fmt: skip
+    """The table, with a better plan wherever the search finds one, and makespan / lower bound over all plans - 1.
 
-    There is none for a network with several inputs or results. ``space`` must be over the table's bandwidths. No gap is
-    below ``limits.gap`` unless the plan is shown to be the best.
+    There is no bound (``None``) for a network with several inputs or results. ``space`` must be over the table's
+    bandwidths. No gap is below ``limits.gap`` unless the plan is shown to be the best.
     """
+    limits = limits or Limits()
     gaps: List[Optional[float]] = []
-    for index, makespan in enumerate(table.predicted_s):
+    for index in range(len(table.plans)):
         try:
-            bound = lower_bound(space, index, makespan, limits or Limits())
+            table, bound = _improved(space, table, index, limits)
         except BadInput:
-            return [None] * len(table.plans)
-        gaps.append(max(makespan / bound - 1.0, 0.0) if bound > 0 else None)
-    return gaps
+            return table, [None] * len(table.plans)
+        gaps.append(max(table.predicted_s[index] / bound - 1.0, 0.0) if bound > 0 else None)
+    return table, gaps
 
 
 def lower_bound(space: Space, index: int, makespan: float, limits: Limits) -> float:
@@ -59,8 +68,60 @@ def lower_bound(space: Space, index: int, makespan: float, limits: Limits) -> fl
     Raises:
         BadInput: see :class:`~edge_offload.split.counts.Counts`.
     """
-    counts = Counts(space, float(space.bandwidths[index]))
+    return _bound(space, Counts(space, float(space.bandwidths[index])), index, makespan, limits, None)
+
+
+def better_plan(space: Space, counts: Counts, makespan: float, search: Search, index: int) -> Optional[Scored]:
+    """A real plan that is faster than ``makespan``, made of the counts that a search has found.
+
+    The robot's rows are the first ones or the last ones. The counts promise more than plans keep, so a few are tried.
+    """
+    best: Optional[Scored] = None
+    for found in search.found(most=8) if search.best < makespan else []:
+        for flipped in (False, True):
+            ranges: List[Dict[int, Range]] = [{}, {}]
+            for entry, rows in zip(counts.operators, found):
+                for side, count in enumerate(rows):
+                    low = entry.length - count if flipped != bool(side) else 0
+                    if count:
+                        ranges[side][entry.operator] = (low, low + count)
+            try:
+                scored = space.score_ranges(ranges[0], ranges[1])
+            except BadInput:  # counts of rows that only one end of the value has
+                continue
+            if scored.makespan_s[index] < (makespan if best is None else best.makespan_s[index]):
+                best = scored
+    return best
+
+
+def _improved(space: Space, table: PlanTable, index: int, limits: Limits) -> Tuple[PlanTable, float]:
+    bandwidth = float(space.bandwidths[index])
+    counts = Counts(space, bandwidth)
+    tables = potentials(counts)
+    makespan = table.predicted_s[index]
+    search = Search(counts, makespan, max(limits.labels // 20, 1), limits.width * makespan, tables)
+    search.run()
+    scored = better_plan(space, counts, makespan, search, index)
+    if scored is not None:
+        makespan = float(scored.makespan_s[index])
+        plan = check(space.plan(scored, bandwidth), space.located, space.identity)
+        about = {**table.plans[index].about, "makespan_s": makespan, "energy_j": float(scored.energy_j[index])}
+        table = replace(
+            table,
+            plans=_put(table.plans, index, plan.with_about(**about)),
+            predicted_s=_put(table.predicted_s, index, makespan),
+            predicted_j=_put(table.predicted_j, index, float(scored.energy_j[index])),
+        )
+    return table, _bound(space, counts, index, makespan, limits, tables)
+
+
+def _bound(space: Space, counts: Counts, index: int, makespan: float, limits: Limits,
+           tables: Optional[List[Potential]]) -> float:  # fmt: skip
     alone = float(space.score(space.device_only).makespan_s[index])
     best = min(makespan, alone)
     width = limits.width * best
-    return min(Search(counts, best / (1.0 + limits.gap) + width, limits.labels, width).run(), alone)
+    return min(Search(counts, best / (1.0 + limits.gap) + width, limits.labels, width, tables).run(), alone)
+
+
+def _put(items: Tuple[Item, ...], index: int, item: Item) -> Tuple[Item, ...]:
+    return (*items[:index], item, *items[index + 1 :])

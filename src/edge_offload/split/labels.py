@@ -28,6 +28,8 @@ from edge_offload.split.potentials import Flow, Potential, flows
 Columns = Dict[str, np.ndarray]
 CHUNK = 1_000_000
 """Choices that are looked at together."""
+FEW = 2000
+"""So many labels are compared exactly."""
 TAILS = ("robot", "server", "up", "down")
 
 
@@ -128,7 +130,7 @@ class Search:
             parts.append(self._expand(index, labels.take(chunk), start))
             start = stop
         joined = _joined([part for part, _ in parts])
-        keep = self._thin(joined)
+        keep = self._thin(joined, index)
         choices = [choice for _, choice in parts]
         self._choices.append(Choice(*(np.concatenate([getattr(choice, name) for choice in choices])[keep]
                                       for name in ("behind", "robot", "server"))))  # fmt: skip
@@ -209,30 +211,23 @@ class Search:
             keep = keep[found < self.target]
         return bound, keep
 
-    def _thin(self, labels: Labels) -> np.ndarray:
+    def _thin(self, labels: Labels, index: int) -> np.ndarray:
         """The labels that go on."""
-        counts, columns = self._comparable(labels)
+        counts, tails = self._comparable(labels)
+        table = np.concatenate([counts, tails], axis=1)
         order = np.argsort(labels.bound, kind="stable")
-        table = np.concatenate([counts, columns], axis=1)[order]
-        order = order[_undominated(table, 30)]
-        width = self._width / (8.0 * len(self.counts.operators))
-        while len(order) > self.most // 4 and width <= self._width:
-            cells = np.concatenate([counts[order], np.floor(columns[order] / max(width, 1e-12))], axis=1)
-            fewer = order[_first_of_each(cells)]
-            if len(fewer) <= self.most or 2 * width > self._left():
-                order = fewer
-                self.error += width
-                break
-            width *= 2
-        order = order[_undominated(np.concatenate([counts, columns], axis=1)[order], 300)]
+        order = order[_undominated(table[order], 100)]
+        if len(order) > FEW:
+            width = max(self._width - self.error, 0.0) / (2 * (index + 1))
+            cells = np.concatenate([counts[order], np.floor(tails[order] / max(width, 1e-12))], axis=1)
+            order = order[_first_of_each(cells)]
+            allowed = np.concatenate([np.zeros(counts.shape[1]), np.full(tails.shape[1], width)])
+            order = order[_undominated(table[order], 300, allowed)]
+            self.error += 2 * width
         if len(order) > self.most:
             self.target = min(self.target, float(labels.bound[order[self.most]]))
             order = order[: self.most]
         return np.asarray(order[labels.bound[order] < self.target])
-
-    def _left(self) -> float:
-        """What a grid may still cost, at one operator."""
-        return max((self._width - self.error) / 4.0, self._width / (4.0 * len(self.counts.operators)))
 
     def _comparable(self, labels: Labels) -> Tuple[np.ndarray, np.ndarray]:
         """Whole numbers and tails [label, column] of which less is better.
@@ -332,14 +327,19 @@ def _ragged(sizes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
-def _undominated(table: np.ndarray, pivots: int) -> np.ndarray:
-    """Rows, in order, without those that are nowhere below one of the first ``pivots`` that remain."""
+def _undominated(table: np.ndarray, pivots: int, allowed: Optional[np.ndarray] = None) -> np.ndarray:
+    """Rows, in order, without those that are nowhere below one of the first ``pivots`` that remain.
+
+    ``allowed``: by how much a row may be below and still be taken for not below, per column.
+    """
     kept: List[int] = []
     rows = np.arange(len(table))
     while len(rows) and len(kept) < pivots:
         kept.append(int(rows[0]))
-        worse = (table >= table[0]).all(axis=1)
-        rows, table = rows[~worse], table[~worse]
+        least = table[0] if allowed is None else table[0] - allowed
+        better = ~(table >= least).all(axis=1)
+        better[0] = False
+        rows, table = rows[better], table[better]
     return np.concatenate([np.asarray(kept, dtype=int), rows])
 
 
