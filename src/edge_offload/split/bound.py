@@ -25,7 +25,6 @@ from edge_offload.split.planners import PlanTable
 from edge_offload.split.potentials import Potential
 from edge_offload.split.space import Scored, Space
 
-
 Item = TypeVar("Item")
 
 
@@ -120,7 +119,10 @@ def _bound(space: Space, counts: Counts, index: int, makespan: float, limits: Li
     alone = float(space.score(space.device_only).makespan_s[index])
     best = min(makespan, alone)
     width = limits.width * best
-    return min(Search(counts, best / (1.0 + limits.gap) + width, limits.labels, width, tables).run(), alone)
+    search = Search(counts, best / (1.0 + limits.gap) + width, limits.labels, width, tables)
+    whole = counts.operators[-1].length
+    at_once = max(float(potential.tables[-1][whole, 0]) for potential in search.potentials)  # holds without a search
+    return min(max(search.run(), at_once), alone)
 
 
 def _put(items: Tuple[Item, ...], index: int, item: Item) -> Tuple[Item, ...]:

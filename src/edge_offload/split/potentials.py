@@ -84,7 +84,7 @@ class Potential:
         tables = [np.tile(np.where(rows > 0, sent, 0.0), (counts.input_length + 1, 1))]
         for index, entry in enumerate(counts.operators):
             computed = self._computed(flow, index, tables)
-            if before is None or not counts.follows(index):
+            if before is None:
                 tables.append(self._received(flow, index, computed))
             else:
                 jumping = self._jumping(base, index, self._computed(base, index, before))
@@ -120,11 +120,9 @@ class Potential:
 
     def _received(self, flow: Flow, index: int, computed: np.ndarray) -> np.ndarray:
         """From rows computed to rows that each side must have, by what is sent."""
-        counts = self.counts
-        options = _Options(counts, counts.operators[index], computed)
-        if not counts.follows(index):  # awaited who knows where: free of charge
-            return options.least(0.0, 0.0)
-        return options.least(flow.wire(index), min(flow.robot, flow.serving(index)))
+        options = _Options(self.counts, self.counts.operators[index], computed)
+        crossing = min(flow.robot, flow.serving(index)) if _direct(self.counts, index) else 0.0
+        return options.least(flow.wire(index), crossing)
 
     def _jumping(self, base: Flow, index: int, computed: np.ndarray) -> np.ndarray:
         """The same where the last jump is made with what is sent of this value."""
@@ -193,10 +191,27 @@ def flows(counts: Counts) -> List[Flow]:
     robot = sum(float(entry.robot_s[-1]) for entry in counts.operators)
     fair = float(server[-1] / max(server[-1] + robot, 1e-12))
     shares = [min(fair * factor, 0.9) for factor in (1.0, 1.4, 2.0, 0.7, 3.0, 0.4)]
-    switches = sorted({0, *(int(np.searchsorted(server, part * server[-1])) for part in (0.03, 0.1, 0.3))})
+    places = (int(np.searchsorted(server, part * server[-1])) for part in (0.03, 0.1, 0.3))
+    switches = sorted({0, *(_unbridged(counts, place) for place in places)})
     found = [Flow(shares[0], 1.0 - shares[0]), Flow(0.0, 1.0, 0), Flow(0.0, 1.0, switches[1] if switches[1:] else 0)]
     found += [Flow(0.0, 1.0, 0, "down"), Flow(1.0, 0.0)]
     found += [Flow(share, 1.0 - share, 0, jump) for share in (shares[0], shares[2], 0.5) for jump in ("up", "down")]
     found += [Flow(share, (1.0 - share) * part, switch, "", (1.0 - share) * (1.0 - part))
               for part in (1.0, 0.8) for switch in switches for share in shares]  # fmt: skip
     return list(dict.fromkeys(found))
+
+
+def _direct(counts: Counts, value: int) -> bool:
+    """Whether the next operator reads the value as its main argument: nothing that is counted lies in between."""
+    if value + 1 == len(counts.operators):
+        return False
+    entry = counts.operators[value + 1]
+    return entry.args[entry.main][0] == value
+
+
+def _unbridged(counts: Counts, place: int) -> int:
+    """The next place at which no main argument is handed over an operator: there the uplink's share can go over."""
+    bridges = [(entry.args[entry.main][0], k) for k, entry in enumerate(counts.operators)]
+    while any(value < place < user for value, user in bridges):
+        place += 1
+    return place
