@@ -36,6 +36,8 @@ ERRORS = 64
 OUTLIERS = 0.03
 #: Remote frames among which local computations in vain are counted.
 HEDGES = 100
+#: Why a mode is not to be chosen whose plan leaves everything to the robot.
+LOCAL_PLAN = "its plan for this link leaves everything to the robot"
 #: A forecast from a single frame is no better than this (share of the latency).
 FIRST_ERROR = 0.2
 
@@ -234,7 +236,8 @@ class Forecaster:
         reading = self._assumed(reading).cautious
         expected = self._planned(mode, reading)
         if expected is not None and expected.local and mode is not Mode.LOCAL:
-            return replace(self.forecast(now, Mode.LOCAL, reading), mode=mode, obstacle=obstacle)
+            # mode local by another name: as such a policy chooses it, and watches for the link to become better
+            return replace(self.forecast(now, Mode.LOCAL, reading), mode=mode, obstacle=obstacle or LOCAL_PLAN)
         history = self._modes.get(mode)
         if history is None or not history.frames:
             return Forecast(mode, obstacle=obstacle)

@@ -20,8 +20,10 @@ from edge_offload.modes import AUTO, TABLE, Mode, names
 FIXED, SERVICE = "fixed", "service"
 #: So many times the margin is reason enough to switch at once.
 CLEARLY = 4.0
-#: A mode that is better by less than the margin is switched to after so many decisions in a row.
-LASTING = 25
+#: A mode that is better by less than the margin is switched to after so many decisions in a row, ...
+LASTING = 12
+#: ... in which it is better by so many standard deviations of the difference.
+SURE = 1.5
 #: Modes that a policy chooses among unless it is told others. These two give the same bits and need no preparation;
 #: ``split`` has to be profiled and planned first, ``replay`` needs the virtual device, the rest are for comparison.
 CANDIDATES = (Mode.LOCAL, Mode.SERVER)
@@ -122,10 +124,11 @@ class _Hysteresis:
                 self.rival, self.count, self.patience = best, 0, 0
             gain = costs[held] - costs[best]
             # a mode that has not run for long is tried before it is believed to be a little better
-            sure = gain > math.hypot(costs[held] * doubts.get(held, 0.0), costs[best] * doubts.get(best, 0.0))
+            doubt = math.hypot(costs[held] * doubts.get(held, 0.0), costs[best] * doubts.get(best, 0.0))
+            sure = gain > doubt
             beyond = sure and gain > costs[held] * self.knobs.margin / (1 + self.knobs.margin)
             self.count = self.count + 1 if beyond else 0
-            self.patience += sure
+            self.patience = self.patience + 1 if gain > SURE * doubt else 0
             # much better than the margin asks for is not noise, and neither is what lasts
             clearly = costs[best] * (1 + CLEARLY * self.knobs.margin) < costs[held]
             if self.count >= self.knobs.frames or clearly or self.patience >= LASTING:

@@ -49,8 +49,6 @@ class Refresher:
     STALE_S = 1.5
     #: ... and frames between two that ask again (3 % of them).
     FRAMES = 34
-    #: What is expected to take so much longer at most is as good, as far as one can tell.
-    NEARLY = 0.1
     #: A forecast that moved by this share is looked at again after so many seconds, so many times.
     SURPRISE, AGAIN_S, MOST = 0.1, 1.0, 4
 
@@ -82,8 +80,9 @@ class Refresher:
         return None
 
     def instead(self, mode: Mode, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
-        """For a frame that is about to run remotely in ``mode``: another one that may well be as good and that has not
-        run for long, to be run this once. The longer it has not, the less its forecast is believed."""
+        """For a frame that is about to run remotely in ``mode``: another one that may well be better and that has not run
+        for long, to be run this once. The longer it has not, the less its forecast is believed; what is surely worse
+        is left alone, for every frame that it is asked for costs what it is worse."""
         self._frames += 1
         asked = forecasts.get(mode)
         if asked is None or not asked.known or self._frames < self.FRAMES:
@@ -93,7 +92,7 @@ class Refresher:
                 continue
             # what a robot takes by itself does not change by itself
             hoped_s = forecast.latency_s - (forecast.doubt_s if other is not Mode.LOCAL else 0.0)
-            if hoped_s <= (1 + self.NEARLY) * asked.latency_s:
+            if hoped_s < asked.latency_s:
                 self._frames = 0
                 return other
         return None
