@@ -80,9 +80,9 @@ class Refresher:
         return None
 
     def instead(self, mode: Mode, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
-        """For a frame that is about to run remotely in ``mode``: another one that may well be better and that has not run
-        for long, to be run this once. The longer it has not, the less its forecast is believed; what is surely worse
-        is left alone, for every frame that it is asked for costs what it is worse."""
+        """For a frame that is about to run remotely in ``mode``: another one that may well be better and that has not
+        run for long, to be run this once. The longer it has not, the less its forecast is believed; what is surely
+        worse is left alone, for every frame that it is asked for costs what it is worse."""
         self._frames += 1
         asked = forecasts.get(mode)
         if asked is None or not asked.known or self._frames < self.FRAMES:
