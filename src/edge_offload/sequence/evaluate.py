@@ -10,6 +10,9 @@ from edge_offload.errors import BadInput
 from edge_offload.sequence.operators import Arg, Operator, Ref, Symbol
 from edge_offload.sequence.schemas import overload
 
+Fetch = Callable[[int], Any]
+"""Gives the tensor of a value number."""
+
 _NAMESPACES: Mapping[str, Tuple[str, type]] = {
     "dtype": ("", torch.dtype),
     "layout": ("", torch.layout),
@@ -34,7 +37,7 @@ def resolve_symbol(symbol: Symbol, device: str = "cpu") -> Any:
     return found
 
 
-def resolve(arg: Arg, fetch: Callable[[int], Any], device: str = "cpu") -> Any:
+def resolve(arg: Arg, fetch: Fetch, device: str = "cpu") -> Any:
     """The Python object for an argument tree; ``fetch`` gives the tensor of a value number."""
     if isinstance(arg, Ref):
         return fetch(arg.id)
@@ -45,18 +48,48 @@ def resolve(arg: Arg, fetch: Callable[[int], Any], device: str = "cpu") -> Any:
     return arg
 
 
-def call(operator: Operator, fetch: Callable[[int], Any], device: str = "cpu") -> List[Any]:
+def call(operator: Operator, fetch: Fetch, device: str = "cpu") -> List[Any]:
     """Run ``operator`` and return its tensors in the order of ``operator.outputs`` (``None`` where it gave none).
 
     Raises:
         BadInput: the overload returned another number of tensors than the sequence says.
     """
-    args = [resolve(arg, fetch, device) for arg in operator.args]
-    kwargs = {key: resolve(arg, fetch, device) for key, arg in operator.kwargs}
-    results = flatten(overload(operator.name)(*args, **kwargs))
-    if len(results) != len(operator.outputs):
-        raise BadInput(f"{operator.name} returned {len(results)} tensors, the sequence says {len(operator.outputs)}")
-    return results
+    return prepared(operator, device)(fetch)
+
+
+def prepared(operator: Operator, device: str = "cpu") -> Callable[[Fetch], List[Any]]:
+    """:func:`call` for an operator that is run again and again: what is no tensor is resolved once."""
+    function = overload(operator.name)
+    positional = [_getter(arg, device) for arg in operator.args]
+    keywords = [(key, _getter(arg, device)) for key, arg in operator.kwargs]
+    count = len(operator.outputs)
+
+    def run(fetch: Fetch) -> List[Any]:
+        results = flatten(function(*[get(fetch) for get in positional], **{key: get(fetch) for key, get in keywords}))
+        if len(results) != count:
+            raise BadInput(f"{operator.name} returned {len(results)} tensors, the sequence says {count}")
+        return results
+
+    return run
+
+
+def _getter(arg: Arg, device: str) -> Callable[[Fetch], Any]:
+    if isinstance(arg, Ref):
+        number = arg.id
+        return lambda fetch: fetch(number)
+    if mentions_tensor(arg):
+        return lambda fetch: resolve(arg, fetch, device)
+    value = resolve(arg, _nothing, device)
+    return lambda fetch: value
+
+
+def mentions_tensor(arg: Arg) -> bool:
+    """Whether a tensor stands anywhere in an argument tree."""
+    return isinstance(arg, Ref) or (isinstance(arg, tuple) and any(mentions_tensor(item) for item in arg))
+
+
+def _nothing(number: int) -> Any:
+    raise BadInput(f"value {number} stands in an argument without tensors")
 
 
 def flatten(result: Any) -> List[Any]:

@@ -18,7 +18,7 @@ import torch
 
 from edge_offload.errors import Unsupported
 from edge_offload.sequence import Operator, OperatorSequence, Ref
-from edge_offload.sequence.evaluate import flatten, resolve
+from edge_offload.sequence.evaluate import flatten, mentions_tensor, resolve
 from edge_offload.sequence.operators import Arg
 from edge_offload.sequence.schemas import overload
 
@@ -26,6 +26,10 @@ Range = Tuple[int, int]
 Footprint = Callable[[int, int], Range]
 
 EMPTY: Range = (0, 0)
+
+Slot = Tuple[str, bool, Any, Arg]
+"""An argument of a call: its name, whether it goes by name, its value or where that comes from, and its tree."""
+_REPLACED, _READ = object(), object()
 
 
 class Locality(str, enum.Enum):
@@ -92,6 +96,7 @@ class Site:
     axes: Mapping[int, int]
     used: Sequence[int]
     bound: Dict[str, Arg] = field(default_factory=dict)
+    _slots: Dict[Tuple[str, ...], Tuple[Slot, ...]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.bound = bind(self.operator)
@@ -131,23 +136,36 @@ class Site:
 
     def call(self, reader: Rows, /, **replaced: Any) -> List[Any]:
         """Run the overload with some arguments replaced by finished Python objects; the rest is read whole."""
+        names = tuple(replaced)
+        slots = self._slots.get(names)
+        if slots is None:
+            slots = self._slots[names] = self._arrange(names, reader)
         positional: List[Any] = []
         keywords: Dict[str, Any] = {}
-        gap = False  # behind an argument left at its default, the rest goes by name
-        for argument in overload(self.operator.name)._schema.arguments:
-            name = argument.name
-            if name in replaced:
-                value = replaced[name]
-            elif name in self.bound:
-                value = resolve(self.bound[name], reader.whole)
-            else:
-                gap = True
-                continue
-            if gap or argument.kwarg_only:
+        for name, by_name, given, arg in slots:
+            value = replaced[name] if given is _REPLACED else resolve(arg, reader.whole) if given is _READ else given
+            if by_name:
                 keywords[name] = value
             else:
                 positional.append(value)
         return flatten(overload(self.operator.name)(*positional, **keywords))
+
+    def _arrange(self, replaced: Tuple[str, ...], reader: Rows) -> Tuple[Slot, ...]:
+        """Where each argument goes and where it comes from: torch takes long to tell, and a runtime calls often."""
+        slots: List[Slot] = []
+        gap = False  # behind an argument left at its default, the rest goes by name
+        for argument in _schema_arguments(self.operator.name):
+            name = argument.name
+            arg = self.bound.get(name)
+            if name in replaced:
+                given = _REPLACED
+            elif name not in self.bound:
+                gap = True
+                continue
+            else:
+                given = _READ if mentions_tensor(arg) else resolve(arg, reader.whole)
+            slots.append((name, gap or argument.kwarg_only, given, arg))
+        return tuple(slots)
 
 
 Rule = Callable[[Site], Optional[Local]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional
 
 from edge_offload.sequence import Ref
+from edge_offload.sequence.evaluate import mentions_tensor
 from edge_offload.sequence.operators import Arg
 from edge_offload.split.footprint import Footprint, Local, Locality, Rows, Site, rule, same_rows
 
@@ -91,7 +92,7 @@ def broadcast(site: Site, operands: Any) -> Optional[Local]:
         own = axis - len(shape) + len(site.shape(number))
         if number not in needs and own >= 0 and site.shape(number)[own] == shape[axis]:
             cut[number] = own
-    names = {name: arg for name, arg in site.bound.items() if _mentions(arg)}
+    names = {name: arg for name, arg in site.bound.items() if mentions_tensor(arg)}
 
     def run(low: int, high: int, reader: Rows) -> List[Any]:
         def piece(arg: Arg) -> Any:
@@ -107,7 +108,3 @@ def broadcast(site: Site, operands: Any) -> Optional[Local]:
         return site.call(reader, **{name: piece(arg) for name, arg in names.items()})
 
     return Local(Locality.ELEMENT, site.one_axis(axis), shape[axis], needs, run)
-
-
-def _mentions(arg: Arg) -> bool:
-    return isinstance(arg, Ref) or (isinstance(arg, tuple) and any(_mentions(item) for item in arg))

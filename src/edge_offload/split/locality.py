@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 import torch
 
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.sequence import Operator, OperatorSequence
+from edge_offload.sequence.evaluate import Fetch, prepared
 from edge_offload.sequence.schemas import overload
 from edge_offload.split import footprint_element, footprint_rows, footprint_shape, footprint_window
 from edge_offload.split.footprint import EMPTY, Local, Locality, Range, Site, bind, find_rule
@@ -55,10 +56,18 @@ class LocalityMap:
     made_by: Tuple[Tuple[int, ...], ...] = field(default=(), repr=False, compare=False)
     producer: Mapping[int, int] = field(default_factory=dict, repr=False, compare=False)
     _memo: Dict[Tuple[int, int, int], Dict[int, Range]] = field(default_factory=dict, repr=False, compare=False)
+    _calls: Dict[int, Callable[[Fetch], List[Any]]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "made_by", tuple(operator.makes() for operator in self.sequence.operators))
         object.__setattr__(self, "producer", self.sequence.producer())
+
+    def call(self, index: int, fetch: Fetch) -> List[Any]:
+        """Run an operator in one piece on whole values; see :func:`edge_offload.sequence.evaluate.call`."""
+        run = self._calls.get(index)
+        if run is None:
+            run = self._calls[index] = prepared(self.sequence.operators[index])
+        return run(fetch)
 
     def length(self, number: int) -> int:
         """Rows of a value; 1 if it exists only whole."""

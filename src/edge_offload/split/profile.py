@@ -22,7 +22,6 @@ from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.tensors import pack, unpack
 from edge_offload.power.states import StatePowers
 from edge_offload.sequence import sequence_hash
-from edge_offload.sequence.evaluate import call
 from edge_offload.sequence.liveness import free_after
 from edge_offload.split.cost import CodecCost, CostModel, Link, OperatorCost, fit
 from edge_offload.split.footprint import Locality
@@ -198,7 +197,7 @@ def measure(
         if entry.kind is Locality.FREE:
             measured.append(())
             continue
-        results = call(operator, values.whole)
+        results = located.call(index, values.whole)
         measured.append(_points(values, index, repeats, statistics.median(seconds[index] for seconds in in_place)))
         values.held.update({number: r for number, r in zip(operator.outputs, results) if number is not None})
         if codecs:
@@ -266,7 +265,10 @@ def _points(values: _Values, index: int, repeats: int, in_place_s: float) -> Poi
         seconds = []
         for _ in range(1 if slow else repeats + 1):
             began = busy_clock()
-            local.run(low, low + size, values)
+            if size == entry.length:
+                values.located.call(index, values.whole)
+            else:
+                local.run(low, low + size, values)
             seconds.append(busy_clock() - began)
         found.append((size, seconds[0] if slow else statistics.median(seconds[1:])))
     scale = in_place_s / max(found[-1][1], 1e-9)

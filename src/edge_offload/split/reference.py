@@ -12,9 +12,12 @@ import torch
 
 from edge_offload.errors import BadInput
 from edge_offload.sequence.evaluate import call
-from edge_offload.split.footprint import Locality
+from edge_offload.split.footprint import Local, Locality
 from edge_offload.split.locality import LocalityMap
 from edge_offload.split.plan import Plan, Side, Step, Transfer
+
+VIEWS = ("aten._unsafe_view",)
+"""Views that do not call themselves one."""
 
 
 class Half:
@@ -33,7 +36,10 @@ class Half:
         """Rows [low, high); poison where this side has none. See :class:`footprint.Rows`."""
         axis = self.located.axes[number]
         for start, piece in self.pieces.get(number, []):
-            if start <= low and high <= start + piece.shape[axis]:
+            size = piece.shape[axis]
+            if start == low and high == start + size:
+                return piece
+            if start <= low and high <= start + size:
                 return piece.narrow(axis, low - start, high - low)
         value = self.located.sequence.values[number]
         shape = list(value.shape)
@@ -62,8 +68,14 @@ class Half:
         if number not in self.located.axes:
             return bool(self.pieces.get(number))
         axis = self.located.axes[number]
+        pieces = self.pieces.get(number)
+        if not pieces:
+            return low >= high
+        if len(pieces) == 1:
+            start, piece = pieces[0]
+            return low >= high or (start <= low and high <= start + int(piece.shape[axis]))
         position = low
-        for start, piece in sorted(self.pieces.get(number, []), key=lambda item: item[0]):
+        for start, piece in sorted(pieces, key=lambda item: item[0]):
             if start > position:
                 break
             position = max(position, start + int(piece.shape[axis]))
@@ -71,15 +83,38 @@ class Half:
 
     def compute(self, step: Step) -> None:
         """Run one step with what is here."""
-        operator = self.located.sequence.operators[step.operator]
         local = self.located.operators[step.operator].local
-        if local is None:
-            results: Sequence[Any] = call(operator, self.whole)
-        else:
+        results = self._in_one_piece(local, step)
+        if results is None:
+            assert local is not None
             results = local.run(step.low, step.high, self)
-        for number, result in zip(operator.outputs, results):
+        for number, result in zip(self.located.sequence.operators[step.operator].outputs, results):
             if number is not None and (local is None or number in self.located.axes):
                 self.put(number, step.low, result)
+
+    def _in_one_piece(self, local: Optional[Local], step: Step) -> Optional[List[Any]]:
+        """Results of a step that is the whole operator, on whole values: nothing has to be cut or padded for it.
+
+        None if it is a part of the operator, if rows are missing (some may not be needed), or if it is a view, which
+        depends on how its operand, that may have come in pieces, lies in memory.
+        """
+        if local is None:
+            return self.located.call(step.operator, self.whole)
+        operator = self.located.sequence.operators[step.operator]
+        if step.low != 0 or step.high != local.length or operator.aliases or operator.base_name in VIEWS:
+            return None
+        held: Dict[int, torch.Tensor] = {}
+        for number in local.needs:
+            length = self.located.length(number)
+            if not self.has(number, 0, length):
+                return None
+            held[number] = self.rows(number, 0, length)
+
+        def fetch(number: int) -> torch.Tensor:
+            found = held.get(number)
+            return self.whole(number) if found is None else found
+
+        return self.located.call(step.operator, fetch)
 
 
 def poison(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

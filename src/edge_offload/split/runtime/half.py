@@ -58,7 +58,7 @@ class PieceHalf(Half):
 
     def has(self, number: int, low: int, high: int) -> bool:
         """See :class:`Half`."""
-        return covers(self._here.get(number, []), (low, high)) or super().has(number, low, high)
+        return (number in self._here and covers(self._here[number], (low, high))) or super().has(number, low, high)
 
     def forget(self, number: int) -> None:
         """Free a value."""
