@@ -20,7 +20,7 @@ from edge_offload.errors import BadInput
 from edge_offload.split.check import check
 from edge_offload.split.counts import Counts
 from edge_offload.split.footprint import Range
-from edge_offload.split.labels import Search, potentials
+from edge_offload.split.labels import Search
 from edge_offload.split.planners import PlanTable
 from edge_offload.split.potentials import Potential
 from edge_offload.split.space import Scored, Space
@@ -67,7 +67,7 @@ def lower_bound(space: Space, index: int, makespan: float, limits: Limits) -> fl
     Raises:
         BadInput: see :class:`~edge_offload.split.counts.Counts`.
     """
-    return _bound(space, Counts(space, float(space.bandwidths[index])), index, makespan, limits, None)
+    return _bound(space, Counts(space, float(space.bandwidths[index])), index, makespan, limits, None)[0]
 
 
 def better_plan(space: Space, counts: Counts, makespan: float, search: Search, index: int) -> Optional[Scored]:
@@ -76,7 +76,7 @@ def better_plan(space: Space, counts: Counts, makespan: float, search: Search, i
     The robot's rows are the first ones or the last ones. The counts promise more than plans keep, so a few are tried.
     """
     best: Optional[Scored] = None
-    for found in search.found(most=8) if search.best < makespan else []:
+    for found in search.found(most=24) if search.best < makespan else []:
         for flipped in (False, True):
             ranges: List[Dict[int, Range]] = [{}, {}]
             for entry, rows in zip(counts.operators, found):
@@ -94,35 +94,40 @@ def better_plan(space: Space, counts: Counts, makespan: float, search: Search, i
 
 
 def _improved(space: Space, table: PlanTable, index: int, limits: Limits) -> Tuple[PlanTable, float]:
-    bandwidth = float(space.bandwidths[index])
-    counts = Counts(space, bandwidth)
-    tables = potentials(counts)
+    """The table with the best plan that a narrow search and the one for the bound come by; the bound."""
+    counts = Counts(space, float(space.bandwidths[index]))
     makespan = table.predicted_s[index]
-    search = Search(counts, makespan, max(limits.labels // 20, 1), limits.width * makespan, tables)
-    search.run()
-    scored = better_plan(space, counts, makespan, search, index)
-    if scored is not None:
-        makespan = float(scored.makespan_s[index])
-        plan = check(space.plan(scored, bandwidth), space.located, space.identity)
-        about = {**table.plans[index].about, "makespan_s": makespan, "energy_j": float(scored.energy_j[index])}
-        table = replace(
-            table,
-            plans=_put(table.plans, index, plan.with_about(**about)),
-            predicted_s=_put(table.predicted_s, index, makespan),
-            predicted_j=_put(table.predicted_j, index, float(scored.energy_j[index])),
-        )
-    return table, _bound(space, counts, index, makespan, limits, tables)
+    narrow = Search(counts, makespan, max(limits.labels // 20, 1), limits.width * makespan)
+    narrow.run()
+    table = _with_better(space, table, index, counts, narrow)
+    bound, search = _bound(space, counts, index, table.predicted_s[index], limits, narrow.potentials)
+    return _with_better(space, table, index, counts, search), bound
+
+
+def _with_better(space: Space, table: PlanTable, index: int, counts: Counts, search: Search) -> PlanTable:
+    scored = better_plan(space, counts, table.predicted_s[index], search, index)
+    if scored is None:
+        return table
+    plan = check(space.plan(scored, float(space.bandwidths[index])), space.located, space.identity)
+    makespan, joules = float(scored.makespan_s[index]), float(scored.energy_j[index])
+    about = {**table.plans[index].about, "makespan_s": makespan, "energy_j": joules}
+    return replace(
+        table,
+        plans=_put(table.plans, index, plan.with_about(**about)),
+        predicted_s=_put(table.predicted_s, index, makespan),
+        predicted_j=_put(table.predicted_j, index, joules),
+    )
 
 
 def _bound(space: Space, counts: Counts, index: int, makespan: float, limits: Limits,
-           tables: Optional[List[Potential]]) -> float:  # fmt: skip
+           tables: Optional[List[Potential]]) -> Tuple[float, Search]:  # fmt: skip
     alone = float(space.score(space.device_only).makespan_s[index])
     best = min(makespan, alone)
     width = limits.width * best
     search = Search(counts, best / (1.0 + limits.gap) + width, limits.labels, width, tables)
     whole = counts.operators[-1].length
     at_once = max(float(potential.tables[-1][whole, 0]) for potential in search.potentials)  # holds without a search
-    return min(max(search.run(), at_once), alone)
+    return min(max(search.run(), at_once), alone), search
 
 
 def _put(items: Tuple[Item, ...], index: int, item: Item) -> Tuple[Item, ...]:
