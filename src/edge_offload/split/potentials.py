@@ -189,8 +189,9 @@ def flows(counts: Counts) -> List[Flow]:
     """Flows that bound well together, those that bound most first: shares around that of balanced work."""
     server = np.cumsum([entry.server_s[-1] for entry in counts.operators])
     robot = sum(float(entry.robot_s[-1]) for entry in counts.operators)
-    fair = float(server[-1] / max(server[-1] + robot, 1e-12))
-    shares = [min(fair * factor, 0.9) for factor in (1.0, 1.4, 2.0, 0.7, 3.0, 0.4)]
+    sent = float(server[-1]) + counts.input_length * counts.input_s  # what server-only takes
+    fair, slow = (float(alone / max(alone + robot, 1e-12)) for alone in (server[-1], sent))
+    shares = [min(share, 0.9) for share in (fair, 1.4 * fair, 2.0 * fair, 0.7 * fair, slow, 1.3 * slow)]
     places = (int(np.searchsorted(server, part * server[-1])) for part in (0.03, 0.1, 0.3))
     switches = sorted({0, *(_unbridged(counts, place) for place in places)})
     found = [Flow(shares[0], 1.0 - shares[0]), Flow(0.0, 1.0, 0), Flow(0.0, 1.0, switches[1] if switches[1:] else 0)]
