@@ -54,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lease", type=float, default=30.0, metavar="S",
                         help="seconds that a virtual device outlives its connection (30)")  # fmt: skip
     parser.add_argument("--weights-cache", metavar="DIR",
-                        help="where weights that robots have sent are kept (default: in the user's cache)")  # fmt: skip
+                        help="where weights that robots have sent, and traces of models that were split, are kept "
+                        "(default: in the user's cache)")  # fmt: skip
     parser.add_argument("--weights-cache-mb", type=int, default=16384, metavar="MB",
                         help="most disk that they take; the least recently used go first (16384)")  # fmt: skip
     parser.add_argument("--keys", metavar="DIR", help="key directory (default: the user's)")
