@@ -59,8 +59,8 @@ class Divided(recorded_split.RecordedSplit):
         return dataclasses.replace(planned, plans=(chosen,), place=(0,) * len(planned.place))
 
 
-usual = recorder._opener
-recorder._opener = lambda network: Divided(network, usual(network)._client, 1.0)
+usual = recorder.opener
+recorder.opener = lambda network: Divided(network, usual(network)._client, 1.0)
 
 
 class Net(nn.Module):
@@ -124,6 +124,14 @@ def tell(situation, **facts):
     print(json.dumps({"situation": situation, "counted": dataclasses.asdict(splits), **facts}), flush=True)
 
 
+@torch.no_grad()
+def begin_alike():
+    """What begins as the inference does, and is another one."""
+    frame = picture()
+    found = frame.to("cuda").permute(2, 0, 1)[None].to(torch.float64).div_(255)
+    return distance((found + 1).cpu(), frame.permute(2, 0, 1)[None].to(torch.float64).div_(255) + 1)
+
+
 def change_weights():
     for module in (network, reference):
         module.body[0].weight.mul_(1.5)
@@ -133,6 +141,8 @@ def change_weights():
 def main() -> None:
     tell("steady", distance=steady(3), state=recorder.state())
     tell("another shape", distance=infer(picture(20, 40))[2])
+    infer_divided()
+    tell("begun alike", distance=begin_alike())
 
     frame, on_device, out, away = infer_divided()
     want = reference(frame)

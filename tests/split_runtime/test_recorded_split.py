@@ -54,12 +54,13 @@ def test_a_program_is_divided_and_gives_what_it_gives_by_itself(own_server, keys
             found = json.loads(line)
             told[found.pop("situation")] = found
     assert program.wait(60) == 0
-    assert list(told) == ["steady", "another shape", "left on the device", "held for long", "weights changed",
-                          "server gone", "weights changed behind a result"]  # fmt: skip
+    assert list(told) == ["steady", "another shape", "begun alike", "left on the device", "held for long",
+                          "weights changed", "server gone", "weights changed behind a result"]  # fmt: skip
     for situation, found in told.items():
         assert found["distance"] <= 1e-12, situation
     assert told["steady"]["counted"]["operators_split"] >= 3, told["steady"]["state"]
     assert told["steady"]["counted"]["owed"] == 0, "what nobody looks at is not computed"
+    assert told["begun alike"]["distance"] == 0, "computed here"
     assert told["left on the device"]["same"]
     assert told["left on the device"]["counted"]["owed"] == 1
     assert "uses what the inference leaves" in told["held for long"]["state"]

@@ -1,12 +1,14 @@
 """What interception costs when a plan says device-only: pairs of the plain network and the intercepted one, in turn.
 
-Two ways to intercept: ``module``, a program that calls its network through OffloadedModule in mode split with a
-device-only plan in force (a server is connected and idle), and ``device``, an unmodified program on the virtual CUDA
-device whose operators a local executor process runs. The bar is max(1 %, 3 microseconds per operator), by medians.
+Three ways to intercept: ``module``, a program that calls its network through OffloadedModule in mode split with a
+device-only plan in force (a server is connected and idle); ``local``, an unmodified program on the virtual CUDA device
+that its own process computes (exec --mode local, or --absent local); and ``split``, the same in exec --mode split,
+whose inference has been recorded and whose plan says device-only. The bar is max(1 %, 3 microseconds per operator), by
+medians.
 
   edge-offload bench overhead --model movenet --pairs 200 --json overhead.json
 
-The process, its executor and the server share this machine; the robot's own threads are one.
+The process and the server share this machine; the robot's own threads are one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterator, List
 
 SHARE, PER_OPERATOR_S = 0.01, 3e-6
 """The bar: the larger of the two."""
@@ -51,26 +53,27 @@ def run(args: argparse.Namespace) -> int:
                 for record in _measure(model, args.pairs, address, keys):
                     found.append({**record, "load_average": load})
                     print(line(found[-1]), flush=True)
+                    if args.json:
+                        records.write(args.json, "overhead", found)
         finally:
             server.terminate()
             server.wait(20)
-    if args.json:
-        records.write(args.json, "overhead", found)
     return 0
 
 
-def _measure(model: str, pairs: int, address: str, keys: str) -> List[Dict[str, Any]]:
+def _measure(model: str, pairs: int, address: str, keys: str) -> Iterator[Dict[str, Any]]:
     from edge_offload.errors import RemoteError
 
     program = [sys.executable, "-m", "edge_offload.bench.overhead_robot", model, str(pairs), address, keys]
-    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", "--", *program]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                          check=False)  # fmt: skip
-    if done.returncode != 0:
-        raise RemoteError(f"the measured program ended with code {done.returncode}; it said why above")
-    found: List[Dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return [{**item, "within": item["overhead_s"] <= max(SHARE * item["plain_s"], PER_OPERATOR_S * item["operators"])}
-            for item in found]  # fmt: skip
+    for mode in (["local"], ["split", "--server", address, "--keys", keys]):
+        command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", "--mode", *mode, "--", *program]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                              check=False)  # fmt: skip
+        if done.returncode != 0:
+            raise RemoteError(f"the measured program ended with code {done.returncode}; it said why above")
+        for item in json.loads(done.stdout.splitlines()[-1]):
+            bar = max(SHARE * item["plain_s"], PER_OPERATOR_S * item["operators"])
+            yield {**item, "within": item["overhead_s"] <= bar}
 
 
 def line(record: Dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from edge_offload.capture.device import installed
 from edge_offload.errors import RemoteError
 from edge_offload.link.client import Client
 from edge_offload.link.keys import KeyStore
+from edge_offload.manager.recorded_split import RecordedSplit
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.manager.split_mode import SplitRunner
 from edge_offload.models import registry
@@ -56,6 +57,21 @@ def record(model: str, way: str, plain: Sequence[float], other: Sequence[float],
     }
 
 
+def learn(recorder: Any, infer: Way, client: Client) -> None:
+    """Infer until the split of the inference is open, with a device-only plan.
+
+    Raises:
+        RemoteError: it does not get open.
+    """
+    recorder.opener = lambda network: RecordedSplit(network, client, planner="device_only")
+    until = time.monotonic() + OPEN_S
+    while "plans by device_only" not in recorder.state():
+        if time.monotonic() > until:
+            raise RemoteError(f"the split was not open after {OPEN_S:g} s: {recorder.state()}")
+        infer()
+        time.sleep(0.05)
+
+
 def main() -> int:
     """``MODEL PAIRS SERVER KEYS``."""
     model, count, address, keys = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
@@ -85,28 +101,46 @@ def main() -> int:
     before = device.native.counters()["calls"]
     virtual()
     operators = device.native.counters()["calls"] - before
-    found = [record(model, "device", *pairs(plain, virtual, count), operators)]
-    with Client(address, keys=KeyStore(keys)) as client:
-        client.wait_ready(30.0)
-        module = OffloadedModule(model, network, client, hedging=False)
-        runner = SplitRunner(model, {}, network, client, lambda: registry.state_hash(network),
-                             lambda given: module._local.run(given), planner="device_only")  # fmt: skip
-        module.add_runner(runner)
-        until = time.monotonic() + OPEN_S
-        while (why := module.obstacle(Mode.SPLIT, inputs)) is not None:
-            if time.monotonic() > until:
-                raise RemoteError(f"the split was not open after {OPEN_S:g} s: {why}")
-            time.sleep(0.05)
-
-        def split() -> Tuple[torch.Tensor, ...]:
-            outputs, report = module.run(inputs, Mode.SPLIT)
-            assert report.mode is Mode.SPLIT, report.fallback_reason
-            return outputs
-
-        found.append(record(model, "module", *pairs(plain, split, count), operators))
-        module.close()
+    if device.recorder.mode is Mode.LOCAL:
+        found = [record(model, "local", *pairs(plain, virtual, count), operators)]
+    else:
+        with Client(address, keys=KeyStore(keys)) as client:
+            client.wait_ready(30.0)
+            learn(device.recorder, virtual, client)
+            found = [record(model, "split", *pairs(plain, virtual, count), operators)]
+            found.append(record(model, "module", *by_module(model, network, inputs, client, plain, count), operators))
+            assert device.recorder.splits.inferences == 0
+            device.recorder.close()
     print(json.dumps(found), file=out, flush=True)
     return 0
+
+
+def by_module(
+    model: str, network: Any, inputs: Sequence[torch.Tensor], client: Client, plain: Way, count: int
+) -> Tuple[List[float], List[float]]:
+    """Pairs of the plain network and an OffloadedModule with a device-only plan.
+
+    Raises:
+        RemoteError: its split does not get open.
+    """
+    module = OffloadedModule(model, network, client, hedging=False)
+    runner = SplitRunner(model, {}, network, client, lambda: registry.state_hash(network),
+                         lambda given: module._local.run(given), planner="device_only")  # fmt: skip
+    module.add_runner(runner)
+    until = time.monotonic() + OPEN_S
+    while (why := module.obstacle(Mode.SPLIT, inputs)) is not None:
+        if time.monotonic() > until:
+            raise RemoteError(f"the split was not open after {OPEN_S:g} s: {why}")
+        time.sleep(0.05)
+
+    def split() -> Tuple[torch.Tensor, ...]:
+        outputs, report = module.run(inputs, Mode.SPLIT)
+        assert report.mode is Mode.SPLIT, report.fallback_reason
+        return outputs
+
+    found = pairs(plain, split, count)
+    module.close()
+    return found
 
 
 if __name__ == "__main__":

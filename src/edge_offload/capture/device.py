@@ -17,8 +17,7 @@ import os
 import sys
 from typing import Any, Callable, List, Optional
 
-from edge_offload.capture import build
-from edge_offload.capture.connect import ENVIRONMENT
+from edge_offload.capture import build, connect
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Unsupported
 from edge_offload.modes import Mode, parse_mode
 
@@ -42,8 +41,10 @@ class Installed:
         """Go on in another mode; what the device holds stays.
 
         Raises:
-            BadInput: not one of :data:`MODES`.
+            BadInput: not one of :data:`MODES`, or the device is computed in this process.
         """
+        if self.recorder.mode is Mode.LOCAL:
+            raise BadInput(f"mode {mode}: this process computes the device", remedy="start the program with --server")
         _check_mode(mode)
         self.native.synchronize()
         self.native.expect(-1)
@@ -119,7 +120,6 @@ def install(
     Raises:
         BadInput: another mode.
     """
-    global _installed
     from edge_offload.capture.recorder import Recorder
 
     if make is None:
@@ -129,6 +129,31 @@ def install(
     native.install(recorder)
     native.trust(operators_with_exact_shapes())
     native.per_call(mode in (Mode.PER_OP, Mode.CACHED))
+    return _finish(libraries, native, recorder, remote)
+
+
+def install_here(libraries: build.Libraries, threads: int = 0) -> Installed:
+    """Make ``cuda`` a device that this process computes by itself (mode ``local``).
+
+    Args:
+        libraries: from :func:`preload`.
+        threads: torch's threads; 0 leaves them.
+    """
+    import torch
+
+    from edge_offload.capture.here import NoRecorder, NoRemote
+
+    if threads:
+        torch.set_num_threads(threads)
+    native, remote = _load_native(libraries), NoRemote()
+    recorder = NoRecorder(native, remote)
+    native.install(recorder)
+    native.compute_here(False)
+    return _finish(libraries, native, recorder, remote)
+
+
+def _finish(libraries: Optional[build.Libraries], native: Any, recorder: Any, remote: Any) -> Installed:
+    global _installed
     native.refuse(dict(remote.refused))
     if libraries is not None and build.built_with_cuda():
         _watch_extensions(native)
@@ -223,11 +248,10 @@ def installed() -> Optional[Installed]:
 def from_environment() -> Installed:
     """Install as the launcher asked for in the environment (called once torch has been imported)."""
     libraries = built_libraries()
-    mode = parse_mode(os.environ.get(f"{ENVIRONMENT}_MODE", "replay"))
-    made = install(libraries, _remote(), mode)
-    tally = os.environ.get(f"{ENVIRONMENT}_TALLY", "")
-    if tally:
-        atexit.register(made.write_tally, tally)  # runs before the connection is closed
+    settings = connect.Settings.from_environment(os.environ)
+    made = _install(libraries, settings, parse_mode(settings.mode))
+    if settings.tally:
+        atexit.register(made.write_tally, settings.tally)  # runs before the connection is closed
     return made
 
 
@@ -243,19 +267,24 @@ def built_libraries() -> Optional[build.Libraries]:
     return libraries
 
 
-def _remote() -> Any:
-    """The server of the environment over the link, or an executor process of our own."""
-    from edge_offload.capture import connect
+def _install(libraries: Optional[build.Libraries], settings: connect.Settings, mode: Mode) -> Installed:
+    """With the server of the settings over the link, or with what this machine computes."""
     from edge_offload.capture.remote import AbsentRemote, WorkerRemote
 
-    settings = connect.Settings.from_environment(os.environ)
-    if settings.server and settings.absent == connect.LATER:
-        return AbsentRemote()
-    if settings.server:
+    alone = mode is Mode.LOCAL
+    if settings.server and not alone:
+        if settings.absent == connect.LATER:
+            return install(libraries, AbsentRemote(), mode)
         try:
-            return connect.connect(settings)
+            remote = connect.connect(settings)
         except LinkLost as error:
             if settings.absent != connect.LOCAL:
                 raise
             print(f"edge_offload: {error.cause}: everything is computed on this machine", file=sys.stderr)
-    return WorkerRemote(settings.device, settings.threads)
+            alone = True
+        else:
+            return install(libraries, remote, mode)
+    if alone and libraries is not None and settings.device == "cpu":
+        return install_here(libraries, settings.threads)
+    worker = WorkerRemote(settings.device, settings.threads)
+    return install(libraries, worker, Mode.LAZY if mode is Mode.LOCAL else mode)

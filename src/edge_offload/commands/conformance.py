@@ -1,7 +1,8 @@
 """Run PyTorch's own operator samples on the virtual CUDA device and compare with the CPU, bit for bit.
 
 Every sample of torch's op_db (float32, float16 and int64, forward) runs here on the CPU and there on the device, in
-per-op, lazy and replay mode; in replay each is recorded and then replayed with fresh values. An entry is passed,
+per-op, lazy and replay mode; in replay each is recorded and then replayed with fresh values. In mode local, which is
+judged by itself (--modes local), the program's own process computes. An entry is passed,
 refused (a clear error names what is not supported), wrong, or excluded (a committed list with reasons).
 
   edge-offload conformance --entries 'nn.functional.*'           some entries
@@ -18,7 +19,7 @@ import pathlib
 
 from edge_offload.errors import BadInput
 
-MODES = ("per_op", "cached", "lazy", "replay")
+MODES = ("per_op", "cached", "lazy", "replay", "local")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     strange = [mode for mode in modes if mode not in MODES]
     if strange:
         raise BadInput(f"no mode {strange[0]!r} on the virtual device", remedy=f"modes: {', '.join(MODES)}")
+    if "local" in modes and (len(modes) > 1 or args.server):
+        raise BadInput("local is judged by itself, without a server", remedy="--modes local")
     launcher = [*(["--server", args.server] if args.server else []), *(["--keys", args.keys] if args.keys else [])]
     settings = Settings(modes, args.limit, args.timeout, launcher)
     child = Child(settings)

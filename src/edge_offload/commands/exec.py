@@ -15,9 +15,10 @@ modes:
   lazy     calls wait for the next host read and travel together
   cached   every call is a round trip; queries are answered here
   per_op   every call and every query is a round trip
-  split    an executor process here computes; inferences that come again and again are recorded and divided between
-           it and the server, operator by operator, where that is faster (--server is needed; the server may come and
-           go). Results are those of the whole network up to rounding
+  split    this process computes; inferences that come again and again are recorded and divided between it and the
+           server, operator by operator, where that is faster (--server is needed; the server may come and go).
+           Results are those of the whole network up to rounding
+  local    this process computes everything, without a server: the program runs as it would on the CPU
 
 When the connection breaks, the program waits up to --resume seconds for its return and goes on where it was. After
 that, or when the server has been restarted, calls on the device raise edge_offload.errors.LinkLost.
@@ -30,7 +31,7 @@ import os
 
 from edge_offload.errors import BadInput
 
-MODES = ("per_op", "cached", "lazy", "replay", "split")
+MODES = ("per_op", "cached", "lazy", "replay", "split", "local")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,9 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", type=float, default=30.0, metavar="S",
                         help="seconds that a broken connection may take to return (default: %(default)g)")  # fmt: skip
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="device of the executor here, without --server"
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="what computes here: this process on the CPU where it can, or a process that owns the GPU",
     )
-    parser.add_argument("--threads", type=int, default=0, help="torch threads of the executor; 0 leaves torch's choice")
+    parser.add_argument("--threads", type=int, default=0, help="torch threads of what computes here; 0 leaves them")
     parser.add_argument("--tally", default="", metavar="FILE", help="write what the run cost as JSON when it ends")
     parser.add_argument("--slowdown", type=float, default=1.0, metavar="K",
                         help="mode split: emulate a robot that is K times slower (default: %(default)g)")  # fmt: skip
@@ -79,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.mode == "split" and not args.server:
         raise BadInput("mode split needs a server", remedy="name one with --server, or use mode lazy")
+    if args.mode == "local" and args.server:
+        raise BadInput("mode local uses no server", remedy="leave --server out, or add --absent local to another mode")
     if args.slowdown < 1.0:
         raise BadInput(f"--slowdown {args.slowdown:g}", remedy="a factor of at least 1")
     connect.check(settings)

@@ -45,6 +45,7 @@ MAX_CHANGES = 3
 MAX_FAILURES = 3
 """In a row, other than of the link."""
 MAX_OWED = 4
+LEARN_S = 10.0
 MAX_TOUCHED = 3
 """Steps in a row that had to be computed after all, because the program used what they left."""
 ROUNDING = 100.0
@@ -69,7 +70,7 @@ class SplitRecorder(Recorder):
     def __init__(self, native: Any, remote: Remote, opener: Opener, slowdown: float = 1.0) -> None:
         super().__init__(native, remote, self.MODE)
         self.splits = SplitCounters()
-        self._opener, self._slowdown = opener, slowdown
+        self.opener, self._slowdown = opener, slowdown
         self._inferences: OrderedDict[Key, Inference] = OrderedDict()
         self._variants: Dict[int, int] = {}
         self._changes: Dict[int, int] = {}
@@ -78,6 +79,7 @@ class SplitRecorder(Recorder):
         self._on_device = False
         self._calls = Calls()
         self._said: Set[str] = set()
+        self._learners: List[threading.Thread] = []
 
     def state(self) -> str:
         """How the splits stand, in words."""
@@ -105,8 +107,13 @@ class SplitRecorder(Recorder):
         super().reconnect(remote)
 
     def close(self) -> None:
-        """Give all splits up."""
+        """Give all splits up, and wait a moment for one that is being recorded.
+
+        A thread that computes while the interpreter ends would take the whole process with it.
+        """
         self._forget_inferences()
+        for thread in self._learners:
+            thread.join(LEARN_S)
 
     # -- running
 
@@ -327,8 +334,11 @@ class SplitRecorder(Recorder):
 
     def _learn(self, inference: Inference, piece: Piece, outcome: Outcome) -> None:
         inference.runs += 1
-        if inference.runs != REPEATS or outcome.tensor is None:
-            return
+        if inference.runs == REPEATS and outcome.tensor is not None:
+            self._begin(inference, piece, outcome.tensor)
+
+    def _begin(self, inference: Inference, piece: Piece, expected: torch.Tensor) -> None:
+        """An inference has come often enough, and gave ``expected`` just now: have it recorded if it can be."""
         definition = self._definitions.forms.definition(piece.segment)
         recorded = self._calls.read(definition)
         why = obstacle(recorded, piece.live)
@@ -340,10 +350,12 @@ class SplitRecorder(Recorder):
             inference.problem = why
             self._tell(f"{inference.name} is computed here: {why}")
             return
-        inference.definition = definition
+        inference.definition, inference.examples = definition, list(piece.payloads)
         fetched = self._submit(Message(fetch=sorted(inference.reads)))
-        work = (inference, recorded, piece, outcome.tensor.clone(), fetched)
-        threading.Thread(target=self._open, args=work, name="edge_offload-split-learn", daemon=True).start()
+        work = (inference, recorded, piece, expected.clone(), fetched)
+        thread = threading.Thread(target=self._open, args=work, name="edge_offload-split-learn", daemon=True)
+        self._learners = [item for item in self._learners if item.is_alive()] + [thread]
+        thread.start()
 
     def _open(
         self, inference: Inference, recorded: Recorded, piece: Piece, expected: torch.Tensor, fetched: Future
@@ -353,7 +365,7 @@ class SplitRecorder(Recorder):
             made = record(inference, recorded, piece, expected, fetched)
             count, local = len(made.program.sequence), made.located.counts()["local"]
             self._tell(f"{inference.name} is recorded: {local} of {count} operators can be divided")
-            runner = self._opener(made)
+            runner = self.opener(made)
             runner.obstacle(piece.payloads)
             inference.runner = runner
             if inference.problem:  # its weights have been changed meanwhile

@@ -30,6 +30,7 @@ class Inference:
     runs: int = 0
     problem: str = ""
     definition: Optional[Definition] = None
+    examples: List[torch.Tensor] = field(default_factory=list)
     made: Tuple[int, ...] = ()
     runner: Optional[RecordedSplit] = None
     checked: bool = False

@@ -8,6 +8,8 @@ import json
 import os
 from typing import Any, Dict
 
+import torch
+
 from edge_offload.capture import connect, device
 from edge_offload.capture.remote import WorkerRemote
 from edge_offload.errors import BadInput
@@ -16,6 +18,7 @@ from edge_offload.link.estimate.prober import Prober
 from edge_offload.link.keys import KeyStore
 from edge_offload.manager.recorded_split import RecordedSplit
 from edge_offload.manager.split_device import SplitRecorder
+from edge_offload.manager.split_here import SplitHereRecorder, here
 from edge_offload.split.networks import Network
 
 
@@ -31,13 +34,17 @@ def from_environment() -> device.Installed:
     libraries = device.built_libraries()
     client = Client(settings.server, keys=KeyStore(settings.keys) if settings.keys else None).start()
     prober = Prober(client).start()
-    remote = WorkerRemote(settings.device, settings.threads)
+    alone = libraries is not None and settings.device == "cpu"
+    if alone and settings.threads:
+        torch.set_num_threads(settings.threads)
+    remote = here() if alone else WorkerRemote(settings.device, settings.threads)
 
     def opener(network: Network) -> RecordedSplit:
         return RecordedSplit(network, client, settings.slowdown)
 
     def make(native: Any, executor: Any, mode: Any) -> SplitRecorder:
-        return SplitRecorder(native, executor, opener, settings.slowdown)
+        kind = SplitHereRecorder if alone else SplitRecorder
+        return kind(native, executor, opener, settings.slowdown)
 
     made = device.install(libraries, remote, SplitRecorder.MODE, make)
     recorder: SplitRecorder = made.recorder
@@ -46,6 +53,7 @@ def from_environment() -> device.Installed:
         if settings.tally:
             made.write_tally(settings.tally)
             _add(settings.tally, {"split": {**dataclasses.asdict(recorder.splits), "state": recorder.state()}})
+        recorder.close()
         prober.close()
         client.close()
 

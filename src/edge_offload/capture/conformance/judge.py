@@ -9,9 +9,10 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+from edge_offload.capture import device as device_modes
 from edge_offload.capture.conformance.exclusions import BRANCHES_ON_DEVICE, EXCLUSIONS, HOST_ARGUMENTS
 from edge_offload.errors import LinkLost, Unsupported
-from edge_offload.modes import parse_mode
+from edge_offload.modes import Mode, parse_mode
 
 PASSED, REFUSED, WRONG, EXCLUDED = OUTCOMES = ("passed", "refused", "wrong", "excluded")
 DTYPES = ("float32", "float16", "int64")
@@ -20,7 +21,7 @@ OTHER_DTYPES = ("complex64", "bool", "float64")
 MODES = ("per_op", "lazy", "replay")
 #: How often each sample runs in a mode, each time with fresh values. In replay the first run records, the second shows
 #: that it repeats, and the server runs ahead of the other two.
-RUNS = {"per_op": 1, "cached": 1, "lazy": 2, "replay": 4}
+RUNS = {"per_op": 1, "cached": 1, "lazy": 2, "replay": 4, "local": 1}
 SEED = 7
 
 
@@ -94,7 +95,8 @@ def judge(op: Any, modes: Sequence[str], limit: int, device: Any) -> Dict[str, A
                 verdict.add(WRONG, f"{dtype}: its samples cannot be made: {first_line(error)}")
             continue
         for mode, verdict in verdicts.items():
-            device.switch(parse_mode(mode))
+            if parse_mode(mode) is not Mode.LOCAL:
+                device.switch(parse_mode(mode))
             before = device.recorder.counters.accepted
             try:
                 for case in cases:
@@ -145,12 +147,13 @@ def cases_of(op: Any, dtype: str, count: int, limit: int) -> Iterator[Case]:
 
 
 def refer_to_device(op: Any, cases: Sequence[Case], device: Any) -> None:
-    """Replace what ``cases`` expect by what the device says in per-op mode, which must be close to it.
+    """Replace what ``cases`` expect by what the device says in per-op (or local) mode, which must be close to it.
 
     Raises:
         ValueError: it is not close.
     """
-    device.switch(parse_mode("per_op"))
+    if device.recorder.mode in device_modes.MODES:
+        device.switch(Mode.PER_OP)
     for case in cases:
         for index, sample in enumerate(case.samples):
             expected = case.expected[index]

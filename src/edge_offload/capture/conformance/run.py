@@ -39,7 +39,8 @@ class Settings:
 
 def command_of(settings: Settings) -> List[str]:
     """The command line of a judging process."""
-    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "per_op", "--threads", "1"]
+    mode = "local" if "local" in settings.modes else "per_op"
+    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", mode, "--threads", "1"]
     command += [*settings.launcher, "--", sys.executable, "-m", "edge_offload.capture.conformance.child"]
     return [*command, "--modes", ",".join(settings.modes), "--limit", str(settings.limit)]
 

@@ -6,14 +6,16 @@
 
 namespace edge_offload {
 
-inline void check_host_operands(const Key& key, const c10::FunctionSchema& schema) {
+inline void check_host_array(const c10::FunctionSchema& schema, bool starts_on_device) {
   // as on a GPU: a host number may join device tensors, a host array may not, except where torch itself moves it
   static const std::unordered_set<std::string> moves = {"aten::index", "aten::_unsafe_index", "aten::index_put", "aten::index_put_",
       "aten::_unsafe_index_put", "aten::_index_put_impl_", "aten::_pack_padded_sequence", "aten::tensor_split"};
-  TORCH_CHECK(!key.host_array || moves.count(schema.name()),
+  TORCH_CHECK(moves.count(schema.name()),
               "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (in ", schema.name(), ")");
-  TORCH_CHECK(!key.host_array || key.bytes[sizeof(void*)] == 'T',
-              "indices should be either on cpu or on the same device as the indexed tensor (cpu)");
+  TORCH_CHECK(starts_on_device, "indices should be either on cpu or on the same device as the indexed tensor (cpu)");
+}
+inline void check_host_operands(const Key& key, const c10::FunctionSchema& schema) {
+  if (key.host_array) check_host_array(schema, key.bytes[sizeof(void*)] == 'T');
 }
 inline void check_version(const c10::OperatorHandle& op) {
   const auto& refused = state().refused;

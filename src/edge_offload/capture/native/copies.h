@@ -5,6 +5,20 @@
 namespace edge_offload {
 
 inline c10::DataPtr RemoteAllocator::allocate(size_t bytes) {
+  auto& s = state();
+  if (s.here) {
+    std::optional<Hold> hold;
+    auto fate = Fate::kCompute;
+    if (s.watched) {
+      hold.emplace();
+      fate = note_or_wait(kAlloc, [&](Key& key) { key.tag('I'); key.put(static_cast<int64_t>(bytes)); });
+    }
+    c10::Storage memory;
+    if (fate != Fate::kWait) memory = host_memory(bytes);
+    auto* context = new_context(fate != Fate::kCompute, bytes);
+    context->memory = std::move(memory);
+    return pointer_to(context);
+  }
   Hold hold;
   note_special(kAlloc, [&](Key& key) { key.tag('I'); key.put(static_cast<int64_t>(bytes)); });
   return pointer_to(new_context(true, bytes));
@@ -12,6 +26,17 @@ inline c10::DataPtr RemoteAllocator::allocate(size_t bytes) {
 
 inline void grow(const c10::Storage& storage, int64_t bytes) {
   if (static_cast<int64_t>(storage.nbytes()) >= bytes) return;
+  auto* implementation = storage.unsafeGetStorageImpl();
+  if (state().here) {
+    const auto fill = [&](Key& key) { key.tag('S'); key.storage(implementation); key.tag('I'); key.put(bytes); };
+    if (!state().watched || note_or_wait(kResize, fill) != Fate::kWait) {
+      if (state().watched) writes(implementation);
+      at::native::resize_bytes_cpu(memory_of(implementation).unsafeGetStorageImpl(), bytes);
+    }
+    storage.set_nbytes(bytes);
+    hold_bytes(context_of(implementation), bytes);
+    return;
+  }
   note_special(kResize, [&](Key& key) {
     key.tag('S'); key.storage(storage.unsafeGetStorageImpl()); key.tag('I'); key.put(bytes);
   });
@@ -22,6 +47,13 @@ inline void grow(const c10::Storage& storage, int64_t bytes) {
 inline void on_seed(int64_t generator, uint64_t seed) {
   if (!state().installed) return;
   Hold hold;
+  if (state().here) {
+    if (state().watched) give_up("draws random numbers");
+    auto mine = generator_of(generator);
+    std::lock_guard<std::mutex> drawing(mine.mutex());
+    mine.set_current_seed(seed);
+    return;
+  }
   note_special(kSeed, [&](Key& key) {
     key.tag('I'); key.put(generator);
     Number number;
@@ -39,6 +71,7 @@ inline Tensor read(const Tensor& source) {
 
 inline Tensor get_state(int64_t generator) {
   Hold hold;
+  if (state().here) return state_of(generator_of(generator));
   note_special(kState, [&](Key& key) { key.tag('I'); key.put(generator); });
   Tensor state;
   flush(kRead, [&](const py::object& result) { state = py::cast<Tensor>(result); });
@@ -47,6 +80,11 @@ inline Tensor get_state(int64_t generator) {
 inline void set_state(int64_t generator, const Tensor& state) {
   TORCH_CHECK(state.device().is_cpu() && state.scalar_type() == at::kByte && state.layout() == at::kStrided, "RNG state must be a torch.ByteTensor");
   Hold hold;
+  if (edge_offload::state().here) {
+    if (edge_offload::state().watched) give_up("draws random numbers");
+    restore(generator_of(generator), state);
+    return;
+  }
   note_special(kRestore, [&](Key& key) {
     key.tag('I'); key.put(generator);
     key.tag('P'); key.put(static_cast<uint8_t>(at::kByte)); key.put(static_cast<uint8_t>(state.dim()));
@@ -64,11 +102,12 @@ inline Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
     boxed(op, &stack);
     return self;
   }
-  Hold hold;
   if (on_device(self)) {
     TORCH_CHECK(source.device().is_cpu(), "edge_offload: cannot copy from ", source.device(), " to the virtual device");
     if (self.numel() == 0) return self;
     TORCH_CHECK(source.layout() == at::kStrided, "edge_offload: cannot copy a ", source.layout(), " tensor to the device");
+    if (state().here) { write_here(self, source); return self; }
+    Hold hold;
     note_special(kUpload, [&](Key& key) {
       key.tensor(self);
       key.tag('P'); key.put(static_cast<uint8_t>(source.scalar_type())); key.put(static_cast<uint8_t>(source.dim()));
@@ -80,11 +119,18 @@ inline Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
   }
   TORCH_CHECK(self.device().is_cpu(), "edge_offload: cannot copy from the virtual device to ", self.device());
   if (source.numel() == 0) return self;
+  if (state().here) { read_here(source, [&](const Tensor& host) { self.copy_(host); }); return self; }
+  Hold hold;
   Tensor host = read(source);
   return self.copy_(host);
 }
 
 inline at::Scalar local_scalar_dense(const Tensor& self) {
+  if (state().here) {
+    at::Scalar value;
+    read_here(self, [&](const Tensor& host) { value = host.item(); });
+    return value;
+  }
   Hold hold;
   return read(self).item();
 }

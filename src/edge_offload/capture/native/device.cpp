@@ -4,6 +4,7 @@
 // (segment.h) and hands out results whose metadata is known from an earlier, identical call (results.h). A host read, a
 // result whose shape depends on data, or a call never seen before ends the segment: Python (the handler) has it executed
 // (flush.h). This file puts the kernels into the dispatcher; one translation unit, because torch's headers cost most.
+#include "direct.h"
 #include "factories.h"
 #include "views.h"
 
@@ -34,7 +35,7 @@ const std::vector<std::string>& whole() {
 const std::unordered_set<std::string>& answered_here() {
   static const std::unordered_set<std::string> names = {"empty.memory_format", "empty_strided", "copy_", "_local_scalar_dense", "view",
       "as_strided", "_reshape_alias", "unfold", "resize_", "set_", "set_.source_Storage", "set_.source_Storage_storage_offset",
-      "set_.source_Tensor", "is_set_to", "record_stream"};
+      "set_.source_Tensor", "is_set_to", "record_stream", "_convolution", "native_batch_norm"};
   return names;
 }
 
@@ -112,6 +113,8 @@ int install(py::object handler) {
   library->impl("is_set_to", &is_set_to);
   library->impl("record_stream", &record_stream);
   library->impl("_unsafe_view", &unsafe_view);
+  library->impl("_convolution", &convolution);
+  library->impl("native_batch_norm", &batch_norm);
   auto& dispatcher = c10::Dispatcher::singleton();
   if (!dispatcher.findSchemaOrThrow("aten::_pin_memory", "").hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
     library->impl("is_pinned", &is_pinned);
@@ -155,7 +158,21 @@ at::Generator new_generator() {
 void synchronize() {
   py::gil_scoped_release release;
   Hold hold;
+  if (state().here) { if (state().waiting) leave(); return; }
   flush(kBarrier);
+}
+// The bytes of a storage where they are, or None.
+py::object memory(uint64_t id) {
+  auto& s = state();
+  c10::Storage storage;
+  {
+    std::lock_guard<std::mutex> hold(s.deaths);
+    for (auto* context = s.living; context && !storage; context = context->after)
+      if (context->id == id) storage = context->memory;
+  }
+  if (!storage) return py::none();
+  const int64_t bytes = storage.nbytes();
+  return py::cast(at::empty({0}, at::kByte).set_(storage, 0, {bytes}, {1}));
 }
 py::list describe(const std::vector<Return>& returns) {
   py::list described;
@@ -228,7 +245,7 @@ py::bytes words_of(uint32_t segment) {
 py::dict counters() {
   auto& s = state();
   py::dict d;
-  d["calls"] = s.count_calls;
+  d["calls"] = s.count_calls.load();
   d["hits"] = s.count_hits;
   d["flushes"] = s.count_flushes;
   d["entries"] = s.by_index.size();
@@ -256,6 +273,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("trust", &trust);
   m.def("refuse", [](std::unordered_map<std::string, std::string> names) { Hold hold; state().refused = std::move(names); });
   m.def("per_call", [](bool on) { state().per_call = on; });
+  m.def("compute_here", [](bool watched) { auto& s = state(); TORCH_CHECK(s.next_id == 1, "edge_offload: the device is in use"); s.here = true; s.watched = watched; });
+  m.def("keep", [](bool on) { state().keep = on; });
+  m.def("owing", [](bool on) { state().owing = on; });
+  m.def("wait_for", [](std::vector<uint32_t> segments) { state().awaited = std::move(segments); });
+  m.def("memory", &memory);
   m.def("counters", &counters);
   m.def("reset_peak", [] { state().peak = state().allocated.load(); });
   m.def("new_generator", &new_generator);

@@ -4,22 +4,12 @@
 #include "flush.h"
 #include "results.h"
 #include "shapes.h"
+#include "watching.h"
 
 namespace edge_offload {
 
-inline void forget_if_many() {
-  auto& s = state();
-  if ((s.by_index.size() < kMaxEntries && s.known.size() < kMaxSegments) || !s.pending.words.empty()) return;
-  s.entries.clear();
-  s.by_index.clear();
-  s.last = nullptr;
-  s.segments.clear();
-  s.known.clear();
-  s.expected = -1;
-  ++s.generation;
-}
-
 inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
+  if (state().here) { compute(op, stack); return; }
   Hold hold;
   auto& s = state();
   forget_if_many();

@@ -44,31 +44,50 @@ class Busy {
   at::impl::TorchFunctionDisabledState functions_;
 };
 
+// The pending segment, which ends here, and the storages that have died.
+struct Ended {
+  Segment segment;
+  std::vector<Death> deaths;
+  uint64_t epoch, base;
+  uint32_t id;
+  bool fresh = false;
+
+  Ended() {
+    auto& s = state();
+    segment = std::move(s.pending);
+    s.pending = Segment();
+    s.pending.words.reserve(std::min(segment.words.size(), kFlushWords));  // the next one is often as long
+    epoch = s.epoch++;
+    base = segment.words.empty() ? s.next_id.load() : segment.base;
+    id = identify(segment, &fresh);
+    { std::lock_guard<std::mutex> hold(s.deaths); deaths.swap(s.dead); }
+    ++s.count_flushes;
+  }
+};
+struct Told {  // the same for Python, which must hold the GIL
+  py::list dead, freed, live, payloads;
+  py::bytes numbers;
+
+  explicit Told(const Ended& ended)
+      : numbers(reinterpret_cast<const char*>(ended.segment.numbers.data()), ended.segment.numbers.size() * sizeof(Number)) {
+    for (const auto& death : ended.deaths) {
+      if (death.fresh && death.epoch == ended.epoch) dead.append(death.canonical); else freed.append(death.id);
+    }
+    for (auto value : ended.segment.live) live.append(value);
+    for (auto& payload : ended.segment.payloads) payloads.append(payload.defined() ? py::object(py::cast(payload)) : py::object(py::none()));
+  }
+};
+
 // Runs `use(result)` under the GIL on what the handler returned.
 template <typename Use>
 inline void flush(Reason reason, Use use) {
   auto& s = state();
-  Segment segment = std::move(s.pending);
-  s.pending = Segment();
-  s.pending.words.reserve(std::min(segment.words.size(), kFlushWords));  // the next one is often as long
-  const uint64_t epoch = s.epoch++;
-  bool fresh = false;
-  const uint32_t id = identify(segment, &fresh);
-  std::vector<Death> deaths;
-  { std::lock_guard<std::mutex> hold(s.deaths); deaths.swap(s.dead); }
-  ++s.count_flushes;
+  Ended ended;
   py::gil_scoped_acquire gil;
-  py::list dead, freed, live;
-  for (const auto& death : deaths) {
-    if (death.fresh && death.epoch == epoch) dead.append(death.canonical); else freed.append(death.id);
-  }
-  for (auto value : segment.live) live.append(value);
-  py::list payloads;
-  for (auto& payload : segment.payloads) payloads.append(py::cast(payload));
-  py::bytes numbers(reinterpret_cast<const char*>(segment.numbers.data()), segment.numbers.size() * sizeof(Number));
+  Told told(ended);
   Busy busy;
-  py::object result = py::reinterpret_borrow<py::object>(s.handler).attr("flush")(
-      static_cast<int>(reason), s.generation, id, fresh, segment.words.empty() ? s.next_id : segment.base, live, dead, freed, numbers, payloads, segment.calls);
+  py::object result = py::reinterpret_borrow<py::object>(s.handler).attr("flush")(static_cast<int>(reason), s.generation, ended.id, ended.fresh,
+      ended.base, told.live, told.dead, told.freed, told.numbers, told.payloads, ended.segment.calls);
   use(result);
 }
 inline void flush(Reason reason) { flush(reason, [](const py::object&) {}); }

@@ -115,8 +115,9 @@ class Key {
     }
     else if (v.isGenerator()) { tag('G'); put(static_cast<int64_t>(v.toGenerator().unsafeGetGeneratorImpl()->get_offset())); }
     else if (v.isIntList()) {
-      const auto list = v.toIntVector();
-      tag('V'); put(static_cast<uint32_t>(list.size())); put_list(list.data(), list.size());
+      const auto list = v.toListRef();
+      tag('V'); put(static_cast<uint32_t>(list.size()));
+      for (const auto& item : list) put(item.toInt());
     }
     else if (v.isList()) {
       const auto& list = v.toListRef();

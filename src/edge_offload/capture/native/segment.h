@@ -49,6 +49,19 @@ inline Entry* intern(std::string_view key, std::string name) {
   return result;
 }
 
+inline void forget_if_many() {
+  auto& s = state();
+  if ((s.by_index.size() < kMaxEntries && s.known.size() < kMaxSegments) || !s.pending.words.empty()) return;
+  s.entries.clear();
+  s.by_index.clear();
+  s.last = nullptr;
+  s.segments.clear();
+  s.known.clear();
+  s.expected = -1;
+  s.awaited.clear();
+  ++s.generation;
+}
+
 inline void announce_if_complete();
 
 inline void note(const Entry* entry, const Key& key) {
@@ -57,29 +70,37 @@ inline void note(const Entry* entry, const Key& key) {
   for (auto* storage : key.references) context_of(storage);
   c10::SmallVector<Tensor, 2> payloads;
   for (const auto& payload : key.payloads) {
+    if (state().here && !state().waiting && !state().keep) { payloads.emplace_back(); continue; }  // nobody will look at it
     auto plain = payload.resolve_conj().resolve_neg().contiguous();
     payloads.push_back(plain.is_alias_of(payload) ? plain.clone() : plain);
   }
-  if (segment.words.empty()) segment.base = state().next_id;
+  if (segment.words.empty()) {
+    segment.base = state().next_id;
+    if (state().here) segment.began = std::chrono::steady_clock::now();
+  }
   word(entry->index);
   for (auto* storage : key.references) word(canonical(storage));
   for (const auto& number : key.numbers) segment.numbers.push_back(number);
   ++segment.calls;
   if (payloads.empty()) return;
   for (auto& payload : payloads) {
-    segment.payload_bytes += payload.nbytes();
+    if (payload.defined()) segment.payload_bytes += payload.nbytes();
     segment.payloads.push_back(std::move(payload));
   }
   announce_if_complete();
 }
 
 // A call that is not an operator: its key is built by `fill`.
+inline Entry* special(const char* name, const Key& key) {
+  auto* entry = lookup(key);
+  if (!entry) { entry = intern(key.view(), name); entry->known = true; }
+  return entry;
+}
 template <typename Fill>
 inline Entry* note_special(const char* name, Fill fill) {
   Key key(name);
   fill(key);
-  auto* entry = lookup(key);
-  if (!entry) { entry = intern(key.view(), name); entry->known = true; }
+  auto* entry = special(name, key);
   note(entry, key);
   return entry;
 }

@@ -9,6 +9,7 @@
 #include <torch/extension.h>
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <string_view>
 #include <unordered_map>
@@ -63,6 +64,10 @@ struct Context {  // the owner of a device storage: what its fake pointer stands
   uint32_t canonical = 0;
   bool fresh = false;   // created in that segment
   int64_t bytes = 0;
+  // where calls are computed in this process (memory.h): what it holds, and a tensor of the host over it that came first
+  c10::Storage memory;
+  std::atomic<c10::TensorImpl*> looked{nullptr};
+  Context *before = nullptr, *after = nullptr;  // in the list of those that live
   ~Context();
 };
 
@@ -76,6 +81,7 @@ struct Segment {  // the pending one
   size_t payload_bytes = 0;
   uint64_t hash[2] = {0x9ae16a3b2f90404full, 0xc3a5c85c97cb3127ull};
   uint32_t calls = 0;
+  std::chrono::steady_clock::time_point began;
 };
 struct Known {  // a segment that has been defined
   uint32_t id;
@@ -91,7 +97,8 @@ struct State {
   std::recursive_mutex calls;
   std::mutex deaths;
   std::vector<Death> dead;
-  uint64_t next_id = 1, epoch = 1;
+  std::atomic<uint64_t> next_id{1};
+  uint64_t epoch = 1;
   Segment pending;
   std::unordered_map<std::string_view, std::unique_ptr<Entry>> entries;  // the view is into Entry::key
   std::vector<Entry*> by_index;
@@ -107,7 +114,19 @@ struct State {
   bool busy = false;      // the handler is running
   bool installed = false;
   PyObject* handler = nullptr;
-  uint64_t count_calls = 0, count_hits = 0, count_flushes = 0;
+  // where calls are computed in this process (computing.h, watching.h)
+  bool here = false;      // they are
+  bool watched = false;   // ... and noted as well: the handler hears of every segment that ends in a read
+  bool keep = false;      // ... with the bytes that were uploaded and read
+  bool owing = false;     // the handler wants to know before memory is written
+  bool spoiled = false;   // no inference that could be known: nothing is noted until the next read
+  bool waiting = false;   // the pending calls have not been computed: robot and server may compute them together
+  std::vector<uint32_t> awaited, following;  // segments to wait for; those of them that the pending one begins like
+  std::vector<uint64_t> written;             // storages that were written since the handler last heard of it
+  Context* living = nullptr;                 // the last one made; guarded by `deaths`
+  const char* spoiled_by = "";
+  std::atomic<uint64_t> count_calls{0};
+  uint64_t count_hits = 0, count_flushes = 0;
 };
 inline State& state() { static auto* s = new State; return *s; }  // never destroyed: storages outlive static destruction
 
@@ -131,7 +150,13 @@ inline void hold_bytes(Context* context, int64_t bytes) {
 inline Context::~Context() {
   auto& s = state();
   s.allocated -= bytes;
+  if (auto* host = looked.load(std::memory_order_acquire)) c10::raw::intrusive_ptr::decref(host);
+  if (s.here && !s.watched) return;
   std::lock_guard<std::mutex> hold(s.deaths);
+  if (s.watched) {
+    if (before) before->after = after; else s.living = after;
+    if (after) after->before = before;
+  }
   s.dead.push_back({id, epoch, canonical, fresh});
 }
 inline void release(void* context) { delete static_cast<Context*>(context); }

@@ -1,0 +1,95 @@
+// Host memory behind the device's storages, and the device's random generators, where this process computes.
+#pragma once
+#include "flush.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/native/Resize.h>
+
+namespace edge_offload {
+
+// The device's kernels are below autograd, autocast and tracing: what they compute with on the host is, too.
+struct BelowAll {
+  c10::impl::ExcludeDispatchKeyGuard guard{c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+                                           c10::DispatchKeySet(c10::DispatchKey::Tracer)};
+};
+
+inline c10::Storage host_memory(int64_t bytes) {
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, c10::GetAllocator(c10::DeviceType::CPU), true);
+}
+
+// Has the handler compute what nobody had asked for so far.
+inline void bring(Context* context) {
+  py::gil_scoped_acquire gil;
+  Busy busy;
+  auto bytes = py::reinterpret_borrow<py::object>(state().handler).attr("memory")(context->id);
+  context->memory = py::cast<Tensor>(bytes).storage();
+}
+
+inline const c10::Storage& memory_of(c10::StorageImpl* storage) {
+  auto* context = context_of(storage);
+  if (!context->memory) bring(context);
+  return context->memory;
+}
+
+// Keeps a tensor of the host over the memory of `context`, if it is the first one.
+inline void look(Context* context, const Tensor& host) {
+  c10::TensorImpl* none = nullptr;
+  if (context->looked.load(std::memory_order_relaxed)) return;
+  c10::raw::intrusive_ptr::incref(host.unsafeGetTensorImpl());
+  if (!context->looked.compare_exchange_strong(none, host.unsafeGetTensorImpl(), std::memory_order_acq_rel))
+    c10::raw::intrusive_ptr::decref(host.unsafeGetTensorImpl());
+}
+
+// A tensor of the host over the same memory.
+inline Tensor host_of(const Tensor& t) {
+  TORCH_CHECK(t.layout() == at::kStrided, "edge_offload: a ", t.layout(), " tensor is not supported on the device");
+  auto* context = context_of(t.storage().unsafeGetStorageImpl());
+  auto* mine = t.unsafeGetTensorImpl();
+  if (auto* seen = context->looked.load(std::memory_order_acquire)) {
+    if (seen->sizes() == mine->sizes() && seen->strides() == mine->strides() && seen->storage_offset() == mine->storage_offset() &&
+        seen->dtype() == mine->dtype() && seen->is_conj() == mine->is_conj() && seen->is_neg() == mine->is_neg())
+      return Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(seen));
+  }
+  auto host = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(memory_of(t.storage().unsafeGetStorageImpl())),
+                                                       c10::DispatchKeySet(c10::DispatchKey::CPU), t.dtype());
+  host.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
+  if (t.is_conj()) host._set_conj(true);
+  if (t.is_neg()) host._set_neg(true);
+  look(context, host);
+  return host;
+}
+
+// The generators of the device; number 0 is its default one.
+inline at::Generator generator_of(int64_t number) {
+  static auto* lock = new std::mutex;
+  static auto* generators = new std::unordered_map<int64_t, at::Generator>;
+  std::lock_guard<std::mutex> hold(*lock);
+  auto& found = (*generators)[number];
+  if (!found.defined()) found = at::detail::createCPUGenerator();
+  return found;
+}
+inline Tensor state_of(at::Generator generator) {
+  std::lock_guard<std::mutex> hold(generator.mutex());
+  return generator.get_state();
+}
+inline void restore(at::Generator generator, const Tensor& state) {
+  std::lock_guard<std::mutex> hold(generator.mutex());
+  generator.set_state(state);
+}
+
+// While it lives, what draws from the host's default generator without naming it draws from the device's.
+class Drawing {
+ public:
+  Drawing() : saved_(state_of(at::detail::getDefaultCPUGenerator())) {
+    restore(at::detail::getDefaultCPUGenerator(), state_of(generator_of(0)));
+  }
+  ~Drawing() {
+    restore(generator_of(0), state_of(at::detail::getDefaultCPUGenerator()));
+    restore(at::detail::getDefaultCPUGenerator(), saved_);
+  }
+
+ private:
+  Tensor saved_;
+};
+
+}  // namespace edge_offload

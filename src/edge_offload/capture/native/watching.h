@@ -1,0 +1,187 @@
+// Calls that this process computes are noted beside it: the handler finds inferences that come again among them, and
+// says which to wait for. The calls of one that is awaited are only noted, as for a server, until its read, when the
+// handler has robot and server compute it together; or until the program does something else.
+#pragma once
+#include "computing.h"
+
+namespace edge_offload {
+
+enum class Fate { kCompute, kNoted, kWait };  // compute it; compute it, it is noted; it is noted and has to wait
+
+// This segment is no inference that could come again: what is left of it is not noted.
+inline void spoil(const char* why) {
+  auto& s = state();
+  s.pending = Segment();
+  ++s.epoch;
+  s.spoiled = true;
+  s.spoiled_by = why;
+}
+// The program does something else than what was waited for: what it did up to here is computed.
+inline void leave() {
+  auto& s = state();
+  s.waiting = false;
+  s.spoiled = true;
+  s.spoiled_by = "";
+  flush(kBarrier);
+}
+inline void give_up(const char* why) {
+  if (state().waiting) leave();
+  else if (!state().spoiled) spoil(why);
+}
+
+// Whether this call is the next one of a segment to wait for.
+inline bool follows(const Entry& entry, const Key& key) {
+  auto& s = state();
+  const size_t at = s.pending.words.size();
+  if (at && !s.waiting) return false;
+  const auto& candidates = at ? s.following : s.awaited;
+  if (candidates.empty() || !entry.known) return false;
+  c10::SmallVector<uint32_t, 12> next{entry.index};
+  c10::SmallVector<c10::StorageImpl*, 8> met;
+  for (auto* storage : key.references) {
+    auto* context = context_of(storage);
+    if (context->epoch == s.epoch) { next.push_back(context->canonical); continue; }
+    const auto place = std::find(met.begin(), met.end(), storage) - met.begin();
+    if (place == static_cast<std::ptrdiff_t>(met.size())) met.push_back(storage);
+    next.push_back(s.pending.values + place);
+  }
+  std::vector<uint32_t> still;
+  for (auto segment : candidates) {
+    const auto& words = s.known.at(segment)->words;
+    if (words.size() >= at + next.size() && std::equal(next.begin(), next.end(), words.begin() + at)) still.push_back(segment);
+  }
+  if (still.empty()) return false;
+  s.following = std::move(still);
+  s.waiting = true;
+  return true;
+}
+
+inline Fate note_or_wait(const Entry& entry, const Key& key) {
+  auto& s = state();
+  if (follows(entry, key)) { note(&entry, key); return Fate::kWait; }
+  if (s.waiting) { leave(); return Fate::kCompute; }
+  if (s.pending.words.size() > kFlushWords) { spoil("is too long"); return Fate::kCompute; }
+  note(&entry, key);
+  return Fate::kNoted;
+}
+template <typename Fill>
+inline Fate note_or_wait(const char* name, Fill fill) {
+  if (state().spoiled) return Fate::kCompute;
+  forget_if_many();
+  Key key(name);
+  fill(key);
+  return note_or_wait(*special(name, key), key);
+}
+
+// Memory that was there before this segment is about to change.
+inline void writes(c10::StorageImpl* storage) {
+  auto& s = state();
+  auto* context = context_of(storage);
+  if (context->fresh && context->epoch == s.epoch) return;
+  if (s.owing) {
+    py::gil_scoped_acquire gil;
+    Busy busy;
+    py::reinterpret_borrow<py::object>(s.handler).attr("before_write")(context->id);
+  }
+  if (s.written.empty() || s.written.back() != context->id) s.written.push_back(context->id);
+}
+inline void writes(const IValue& v) {
+  if (v.isTensor()) { if (v.toTensor().defined() && on_device(v.toTensor())) writes(v.toTensor().storage().unsafeGetStorageImpl()); }
+  else if (v.isList()) for (const IValue& item : v.toListRef()) writes(item);
+}
+
+// A read ends the segment, which has been computed: the handler hears of it.
+inline void told(const Tensor& host) {
+  auto& s = state();
+  const bool spoiled = s.spoiled;
+  const double seconds = s.pending.words.empty() ? 0.0 : std::chrono::duration<double>(std::chrono::steady_clock::now() - s.pending.began).count();
+  std::vector<uint64_t> written;
+  written.swap(s.written);
+  s.spoiled = false;
+  Ended ended;
+  if (spoiled && ended.deaths.empty() && written.empty()) return;
+  py::gil_scoped_acquire gil;
+  Told told(ended);
+  Busy busy;
+  py::reinterpret_borrow<py::object>(s.handler).attr("computed")(
+      s.generation, spoiled ? py::object(py::str(s.spoiled_by)) : py::object(py::int_(ended.id)), ended.base, told.live, told.dead, told.freed, told.numbers,
+      told.payloads, host.defined() ? py::object(py::cast(host)) : py::object(py::none()), seconds, written);
+}
+
+// Runs `use` on a host tensor that may be the device's own memory.
+template <typename Use>
+inline void read_here(const Tensor& source, Use use) {
+  auto& s = state();
+  BelowAll below;
+  if (!s.watched) { use(host_of(source)); return; }
+  Hold hold;
+  if (note_or_wait(kDownload, [&](Key& key) { key.tensor(source); }) == Fate::kWait) {
+    s.waiting = false;
+    Tensor host;
+    flush(kRead, [&](const py::object& result) { host = py::cast<Tensor>(result); });
+    use(host);
+    return;
+  }
+  const Tensor host = host_of(source);
+  use(host);
+  told(s.keep && !s.spoiled ? host.resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous) : Tensor());
+}
+
+inline void write_here(const Tensor& self, const Tensor& source) {
+  auto& s = state();
+  BelowAll below;
+  if (!s.watched) { host_of(self).copy_(source); return; }
+  Hold hold;
+  const auto fate = note_or_wait(kUpload, [&](Key& key) {
+    key.tensor(self);
+    key.tag('P'); key.put(static_cast<uint8_t>(source.scalar_type())); key.put(static_cast<uint8_t>(source.dim()));
+    key.put_list(source.sizes().data(), source.dim());
+    key.payloads.push_back(source);
+  });
+  if (fate == Fate::kWait) return;
+  try {
+    writes(self.storage().unsafeGetStorageImpl());
+    host_of(self).copy_(source);
+  } catch (...) { give_up(""); throw; }
+}
+
+inline void compute(const c10::OperatorHandle& op, Stack* stack) {
+  auto& s = state();
+  const auto& facts = facts_of(op);
+  const auto& schema = op.schema();
+  const size_t arguments = schema.arguments().size(), first = stack->size() - arguments;
+  Computing computing(op, facts);
+  ++s.count_calls;
+  if (!s.watched) {
+    computing.run(stack, first);
+    computing.give(stack, first, false, nullptr);
+    return;
+  }
+  Hold hold;
+  Entry* entry = nullptr;
+  if (!s.spoiled) {
+    forget_if_many();
+    Key key(&schema);
+    for (size_t i = 0; i < arguments; ++i) key.value((*stack)[first + i], schema.name().c_str());
+    entry = lookup(key);
+    if (!entry && has_dynamic_results(op, *stack, first)) give_up("has sizes that depend on data");
+    else {
+      if (!entry) entry = intern(key.view(), c10::toString(op.operator_name()));
+      const auto fate = note_or_wait(*entry, key);
+      if (fate == Fate::kWait) { ++s.count_hits; give_results(entry->returns, key, stack, arguments, true); return; }
+      if (fate == Fate::kCompute) entry = nullptr;
+    }
+  }
+  try {
+    for (auto position : facts.written) writes((*stack)[first + position]);
+    if (facts.statistics >= 0 && (*stack)[first + facts.statistics + 2].toBool())
+      for (int i = 0; i < 2; ++i) writes((*stack)[first + facts.statistics + i]);
+    computing.run(stack, first);
+    std::vector<Return> described;
+    const bool describe = entry && !entry->known;
+    computing.give(stack, first, entry != nullptr, describe ? &described : nullptr);
+    if (describe) { entry->returns = std::move(described); entry->known = true; }
+  } catch (...) { give_up(""); throw; }
+}
+
+}  // namespace edge_offload

@@ -1,0 +1,185 @@
+"""Mode ``split`` where the program's own process computes: the device's calls are computed at once and watched.
+
+The native device (native/watching.h) computes each call on memory of this process and tells of every segment that
+ended in a read. When an inference is known and its plan divides it, the device waits with its calls: they are noted,
+and at the read robot and server compute them together. What such a step leaves is computed here when anything names it,
+by a session whose storages are the device's own memory, so that nothing is copied in either direction.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any, List, Optional, Union
+
+import torch
+
+from edge_offload.capture.entries import Slot
+from edge_offload.capture.executor import DeviceSession
+from edge_offload.capture.forms import Piece
+from edge_offload.capture.handed import BARRIER, READ, Handed
+from edge_offload.capture.remote import InProcessRemote
+from edge_offload.capture.segments import Limits
+from edge_offload.errors import LinkLost
+from edge_offload.execute.devices import facts
+from edge_offload.manager.split_device import REPEATS, Opener, SplitRecorder
+from edge_offload.manager.split_inferences import Inference
+
+KEEP_FOR = 8
+"""Reads for which the bytes of inputs and results are kept, so that an inference can be recorded."""
+MAX_LEFT = 16
+"""Times in a row that the program did something else than the inference that was waited for."""
+SAY_AFTER = 8
+"""Segments that could be no inference for the same reason, after which that is said."""
+
+
+class HereSession(DeviceSession):
+    """Runs segments on the memory of the native device of this process."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu", Limits(storage_bytes=1 << 62))
+        self.native: Any = None
+
+    def slot(self, number: int) -> Slot:
+        """See :class:`DeviceSession`; what the device computed is taken over where it lies."""
+        if number not in self.slots:
+            memory = self.native.memory(number)
+            if memory is not None:
+                self.keep(number, Slot(memory.untyped_storage()), None)
+        return super().slot(number)
+
+
+def here() -> InProcessRemote:
+    """What a :class:`SplitHereRecorder` runs segments with."""
+    remote = InProcessRemote(HereSession())
+    remote.facts = facts(torch.device("cpu"))
+    return remote
+
+
+class SplitHereRecorder(SplitRecorder):
+    """A recorder whose device computes by itself.
+
+    Args:
+        native: the extension module, not in use yet.
+        remote: from :func:`here`.
+        opener, slowdown: see :class:`SplitRecorder`.
+    """
+
+    def __init__(self, native: Any, remote: InProcessRemote, opener: Opener, slowdown: float = 1.0) -> None:
+        super().__init__(native, remote, opener, slowdown)
+        self._session: HereSession = remote.session
+        self._session.native = native
+        self._awaited: List[int] = []
+        self._unfit: Counter[str] = Counter()
+        self._keep_for = self._left = 0
+        native.compute_here(True)
+
+    # -- called by the device, under its lock
+
+    def computed(
+        self,
+        generation: int,
+        segment: Union[int, str],
+        base: int,
+        live: List[int],
+        dead: List[int],
+        freed: List[int],
+        numbers: bytes,
+        payloads: List[Optional[torch.Tensor]],
+        tensor: Optional[torch.Tensor],
+        seconds: float,
+        written: List[int],
+    ) -> None:
+        """A segment that the device has computed ended in a read.
+
+        Args:
+            generation, base, live, dead, freed, numbers: see :meth:`Recorder.flush`.
+            segment: its number; or why it can be no inference that comes again, which may be empty.
+            payloads, tensor: what was uploaded and read; None where it was not kept.
+            seconds: since its first call.
+            written: storages that were written and had been there before, since this was last told.
+        """
+        self._next = base
+        self._freed += self._hold_back(freed)
+        self._renew(generation)
+        changed = set(written)
+        for key in [key for key, item in self._inferences.items() if item.reads & changed]:
+            self._drop(key)
+        if isinstance(segment, str):
+            self._unfit[segment] += 1
+            if segment and self._unfit[segment] == SAY_AFTER:
+                self._tell(f"an inference {segment}: it is computed here")
+        else:
+            self.counters.segments += 1
+            kept: Any = payloads
+            piece = Piece(segment, base, tuple(zip(live[::2], live[1::2])), frozenset(dead), numbers, kept, READ)
+            if self._slowdown > 1.0:
+                time.sleep((self._slowdown - 1.0) * seconds)
+            inference = self._known(piece)
+            if inference is not None:
+                inference.seconds.append(seconds * self._slowdown)
+                self._watch(inference, piece, tensor)
+        self._keep_for -= self._keep_for > 0
+        self._tidy()
+
+    def memory(self, number: int) -> torch.Tensor:
+        """The bytes of a storage that the device waited with.
+
+        Raises:
+            LinkLost: nobody made it.
+        """
+        for owed in [item for item in self._steps_owed if number in item.alive]:
+            self._compute(owed)
+        self._tidy()
+        slot = self._session.slots.get(number)
+        if slot is None:
+            raise LinkLost("a tensor on the device holds nothing: the call that should have made it failed")
+        return torch.empty(0, dtype=torch.uint8).set_(slot.storage)
+
+    def before_write(self, number: int) -> None:
+        """A storage is about to change: what is owed and reads it is computed first."""
+        for owed in [item for item in self._steps_owed if number in item.inference.reads]:
+            self._compute(owed)
+        self._tidy()
+
+    def _ended(self, handed: Handed) -> Any:
+        """As in :class:`Recorder`: what was waited for has come, or the program did something else."""
+        self._left = self._left + 1 if handed.reason == BARRIER else 0
+        try:
+            return super()._ended(handed)
+        finally:
+            if self._left >= MAX_LEFT:
+                for key, inference in self._inferences.items():
+                    if key[0] in self._awaited:
+                        inference.problem = inference.problem or "the program often does something else"
+                        self._tell(f"{inference.name} is computed here: {inference.problem}")
+            self._tidy()
+
+    # -- learning
+
+    def _watch(self, inference: Inference, piece: Piece, tensor: Optional[torch.Tensor]) -> None:
+        inference.runs += 1
+        if inference.runs < REPEATS - 1 or inference.definition is not None or inference.problem:
+            return
+        if inference.runs < REPEATS or tensor is None or any(payload is None for payload in piece.payloads):
+            self._keep_for = KEEP_FOR + 1
+        else:
+            self._begin(inference, piece, tensor)
+
+    def _tidy(self) -> None:
+        """Tell the device what it is to do from here on, and free what nobody holds."""
+        if self._freed:
+            self._session.free(self._freed)
+            self._freed = []
+        self.native.keep(self._keep_for > 0)
+        self.native.owing(bool(self._steps_owed))
+        awaited = sorted({key[0] for key, item in self._inferences.items() if self._divides(item)})
+        if awaited != self._awaited:
+            self._awaited = awaited
+            self.native.wait_for(awaited)
+
+    def _divides(self, inference: Inference) -> bool:
+        runner = inference.runner
+        if runner is None or inference.problem:
+            return False
+        return runner.obstacle(inference.examples) is None and not runner.stays_local(inference.examples)

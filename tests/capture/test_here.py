@@ -1,0 +1,109 @@
+"""The device that the program's own process computes: the same bits as on the CPU, the same refusals as on a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any, Dict, List
+
+import pytest
+
+from edge_offload.capture import build
+from edge_offload.cli import main
+
+HERE = pathlib.Path(__file__).parent
+PROGRAMS = [
+    "conv_net", "in_place_state", "branches", "suppression", "two_threads", "buffers", "saved", "random_loops:0:12",
+]  # fmt: skip
+MODES = {
+    "local": ["--mode", "local"],
+    "split, without its server": ["--mode", "split", "--server", "tcp://127.0.0.1:9"],
+}
+ENTRIES = [
+    "add", "nn.functional.conv2d", "nn.functional.batch_norm", "nn.functional.dropout", "nonzero", "index_put", "cat",
+    "linalg.svd", "resize_", "normal.in_place", "masked_select", "view_as_complex", "nn.functional.embedding_bag",
+]  # fmt: skip
+OWN = """
+import json, os, pathlib, torch
+from edge_offload.capture.device import installed
+x = torch.arange(10.0, device="cuda")
+view = x[2:5]
+view.add_(10)
+torch.add(x, 1, out=(out := torch.empty(0, device="cuda")))
+errors = []
+for wrong in (lambda: x + torch.ones(10), lambda: x.to_sparse(), lambda: torch.ones(1, device="cuda:1")):
+    try:
+        wrong()
+    except (RuntimeError, NotImplementedError) as error:
+        errors.append(str(error))
+torch.manual_seed(3)
+drawn = torch.rand(4, device="cuda").tolist() + torch.dropout(torch.ones(8, device="cuda"), 0.5, True).tolist()
+torch.manual_seed(3)
+expected = torch.rand(4).tolist() + torch.dropout(torch.ones(8), 0.5, True).tolist()
+state = torch.get_rng_state()
+torch.rand(3, device="cuda")
+children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+print(json.dumps({"x": x.tolist(), "out": out.tolist(), "errors": errors, "drawn": drawn == expected,
+                  "host": torch.equal(state, torch.get_rng_state()), "children": children,
+                  "held": torch.cuda.memory_allocated()}))
+"""
+pytestmark = pytest.mark.skipif(
+    build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
+)
+
+
+def run(command: List[str]) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def outputs(text: str) -> Dict[str, Any]:
+    found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    assert not [record["error"] for record in found if record["error"]]
+    return {record["program"]: record["output"] for record in found}
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu() -> Dict[str, Any]:
+    return outputs(run([sys.executable, str(HERE / "run_programs.py"), *PROGRAMS]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_programs_print_the_same_bits_as_on_the_cpu(on_the_cpu: Dict[str, Any], mode: str) -> None:
+    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", *MODES[mode], "--"]
+    found = outputs(run([*command, sys.executable, str(HERE / "run_programs.py"), *PROGRAMS, "surface"]))
+    assert found.pop("surface") == "surface ok\n"
+    assert found == on_the_cpu
+
+
+def test_it_is_a_device_of_its_own_without_a_process_of_its_own() -> None:
+    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--", sys.executable, "-c", OWN]
+    found = json.loads(run(command))
+    assert found["x"] == [0, 1, 12, 13, 14, 5, 6, 7, 8, 9]
+    assert found["out"] == [value + 1 for value in found["x"]]
+    mixed, sparse, second = found["errors"]
+    assert "two devices" in mixed
+    assert "add" in mixed
+    assert "sparse" in sparse
+    assert "invalid device ordinal" in second
+    assert found["drawn"], "the same seed draws the same numbers"
+    assert found["host"], "the CPU's generator is left alone"
+    assert found["children"] == []
+    assert found["held"] == 80
+
+
+def test_operators_give_the_same_bits(tmp_path: pathlib.Path) -> None:
+    record = tmp_path / "record.json"
+    assert main(["conformance", "--modes", "local", "--limit", "2", "--json", str(record), "--entries", *ENTRIES]) == 0
+    judged = json.loads(record.read_text())
+    assert judged["totals"]["local"]["passed"] == len(ENTRIES)
+
+
+def test_local_is_judged_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conformance", "--modes", "local,lazy"]) == 1
+    assert "by itself" in capsys.readouterr().err
