@@ -142,7 +142,9 @@ def install_here(libraries: build.Libraries, threads: int = 0) -> Installed:
     import torch
 
     from edge_offload.capture.here import NoRecorder, NoRemote
+    from edge_offload.execute.heap import keep_freed
 
+    keep_freed()  # as the executor process does that would compute otherwise
     if threads:
         torch.set_num_threads(threads)
     native, remote = _load_native(libraries), NoRemote()

@@ -22,6 +22,7 @@ from edge_offload.capture.remote import InProcessRemote
 from edge_offload.capture.segments import Limits
 from edge_offload.errors import LinkLost
 from edge_offload.execute.devices import facts
+from edge_offload.execute.heap import keep_freed
 from edge_offload.manager.split_device import REPEATS, Opener, SplitRecorder
 from edge_offload.manager.split_inferences import Inference
 
@@ -51,6 +52,7 @@ class HereSession(DeviceSession):
 
 def here() -> InProcessRemote:
     """What a :class:`SplitHereRecorder` runs segments with."""
+    keep_freed()  # as the executor process does that would compute otherwise
     remote = InProcessRemote(HereSession())
     remote.facts = facts(torch.device("cpu"))
     return remote
