@@ -201,3 +201,15 @@ def test_a_workload_survives_its_file_and_a_bad_one_is_refused(tmp_path):
     path.write_text("{")
     with pytest.raises(BadInput, match="is no workload"):
         load_workload(path)
+
+
+def test_several_seeds_are_pooled_and_change_nothing_else():
+    one, other = (compare(EVEN, INDOORS, 20.0, 2.6e-3, seed=seed) for seed in (0, 1))
+    both = {row["policy"]: row for row in compare(EVEN, INDOORS, 20.0, 2.6e-3, seeds=2)}
+    for name in ("auto", "local", "server"):
+        rows = [next(row for row in rows if row["policy"] == name) for rows in (one, other)]
+        assert both[name]["seeds"] == 2
+        assert both[name]["frames"] == sum(row["frames"] for row in rows)
+        total_s = sum(row["frames"] * row["latency_s"]["mean"] for row in rows)
+        assert both[name]["latency_s"]["mean"] == pytest.approx(total_s / both[name]["frames"])
+    assert both["oracle"]["seeds"] == 1

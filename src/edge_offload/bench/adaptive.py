@@ -10,6 +10,7 @@ is held is the running system, too: it falls back and hedges. The oracle knows w
   edge-offload bench adaptive                                          the synthetic indoor trace
   edge-offload bench adaptive --trace bandwidth_indoors.csv            a trace of yours
   edge-offload bench adaptive --trace bandwidth_indoors.csv --outages  and again with outages and weak spots put in
+  edge-offload bench adaptive --outages --seeds 6                      chance moves a mean by some tenths of a percent
   edge-offload bench adaptive --slowdown 2 4                           robots half and a quarter as fast as this machine
   edge-offload bench adaptive --workload costs.json                    components of your own instead of measured ones
 
@@ -21,16 +22,19 @@ what auto is held to, and whether it is met. A workload is a list of {mode, robo
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import os
 import pathlib
+import statistics
 import sys
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
 
 if TYPE_CHECKING:
     from edge_offload.bench.closed_loop import ModeCost, Run
     from edge_offload.bench.planned_cost import PlannedCost
     from edge_offload.link.trace import Trace
+    from edge_offload.manager.policy import Policy
 
 #: With --outages, in every period of so many seconds ...
 OUTAGE_PERIOD_S = 30.0
@@ -57,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", default="auto", help="what is compared: auto, energy, package.module:Class")
     parser.add_argument("--deadline", type=float, default=0.0, metavar="S", help="of a frame; 0: none")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (0)")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="pool so many runs of policy and modes (1)")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record adaptive_bench here")
     parser.add_argument("--plot", type=pathlib.Path, metavar="PNG", help="draw the mean latencies")
 
@@ -68,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.errors import BadInput
     from edge_offload.link.trace import load_trace, named_link
 
-    if min(args.slowdown) < 1 or args.frames < 2 or args.deadline < 0 or args.rtt_ms < 0:
-        raise BadInput("--slowdown is at least 1, --frames at least 2, --deadline and --rtt-ms at least 0")
+    if min(args.slowdown) < 1 or args.frames < 2 or args.seeds < 1 or args.deadline < 0 or args.rtt_ms < 0:
+        raise BadInput("--slowdown and --seeds are at least 1, --frames at least 2, --deadline and --rtt-ms at least 0")
     trace = load_trace(args.trace) if args.trace is not None else named_link("wifi_indoors").up
     traces = {args.trace.stem if args.trace is not None else "wifi_indoors": trace}
     if args.outages:
@@ -87,7 +92,15 @@ def run(args: argparse.Namespace) -> int:
         for name, item in traces.items():
             seconds = args.seconds or item.period_s
             rows = compare(
-                costs, item, seconds, args.rtt_ms / 1e3, args.policy, args.deadline or None, args.seed, planned
+                costs,
+                item,
+                seconds,
+                args.rtt_ms / 1e3,
+                args.policy,
+                args.deadline or None,
+                args.seed,
+                planned,
+                args.seeds,
             )
             experiment = {
                 "trace": name, "seconds": seconds, "slowdown": slowdown, "workload": workload.describe(costs),
@@ -132,61 +145,72 @@ def compare(
     deadline_s: Optional[float] = None,
     seed: int = 0,
     planned: Optional[PlannedCost] = None,
+    seeds: int = 1,
 ) -> List[Dict[str, Any]]:
-    """Rows: the policy, every mode of ``costs`` and every plan of ``planned`` held, the oracle."""
+    """Rows: the policy, every mode of ``costs`` and every plan of ``planned`` held, the oracle.
+
+    The policy and the modes are run with ``seeds`` seeds and pooled: what is drawn moves a mean by a few tenths of a
+    percent. Plans and the oracle are run with the first.
+    """
     from edge_offload.bench.closed_loop import VirtualRobot
-    from edge_offload.manager.policy import FixedPolicy, OraclePolicy, Policy, make_policy
+    from edge_offload.manager.policy import FixedPolicy, OraclePolicy, make_policy
     from edge_offload.modes import Mode
 
-    def drive(chosen: Policy, plans: Optional[PlannedCost]) -> Run:
-        return VirtualRobot(costs, trace, chosen, rtt_s, deadline_s, seed, plans).run(seconds)
+    def drive(make: Callable[[], Policy], plans: Optional[PlannedCost], times: int = seeds) -> List[Run]:
+        return [VirtualRobot(costs, trace, make(), rtt_s, deadline_s, seed + k, plans).run(seconds)
+                for k in range(times)]  # fmt: skip
 
-    runs: Dict[str, Run] = {policy: drive(make_policy(policy), planned)}
+    runs: Dict[str, List[Run]] = {policy: drive(lambda: make_policy(policy), planned)}
     for cost in costs:
-        runs[cost.mode.value] = drive(FixedPolicy(cost.mode), None)
+        runs[cost.mode.value] = drive(functools.partial(FixedPolicy, cost.mode), None)
     if planned is not None:
-        runs[Mode.SPLIT.value] = drive(FixedPolicy(Mode.SPLIT), planned)
+        holding = functools.partial(FixedPolicy, Mode.SPLIT)
+        runs[Mode.SPLIT.value] = drive(holding, planned)
         for number in planned.all_plans():
             if not planned.is_local(number):
-                runs[f"plan {number}: {planned.names[number]}"] = drive(FixedPolicy(Mode.SPLIT), planned.held(number))
+                runs[f"plan {number}: {planned.names[number]}"] = drive(holding, planned.held(number), 1)
     oracle = OraclePolicy(lambda now: {})
     knowing = VirtualRobot(costs, trace, oracle, rtt_s, deadline_s, seed, planned)
     oracle.latencies_s = knowing.latencies
-    runs["oracle"] = knowing.run(seconds)
-    best = sum(runs["oracle"].latencies_s) / len(runs["oracle"].latencies_s)
+    runs["oracle"] = [knowing.run(seconds)]
+    best = statistics.mean(runs["oracle"][0].latencies_s)
     return [_row(name, result, best, deadline_s, trace) for name, result in runs.items()]
 
 
-def _row(name: str, result: Run, best_s: float, deadline_s: Optional[float], trace: Trace) -> Dict[str, Any]:
+def _row(name: str, runs: Sequence[Run], best_s: float, deadline_s: Optional[float], trace: Trace) -> Dict[str, Any]:
     from edge_offload import records
 
-    frames = len(result.latencies_s)
-    latency = records.latency_summary(result.latencies_s)
-    missed = None if deadline_s is None else sum(s > deadline_s for s in result.latencies_s) / frames
+    latencies = [seconds for run in runs for seconds in run.latencies_s]
+    frames = len(latencies)
+    latency = records.latency_summary(latencies)
+    missed = None if deadline_s is None else sum(s > deadline_s for s in latencies) / frames
     dead = dead_times(trace)
     cut_off: List[float] = []
     waited: Dict[Any, int] = {}
-    for began, seconds, in_vain in zip(result.began_s, result.latencies_s, result.waited):
-        outage = next((first for first, last in dead if first <= began % trace.period_s < last), None)
-        if outage is not None and in_vain:
-            which = (began // trace.period_s, outage)
-            waited[which] = waited.get(which, 0) + 1
-        elif outage is not None:
-            cut_off.append(seconds)
+    for number, run in enumerate(runs):
+        for began, seconds, in_vain in zip(run.began_s, run.latencies_s, run.waited):
+            outage = next((first for first, last in dead if first <= began % trace.period_s < last), None)
+            if outage is not None and in_vain:
+                which = (number, began // trace.period_s, outage)
+                waited[which] = waited.get(which, 0) + 1
+            elif outage is not None:
+                cut_off.append(seconds)
+    faster = sum(run.faster_remote for run in runs)
     return {
         "policy": name,
+        "seeds": len(runs),
         "frames": frames,
         "latency_s": latency,
         "outage_waited": max(waited.values(), default=0),
         "outage_p99_s": records.latency_summary(cut_off)["p99"] if cut_off else None,
         "missed": missed,
-        "energy_j": sum(result.energies_j) / frames,
-        "switches": result.switches,
+        "energy_j": sum(joules for run in runs for joules in run.energies_j) / frames,
+        "switches": round(sum(run.switches for run in runs) / len(runs)),
         "regret": latency["mean"] / best_s - 1,
-        "hedge_rate": result.hedges / frames,
-        "vain_hedge_rate": result.vain_hedges / frames,
-        "remote_share": result.remote / frames,
-        "remote_when_faster": result.chosen_remote / result.faster_remote if result.faster_remote else None,
+        "hedge_rate": sum(run.hedges for run in runs) / frames,
+        "vain_hedge_rate": sum(run.vain_hedges for run in runs) / frames,
+        "remote_share": sum(run.remote for run in runs) / frames,
+        "remote_when_faster": sum(run.chosen_remote for run in runs) / faster if faster else None,
     }
 
 
