@@ -275,16 +275,20 @@ def draw(everything: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
             panel.plot(places, [row["predicted_s"] * 1e3 for row in mine], ":", color=drawn.get_color())
         panel.set(xscale="log", yscale="log", xlabel="bandwidth, MB/s", ylabel="latency, ms (dotted: predicted)",
                   title=record["model"])  # fmt: skip
+        ticks = sorted({row["bytes_per_s"] / 1e6 for row in record["rows"]})
+        panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        panel.set_xticks([], minor=True)
         panel.grid(True, alpha=0.3)
     panels[0].legend(fontsize=5)
-    last = panels[len(everything)]
+    last, ends = panels[len(everything)], []
     for record in everything:
         pairs = [(row["predicted_s"] * 1e3, row["latency_s"]["p50"] * 1e3) for row in record["rows"]
                  if row["latency_s"] and row["kind"] != "device-only"]  # fmt: skip
         if pairs:
             last.plot(*zip(*pairs), ".", label=record["model"], ms=4)
-    ends = [1.0, 10_000.0]
-    last.plot(ends, ends, "k-", lw=0.6)
+            ends += [min(map(min, pairs)), max(map(max, pairs))]
+    if ends:
+        last.plot([min(ends), max(ends)], [min(ends), max(ends)], "k-", lw=0.6)
     last.set(xscale="log", yscale="log", xlabel="predicted, ms", ylabel="measured, ms", title="simulation")
     last.legend(fontsize=5)
     for panel in panels[len(everything) + 1 :]:
