@@ -91,7 +91,8 @@ def test_a_policy_that_met_a_slow_server_once_comes_back_to_it():
 
 def test_a_mode_that_may_be_better_is_run_once_in_a_while_and_one_that_is_surely_worse_is_not():
     never = range(0, 1)
-    for seconds, doubt_s, tries in ((0.062, 0.003, range(10, 31)), (0.062, 0.001, never), (0.08, 0.003, never)):
+    # with every time that it only confirms what was known the pause doubles, up to eight times 34 frames
+    for seconds, doubt_s, tries in ((0.062, 0.003, range(4, 8)), (0.062, 0.001, never), (0.08, 0.003, never)):
         refresher, last = Refresher(), 0
         ran = []
         for i in range(1000):
@@ -101,6 +102,21 @@ def test_a_mode_that_may_be_better_is_run_once_in_a_while_and_one_that_is_surely
                 ran.append(i)
                 last = i
         assert len(ran) in tries
+        assert all(later - earlier <= Refresher.RAREST * Refresher.FRAMES + 1 for earlier, later in zip(ran, ran[1:]))
+
+
+def test_a_mode_whose_last_try_was_a_surprise_is_tried_again_soon():
+    refresher, last, ran = Refresher(), 0, []
+    for i in range(1500):
+        seconds = 0.062 if len(ran) < 5 else 0.07  # the fifth try finds it slower than it was, and so do all after it
+        split = Forecast(Mode.SPLIT, seconds, 0.001, 1.0, age_s=0.1 * (i - last), doubt_s=0.02)
+        server = Forecast(Mode.SERVER, 0.06, 0.001, 1.0, age_s=0.1)
+        if refresher.instead(Mode.SERVER, {Mode.SERVER: server, Mode.SPLIT: split}) is Mode.SPLIT:
+            ran.append(i)
+            last = i
+    pauses = [later - earlier for earlier, later in zip(ran, ran[1:])]
+    assert pauses[3] == Refresher.RAREST * Refresher.FRAMES
+    assert pauses[4] <= Refresher.FRAMES + 1
 
 
 def test_a_mode_that_looked_worse_long_ago_is_tried_again_once_its_forecast_has_become_doubtful():

@@ -51,6 +51,9 @@ class Refresher:
     FRAMES = 34
     #: A forecast that moved by this share is looked at again after so many seconds, so many times.
     SURPRISE, AGAIN_S, MOST = 0.1, 1.0, 4
+    #: A frame that ran in another mode and only confirmed that it is not better makes the next such frame wait twice
+    #: as long, up to so many times as long.
+    RAREST = 8
 
     def __init__(self) -> None:
         self._mode: Optional[Mode] = None
@@ -58,6 +61,9 @@ class Refresher:
         self._since_s = -math.inf
         self._frames = self.FRAMES
         self._surprises = 0
+        self._tried: Optional[Mode] = None
+        self._tried_s = math.nan
+        self._rarer = 1
 
     def due(self, now: float, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
         """For a frame that is about to be computed locally: what to ask beside it, if anything."""
@@ -82,10 +88,14 @@ class Refresher:
     def instead(self, mode: Mode, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
         """For a frame that is about to run remotely in ``mode``: another one that may well be better and that has not
         run for long, to be run this once. The longer it has not, the less its forecast is believed; what is surely
-        worse is left alone, for every frame that it is asked for costs what it is worse."""
+        worse is left alone, for every frame that it is asked for costs what it is worse. For the same reason a mode
+        that is found to be as it was thought to be is tried more and more rarely."""
         self._frames += 1
         asked = forecasts.get(mode)
-        if asked is None or not asked.known or self._frames < self.FRAMES:
+        if asked is None or not asked.known:
+            return None
+        self._judge(asked, forecasts)
+        if self._frames < self.FRAMES * self._rarer:
             return None
         for other, forecast in forecasts.items():
             if other is mode or forecast.obstacle or forecast.age_s < self.STALE_S:
@@ -94,8 +104,19 @@ class Refresher:
             hoped_s = forecast.latency_s - (forecast.doubt_s if other is not Mode.LOCAL else 0.0)
             if hoped_s < asked.latency_s:
                 self._frames = 0
+                self._tried, self._tried_s = other, forecast.latency_s
                 return other
         return None
+
+    def _judge(self, asked: Forecast, forecasts: Mapping[Mode, Forecast]) -> None:
+        """What the last frame in another mode was good for, once its report is in."""
+        tried = forecasts.get(self._tried) if self._tried is not None else None
+        if tried is None or tried.age_s >= self.STALE_S:
+            return
+        self._tried = None
+        surprising = not abs(tried.latency_s - self._tried_s) <= self.SURPRISE * self._tried_s
+        confirmed = tried.known and not surprising and tried.latency_s >= asked.latency_s
+        self._rarer = min(2 * self._rarer, self.RAREST) if confirmed else 1
 
     def _surprised(self, forecasts: Mapping[Mode, Forecast]) -> bool:
         """Whether the last answer was far from what was forecast, so that one is not enough to know."""
