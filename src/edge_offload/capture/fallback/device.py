@@ -190,6 +190,17 @@ class PythonDevice:
         self._generation += 1
         self.on_forget()
 
+    def append(self, index: int, slots: Iterable[Slot]) -> None:
+        """Write a call's definition and operands behind the pending segment."""
+        pending = self.pending
+        if not pending:
+            self.base = self.next_id
+        pending.append(index)
+        epoch = self.epoch
+        for slot in slots:
+            pending.append(slot.canonical if slot.epoch == epoch else self.canonical(slot))
+        self.segment_calls += 1
+
     def note(
         self,
         entry: Entry,
@@ -200,14 +211,7 @@ class PythonDevice:
         """Add a call to the pending segment."""
         plain = [payload.detach().resolve_conj().resolve_neg().contiguous() for payload in payloads]
         plain = [new.clone() if new.data_ptr() == old.data_ptr() else new for new, old in zip(plain, payloads)]
-        pending = self.pending
-        if not pending:
-            self.base = self.next_id
-        pending.append(entry.index)
-        epoch = self.epoch
-        for slot in slots:
-            pending.append(slot.canonical if slot.epoch == epoch else self.canonical(slot))
-        self.segment_calls += 1
+        self.append(entry.index, slots)
         self.numbers += numbers
         if plain:
             self._payload_bytes += sum(payload.numel() * payload.element_size() for payload in plain)

@@ -108,7 +108,7 @@ class Engine:
             device.calls += 1
             device.hits += 1
             device.segment_calls += 1
-            pending = device.pending
+            pending = device.pending  # device.append written out: the way of every call seen before
             if not pending:
                 device.base = device.next_id
             pending.append(call.index)
@@ -157,14 +157,7 @@ class Engine:
         if call.noted:
             device.calls += 1
             device.hits += 1
-            device.segment_calls += 1
-            pending = device.pending
-            if not pending:
-                device.base = device.next_id
-            pending.append(call.index)
-            epoch = device.epoch
-            for slot in slots:
-                pending.append(slot.canonical if slot.epoch == epoch else device.canonical(slot))
+            device.append(call.index, slots)
             if hosts:
                 device.numbers += hosts
         result = self._results(call, tensors, slots, True)
