@@ -22,8 +22,8 @@ Edge = Tuple[Optional[Kind], int]
 #: How the number of an operand's storage is worked out: it is always the same one, it lies that far from the step's
 #: first new storage, or that far from the first new storage of the inference.
 SAME, FROM_STEP, FROM_START = range(3)
-MAX_NODES = 512
-MAX_AHEAD = 512
+MAX_NODES = 2048
+MAX_AHEAD = 2048
 MAX_PAYLOAD = 64 << 10
 
 

@@ -20,11 +20,11 @@ from edge_offload.capture.plans import Knowledge, Plan
 from edge_offload.capture.search import operator_sequence_search
 from edge_offload.capture.symbols import REACH, Kind
 
-MAX_NODES = 320
-MAX_HISTORY = 2048
+MAX_NODES = 1024
+MAX_HISTORY = 8192
 CONTEXTS = (6, 3, 2, 1)
 MAX_CONTEXTS = 65536
-MAX_STEPS = 256
+MAX_STEPS = 1024
 #: How often a step has to follow others before that is taken for a rule.
 SURE = 2
 #: So far at most where no upload ends an inference: who reads first would wait for all of it.
@@ -180,9 +180,8 @@ class Predictor:
             if form is None:
                 return
             if place not in places:
-                may = len(places) < limit and self._may_follow(came_from, place.site(form))
-                plan = self._plan(place.site(form)) if may else None
-                if plan is None:
+                plan = self._plan(place.site(form)) if len(places) < limit else None
+                if plan is None or not self._may_follow(came_from, plan):
                     return
                 places[place] = len(found.plans)
                 found.plans.append(plan)
@@ -206,12 +205,11 @@ class Predictor:
     def _knowledge(self, form: int) -> Knowledge:
         return Knowledge(form, len(self._known) + len(self._sites), self.forms.calls(form)[1])
 
-    def _may_follow(self, before: Optional[int], site: Site) -> bool:
+    def _may_follow(self, before: Optional[int], plan: Plan) -> bool:
         """Whether the server can do a step without the client: its uploads must be known."""
-        known = self._sites.get(site) or self._known[site[0]]
-        if before is None or not known.uploads:
+        if before is None or not self._known[plan.form].uploads:
             return True
-        return self._reason(before) == DYNAMIC and known.constant_uploads
+        return self._reason(before) == DYNAMIC and bool(plan.node.payloads)
 
     def _reason(self, form: int) -> Optional[int]:
         last = self._known[form].last if form in self._known else None
