@@ -11,8 +11,9 @@ beside the baselines. --certify adds how far it is at most from the best replica
 exchange nothing between the places where it begins and ends), --bound how far from a lower bound on all plans.
 --verify runs every plan of every planner, and some random ones, and compares them with the unsplit network up to its
 last maps, in float64 and float32; every transfer of the random ones is also made one row too short at either end,
-which must be refused. It fails if anything is not as it must be. With --out, records of other
-models in that file are kept, so that a zoo can be verified bit by bit.
+which must be refused. It fails if anything is not as it must be. With --out, records are written planner by planner
+and those of other models in that file are kept, so that a zoo can be verified bit by bit; --resume keeps this model's,
+too, and goes on where a verification was cut off.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot-bandwidth", type=float, metavar="MB/S", help="default: where a split gains most")
     parser.add_argument("--verify", action="store_true", help="run every plan of every planner; prints JSON")
     parser.add_argument("--random", type=int, default=8, metavar="N", help="random plans for --verify (default 8)")
+    parser.add_argument("--resume", action="store_true", help="--verify only what --out does not hold yet")
 
 
 def bins(count: int = 31, low: float = 0.5e6, high: float = 30e6) -> Tuple[float, ...]:
@@ -199,31 +201,40 @@ def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwi
     from edge_offload.split.planners import PLANNERS, plan_table
     from edge_offload.split.space import Space
 
+    options = list(args.option)
+    others, done = _recorded(args.out, args.model) if args.out else ([], [])
+    found = [record for record in done if args.resume and record.get("options", []) == options]
+    known = {record["planner"] for record in found}
     verifier = Verifier(network)
-    found = []
-    for name in PLANNERS:
-        plans = plan_table(Space(model, bandwidths, not args.no_codecs), name, objective, effort).plans
-        found.append(verifier.record(args.model, name, plans))
-        print(f"{args.model}, {name}: {found[-1]['plans']} plans, float64 {found[-1]['float64']:.1e}", file=sys.stderr)
-    identity = sequence_hash(network.program.sequence)
-    anywhere = [check(random_split(network.located, random.Random(seed)), network.located, identity)
-                for seed in range(args.random)]  # fmt: skip
-    found.append(verifier.record(args.model, "random", anywhere))
-    mutants = [mutant for plan in anywhere for mutant in shortened(plan)]
-    refused = sum(not passes(mutant, network.located, identity) for mutant in mutants)
-    found[-1].update(mutants=len(mutants), mutants_refused=refused)
-    for record in found:
-        record["options"] = list(args.option)
+
+    def keep(record: Dict[str, Any]) -> None:
         records.validate("split_exactness", record)
+        found.append(record)
+        print(f"{args.model}, {record['planner']}: {record['plans']} plans, float64 {record['float64']:.1e}, "
+              f"{'exact' if record['exact'] else 'NOT EXACT'}", file=sys.stderr)  # fmt: skip
+        if args.out:
+            records.write(args.out, "split_exactness", [*others, *found])
+
+    for name in PLANNERS:
+        if name not in known:
+            plans = plan_table(Space(model, bandwidths, not args.no_codecs), name, objective, effort).plans
+            keep({**verifier.record(args.model, name, plans), "options": options})
+    if "random" not in known:
+        identity = sequence_hash(network.program.sequence)
+        anywhere = [check(random_split(network.located, random.Random(seed)), network.located, identity)
+                    for seed in range(args.random)]  # fmt: skip
+        mutants = [mutant for plan in anywhere for mutant in shortened(plan)]
+        refused = sum(not passes(mutant, network.located, identity) for mutant in mutants)
+        keep({**verifier.record(args.model, "random", anywhere), "options": options, "mutants": len(mutants),
+              "mutants_refused": refused})  # fmt: skip
     json.dump(found, sys.stdout, indent=2)
     print()
-    if args.out:
-        records.write(args.out, "split_exactness", [*_others(args.out, args.model), *found])
-    return 0 if all(record["exact"] for record in found) and refused == len(mutants) else 1
+    fine = all(record["exact"] and record.get("mutants") == record.get("mutants_refused") for record in found)
+    return 0 if fine else 1
 
 
-def _others(path: str, model: str) -> List[Dict[str, Any]]:
-    """Records of other models that the file holds."""
+def _recorded(path: str, model: str) -> Tuple[List[Dict[str, Any]], List[Dict[str, Any]]]:
+    """Records that the file holds: (of other models, of this one)."""
     import json
     import pathlib
 
@@ -231,9 +242,11 @@ def _others(path: str, model: str) -> List[Dict[str, Any]]:
 
     file = pathlib.Path(path)
     if not file.exists():
-        return []
+        return [], []
     try:
-        known = json.loads(file.read_text(encoding="utf-8"))
-        return [record for record in known if record["model"] != model]
+        held = json.loads(file.read_text(encoding="utf-8"))
+        mine = [record["model"] == model for record in held]
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path} holds something else: {error}", remedy="name a new file") from error
+    return ([record for record, own in zip(held, mine) if not own],
+            [record for record, own in zip(held, mine) if own])  # fmt: skip
