@@ -22,18 +22,21 @@ class Plan:
 
     Attributes:
         slot: number of its definition, which the next plan for the same place takes over.
+        uploads: bytes of those that have been the same so far, None for the others.
         sent: to whom it has been sent, None at first.
     """
 
     def __init__(
         self, form: int, slot: int, node: Node, integers: Integers, places: Tuple[Tuple[int, int], ...],
         dead: FrozenSet[int], told: Optional[Dict[int, Call]] = None,
+        uploads: Tuple[Optional[bytes], ...] = (),
     ) -> None:  # fmt: skip
         self.form = form
         self.slot = slot
         self.sent: Optional[object] = None
         self.node = node
         self.dead = dead
+        self.uploads = uploads
         self._integers = integers
         self._places = places
         self._worked_out: Optional[Tuple[Since, Optional[Integers]]] = None
@@ -126,6 +129,7 @@ class Knowledge:
         self._live: List[Set[Tuple[int, int]]] = []
         self._plan: Optional[Plan] = None
         self._stale = True
+        self._uploads: Tuple[Optional[bytes], ...] = ()
 
     def learn(self, done: Done, since: List[Tuple[int, ...]], start: int, confirmed: bool) -> bool:
         """Take in a step; says whether anything is expected otherwise than before.
@@ -140,6 +144,10 @@ class Knowledge:
         if confirmed:
             return fresh_kind
         self._before, self.last = self.last, done
+        if self._before is None or len(self._uploads) != len(done.payloads):
+            self._uploads = done.payloads
+        else:  # one that has changed once is an input
+            self._uploads = tuple(old if old == new else None for old, new in zip(self._uploads, done.payloads))
         options = [{(SAME, n), (FROM_STEP, n - done.base), (FROM_START, n - start)} for n in done.live]
         if len(self._live) == len(options):
             self._live = [(known & new) or new for known, new in zip(self._live, options)]
@@ -178,7 +186,7 @@ class Knowledge:
     @property
     def constant_uploads(self) -> bool:
         """Whether that is the same every time."""
-        if self.last is None or self._before is None:
+        if self.last is None or self._before is None or self.last.opens:
             return False
         return None not in self.last.payloads and self.last.payloads == self._before.payloads
 
@@ -219,7 +227,7 @@ class Knowledge:
             last.reason == DYNAMIC,
             wanted,
         )
-        return Plan(self.form, self._slot, node, last.shape.integers, tuple(self._places), dead, told)
+        return Plan(self.form, self._slot, node, last.shape.integers, tuple(self._places), dead, told, self._uploads)
 
     def _explain(self) -> Optional[Dict[Tuple[int, int], Formula]]:
         """A formula for every integer that has not always been the same; None if there is none for one of them."""

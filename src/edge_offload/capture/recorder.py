@@ -54,12 +54,16 @@ class Counters:
 
 @dataclass
 class _Speculation:
-    """What the server has been asked to run ahead, and how many of its steps the program has done so far."""
+    """What the server has been asked to run ahead, and how many of its steps the program has done so far.
+
+    ``assumed``: the last uploads of the first step, of which it is only thought that the program will make them so.
+    """
 
     plans: List[Plan]
     first: List[int]
     since: List[Tuple[int, ...]]
     future: Future
+    assumed: Tuple[Optional[bytes], ...] = ()
     taken: int = 0
     waited: bool = False
     answer: Optional[Answer] = None
@@ -153,7 +157,8 @@ class Recorder:
         return outcome.tensor if handed.reason == READ else outcome.results
 
     def announce(self, segment: int, base: int, live: List[int], payloads: List[torch.Tensor]) -> None:
-        """The uploads of the expected segment are complete: the server starts before the program gets to the read."""
+        """The uploads of the expected segment are complete, but for some that have always been the same: the server
+        starts before the program gets to the read."""
         predictor = self._predictor
         if predictor is None or self._speculation is not None or self._failed is not None or self._pieces:
             return
@@ -167,8 +172,22 @@ class Recorder:
         if any(known.get(canonical) != number for canonical, number in zip(live[::2], live[1::2])):
             return
         course = Course([], branches.first, base, start, [] if opens else list(predictor.since))
-        course.payloads = [tensor_bytes(payload) for payload in payloads]
+        assumed = plan.uploads[len(payloads) :]
+        course.payloads = [
+            *(tensor_bytes(payload) for payload in payloads),
+            *(item for item in assumed if item is not None),
+        ]
         self._speculate(branches, course, Message())
+        assert self._speculation is not None
+        self._speculation.assumed = assumed
+
+    def _expect(self, plan: Optional[Plan]) -> None:
+        """Have the device announce ``plan``'s segment when everything is there that is not known before."""
+        if plan is None or plan.node.segment is None:
+            self.native.expect(-1)
+            return
+        fresh = [number for number, data in enumerate(plan.uploads, 1) if data is None]
+        self.native.expect(plan.node.segment, max(fresh, default=len(plan.uploads)))
 
     # -- running
 
@@ -203,9 +222,7 @@ class Recorder:
         if self._predictor.full and self._speculation is None:
             self._predictor = self._new_predictor()
         elif self._speculation is None:
-            expected = self._predictor.next()
-            segment = expected.node.segment if expected is not None else None
-            self.native.expect(segment if segment is not None else -1)
+            self._expect(self._predictor.next())
         return outcome
 
     def _run(self, pieces: Sequence[Piece], done: Optional[Done]) -> Outcome:
@@ -299,8 +316,9 @@ class Recorder:
         ahead, predictor = self._speculation, self._predictor
         if ahead is None or predictor is None:
             return None
-        if not ahead.waited and not any(
-            ahead.plans[node].same_as(done, predictor.start, predictor.since) for node in ahead.first
+        if (ahead.assumed and not ahead.taken and done.payloads[-len(ahead.assumed) :] != ahead.assumed) or (
+            not ahead.waited
+            and not any(ahead.plans[node].same_as(done, predictor.start, predictor.since) for node in ahead.first)
         ):
             self._over(ahead, 1)  # whatever ran, it was not this
             return None

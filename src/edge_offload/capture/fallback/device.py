@@ -88,8 +88,8 @@ class PythonDevice:
         self._entries: Dict[Tuple[str, bytes], Entry] = {}
         self._by_index: List[Entry] = []
         self._segments: Dict[bytes, int] = {}
-        self._known: List[Tuple[bytes, int]] = []
-        self._expected = -1
+        self._known: List[bytes] = []
+        self._expected, self._expected_payloads = -1, 0
         self._generation = 0
         self.busy = False
         self.calls = self.hits = self.flushes = 0
@@ -103,7 +103,7 @@ class PythonDevice:
 
     def words(self, segment: int) -> bytes:
         """The canonical form of a segment."""
-        return self._known[segment][0]
+        return self._known[segment]
 
     def foretell(self, calls: Sequence[Tuple[int, bytes, List[Any]]]) -> List[int]:
         """Calls like others with other sizes (number of the other, key, results): what the server said of them before
@@ -116,9 +116,9 @@ class PythonDevice:
             numbers.append(entry.index)
         return numbers
 
-    def expect(self, segment: int) -> None:
-        """Announce this segment's uploads as soon as they are complete; -1: none."""
-        self._expected = segment
+    def expect(self, segment: int, payloads: int = 0) -> None:
+        """Announce this segment as soon as so many of its uploads are there; -1: none."""
+        self._expected, self._expected_payloads = segment, payloads
 
     def per_call(self, on: bool) -> None:
         """Whether every call is a segment of its own."""
@@ -238,7 +238,7 @@ class PythonDevice:
         fresh = number is None
         if number is None:
             number = self._segments[words] = len(self._known)
-            self._known.append((words, len(payloads)))
+            self._known.append(words)
         dead: List[int] = []
         freed: List[int] = []
         for _ in range(len(self.dead)):
@@ -255,8 +255,9 @@ class PythonDevice:
     def _announce_if_complete(self) -> None:
         if self._expected < 0:
             return
-        words, payloads = self._known[self._expected]
-        if len(self._payloads) != payloads or not words.startswith(self.pending.tobytes()):
+        if len(self._payloads) != self._expected_payloads:
+            return
+        if not self._known[self._expected].startswith(self.pending.tobytes()):
             return
         expected, self._expected = self._expected, -1
         with self._handling():

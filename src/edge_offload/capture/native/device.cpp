@@ -269,7 +269,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("entry", &entry_of);
   m.def("words", &words_of);
   m.def("foretell", &foretell);
-  m.def("expect", [](int64_t segment) { state().expected = segment; });
+  m.def("expect", [](int64_t segment, size_t payloads) { state().expected = segment; state().expected_payloads = payloads; },
+        py::arg("segment"), py::arg("payloads") = 0);
   m.def("trust", &trust);
   m.def("refuse", [](std::unordered_map<std::string, std::string> names) { Hold hold; state().refused = std::move(names); });
   m.def("per_call", [](bool on) { state().per_call = on; });

@@ -14,7 +14,7 @@ inline uint32_t identify(const Segment& segment, bool* fresh) {
   for (auto it = range.first; it != range.second; ++it)
     if (s.known[it->second]->words == segment.words) { *fresh = false; return it->second; }
   const uint32_t id = s.known.size();
-  s.known.push_back(std::make_unique<Known>(Known{id, segment.words, segment.payloads.size()}));
+  s.known.push_back(std::make_unique<Known>(Known{id, segment.words}));
   s.segments.emplace(hash, id);
   *fresh = true;
   return id;
@@ -97,7 +97,7 @@ inline void announce_if_complete() {
   if (s.expected < 0) return;
   const auto& known = *s.known[s.expected];
   const auto& words = s.pending.words;
-  if (s.pending.payloads.size() != known.payloads || words.size() > known.words.size() ||
+  if (s.pending.payloads.size() != s.expected_payloads || words.size() > known.words.size() ||
       !std::equal(words.begin(), words.end(), known.words.begin()))
     return;
   s.expected = -1;

@@ -86,7 +86,6 @@ struct Segment {  // the pending one
 struct Known {  // a segment that has been defined
   uint32_t id;
   std::vector<uint32_t> words;
-  size_t payloads;
 };
 struct Death { uint64_t id, epoch; uint32_t canonical; bool fresh; };
 
@@ -105,7 +104,8 @@ struct State {
   Entry* last = nullptr;  // the call that was looked up last
   std::unordered_multimap<Bytes128, uint32_t, Hash128> segments;  // hash -> index in `known`; compared word by word
   std::vector<std::unique_ptr<Known>> known;
-  int64_t expected = -1;  // segment whose uploads are announced as soon as they are complete
+  int64_t expected = -1;  // segment that is announced as soon as so many of its uploads are there
+  size_t expected_payloads = 0;
   std::unordered_set<const c10::FunctionSchema*> trusted;  // operators whose meta kernels are the CPU's own shape functions
   std::unordered_map<std::string, std::string> refused;  // operators that the server has not, or has otherwise: why
   uint32_t generation = 0;                                 // how often entries and segments have been forgotten
