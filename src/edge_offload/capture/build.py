@@ -21,7 +21,7 @@ from typing import List, Optional
 from edge_offload.errors import EdgeOffloadError, Unsupported
 
 SOURCES = pathlib.Path(__file__).parent / "native"
-FLAGS = ("-O2", "-std=c++17", "-fvisibility=hidden", "-Wno-attributes")
+FLAGS = ("-O2", "-DNDEBUG", "-fno-plt", "-std=c++17", "-fvisibility=hidden", "-Wno-attributes")
 
 
 class BuildFailed(EdgeOffloadError):

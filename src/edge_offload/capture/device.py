@@ -149,8 +149,8 @@ def install_here(libraries: build.Libraries, threads: int = 0) -> Installed:
         torch.set_num_threads(threads)
     native, remote = _load_native(libraries), NoRemote()
     recorder = NoRecorder(native, remote)
-    native.install(recorder)
     native.compute_here(False)
+    native.install(recorder)
     return _finish(libraries, native, recorder, remote)
 
 

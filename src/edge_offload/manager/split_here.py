@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any, List, Optional, Union
+from typing import Any, List, Optional, Set, Union
 
 import torch
 
@@ -71,7 +71,8 @@ class SplitHereRecorder(SplitRecorder):
         super().__init__(native, remote, opener, slowdown)
         self._session: HereSession = remote.session
         self._session.native = native
-        self._awaited: List[int] = []
+        self._awaited: Set[int] = set()
+        self._resting: Set[int] = set()
         self._unfit: Counter[str] = Counter()
         self._keep_for = self._left = 0
         native.compute_here(True)
@@ -122,6 +123,10 @@ class SplitHereRecorder(SplitRecorder):
                 inference.seconds.append(seconds * self._slowdown)
                 self._watch(inference, piece, tensor)
         self._keep_for -= self._keep_for > 0
+        self._tidy()
+
+    def rested(self) -> None:
+        """What began like an inference that is computed here ended in a read; it was not noted, and changed nothing."""
         self._tidy()
 
     def memory(self, number: int) -> torch.Tensor:
@@ -175,10 +180,22 @@ class SplitHereRecorder(SplitRecorder):
             self._freed = []
         self.native.keep(self._keep_for > 0)
         self.native.owing(bool(self._steps_owed))
-        awaited = sorted({key[0] for key, item in self._inferences.items() if self._divides(item)})
+        awaited: Set[int] = set()
+        here: Set[int] = set()
+        busy: Set[int] = set()
+        for (segment, _, _), inference in self._inferences.items():
+            if self._divides(inference):
+                awaited.add(segment)
+            elif inference.problem or inference.runner is not None:
+                here.add(segment)
+            else:  # it is being learnt
+                busy.add(segment)
         if awaited != self._awaited:
             self._awaited = awaited
-            self.native.wait_for(awaited)
+            self.native.wait_for(sorted(awaited))
+        if self._slowdown == 1.0 and here - busy != self._resting:
+            self._resting = here - busy
+            self.native.rest_in(sorted(self._resting))
 
     def _divides(self, inference: Inference) -> bool:
         runner = inference.runner

@@ -33,6 +33,24 @@ inline const Facts& facts_of(const c10::OperatorHandle& op) {
   return known.emplace(&schema, std::move(facts)).first->second;
 }
 
+// Whether nobody else holds a result of the host or its memory.
+inline bool is_fresh(const Tensor& host) {
+  return host.defined() && host.use_count() == 1 && host.has_storage() && host.storage().use_count() == 1 &&
+         host.layout() == at::kStrided && host.device().is_cpu() && !host.is_quantized() && !host.is_conj() && !host.is_neg();
+}
+// The device tensor that such a result becomes.
+[[gnu::noinline, gnu::hot]] inline Tensor give_fresh(Tensor&& host, bool in_segment) {
+  auto* mine = host.unsafeGetTensorImpl();
+  auto* context = new_context(in_segment, host.storage().nbytes());
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), context->bytes, pointer_to(context),
+                                                             &allocator(), true));
+  auto made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(kKey), mine->dtype());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(mine->sizes(), mine->strides(), mine->storage_offset());
+  context->memory = host.storage();
+  context->looked[0].store(host.unsafeReleaseTensorImpl(), std::memory_order_release);
+  return made;
+}
+
 class Computing {
  public:
   Computing(const c10::OperatorHandle& op, const Facts& facts) : op_(op), facts_(facts) {}
@@ -51,7 +69,7 @@ class Computing {
       }
     }
     for (size_t i = first; i < stack->size(); ++i) take((*stack)[i]);
-    check_hosts(starts_on_device);
+    if (host_array_) check_host_array(schema, starts_on_device);
     if (facts_.generator >= 0) name_generator((*stack)[first + facts_.generator]);
     BelowAll below;
     std::optional<Drawing> drawing;
@@ -61,10 +79,8 @@ class Computing {
     else op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   }
 
-  // The same for a call that is not boxed: its tensors one by one, then whether they may be together.
+  // The same for a call that is not boxed: its tensors one by one.
   Tensor take(const Tensor& t) { return take(Tensor(t)); }
-  void check_hosts(bool starts_on_device) { if (host_array_) check_host_array(op_.schema(), starts_on_device); }
-  bool lazy() const { return lazy_; }
 
   // Makes device tensors of the results; `described`: what they are to those of the call.
   void give(Stack* stack, size_t first, bool in_segment, std::vector<Return>* described) {
@@ -74,7 +90,8 @@ class Computing {
       Return r;
       if (v.isTensor()) {
         Tensor host = std::move(v).toTensor();
-        v = wrap(host, in_segment, described ? &r.outs : nullptr);
+        if (!described && is_fresh(host)) v = give_fresh(std::move(host), in_segment);
+        else v = wrap(host, in_segment, described ? &r.outs : nullptr);
       } else if (v.isTensorList()) {
         r.kind = Return::kList;
         c10::List<Tensor> list;

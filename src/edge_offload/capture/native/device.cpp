@@ -4,8 +4,8 @@
 // (segment.h) and hands out results whose metadata is known from an earlier, identical call (results.h). A host read, a
 // result whose shape depends on data, or a call never seen before ends the segment: Python (the handler) has it executed
 // (flush.h). This file puts the kernels into the dispatcher; one translation unit, because torch's headers cost most.
-#include "direct.h"
 #include "factories.h"
+#include "typed.h"
 #include "views.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -35,7 +35,7 @@ const std::vector<std::string>& whole() {
 const std::unordered_set<std::string>& answered_here() {
   static const std::unordered_set<std::string> names = {"empty.memory_format", "empty_strided", "copy_", "_local_scalar_dense", "view",
       "as_strided", "_reshape_alias", "unfold", "resize_", "set_", "set_.source_Storage", "set_.source_Storage_storage_offset",
-      "set_.source_Tensor", "is_set_to", "record_stream", "_convolution", "native_batch_norm"};
+      "set_.source_Tensor", "is_set_to", "record_stream"};
   return names;
 }
 
@@ -113,8 +113,7 @@ int install(py::object handler) {
   library->impl("is_set_to", &is_set_to);
   library->impl("record_stream", &record_stream);
   library->impl("_unsafe_view", &unsafe_view);
-  library->impl("_convolution", &convolution);
-  library->impl("native_batch_norm", &batch_norm);
+  const auto typed = s.here ? put_typed(*library) : std::unordered_set<std::string>();
   auto& dispatcher = c10::Dispatcher::singleton();
   if (!dispatcher.findSchemaOrThrow("aten::_pin_memory", "").hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
     library->impl("is_pinned", &is_pinned);
@@ -126,7 +125,7 @@ int install(py::object handler) {
     auto op = dispatcher.findOp(name);
     if (!op || !op->hasSchema()) continue;
     const std::string short_name = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    if (answered_here().count(short_name) || expanded().count(short_name)) continue;
+    if (answered_here().count(short_name) || expanded().count(short_name) || typed.count(short_name)) continue;
     if (is_view(*op)) continue;  // metadata only: torch expresses it through as_strided, which is answered here
     if (!op->hasKernelForDispatchKey(kKey)) {  // a build with CUDA has kernels for the key: all of them are replaced
       if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
@@ -136,7 +135,7 @@ int install(py::object handler) {
     ++registered;
   }
   for (const auto& name : whole())
-    if (dispatcher.findSchema({"aten::" + name.substr(0, name.find('.')), name.find('.') == std::string::npos ? "" : name.substr(name.find('.') + 1)})) {
+    if (!typed.count(name) && dispatcher.findSchema({"aten::" + name.substr(0, name.find('.')), name.find('.') == std::string::npos ? "" : name.substr(name.find('.') + 1)})) {
       library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&boxed>());
       ++registered;
     }
@@ -167,8 +166,8 @@ py::object memory(uint64_t id) {
   c10::Storage storage;
   {
     std::lock_guard<std::mutex> hold(s.deaths);
-    for (auto* context = s.living; context && !storage; context = context->after)
-      if (context->id == id) storage = context->memory;
+    const auto found = s.listed.find(id);
+    if (found != s.listed.end()) storage = found->second->memory;
   }
   if (!storage) return py::none();
   const int64_t bytes = storage.nbytes();
@@ -278,6 +277,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("keep", [](bool on) { state().keep = on; });
   m.def("owing", [](bool on) { state().owing = on; });
   m.def("wait_for", [](std::vector<uint32_t> segments) { state().awaited = std::move(segments); });
+  m.def("rest_in", [](std::vector<uint32_t> segments) { state().known_here = std::move(segments); });
   m.def("memory", &memory);
   m.def("counters", &counters);
   m.def("reset_peak", [] { state().peak = state().allocated.load(); });

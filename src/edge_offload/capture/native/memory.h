@@ -31,25 +31,33 @@ inline const c10::Storage& memory_of(c10::StorageImpl* storage) {
   return context->memory;
 }
 
-// Keeps a tensor of the host over the memory of `context`, if it is the first one.
+// Keeps a tensor of the host over the memory of `context`, if it is one of the first.
 inline void look(Context* context, const Tensor& host) {
-  c10::TensorImpl* none = nullptr;
-  if (context->looked.load(std::memory_order_relaxed)) return;
-  c10::raw::intrusive_ptr::incref(host.unsafeGetTensorImpl());
-  if (!context->looked.compare_exchange_strong(none, host.unsafeGetTensorImpl(), std::memory_order_acq_rel))
+  for (auto& slot : context->looked) {
+    c10::TensorImpl* none = nullptr;
+    if (slot.load(std::memory_order_relaxed)) continue;
+    c10::raw::intrusive_ptr::incref(host.unsafeGetTensorImpl());
+    if (slot.compare_exchange_strong(none, host.unsafeGetTensorImpl(), std::memory_order_acq_rel)) return;
     c10::raw::intrusive_ptr::decref(host.unsafeGetTensorImpl());
+  }
+}
+// A tensor of the host that looks like this one of the device, which is over the memory of the context.
+inline c10::TensorImpl* Context::seen(const c10::TensorImpl* mine) const {
+  for (const auto& slot : looked) {
+    auto* host = slot.load(std::memory_order_acquire);
+    if (!host) break;
+    if (host->sizes() == mine->sizes() && host->strides() == mine->strides() && host->storage_offset() == mine->storage_offset() &&
+        host->dtype() == mine->dtype() && host->is_conj() == mine->is_conj() && host->is_neg() == mine->is_neg())
+      return host;
+  }
+  return nullptr;
 }
 
 // A tensor of the host over the same memory.
 inline Tensor host_of(const Tensor& t) {
   TORCH_CHECK(t.layout() == at::kStrided, "edge_offload: a ", t.layout(), " tensor is not supported on the device");
   auto* context = context_of(t.storage().unsafeGetStorageImpl());
-  auto* mine = t.unsafeGetTensorImpl();
-  if (auto* seen = context->looked.load(std::memory_order_acquire)) {
-    if (seen->sizes() == mine->sizes() && seen->strides() == mine->strides() && seen->storage_offset() == mine->storage_offset() &&
-        seen->dtype() == mine->dtype() && seen->is_conj() == mine->is_conj() && seen->is_neg() == mine->is_neg())
-      return Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(seen));
-  }
+  if (auto* seen = context->seen(t.unsafeGetTensorImpl())) return Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(seen));
   auto host = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(memory_of(t.storage().unsafeGetStorageImpl())),
                                                        c10::DispatchKeySet(c10::DispatchKey::CPU), t.dtype());
   host.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());

@@ -20,6 +20,11 @@ inline uint32_t canonical(c10::StorageImpl* storage) {
     context->epoch = s.epoch;
     context->canonical = s.pending.values++;
     context->fresh = false;
+    if (s.here && !context->listed) {
+      std::lock_guard<std::mutex> hold(s.deaths);
+      s.listed.emplace(context->id, context);
+      context->listed = true;
+    }
     s.pending.live.push_back(context->canonical);
     s.pending.live.push_back(context->id);
   }
@@ -59,6 +64,7 @@ inline void forget_if_many() {
   s.known.clear();
   s.expected = -1;
   s.awaited.clear();
+  s.known_here.clear();
   ++s.generation;
 }
 

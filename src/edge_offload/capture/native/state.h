@@ -60,15 +60,16 @@ struct Entry {  // a distinct call: operator, arguments, metadata of its operand
 
 struct Context {  // the owner of a device storage: what its fake pointer stands for
   uint64_t id;
+  // where calls are computed in this process (memory.h): the first tensors of the host, and what they are over
+  std::atomic<c10::TensorImpl*> looked[2] = {{nullptr}, {nullptr}};
+  c10::Storage memory;
+  int64_t bytes = 0;
   uint64_t epoch = 0;   // segment in which `canonical` is valid
   uint32_t canonical = 0;
   bool fresh = false;   // created in that segment
-  int64_t bytes = 0;
-  // where calls are computed in this process (memory.h): what it holds, and a tensor of the host over it that came first
-  c10::Storage memory;
-  std::atomic<c10::TensorImpl*> looked{nullptr};
-  Context *before = nullptr, *after = nullptr;  // in the list of those that live
+  bool listed = false;  // in State::listed: a segment that was noted has named it, so that the handler may know of it
   ~Context();
+  inline c10::TensorImpl* seen(const c10::TensorImpl* mine) const;
 };
 
 struct Segment {  // the pending one
@@ -122,8 +123,11 @@ struct State {
   bool spoiled = false;   // no inference that could be known: nothing is noted until the next read
   bool waiting = false;   // the pending calls have not been computed: robot and server may compute them together
   std::vector<uint32_t> awaited, following;  // segments to wait for; those of them that the pending one begins like
+  std::vector<uint32_t> known_here;          // segments that are computed here: what begins so is not noted, as a rule
+  bool resting = false;                      // this one is not
+  uint32_t turn = 0;                         // for the exceptions
   std::vector<uint64_t> written;             // storages that were written since the handler last heard of it
-  Context* living = nullptr;                 // the last one made; guarded by `deaths`
+  std::unordered_map<uint64_t, Context*> listed;  // guarded by `deaths`
   const char* spoiled_by = "";
   std::atomic<uint64_t> count_calls{0};
   uint64_t count_hits = 0, count_flushes = 0;
@@ -150,13 +154,11 @@ inline void hold_bytes(Context* context, int64_t bytes) {
 inline Context::~Context() {
   auto& s = state();
   s.allocated -= bytes;
-  if (auto* host = looked.load(std::memory_order_acquire)) c10::raw::intrusive_ptr::decref(host);
-  if (s.here && !s.watched) return;
+  for (auto& slot : looked)
+    if (auto* host = slot.load(std::memory_order_acquire)) c10::raw::intrusive_ptr::decref(host);
+  if (s.here && !listed && (!s.watched || !fresh)) return;  // nobody was told of it
   std::lock_guard<std::mutex> hold(s.deaths);
-  if (s.watched) {
-    if (before) before->after = after; else s.living = after;
-    if (after) after->before = before;
-  }
+  if (listed) s.listed.erase(id);
   s.dead.push_back({id, epoch, canonical, fresh});
 }
 inline void release(void* context) { delete static_cast<Context*>(context); }

@@ -9,12 +9,6 @@ inline Context* new_context(bool in_segment, int64_t bytes) {
   auto* context = new Context{s.next_id++};
   if (in_segment) { context->epoch = s.epoch; context->canonical = s.pending.values++; context->fresh = true; }
   hold_bytes(context, bytes);
-  if (s.watched) {
-    std::lock_guard<std::mutex> hold(s.deaths);
-    context->after = s.living;
-    if (s.living) s.living->before = context;
-    s.living = context;
-  }
   return context;
 }
 
