@@ -1,5 +1,6 @@
 """Faults on the real system of two processes: every frame one result, none wrong. And the judge can fail."""
 
+import contextlib
 import copy
 import os
 import socket
@@ -11,7 +12,7 @@ from edge_offload.chaos.scenarios import SCENARIOS
 from edge_offload.chaos.usage import usage
 from edge_offload.chaos.verdict import Fault, judge
 from edge_offload.cli import main
-from edge_offload.commands.chaos import merged, record, run_scenario
+from edge_offload.commands.chaos import held_in, merged, record, run_scenario
 from edge_offload.errors import BadInput
 
 USED = {"descriptors": 20, "sockets": 5, "threads": 8, "memory": 200 << 20, "children": 0}
@@ -161,15 +162,35 @@ def test_a_file_of_results_is_kept_up_to_date_scenario_by_scenario(tmp_path):
     path = tmp_path / "chaos.json"
     frames, summary = good()
     older = [record(verdict(frames, summary, scenario=name)) for name in ("reset (split)", "reset", "calm")]
-    records.write(path, "chaos", merged(path, older))
+    records.write(path, "chaos", merged([], older))
     newer = record(verdict(frames, summary, back=18.0, scenario="calm"))
     assert not newer["passed"]
-    found = merged(path, [newer])
+    found = merged(held_in(path), [newer])
     passed = [(item["scenario"], item["passed"]) for item in found]
     assert passed == [("calm", False), ("reset", True), ("reset (split)", True)]
     path.write_text("[1]")
     with pytest.raises(BadInput, match="does not hold records of chaos"):
-        merged(path, [newer])
+        held_in(path)
+
+
+def test_a_run_that_is_cut_off_keeps_what_it_found_and_goes_on_from_there(tmp_path, monkeypatch):
+    path, ran = tmp_path / "chaos.json", []
+    frames, summary = good()
+
+    def scenario(name, hold_s, repeat, timing, mode):
+        ran.append(name)
+        if name == "reset" and ran.count("reset") == 1:
+            raise KeyboardInterrupt
+        return verdict(frames, summary, scenario=name)
+
+    monkeypatch.setattr("edge_offload.commands.chaos.run_scenario", scenario)
+    words = ["chaos", "blackhole", "reset", "stalls", "rtt", "--json", str(path)]
+    with contextlib.suppress(KeyboardInterrupt):
+        main(words)
+    assert [item["scenario"] for item in held_in(path)] == ["blackhole"]
+    assert main([*words, "--resume"]) == 0
+    assert ran == ["blackhole", "reset", "reset", "stalls", "rtt"]
+    assert [item["scenario"] for item in held_in(path)] == ["blackhole", "reset", "stalls", "rtt"]
 
 
 @pytest.mark.slow

@@ -171,6 +171,20 @@ def test_the_bars_of_a_trace_with_outages():
         assert [bar["met"] for bar in bars(rows, "auto", outages=True)] == held
 
 
+def test_strictly_below_is_said_only_beyond_chance():
+    def judged(own, other):
+        rows = [{**row("auto", statistics.mean(own)), "seeds": len(own), "seed_means_s": own},
+                {**row("local", 0.5), "seed_means_s": [0.5]},
+                {**row("split", statistics.mean(other)), "seed_means_s": other}, row("oracle", 0.04)]  # fmt: skip
+        return bars(rows, "auto", outages=True)[0]
+
+    # the same mean difference, with pairs that agree and pairs that do not
+    assert judged([0.099, 0.100, 0.101, 0.102], [0.100, 0.101, 0.102, 0.1031])["met"]
+    unsure = judged([0.099, 0.100, 0.101, 0.102], [0.106, 0.095, 0.108, 0.0971])
+    assert not unsure["met"]
+    assert "over 4 seeds" in unsure["value"]
+
+
 def test_frames_that_begin_in_an_outage_are_found():
     assert dead_times(Trace((0.0, 5.0, 9.0), (1e6, 0.0, 1e6), 20.0)) == [(5.0, 9.0)]
     assert dead_times(Trace((0.0, 5.0, 5.5), (1e6, 0.0, 1e6), 20.0)) == [], "half a second is a stall"

@@ -1,7 +1,7 @@
 """A robot in virtual time: the real estimator, prober, forecaster and policy over a trace, frame after frame.
 
-Costs of frames are given; what the link makes of them comes from the trace. Fallback, hedging, overdue results and lost
-connections behave as in :mod:`edge_offload.manager.runtime`. Nothing sleeps.
+Costs of frames are given; what the link makes of them comes from the trace. Fallback, hedging, overdue results, the
+watch over remote frames and lost connections behave as in :mod:`edge_offload.manager.runtime`. Nothing sleeps.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from edge_offload.link.trace import RTT_S, Trace
 from edge_offload.manager.forecast import Expected, Forecast, Forecaster
 from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation
 from edge_offload.manager.refresh import Refresher, worth_joining
+from edge_offload.manager.watch import EVERY_S, Pauses, Watch
 from edge_offload.modes import Mode
 from edge_offload.power.states import StatePowers
 from edge_offload.timing import InferenceReport
@@ -39,6 +40,7 @@ class ModeCost:
         robot_s: compute on the robot; for a remote mode coding and decoding.
         server_s: compute on the server, coding included; empty for ``local``.
         bytes_up, bytes_down: on the link, headers included.
+        pauses_s: for how long signs of life were overdue at most while the link was well; of a frame each.
     """
 
     mode: Mode
@@ -46,6 +48,7 @@ class ModeCost:
     server_s: Sequence[float] = ()
     bytes_up: Sequence[int] = ()
     bytes_down: int = 0
+    pauses_s: Sequence[float] = ()
 
 
 @dataclass
@@ -108,6 +111,10 @@ class VirtualRobot:
         self._forecaster = Forecaster(planned=self._expected)
         self._manager = Manager(policy)
         self._refresher = Refresher()
+        self._pauses = Pauses()
+        self._drawn_s = [pause_s for cost in costs for pause_s in cost.pauses_s] or [0.0]
+        self._watch: Optional[Watch] = None
+        self._watches = not isinstance(policy, (FixedPolicy, OraclePolicy))
         self._deadline_s = deadline_s
         self._seed = seed
         self._frame = 0
@@ -230,14 +237,20 @@ class VirtualRobot:
         if math.isnan(late_s) or math.isinf(late_s):
             late_s = 5.0  # the patience of the runtime while nothing is known
         rival_from = min(began + late_s, lost_s)
+        self._watch = None
+        if self._watches and not beside:
+            rival_from = min(rival_from, self._watched(began, min(rival_from, done_s)))
         if done_s <= rival_from:
+            self._came()
             self._forecaster.hedged(in_vain=False)
             return InferenceReport(mode, total_s=done_s - began, stages_s=stages, bytes_up=size, round_trips=1)
-        hedged = began + late_s <= lost_s
+        hedged = rival_from < lost_s or began + late_s <= lost_s
+        late_s = min(late_s, rival_from - began)
         self.result.hedges += hedged
         rival_done = rival_from + local_s
         if done_s <= rival_done:
             self.result.vain_hedges += 1
+            self._came()
             if not beside:
                 self._forecaster.hedged(in_vain=True)
             stages["compute_robot"] = robot_s + done_s - rival_from
@@ -256,6 +269,26 @@ class VirtualRobot:
         why = f"{mode}: the server did not answer within {late_s:.3f} s"
         total = rival_done - began
         return InferenceReport(Mode.LOCAL, "", total, stages, size, fallback_reason=why, hedged=hedged)
+
+    def _watched(self, began: float, until: float) -> float:
+        """When the link is seen to have stopped, NEVER if it is not ``until`` then."""
+        local_s = self._forecaster.forecast(began, Mode.LOCAL, self._link.estimator.reading(began)).latency_s
+        watch = self._watch = Watch(self._pauses.limit_s, local_s)
+        chance = random.Random(hash((self._seed, self._frame, 1)))
+        pause_s, ends = chance.choice(self._drawn_s), began + chance.random() * (until - began)
+        while self._link.now + EVERY_S < until:
+            self._link.advance(self._link.now + EVERY_S, self._prober)
+            now = self._link.now
+            own_s = pause_s - (ends - now) if ends - pause_s <= now < ends else 0.0
+            if watch.stopped(now, max(own_s, self._link.quiet_s(began)), *self._link.progress()):
+                return now
+        watch.longest_s = max(watch.longest_s, pause_s)
+        return NEVER
+
+    def _came(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            self._pauses.note(watch.longest_s)
 
     def _asked(self, mode: Mode, began: float) -> Optional[Tuple[Transfer, Dict[str, float], float, float]]:
         """A remote attempt: its transfer, its stages, when the connection is lost, when its result is there; None if
@@ -316,6 +349,7 @@ class VirtualRobot:
 
     def _settled(self, report: InferenceReport) -> None:
         now = self._link.now
+        self._came()
         self._forecaster.settled(now, report, self._link.estimator.reading(now))
 
     def _book(self, report: InferenceReport) -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 import math
 from concurrent.futures import Future
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
+from edge_offload.link.connection import ATTENTIVE_S
 from edge_offload.link.estimate.estimator import ACTIVE, LinkEstimator
-from edge_offload.link.estimate.prober import PROBE, Prober
+from edge_offload.link.estimate.prober import POLL_S, PROBE, Prober
 from edge_offload.link.replies import LinkState, Transfer
 from edge_offload.link.trace import Trace
 
 #: As the link does it: silence before a connection is given up, back-off and handshake after packets flow again.
 SILENCE_S = 1.0
-BACK_TO_READY_S = 0.5
+BACK_TO_READY_S = 0.3
 #: What counts as no bandwidth at all (bytes per second).
 DEAD = 2e3
-TICK_S = 0.05
+TICK_S = POLL_S
 NEVER = math.inf
 
 
@@ -35,7 +37,8 @@ class VirtualLink:
         self._events: List[Tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self.outstanding = 0
-        self._down = _outages(trace)
+        self._dead = _silences(trace)
+        self._down = _outages(self._dead)
 
     @property
     def busy(self) -> bool:
@@ -46,12 +49,40 @@ class VirtualLink:
 
     def lost_within(self, begin: float, end: float) -> float:
         """When the connection is given up between the two, NEVER if it is not."""
-        return min((a for a, b in self._windows(begin, end) if a < end and b > begin), default=NEVER)
+        return min((a for a, b in self._windows(begin, end, self._down) if a < end and b > begin), default=NEVER)
 
-    def _windows(self, begin: float, end: float) -> List[Tuple[float, float]]:
+    def quiet_s(self, since: float) -> float:
+        """For how long a sign of life has been overdue, if one has been asked for every :data:`ATTENTIVE_S` ``since``
+        then."""
+        silent = self._within(self.now, self._dead)
+        if silent is None:
+            return 0.0
+        # the first that was not answered: what is asked less than a round trip before the silence goes down with it
+        turns = math.ceil((silent - self.rtt_s - since) / ATTENTIVE_S)
+        return max(0.0, self.now - since - max(0, turns) * ATTENTIVE_S)
+
+    def progress(self) -> Tuple[int, int]:
+        """Bytes of the upload under way, and those that are through."""
+        if self.upload is None or not self.upload[0] < self.now < self.upload[1]:
+            return 0, 0
+        begins, _, size = self.upload
+        return size, int(min(size, self.trace.bytes_until(self.now) - self.trace.bytes_until(begins)))
+
+    def _windows(self, begin: float, end: float, spans: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
         period = self.trace.period_s
+        if not spans or math.isinf(begin):
+            return []
         rounds = range(max(0, int(begin // period) - 1), int(min(end, begin + 2 * period) // period) + 1)
-        return [(a + k * period, b + k * period) for k in rounds for a, b in self._down]
+        return [(a + k * period, b + k * period) for k in rounds for a, b in spans]
+
+    def _within(self, now: float, spans: Sequence[Tuple[float, float]]) -> Optional[float]:
+        """When the one of ``spans`` began that ``now`` lies in; None if it lies in none."""
+        period = self.trace.period_s
+        for round_s in (now // period * period, (now // period - 1) * period):
+            place = bisect.bisect_right(spans, (now - round_s, math.inf)) - 1
+            if round_s >= 0 and place >= 0 and now - round_s < spans[place][1]:
+                return round_s + spans[place][0]
+        return None
 
     def carry(self, sent: float, up: int, server_s: float, down: int) -> Transfer:
         """One request and its reply; times are inf if it never gets through."""
@@ -96,7 +127,7 @@ class VirtualLink:
             self.now = min(to, self.now + TICK_S)
             while self._events and self._events[0][0] <= self.now:
                 heapq.heappop(self._events)[2]()
-            down = any(a <= self.now < b for a, b in self._windows(self.now, self.now + 1e-9))
+            down = self._within(self.now, self._down) is not None
             if down and self.state is LinkState.READY:
                 self.state = LinkState.LOST
                 self.estimator.lost()
@@ -118,17 +149,20 @@ class VirtualLink:
             self.estimator.progress(self.now, size, int(min(size, carried)))
 
 
-def _outages(trace: Trace) -> List[Tuple[float, float]]:
-    """When there is no connection: from a second of silence on until it is up again."""
+def _silences(trace: Trace) -> List[Tuple[float, float]]:
+    """When nothing passes."""
     found: List[Tuple[float, float]] = []
     since: Optional[float] = None
-    for start, rate in zip(trace.starts_s, trace.bytes_per_s):
+    for start, rate in [*zip(trace.starts_s, trace.bytes_per_s), (trace.period_s, math.inf)]:
         if rate >= DEAD:
-            if since is not None and start - since > SILENCE_S:
-                found.append((since + SILENCE_S, start + BACK_TO_READY_S))
+            if since is not None:
+                found.append((since, start))
             since = None
         elif since is None:
             since = start
-    if since is not None and trace.period_s - since > SILENCE_S:
-        found.append((since + SILENCE_S, trace.period_s + BACK_TO_READY_S))
     return found
+
+
+def _outages(silences: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
+    """When there is no connection: from a second of silence on until it is up again."""
+    return [(a + SILENCE_S, b + BACK_TO_READY_S) for a, b in silences if b - a > SILENCE_S]

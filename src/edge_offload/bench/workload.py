@@ -86,11 +86,12 @@ def _measure(
         slow = PatienceLimits(floor_s=60.0, cap_s=60.0, first_s=60.0)
         module = OffloadedModule(model, estimator.module, client, hedging=False, patience=slow)
         _until_open(module, Mode.SERVER, inputs[0])
-        compute_s, coding_s, serving_s, sizes = [], [], [], []
+        compute_s, coding_s, serving_s, sizes, pauses_s = [], [], [], [], []
         down = 0
         for number, frame in enumerate([inputs[0], *inputs]):
             _, local = module.run(frame)
-            outputs, report = module.run(frame, Mode.SERVER)
+            with client.attend() as attention:
+                outputs, report = module.run(frame, Mode.SERVER)
             if report.mode is not Mode.SERVER:
                 raise RemoteError(f"a frame did not run on the server: {report.fallback_reason}")
             own_s = _own_coding_s(frame, outputs)
@@ -102,11 +103,12 @@ def _measure(
             serving_s.append(max(0.0, report.total_s - stages["uplink"] - stages["downlink"] - own_s))
             sizes.append(report.bytes_up + HEADERS_UP)
             down = report.bytes_down + HEADERS_DOWN
+            pauses_s.append(attention.longest_s)
         found: List[Workload] = []
         for slowdown in slowdowns:
             costs = [
                 ModeCost(Mode.LOCAL, [slowdown * seconds for seconds in compute_s]),
-                ModeCost(Mode.SERVER, [slowdown * seconds for seconds in coding_s], serving_s, sizes, down),
+                ModeCost(Mode.SERVER, [slowdown * seconds for seconds in coding_s], serving_s, sizes, down, pauses_s),
             ]
             whole_s = [slowdown * own_s + rest_s for own_s, rest_s in zip(coding_s, serving_s)]
             planned = _planned(model, estimator.module, slowdown, inputs[0], whole_s) if plans else None
@@ -195,6 +197,7 @@ def load_workload(path: pathlib.Path) -> List[ModeCost]:
                 [float(s) for s in item.get("server_s", [])],
                 [int(size) for size in item.get("bytes_up", [])],
                 int(item.get("bytes_down", 0)),
+                [float(s) for s in item.get("pauses_s", [])],
             )
             for item in items
         ]
@@ -214,6 +217,7 @@ def save_workload(path: pathlib.Path, costs: Sequence[ModeCost]) -> None:
             "server_s": list(cost.server_s),
             "bytes_up": list(cost.bytes_up),
             "bytes_down": cost.bytes_down,
+            "pauses_s": list(cost.pauses_s),
         }
         for cost in costs
     ]

@@ -13,6 +13,7 @@ Each scenario starts a server process, a robot process with a camera and the aut
   edge-offload chaos reset --repeat 30        many times, to see what leaks
   edge-offload chaos --full --json chaos.json faults of 15 s
   edge-offload chaos stalls --json chaos.json --update      put this one among what the file holds
+  edge-offload chaos --json chaos.json --resume             go on with a run that was cut off
   edge-offload chaos --mode split blackhole   frames are split between robot and server, results within its tolerance
   edge-offload chaos --list
 
@@ -26,7 +27,7 @@ import json
 import pathlib
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Dict, List
+from typing import TYPE_CHECKING, Any, Dict, List, Sequence
 
 if TYPE_CHECKING:
     from edge_offload.chaos.verdict import Verdict
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=("server", "split"), default="server", help="where frames go but local")
     parser.add_argument("--json", metavar="FILE", help="write the records chaos here; - for standard output")
     parser.add_argument("--update", action="store_true", help="keep what the file holds of other scenarios")
+    parser.add_argument("--resume", action="store_true", help="--update, without what the file holds as passed")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,40 +71,49 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--hold {hold_s:g} is not a length of a fault")
     if not 1 <= args.repeat <= 1000:
         raise BadInput(f"--repeat {args.repeat} is not a number of faults")
+    args.update = args.update or args.resume
     if args.update and args.json in (None, "-"):
-        raise BadInput("--update without a file", remedy="say --json FILE")
+        raise BadInput("--update and --resume without a file", remedy="say --json FILE")
     to_stdout = args.json == "-"
+    file = pathlib.Path(args.json) if args.json and not to_stdout else None
+    held = held_in(file) if file is not None and args.update else []
     verdicts = []
     for name in args.scenario or names():
+        if args.resume and any(item["scenario"] == labelled(name, args.mode) and item["passed"] for item in held):
+            continue
         verdict = run_scenario(name, hold_s, args.repeat, timing=not args.no_timing, mode=args.mode)
         verdicts.append(verdict)
         print(line(verdict), file=sys.stderr if to_stdout else sys.stdout, flush=True)
-    found = [record(verdict) for verdict in verdicts]
+        if file is not None:
+            # a run that is cut off keeps what it has found
+            records.write(file, "chaos", merged(held, [record(verdict) for verdict in verdicts]))
     if to_stdout:
-        print(json.dumps(found, indent=2))
-    elif args.json:
-        if args.update:
-            found = merged(pathlib.Path(args.json), found)
-        records.write(args.json, "chaos", found)
+        print(json.dumps([record(verdict) for verdict in verdicts], indent=2))
     return 1 if any(verdict.failures for verdict in verdicts) else 0
 
 
-def merged(path: pathlib.Path, found: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """``found`` and what ``path`` holds of other scenarios, in the order of the scenarios.
+def held_in(path: pathlib.Path) -> List[Dict[str, Any]]:
+    """The records in ``path``; none if there is no such file.
 
     Raises:
         BadInput: the file holds something else.
     """
     from edge_offload import records
-    from edge_offload.chaos.scenarios import names
     from edge_offload.errors import BadInput
 
     try:
-        held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        held: List[Dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
         for item in held:
             records.validate("chaos", item)
     except (ValueError, TypeError, BadInput) as error:
         raise BadInput(f"{path} does not hold records of chaos: {error}", remedy="write to another file") from error
+    return held
+
+
+def merged(held: Sequence[Dict[str, Any]], found: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """``found`` and what ``held`` says of other scenarios, in the order of the scenarios."""
+    from edge_offload.chaos.scenarios import names
+
     by_name = {item["scenario"]: item for item in [*held, *found]}
     order = [*names(), *(labelled(name, "split") for name in names())]
     return [by_name[name] for name in order if name in by_name]
@@ -122,8 +133,6 @@ def run_scenario(name: str, hold_s: float, repeat: int = 1, timing: bool = True,
 
     scenario = SCENARIOS[name]
     name = labelled(name, mode)
-    if scenario.clocks and mode == "split":
-        return Verdict(name, skipped="libfaketime breaks the pauses with which a server times a network")
     try:
         made = Rig((*scenario.robot_options, "--mode", mode), scenario.server_prefix(), scenario.clocks)
     except Unsupported as error:

@@ -6,6 +6,7 @@ can reach another. While the state is not READY, requests fail at once; when the
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -15,12 +16,13 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
 
 import zmq
 
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolError, Refused
 from edge_offload.link import messages
+from edge_offload.link.attention import Attention
 from edge_offload.link.clock import ClockReading
 from edge_offload.link.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Terms, Timings
 from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, LinkEstimator
@@ -34,6 +36,9 @@ from edge_offload.link.wakeup import Wakeup
 __all__ = ["Client", "LinkState", "Reply", "Timings", "Transfer"]
 
 log = logging.getLogger(__name__)
+
+#: Between the end of one attempt to connect and the next (seconds).
+LEAST_PAUSE_S = 0.05
 
 
 class Client:
@@ -90,6 +95,7 @@ class Client:
         self._epoch = 0
         self._ids = itertools.count(1)
         self._requests = WaitingRequests()
+        self._attentions: List[Attention] = []
         self._stop = threading.Event()
         self._wakeup = Wakeup()
         self._thread: Optional[threading.Thread] = None
@@ -185,6 +191,19 @@ class Client:
             future.set_exception(problem)
         return future
 
+    @contextlib.contextmanager
+    def attend(self) -> Iterator[Attention]:
+        """Watch the link closely meanwhile; see :mod:`edge_offload.link.attention`."""
+        attention = Attention()
+        with self._lock:
+            self._attentions = [*self._attentions, attention]
+        self._wakeup.wake()
+        try:
+            yield attention
+        finally:
+            with self._lock:
+                self._attentions = [each for each in self._attentions if each is not attention]
+
     def let_go(self, timeout_s: float) -> None:
         """Wait until what was asked for has been given to ZeroMQ, but no longer than ``timeout_s``.
 
@@ -248,6 +267,7 @@ class Client:
                 refused: Optional[EdgeOffloadError] = None
                 self._epoch = random.SystemRandom().getrandbits(62) + 1
                 was_ready = False
+                dialled_s = time.monotonic()
                 try:
                     self._serve(context)
                 except ConnectionLost as lost:
@@ -260,9 +280,11 @@ class Client:
                 else:
                     break
                 self._lost(reason, refused)
+                pause_s = LEAST_PAUSE_S if was_ready else min(self._timings.backoff_cap_s, max(0.05, pause_s * 2))
+                # it counts from the beginning of the attempt: one that has waited for an answer need not wait again
+                left_s = pause_s if was_ready else pause_s - (time.monotonic() - dialled_s)
                 # half of the pause is random, so that many robots do not come back in step
-                pause_s = 0.05 if was_ready else min(self._timings.backoff_cap_s, max(0.05, pause_s * 2))
-                self._stop.wait(pause_s * random.uniform(0.5, 1.0))
+                self._stop.wait(max(left_s, LEAST_PAUSE_S) * random.uniform(0.5, 1.0))
         finally:
             self._set_state(LinkState.CLOSED, "closed")
             self._fail_all(LinkLost(f"the connection to {self.address} was closed"))
@@ -299,7 +321,11 @@ class Client:
                 # what has arrived is looked at before any timeout: this thread may itself have been late
                 for message, received_s, size in dialled.receive():
                     self._take(message, received_s, size)
+                attentions = self._attentions
+                dialled.attentive = bool(attentions)
                 dialled.check()
+                for attention in attentions:
+                    attention.note(time.monotonic(), dialled.quiet_since_s(), *dialled.progress())
                 self._measure(dialled)
                 if dialled.ready and self._state is not LinkState.READY:
                     self._ready(dialled)

@@ -50,6 +50,8 @@ class Timings:
 
 
 DEFAULT_TIMINGS = Timings()
+#: Seconds between pings while somebody attends (:mod:`edge_offload.link.attention`).
+ATTENTIVE_S = 0.025
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,12 @@ class ConnectionLost(Exception):
 
 @dataclass
 class _Ping:
-    """A heartbeat without an answer yet: when it was sent, bytes given to ZeroMQ up to it, when the next hop had it."""
+    """A ping without an answer yet: when it was sent, bytes given to ZeroMQ up to it, whether it is a heartbeat (whose
+    answer tells the clock), when the next hop had it."""
 
     sent_s: float
     given: int
+    heartbeat: bool
     acked_s: Optional[float] = None
 
 
@@ -111,6 +115,8 @@ class Dialled:
         self.welcome: Dict[str, Any] = {}
         self.terms = Terms()
         self.clock = PeerClock()
+        #: Whether somebody wants to know at once when the peer falls silent.
+        self.attentive = False
         self._epoch = epoch
         self._timings = timings
         self._limits = limits
@@ -118,8 +124,9 @@ class Dialled:
         self._tcp: Optional[tcp.Connection] = None
         self._began_s = self._heard_s = time.monotonic()
         self._ping_due_s = math.inf
+        self._pinged_s = -math.inf
         self._pings: Dict[int, _Ping] = {}
-        self._ping_id = 0
+        self._ping_id = self._heartbeats = 0
         self._given = 0
         self._acked_base = 0
         self._acked = 0
@@ -166,7 +173,7 @@ class Dialled:
         now = time.monotonic()
         if not self.ready:
             return min(self._deadline_s(), now + 0.1)
-        return min(self._ping_due_s, now + 0.1)
+        return min(self._ping_due_s, self._pinged_s + ATTENTIVE_S if self.attentive else math.inf, now + 0.1)
 
     def send(self, header: bytes, buffers: List[memoryview]) -> int:
         """Give one message to ZeroMQ; returns the bytes it takes on the wire.
@@ -219,14 +226,19 @@ class Dialled:
                 raise ConnectionLost(f"{what} within {now - self._began_s:.1f} s")
             return
         self._probe(now)
-        alive_s = self._heard_s
-        if self._pings:
-            oldest = next(iter(self._pings.values()))
-            alive_s = max(alive_s, oldest.sent_s, self._acked_s if oldest.acked_s is None else oldest.acked_s)
-        if self._pings and now - alive_s > self._timings.silence_s:
+        if now - self.quiet_since_s() > self._timings.silence_s:
             raise ConnectionLost(f"nothing heard for {now - self._heard_s:.1f} s")
         if now >= self._ping_due_s:
-            self._ping(now)
+            self._ping(now, heartbeat=True)
+        elif self.attentive and now >= self._pinged_s + ATTENTIVE_S:
+            self._ping(now, heartbeat=False)
+
+    def quiet_since_s(self) -> float:
+        """Since when a sign of life has been overdue (monotonic); inf if none is."""
+        if not self._pings:
+            return math.inf
+        oldest = next(iter(self._pings.values()))
+        return max(self._heard_s, oldest.sent_s, self._acked_s if oldest.acked_s is None else oldest.acked_s)
 
     def _deadline_s(self) -> float:
         return self._began_s + (self._timings.connect_s if self._tcp is None else self._timings.handshake_s)
@@ -275,17 +287,21 @@ class Dialled:
             self._acked_base = self._acked = counters.acked
             self._received = counters.received
 
-    def _ping(self, now: float) -> None:
+    def _ping(self, now: float, heartbeat: bool) -> None:
         self._ping_id += 1
         header = messages.pack_header(Message("ping", self._epoch, self._ping_id, "", {}, (time.monotonic(),)))
         self.send(header, [])
-        self._pings[self._ping_id] = _Ping(now, self._given)
-        # the first few come quickly: the clock offset is wanted for the first replies
-        self._ping_due_s = now + (0.02 if self._ping_id < 5 else self._timings.heartbeat_s)
+        self._pings[self._ping_id] = _Ping(now, self._given, heartbeat)
+        self._pinged_s = now
+        if heartbeat:
+            self._heartbeats += 1
+            # the first few come quickly: the clock offset is wanted for the first replies
+            self._ping_due_s = now + (0.02 if self._heartbeats < 5 else self._timings.heartbeat_s)
 
     def _ponged(self, message: Message, now: float) -> None:
-        self._pings.pop(message.id, None)
-        if message.epoch == self._epoch and len(message.times) == 4:
+        ping = self._pings.pop(message.id, None)
+        # those in between would only make the proofs of the clock many
+        if message.epoch == self._epoch and len(message.times) == 4 and (ping is None or ping.heartbeat):
             self._learn(message.times, now)
 
     def _learn(self, times: Tuple[float, ...], now: float) -> None:

@@ -71,16 +71,25 @@ class Hedge:
             return None
         return f"the server has not answered for {time.monotonic() - self._out_since_s:.2f} s"
 
-    def run(self, remote: Remote, local: Local, late_s: float) -> Outcome:
+    def run(
+        self,
+        remote: Remote,
+        local: Local,
+        late_s: float,
+        stopped: Optional[Callable[[], bool]] = None,
+        every_s: float = math.inf,
+    ) -> Outcome:
         """One frame: remote, and local too when the remote result is not there after ``late_s`` seconds (inf: never).
+
+        Args:
+            stopped: asked every ``every_s`` seconds whether there is no use in waiting for that long.
 
         Raises:
             Exception: what the local computation raised, if the remote one failed as well.
         """
         began = time.monotonic()
         self._out, self._out_since_s = self._remote.submit(remote), began
-        done, _ = concurrent.futures.wait([self._out], None if math.isinf(late_s) else max(0.0, late_s))
-        if done:
+        if self._came_in(self._out, late_s, stopped, every_s):
             lost = self._out.exception()
             if lost is None:
                 return Outcome(self._out.result(), remote=True)
@@ -89,6 +98,18 @@ class Hedge:
             attempt = self.alone(local)
             return Outcome(attempt, False, False, attempt.stages_s["compute_robot"], str(lost), _failed(lost))
         return self._race(self._out, local, began)
+
+    @staticmethod
+    def _came_in(out: Future, late_s: float, stopped: Optional[Callable[[], bool]], every_s: float) -> bool:
+        """Wait for a remote attempt; whether it ended before it was time to begin here."""
+        ends = time.monotonic() + max(0.0, late_s)
+        while True:
+            left_s = max(0.0, ends - time.monotonic())
+            wait_s = left_s if stopped is None else min(left_s, every_s)
+            if concurrent.futures.wait([out], None if math.isinf(wait_s) else wait_s).done:
+                return True
+            if wait_s >= left_s or (stopped is not None and stopped()):
+                return False
 
     def _race(self, out: Future, local: Local, began: float) -> Outcome:
         started, enough = time.monotonic(), threading.Event()

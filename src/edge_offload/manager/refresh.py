@@ -54,12 +54,15 @@ class Refresher:
     #: A frame that ran in another mode and only confirmed that it is not better makes the next such frame wait twice
     #: as long, up to so many times as long.
     RAREST = 8
+    #: So many frames in a row have run remotely first: a link that has just come back tells nothing of modes.
+    SETTLED = 12
 
     def __init__(self) -> None:
         self._mode: Optional[Mode] = None
         self._before_s = math.nan
         self._since_s = -math.inf
         self._frames = self.FRAMES
+        self._in_a_row = 0
         self._surprises = 0
         self._tried: Optional[Mode] = None
         self._tried_s = math.nan
@@ -68,6 +71,7 @@ class Refresher:
     def due(self, now: float, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
         """For a frame that is about to be computed locally: what to ask beside it, if anything."""
         self._frames += 1
+        self._in_a_row = 0
         local = forecasts.get(Mode.LOCAL)
         if local is None or not local.known:
             return None
@@ -91,11 +95,12 @@ class Refresher:
         worse is left alone, for every frame that it is asked for costs what it is worse. For the same reason a mode
         that is found to be as it was thought to be is tried more and more rarely."""
         self._frames += 1
+        self._in_a_row += 1
         asked = forecasts.get(mode)
         if asked is None or not asked.known:
             return None
         self._judge(asked, forecasts)
-        if self._frames < self.FRAMES * self._rarer:
+        if self._frames < self.FRAMES * self._rarer or self._in_a_row < self.SETTLED:
             return None
         for other, forecast in forecasts.items():
             if other is mode or forecast.obstacle or forecast.age_s < self.STALE_S:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
@@ -28,6 +29,7 @@ from edge_offload.manager.results import tell_result
 from edge_offload.manager.runners import Attempt, FailedAttempt, LocalRunner, Runner
 from edge_offload.manager.server_load import ServerLoad
 from edge_offload.manager.server_mode import ServerRunner
+from edge_offload.manager.watch import EVERY_S, Watchman
 from edge_offload.models import registry
 from edge_offload.modes import Mode
 from edge_offload.timing import InferenceReport
@@ -93,6 +95,7 @@ class OffloadedModule:
         self._inputs: Sequence[torch.Tensor] = ()
         self._hedging = hedging
         self._hedge = Hedge(self._settled)
+        self._watchman = Watchman(client) if client is not None else None
         self._racing = threading.Lock()
         self._raced = Mode.LOCAL
         self._lock = threading.Lock()
@@ -221,7 +224,7 @@ class OffloadedModule:
         elif mode is not Mode.LOCAL:
             reason = self.obstacle(mode, canonical) or ""
             if not reason:
-                outcome = self._run_remotely(mode, canonical, deadline_s, meta or {})
+                outcome = self._run_remotely(mode, canonical, deadline_s, meta or {}, watched=refresh)
                 reason = outcome.reason and f"{mode}: {outcome.reason}"
         elif refresh and self._hedging and len(self._runners) > 1:
             mode, outcome = self._run_and_join(canonical, meta or {})
@@ -282,10 +285,12 @@ class OffloadedModule:
         deadline_s: Optional[float],
         meta: Mapping[str, Any],
         beside: bool = False,
+        watched: bool = False,
     ) -> Outcome:
         """Remotely, or locally after a failure; with a local rival where it is known when a result is late.
 
-        ``beside``: the local computation is what counts, and begins at once.
+        ``beside``: the local computation is what counts, and begins at once. ``watched``: it also begins when the link
+        is seen to have stopped.
         """
         runner, local_s = self._runners[mode], self._local.expected_s()
         late_s = 0.0 if beside else self._late_s(mode, deadline_s, local_s)
@@ -296,14 +301,23 @@ class OffloadedModule:
             except EdgeOffloadError as error:
                 lost = error if isinstance(error, FailedAttempt) else None
                 return Outcome(self._run_alone(inputs), remote=False, reason=str(error), lost=lost)
+        began = time.monotonic()
+        if self._watchman is not None:
+            self._watchman.forget()
         try:
             self._raced = mode
-            outcome = self._hedge.run(
-                # a local rival sees to the deadline: then the remote attempt may go on for as long as it makes sense
-                lambda: runner.run(inputs, deadline_s if math.isinf(late_s) else None, local_s, meta),
-                lambda enough: self._local.run(inputs, enough=enough),
-                late_s,
-            )
+            watchman = self._watchman if watched and math.isfinite(late_s) else None
+            with contextlib.nullcontext() if watchman is None else watchman.over(local_s) as stopped:
+                outcome = self._hedge.run(
+                    # a local rival sees to the deadline: then the remote attempt may go on for as long as makes sense
+                    lambda: runner.run(inputs, deadline_s if math.isinf(late_s) else None, local_s, meta),
+                    lambda enough: self._local.run(inputs, enough=enough),
+                    late_s,
+                    stopped,
+                    EVERY_S,
+                )
+            if outcome.remote and self._watchman is not None:
+                self._watchman.came()
         finally:
             self._racing.release()
         if beside:
@@ -311,7 +325,7 @@ class OffloadedModule:
         with self._lock:
             self.forecaster.hedged(in_vain=outcome.hedged and outcome.remote)
             if outcome.hedged and not outcome.remote:
-                self.forecaster.late(time.monotonic(), mode, late_s + outcome.local_s)
+                self.forecaster.late(time.monotonic(), mode, time.monotonic() - began)
         return outcome
 
     def _late_s(self, mode: Mode, deadline_s: Optional[float], local_s: float) -> float:
@@ -330,6 +344,8 @@ class OffloadedModule:
         """A remote result came too late; where its time went is worth knowing."""
         if attempt is None:
             return
+        if self._watchman is not None:
+            self._watchman.came()
         report = InferenceReport(
             self._raced, self.name, seconds, attempt.stages_s, attempt.bytes_up, attempt.bytes_down, attempt.round_trips
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import pathlib
 import statistics
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
@@ -236,7 +237,7 @@ def _pass(network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[S
     half = PieceHalf(located, shared, {})
     for number, tensor in zip(sequence.inputs, network.inputs):
         half.put(number, 0, tensor)
-    time.sleep(PAUSE_S)
+    threading.Event().wait(PAUSE_S)
     seconds: List[float] = []
     for index, entry in enumerate(located.operators):
         if entry.kind is Locality.FREE:

@@ -24,6 +24,10 @@ FIRST_PROBE_BYTES = 32 << 10
 MAX_GROWTH = 16
 #: So does one that raised the estimate by this factor.
 RISING = 1.15
+#: A follow-up comes after this share of the interval ...
+SOONER = 16
+#: ... or when the prober looks next, every so many seconds.
+POLL_S = 0.02
 UP, DOWN = 0, 1
 
 
@@ -62,7 +66,7 @@ class Prober:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(min(0.05, self._interval_s / 4)):
+        while not self._stop.wait(min(POLL_S, self._interval_s / 4)):
             self.step(time.monotonic())
 
     def step(self, now: float) -> None:
@@ -79,7 +83,7 @@ class Prober:
         # what surprised, and what was too small, is followed up at once; what no size can tell is not
         mute = [small[way] and self._grown[way] >= MAX_GROWTH for way in (UP, DOWN)]
         again = any((small[way] or unsure[way]) and not mute[way] for way in (UP, DOWN))
-        if quiet_s < (self._interval_s / 4 if again else self._interval_s):
+        if quiet_s < (self._interval_s / SOONER if again else self._interval_s):
             return
         self._last_s = now
         self.sent += 1
