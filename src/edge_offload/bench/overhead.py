@@ -8,7 +8,8 @@ medians.
 
   edge-offload bench overhead --model movenet --pairs 200 --json overhead.json
 
-The process and the server share this machine; the robot's own threads are one.
+The process and the server share this machine: each is pinned to a core of its own, if there are two. The robot's own
+threads are one.
 """
 
 from __future__ import annotations
@@ -20,17 +21,23 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from typing import Any, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 SHARE, PER_OPERATOR_S = 0.01, 3e-6
 """The bar: the larger of the two."""
+WAYS = ("local", "split", "module")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("--model", action="append", help="a model of the registry (movenet, mobilenet_v3_large)")
     parser.add_argument("--pairs", type=int, default=200, help="inferences each way (200)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the records `overhead` here")
+    parser.add_argument("--lead", type=int, default=1,
+                        help="untimed inferences of the same kind before each, as in a program that does nothing else "
+                             "(1); 0: the two kinds in turn, each after the other has had the caches")  # fmt: skip
+    parser.add_argument("--way", action="append", choices=WAYS, help="only these ways (all)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE",
+                        help="write records `overhead` here, over those of the same model, way, lead")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,20 +45,28 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload import records
     from edge_offload.errors import BadInput
 
-    if args.pairs < 1:
-        raise BadInput("--pairs is at least 1")
+    if args.pairs < 1 or args.lead < 0:
+        raise BadInput("--pairs is at least 1, and --lead at least 0")
+    models, ways = args.model or ["movenet", "mobilenet_v3_large"], tuple(args.way or WAYS)
     found: List[Dict[str, Any]] = []
+    if args.json and args.json.exists():
+        measured = {(model, way) for model in models for way in ways}
+        earlier = json.loads(args.json.read_text(encoding="utf-8"))
+        found = [
+            item for item in earlier if (item["model"], item["way"]) not in measured or item.get("lead", 0) != args.lead
+        ]
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as keys:
         server = subprocess.Popen(
             [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1",
-             "--keys", keys], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+             "--keys", keys], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            preexec_fn=_pinned(0))  # fmt: skip
         try:
             assert server.stdout is not None
             address = server.stdout.readline().split()[2]
-            for model in args.model or ["movenet", "mobilenet_v3_large"]:
-                for record in _measure(model, args.pairs, address, keys):
-                    found.append({**record, "load_average": load})
+            for model in models:
+                for record in _measure(model, ways, args.pairs, args.lead, address, keys):
+                    found.append({**record, "lead": args.lead, "load_average": load})
                     print(line(found[-1]), flush=True)
                     if args.json:
                         records.write(args.json, "overhead", found)
@@ -61,14 +76,38 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(model: str, pairs: int, address: str, keys: str) -> Iterator[Dict[str, Any]]:
+def _pinned(which: int) -> Callable[[], None]:
+    """To be called in a new process: it stays on that core of those that there are."""
+    cores = sorted(os.sched_getaffinity(0))
+    return lambda: os.sched_setaffinity(0, {cores[which]})
+
+
+def _measure(
+    model: str, ways: Sequence[str], pairs: int, lead: int, address: str, keys: str
+) -> Iterator[Dict[str, Any]]:
     from edge_offload.errors import RemoteError
 
-    program = [sys.executable, "-m", "edge_offload.bench.overhead_robot", model, str(pairs), address, keys]
-    for mode in (["local"], ["split", "--server", address, "--keys", keys]):
-        command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", "--mode", *mode, "--", *program]
+    program = [sys.executable, "-m", "edge_offload.bench.overhead_robot", model, str(pairs), str(lead), address, keys]
+    remote = [way for way in ways if way != "local"]
+    modes = [(["local"], "local")] if "local" in ways else []
+    if remote:
+        modes.append((["split", "--server", address, "--keys", keys], ",".join(remote)))
+    for mode, wanted in modes:
+        command = [
+            sys.executable,
+            "-m",
+            "edge_offload.cli",
+            "exec",
+            "--threads",
+            "1",
+            "--mode",
+            *mode,
+            "--",
+            *program,
+            wanted,
+        ]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                              check=False)  # fmt: skip
+                              check=False, preexec_fn=_pinned(-1))  # fmt: skip
         if done.returncode != 0:
             raise RemoteError(f"the measured program ended with code {done.returncode}; it said why above")
         for item in json.loads(done.stdout.splitlines()[-1]):

@@ -30,14 +30,16 @@ OPEN_S = 300.0
 Way = Callable[[], Tuple[torch.Tensor, ...]]
 
 
-def pairs(plain: Way, other: Way, count: int) -> Tuple[List[float], List[float]]:
-    """Seconds of each, in turn; which of the two goes first alternates."""
+def pairs(plain: Way, other: Way, count: int, lead: int) -> Tuple[List[float], List[float]]:
+    """Seconds of each, each after ``lead`` untimed ones of its kind; which of the two goes first alternates."""
     for _ in range(WARM):
         plain()
         other()
     found: Tuple[List[float], List[float]] = ([], [])
     for k in range(count):
         for which in ((0, 1), (1, 0))[k % 2]:
+            for _ in range(lead):
+                (plain, other)[which]()
             began = time.perf_counter()
             (plain, other)[which]()
             found[which].append(time.perf_counter() - began)
@@ -73,8 +75,9 @@ def learn(recorder: Any, infer: Way, client: Client) -> None:
 
 
 def main() -> int:
-    """``MODEL PAIRS SERVER KEYS``."""
-    model, count, address, keys = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    """``MODEL PAIRS LEAD SERVER KEYS WAYS``."""
+    model, count, lead = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    address, keys, ways = sys.argv[4], sys.argv[5], sys.argv[6].split(",")
     torch.set_num_threads(1)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -102,13 +105,17 @@ def main() -> int:
     virtual()
     operators = device.native.counters()["calls"] - before
     if device.recorder.mode is Mode.LOCAL:
-        found = [record(model, "local", *pairs(plain, virtual, count), operators)]
+        found = [record(model, "local", *pairs(plain, virtual, count, lead), operators)]
     else:
+        found = []
         with Client(address, keys=KeyStore(keys)) as client:
             client.wait_ready(30.0)
-            learn(device.recorder, virtual, client)
-            found = [record(model, "split", *pairs(plain, virtual, count), operators)]
-            found.append(record(model, "module", *by_module(model, network, inputs, client, plain, count), operators))
+            if "split" in ways:
+                learn(device.recorder, virtual, client)
+                found.append(record(model, "split", *pairs(plain, virtual, count, lead), operators))
+            if "module" in ways:
+                timed = by_module(model, network, inputs, client, plain, count, lead)
+                found.append(record(model, "module", *timed, operators))
             assert device.recorder.splits.inferences == 0
             device.recorder.close()
     print(json.dumps(found), file=out, flush=True)
@@ -116,7 +123,7 @@ def main() -> int:
 
 
 def by_module(
-    model: str, network: Any, inputs: Sequence[torch.Tensor], client: Client, plain: Way, count: int
+    model: str, network: Any, inputs: Sequence[torch.Tensor], client: Client, plain: Way, count: int, lead: int
 ) -> Tuple[List[float], List[float]]:
     """Pairs of the plain network and an OffloadedModule with a device-only plan.
 
@@ -138,7 +145,7 @@ def by_module(
         assert report.mode is Mode.SPLIT, report.fallback_reason
         return outputs
 
-    found = pairs(plain, split, count)
+    found = pairs(plain, split, count, lead)
     module.close()
     return found
 

@@ -36,7 +36,7 @@ inline const Facts& facts_of(const c10::OperatorHandle& op) {
 // Whether nobody else holds a result of the host or its memory.
 inline bool is_fresh(const Tensor& host) {
   return host.defined() && host.use_count() == 1 && host.has_storage() && host.storage().use_count() == 1 &&
-         host.layout() == at::kStrided && host.device().is_cpu() && !host.is_quantized() && !host.is_conj() && !host.is_neg();
+         host.layout() == at::kStrided && host.device().is_cpu() && !host.is_quantized() && !host.is_nested() && !host.is_conj() && !host.is_neg();
 }
 // The device tensor that such a result becomes.
 [[gnu::noinline, gnu::hot]] inline Tensor give_fresh(Tensor&& host, bool in_segment) {
@@ -117,6 +117,8 @@ class Computing {
       }
       ++number;
     }
+    TORCH_CHECK_NOT_IMPLEMENTED(!found.is_nested(), "a nested tensor, the result of ", op_.schema().name(), ", is not supported on the device "
+                                "(edge_offload); an nn.TransformerEncoder makes none with enable_nested_tensor=False");
     TORCH_CHECK_NOT_IMPLEMENTED(found.layout() == at::kStrided && found.has_storage() && found.device().is_cpu() && !found.is_quantized(),
                                 "a ", found.toString(), " result of ", op_.schema().name(), " is not supported on the device (edge_offload)");
     Tensor host = found;

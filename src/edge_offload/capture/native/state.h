@@ -8,6 +8,7 @@
 #include <c10/core/Allocator.h>
 #include <torch/extension.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -68,6 +69,7 @@ struct Context {  // the owner of a device storage: what its fake pointer stands
   uint32_t canonical = 0;
   bool fresh = false;   // created in that segment
   bool listed = false;  // in State::listed: a segment that was noted has named it, so that the handler may know of it
+  bool spare = false;   // among the spares of a thread, as long as it has no bytes
   ~Context();
   inline c10::TensorImpl* seen(const c10::TensorImpl* mine) const;
 };
@@ -145,8 +147,14 @@ struct Hold {
   }
 };
 
+// Storages without bytes that empty tensors of this thread had, for others.
+inline std::array<c10::Storage, 3>& spares() { static thread_local std::array<c10::Storage, 3> found; return found; }
+
 inline void hold_bytes(Context* context, int64_t bytes) {
   auto& s = state();
+  if (context->spare && bytes > 0)
+    for (auto& one : spares())
+      if (one && one.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_context() == context) one = c10::Storage();
   const int64_t now = s.allocated += bytes - context->bytes;
   context->bytes = bytes;
   if (now > s.peak) s.peak = now;

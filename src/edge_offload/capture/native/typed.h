@@ -9,8 +9,6 @@
 #include <ATen/core/boxing/impl/boxing.h>
 #include <torch/library.h>
 
-#include <array>
-
 #include <ATen/ops/_adaptive_avg_pool2d_ops.h>
 #include <ATen/ops/_convolution_ops.h>
 #include <ATen/ops/_softmax_ops.h>
@@ -104,35 +102,11 @@ struct Loan {
   }
 };
 
-// The lock where calls are watched, and whether this one may be computed at once.
-struct Entered {
-  std::optional<Hold> hold;
-  bool at_once;
-  Entered() : at_once(true) { if (state().watched) { hold.emplace(); at_once = state().spoiled; } }
-};
-
 // What a result of the host is that is not new.
 [[gnu::noinline, gnu::cold]] inline Tensor give_alias(const c10::OperatorHandle& op, const Loan& loan, const Tensor& host) {
   Computing computing(op, facts_of(op));
   for (size_t i = 0; i < loan.count; ++i) if (loan.mine[i]) computing.take(*loan.mine[i]);
   return computing.wrap(host, false);
-}
-
-// Storages without bytes that nobody holds any more, for the results that batch normalisation does not need.
-[[gnu::noinline]] inline Tensor give_empty(const Tensor& host) {
-  static thread_local std::array<c10::Storage, 2> spare;
-  Out out;
-  out.type = host.scalar_type();
-  out.sizes.append(host.sizes().begin(), host.sizes().end());
-  out.strides.append(host.strides().begin(), host.strides().end());
-  c10::Storage other, *storage = &other;
-  for (auto& one : spare)
-    if (!one || one.use_count() == 1) { storage = &one; break; }
-  if (!*storage || storage->nbytes() > 0) {
-    *storage = new_storage(0, false);
-    context_of(storage->unsafeGetStorageImpl())->memory = host_memory(0);
-  }
-  return make_tensor(*storage, out);
 }
 
 // Calls of an operator that are computed boxed after all.
@@ -215,7 +189,7 @@ class Typed<Op, Return(Args...)> {
   template <typename... T>
   static std::tuple<T...> give(Loan& loan, std::tuple<T...>&& found) {
     return std::apply([&](auto&... one) {
-      return std::tuple<T...>{one.defined() && one.numel() == 0 && one.storage().nbytes() == 0 ? give_empty(one) : give(loan, std::move(one))...};
+      return std::tuple<T...>{one.defined() && one.dim() == 1 && one.numel() == 0 ? empty_here(one.dtype()) : give(loan, std::move(one))...};
     }, found);
   }
 };

@@ -87,6 +87,13 @@ inline Fate note_or_wait(const char* name, Fill fill) {
   return note_or_wait(*special(name, key), key);
 }
 
+// The lock where calls are watched, and whether this one may be computed at once.
+struct Entered {
+  std::optional<Hold> hold;
+  bool at_once;
+  Entered() : at_once(true) { if (state().watched) { hold.emplace(); at_once = state().spoiled; } }
+};
+
 // Memory that was there before this segment is about to change.
 inline void writes(c10::StorageImpl* storage) {
   auto& s = state();
