@@ -10,9 +10,10 @@ import torch
 from split_chains import Chain
 from split_plans import random_plan
 
-from edge_offload.errors import BadInput
+from edge_offload.errors import BadInput, Unsupported
 from edge_offload.sequence import Ref
 from edge_offload.split.bound import Limits, improve_and_bound, lower_bound
+from edge_offload.split.clocks import Clocks, library
 from edge_offload.split.cost import CodecCost, CostModel, Link, OperatorCost
 from edge_offload.split.counts import Counts
 from edge_offload.split.exact import solve
@@ -104,6 +105,55 @@ def test_no_random_plan_of_a_larger_network_is_below_the_bound(seed: int) -> Non
             for make in (random_plan, random_split):
                 plan = make(located, random.Random(100 * seed + attempt))
                 assert found <= simulate(plan, model, rate).makespan_s * (1 + 1e-7)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    try:
+        library()
+    except Unsupported as why:
+        pytest.skip(str(why))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_bound_by_clocks_is_below_what_brute_force_finds_and_close(seed: int, compiled: None) -> None:
+    located = network(seed, rows=3, operators=4)
+    model = model_of(located, seed)
+    for rate in RATES:
+        space = Space(model, [rate])
+        optimum = float(solve(space, Objective()).best.makespan_s[0])
+        found = Clocks(Counts(space, rate)).least_makespan(3.0 * optimum)
+        assert 0.7 * optimum < found <= optimum * (1 + 1e-7)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_plan_of_a_larger_network_is_below_the_bound_by_clocks(seed: int, compiled: None) -> None:
+    located = network(seed, rows=16, operators=12)
+    model = model_of(located, seed)
+    for rate in RATES:
+        space = Space(model, [rate])
+        planned = plan_table(space, effort=Effort(seconds=60.0, evaluations=40)).predicted_s[0]
+        found = Clocks(Counts(space, rate)).least_makespan(3.0 * planned, most=8)
+        assert 0.0 < found <= planned * (1 + 1e-7)
+        for attempt in range(8):
+            for make in (random_plan, random_split):
+                plan = make(located, random.Random(100 * seed + attempt))
+                assert found <= simulate(plan, model, rate).makespan_s * (1 + 1e-7)
+
+
+def test_blocks_and_runs_are_found(compiled: None) -> None:
+    chain = Chain(D(1, 2, 12, 3))
+    entry = chain.call("aten.conv2d.default", chain.tail, D(2, 2, 3, 1), None, [1, 1], [1, 0])
+    made = chain.call("aten.conv2d.default", Ref(entry), D(2, 2, 3, 1), None, [1, 1], [1, 0])
+    side = chain.call("aten.conv2d.default", Ref(entry), D(2, 2, 1, 1), None, [1, 1], [0, 0])
+    chain.call("aten.add.Tensor", Ref(made), Ref(side))
+    chain.call("aten.relu.default", chain.tail)
+    chain.call("aten.conv2d.default", chain.tail, D(2, 2, 3, 1), None, [1, 1], [1, 0])
+    located = analyse(chain.finish(), {0: 2})
+    costs = tuple(OperatorCost(0.0, 1e-5 if k == 4 else 1.0) for k in range(6))
+    clocks = Clocks(Counts(Space(CostModel(located, costs, costs), [300.0]), 300.0))
+    assert clocks.runs == [[0], [1], [3, 4], [5]]
+    assert {end: (skip.source, skip.side) for end, skip in clocks.skips.items()} == {3: (0, (2,))}
 
 
 def test_more_labels_never_loosen_the_bound() -> None:

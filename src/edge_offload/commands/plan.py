@@ -52,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bound", type=int, metavar="LABELS",
                         help="look for better plans and bound the makespan of all plans from below, keeping so many "
                              "partial plans per operator (100000 take minutes; ends at a gap of 3%%)")  # fmt: skip
+    parser.add_argument("--bounds", metavar="FILE", help="with --bound: only that; notes each bandwidth's gap in FILE "
+                        "(JSON, kind 'split_bound') as it is found, and leaves out what FILE holds")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the table with its plans (JSON, kind 'split_table')")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the plan for --plot-bandwidth")
     parser.add_argument("--plot-bandwidth", type=float, metavar="MB/S", help="default: where a split gains most")
@@ -81,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
     effort = Effort(seconds=args.seconds)
     if args.verify:
         return _verify(args, network, model, bandwidths, objective, effort)
+    if args.bounds:
+        return _note_bounds(args, model, bandwidths, effort)
     started = time.perf_counter()
     table = plan_table(Space(model, bandwidths, not args.no_codecs), args.planner, objective, effort)
     planning_s = time.perf_counter() - started
@@ -164,6 +168,43 @@ def _bounds(args: argparse.Namespace, model: CostModel,
     if args.objective != "latency":
         raise BadInput("--bound bounds the makespan", remedy="leave --objective at latency")
     return improve_and_bound(Space(model, table.bandwidths, not args.no_codecs), table, Limits(labels=args.bound))
+
+
+def _note_bounds(args: argparse.Namespace, model: CostModel, bandwidths: Sequence[float], effort: Effort) -> int:
+    """Bandwidth after bandwidth, so that a run that is cut off can be taken up again."""
+    import json
+    import pathlib
+    import time
+
+    from edge_offload import records
+    from edge_offload.errors import BadInput
+    from edge_offload.split.planners import plan_table
+    from edge_offload.split.space import Space
+
+    if args.bound is None:
+        raise BadInput("--bounds notes bounds, and none was asked for", remedy="add --bound LABELS")
+    file = pathlib.Path(args.bounds)
+    try:
+        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+        held = {tuple(one[key] for key in ("model", "slowdown", "codecs", "bandwidth_bytes_per_s")) for one in known}
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{file} holds something else: {error}", remedy="name a new file") from error
+    for rate in bandwidths:
+        if (args.model, args.slowdown, not args.no_codecs, rate) in held:
+            continue
+        planned = plan_table(Space(model, [rate], not args.no_codecs), args.planner, None, effort)
+        started = time.perf_counter()
+        table, (gap,) = _bounds(args, model, planned)
+        known.append({
+            "model": args.model, "bandwidth_bytes_per_s": rate, "slowdown": args.slowdown, "codecs": not args.no_codecs,
+            "labels": args.bound, "shape": table.plans[0].shape, "planned_s": planned.predicted_s[0],
+            "makespan_s": table.predicted_s[0], "bound_s": None if gap is None else table.predicted_s[0] / (1.0 + gap),
+            "gap": gap, "seconds": time.perf_counter() - started,
+        })  # fmt: skip
+        records.write(args.bounds, "split_bound", known)
+        print(f"{args.model} at {rate / 1e6:g} MB/s: {table.predicted_s[0] * 1e3:.1f} ms, gap "
+              f"{'-' if gap is None else format(gap, '.2%')}, {known[-1]['seconds']:.0f} s", flush=True)  # fmt: skip
+    return 0
 
 
 def _print(args: argparse.Namespace, rows: Sequence[Dict[str, Any]], planning_s: float) -> None:

@@ -6,9 +6,11 @@ with the best codec, steps in program order and transfers in the order of first 
 <edge_offload.split.labels>` how, :mod:`potentials <edge_offload.split.potentials>` what makes it end. Device-only is
 compared apart.
 
-A first, narrow search looks for a better plan; a plan that it finds is real, checked and takes the place of the given
-one. A second one asks whether any plan is better than that by more than ``gap``. If it runs to its end, the answer is a
-certificate; if labels have to be given up, the bound is what the best of those might have become.
+:mod:`clocks <edge_offload.split.clocks>` is asked first, where a compiler is at hand: it forgets more and ends sooner.
+If that is not enough, labels are. A first, narrow search looks for a better plan; a plan that it finds is real, checked
+and takes the place of the given one. A second one asks whether any plan is better than that by more than ``gap``. If it
+runs to its end, the answer is a certificate; if labels have to be given up, the bound is what the best of those might
+have become.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Tuple, TypeVar
 
-from edge_offload.errors import BadInput
+from edge_offload.errors import BadInput, Unsupported
 from edge_offload.split.check import check
+from edge_offload.split.clocks import Clocks
 from edge_offload.split.counts import Counts
 from edge_offload.split.footprint import Range
 from edge_offload.split.labels import Search
@@ -36,11 +39,13 @@ class Limits:
         gap: a bound this close is good enough; nothing closer is looked for.
         labels: partial plans that are kept per operator; a twentieth of them when looking for a better plan.
         width: share of the makespan that comparing tails on a grid may cost the bound.
+        rows: values of more rows than this are too many for the search by clocks.
     """
 
     gap: float = 0.03
     labels: int = 100000
     width: float = 0.005
+    rows: int = 128
 
 
 def improve_and_bound(space: Space, table: PlanTable,
@@ -97,11 +102,25 @@ def _improved(space: Space, table: PlanTable, index: int, limits: Limits) -> Tup
     """The table with the best plan that a narrow search and the one for the bound come by; the bound."""
     counts = Counts(space, float(space.bandwidths[index]))
     makespan = table.predicted_s[index]
+    alone = float(space.score(space.device_only).makespan_s[index])
+    quick = min(_by_clocks(counts, min(makespan, alone), limits), alone)
+    if quick >= makespan / (1.0 + limits.gap) * (1.0 - 1e-9):
+        return table, quick
     narrow = Search(counts, makespan, max(limits.labels // 20, 1), limits.width * makespan)
     narrow.run()
     table = _with_better(space, table, index, counts, narrow)
     bound, search = _bound(space, counts, index, table.predicted_s[index], limits, narrow.potentials)
-    return _with_better(space, table, index, counts, search), bound
+    return _with_better(space, table, index, counts, search), max(bound, quick)
+
+
+def _by_clocks(counts: Counts, makespan: float, limits: Limits) -> float:
+    """A lower bound on all plans, at most ``makespan`` within the gap; 0 where clocks cannot be asked."""
+    if max(entry.length for entry in counts.operators) > limits.rows:
+        return 0.0
+    try:
+        return Clocks(counts).least_makespan(makespan / (1.0 + limits.gap))
+    except Unsupported:  # no compiler: labels alone
+        return 0.0
 
 
 def _with_better(space: Space, table: PlanTable, index: int, counts: Counts, search: Search) -> PlanTable:

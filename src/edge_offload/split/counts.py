@@ -42,6 +42,7 @@ class Counted:
         main: the argument with most work behind it, an index into ``args``.
         consumers: operators that read the value, ascending.
         up_s, down_s: seconds of the link for one row.
+        up_alone_s: seconds from ready to there for one row on an idle uplink, coding and decoding included, at least.
     """
 
     operator: int
@@ -54,6 +55,7 @@ class Counted:
     consumers: Tuple[int, ...]
     up_s: float
     down_s: float
+    up_alone_s: float
 
 
 class Counts:
@@ -61,7 +63,8 @@ class Counts:
 
     Attributes:
         operators: in program order; the last one makes the result.
-        input_length, input_s, input_consumers: rows of the input, seconds of uplink for one, and who reads it.
+        input_length, input_s, input_alone_s, input_consumers: rows of the input, seconds of uplink for one (see
+            :class:`Counted`), and who reads it.
         latency_s, message_s, request_s: as in the cost model.
         before: operator -> all operators that it depends on.
 
@@ -100,16 +103,24 @@ class Counts:
             work = [sum(self.operators[v].server_s[-1] for v in self.before[u] | {u}) if u >= 0 else -1.0
                     for u, _ in args]  # fmt: skip
             row_s = [self._row_s(number, rates[side]) for side in Side]
+            row_s.append(self._alone_s(number, rates[Side.ROBOT]))
             self.operators.append(Counted(index, needed[index], length, _seconds(model.robot[index], length),
                                           _seconds(model.server[index], length), args, int(np.argmax(work)),
                                           tuple(place[user] for user in users[number]), *row_s))  # fmt: skip
         self.input_length = located.length(inputs[0])
         self.input_s = self._row_s(inputs[0], rates[Side.ROBOT])
+        self.input_alone_s = self._alone_s(inputs[0], rates[Side.ROBOT])
         self.input_consumers = tuple(place[user] for user in users[inputs[0]])
 
     def _row_s(self, number: int, rate: float) -> float:
         options = (RAW, *self.space.model.codecs.get(number, ())) if self.space.codecs else (RAW,)
         return self.space.located.row_bytes(number) / (max(option.ratio for option in options) * rate)
+
+    def _alone_s(self, number: int, rate: float) -> float:
+        options = (RAW, *self.space.model.codecs.get(number, ())) if self.space.codecs else (RAW,)
+        raw = self.space.located.row_bytes(number)
+        return min(max(raw / (option.ratio * rate), option.encode_s(raw, Side.ROBOT), option.decode_s(raw, Side.ROBOT))
+                   for option in options)  # fmt: skip
 
     def consumers(self, value: int) -> Sequence[int]:
         """Who reads what operator ``value`` makes."""
