@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from test_definitions import number, tensor
 
 from edge_offload.capture.course import Course, Node, Patch, follow, parse_course, parse_node
-from edge_offload.capture.forms import integer_offsets
-from edge_offload.capture.keys import parse_key
+from edge_offload.capture.keys import integer_offsets, parse_key, tensor_operands
 from edge_offload.capture.segments import Outcome
-from edge_offload.capture.symbols import evaluate, explain, facts_of
+from edge_offload.capture.symbols import evaluate, explain, facts_of, parse_formula
 from edge_offload.errors import ProtocolError
 
 Since = List[Tuple[int, ...]]
+#: Twice the sum of two sizes, of which the second counts at most 300.
+FORMULA = (2, 1, (), (), ((1, 0, ((1, 0, 0),), (), ()), (1, 0, ((0, 1, 0),), (-(1 << 62), 300), ())))
 
 
 @given(
@@ -39,23 +40,61 @@ def test_formulas_are_found_and_hold_for_sizes_not_seen(
         if len(set(column)) == 1:
             continue
         found = explain([column], samples)
-        assert found is not None
         assert all(evaluate(found[column], item) == value for item, value in zip(samples, column))
+
+
+@given(
+    st.lists(st.integers(0, 900), min_size=4, max_size=8, unique=True),
+    st.sampled_from([1, 4, 8, 16]),
+    st.integers(1, 600),
+)
+def test_the_best_so_many_are_a_formula_too(sizes: List[int], factor: int, most: int) -> None:
+    column = tuple(factor * min(size, most) for size in sizes)
+    if not any(0 < size < most for size in sizes):
+        return  # nothing says how it grows
+    samples: List[Since] = [[(size, 57)] for size in sizes]
+    found = explain([column], samples)
+    assert [evaluate(found[column], since) for since in samples] == list(column)
+
+
+def test_a_bound_holds_for_sizes_beyond_it() -> None:
+    samples: List[Since] = [[(size,)] for size in (7, 450, 12, 301)]
+    column = (28, 1200, 48, 1200)
+    formula = explain([column], samples)[column]
+    assert [evaluate(formula, [(size,)]) for size in (0, 9, 299, 300, 3234)] == [0, 36, 1196, 1200, 1200]
+
+
+def test_sizes_are_added_up() -> None:
+    since = [(4,), (700,), (6,)]
+    assert evaluate(FORMULA, since) == 2 * (6 + 300) + 1
+
+
+@pytest.mark.parametrize("bounds", [(0,), (0, 1, 2), (0, 1 << 63), (-(1 << 63), 0), "ab", (0.5, 1)])
+def test_a_formula_with_other_bounds_is_refused(bounds: object) -> None:
+    with pytest.raises(ValueError, match="formula"):
+        parse_formula((1, 0, (), bounds, ()))
+
+
+def test_a_formula_of_formulas_of_formulas_is_refused() -> None:
+    inner = (1, 0, (), (), (FORMULA,))
+    with pytest.raises(ValueError, match="malformed"):
+        parse_formula(inner)
 
 
 def test_a_formula_holds_for_the_next_size() -> None:
     samples: List[Since] = [[(n, 4), (m,)] for n, m in ((7, 3), (9, 3), (12, 5), (3, 2))]
     column = tuple(16 * first[0] for first, _ in samples)
     found = explain([column], samples)
-    assert found is not None
     assert evaluate(found[column], [(101, 4), (8,)]) == 1616
 
 
 def test_what_follows_from_no_size_has_no_formula() -> None:
-    assert explain([(3, 1, 4, 1, 5)], [[(n,)] for n in (2, 7, 18, 28, 30)]) is None
+    assert explain([(3, 1, 4, 1, 5)], [[(n,)] for n in (2, 7, 18, 28, 30)]) == {}
 
 
-@pytest.mark.parametrize("formula", [(1, 0, ((0, 3, 0),)), (1, 0, ((1, 0, 9),)), (1 << 62, 0, ((0, 0, 0),))])
+@pytest.mark.parametrize(
+    "formula", [(1, 0, ((0, 3, 0),), (), ()), (1, 0, ((1, 0, 9),), (), ()), (1 << 62, 0, ((0, 0, 0),), (), ())]
+)
 def test_a_formula_that_cannot_be_evaluated_is_refused(formula: tuple) -> None:
     with pytest.raises(ProtocolError):
         evaluate(formula, [(5, 6)])
@@ -78,6 +117,7 @@ def test_the_places_of_integers_are_those_that_the_server_reads() -> None:
     key = tensor(6, 3) + number(5) + b"V" + (2).to_bytes(4, "little") + bytes(16) + b"NX\x02\0\0\0TIF" + bytes(8)
     offsets, references = integer_offsets(key)
     assert references == 1
+    assert tensor_operands(key) == [(0, 1, 0)]
     changed = bytearray(key)
     for value, offset in enumerate(offsets, 2):
         changed[offset : offset + 8] = value.to_bytes(8, "little")
@@ -87,7 +127,7 @@ def test_the_places_of_integers_are_those_that_the_server_reads() -> None:
 
 
 def test_nodes_and_courses_survive_the_wire() -> None:
-    node = Node(None, (0, 1), (Patch(0, 8, (2, 1, ((1, 0, 0),))),), ((0, 1, -3),), (2,), b"n", (b"p",), True, (0,))
+    node = Node(None, (0, 1), (Patch(0, 8, FORMULA),), ((0, 1, -3),), (2,), b"n", (b"p",), True, (0,))
     course = Course([(4, [((2, 57), 0)]), (5, [])], [((), 1)], None, 17, [(3, 4), ()])
     read = msgpack.unpackb(msgpack.packb([node.to_wire(), course.to_wire()]), use_list=True)
     assert parse_node(read[0]) == node

@@ -15,7 +15,8 @@ from serving import CLI, ENVIRONMENT, HERE
 
 RUNNER = str(HERE / "run_programs.py")
 PROGRAMS = ["conv_net", "in_place_state", "branches", "suppression", "two_models", "two_threads", "deviation",
-            "random_loops:0:6", "copies:8:static", "copies:8:dependent", "loaded", "scalars"]  # fmt: skip
+            "random_loops:0:6", "classes:12", "late_uploads",
+            "copies:8:static", "copies:8:dependent", "loaded", "scalars"]  # fmt: skip
 
 
 def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:

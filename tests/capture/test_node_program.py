@@ -12,6 +12,7 @@ from test_compiled_segments import FLOAT, WRAPPED, floats, integer
 from edge_offload.capture.course import Course, Node, Patch
 from edge_offload.capture.executor import DeviceSession
 from edge_offload.capture.segments import Step
+from edge_offload.capture.symbols import Formula
 
 N = 5  # the size that the calls are defined with
 
@@ -39,8 +40,8 @@ ENTRIES: List[Tuple[str, bytes]] = [
 WORDS = (0, 0, 1, 1, 1, 2, 2, 3, 1, 2, 4, 5, 1, 1, 4, 6, 4, 7, 0, 8, 4)
 
 
-def last(factor: int, constant: int = 0) -> Tuple[int, int, Tuple[Tuple[int, int, int], ...]]:
-    return factor, constant, ((1, 0, 0),)
+def last(factor: int, constant: int = 0) -> Formula:
+    return factor, constant, ((1, 0, 0),), (), ()
 
 
 def patches() -> Tuple[Patch, ...]:

@@ -29,6 +29,8 @@ PROGRAMS = [
     "saved",
     "scalars",
     "random_loops:0:12",
+    "classes:36",
+    "late_uploads",
     *(f"{name}:{turn}" for name in ("branches", "suppression") for turn in ("second", "third")),
     *(f"copies:{count}:{kind}" for kind in ("static", "dependent") for count in (20, 40)),
     "sizes:200:none",
@@ -115,6 +117,26 @@ def test_sizes_that_depend_on_data_cost_no_round_trip_once_they_are_understood(r
     assert steady["spent"]["segments"] >= 200 * 5
     assert trips_of_the_last(100, steady) <= 120
     assert steady["spent"]["accepted"] >= 200 * 3
+
+
+def test_the_server_starts_before_a_constant_is_uploaded_and_undoes_that_when_it_is_another_one(
+    remote: Dict[str, Any],
+) -> None:
+    if remote["mode"] != "replay":
+        pytest.skip("only replay runs ahead")
+    program = remote["late_uploads"]
+    assert program["spent"]["undone"] == 1
+    assert trips_of_the_last(8, program) == 8
+
+
+def test_suppression_class_by_class_costs_about_one_round_trip_once_it_is_understood(remote: Dict[str, Any]) -> None:
+    if remote["mode"] != "replay":
+        pytest.skip("only replay runs ahead")
+    trips: List[int] = remote["classes:36"]["trips"]
+    last = sorted(after - before for before, after in zip(trips[17:], trips[18:]))
+    # some 25 host reads each; empty classes, another number of boxes each time, and classes that were not seen before
+    assert last[len(last) // 2] <= 2
+    assert sum(last) <= 6 * len(last)
 
 
 def test_replay_survives_every_deviation_by_undoing_what_ran_ahead(remote: Dict[str, Any]) -> None:

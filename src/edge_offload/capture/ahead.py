@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import struct
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from edge_offload.capture.course import MAX_AHEAD, Course, Node, follow
 from edge_offload.capture.entries import Buffer, Entry
+from edge_offload.capture.keys import integer_offsets, integers_of
 from edge_offload.capture.node_compiler import compile_node
 from edge_offload.capture.node_program import NodeProgram
 from edge_offload.capture.segments import Outcome, Segment, Step
-from edge_offload.capture.symbols import Kind, facts_of
+from edge_offload.capture.symbols import Formula, Kind, evaluate, facts_of
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Ahead:
         self._segments: OrderedDict[Tuple[int, Tuple[int, ...]], Segment] = OrderedDict()
         self._plain: Dict[int, Tuple[List[int], Segment]] = {}
         self._programs: Dict[int, Optional[NodeProgram]] = {}  # None: there cannot be one
+        self._tails: Dict[int, Tuple[List[int], List[Tuple[int, Formula]]]] = {}
 
     def forget(self) -> None:
         """Drop all nodes."""
@@ -41,6 +43,7 @@ class Ahead:
         self._segments.clear()
         self._plain.clear()
         self._programs.clear()
+        self._tails.clear()
 
     def define(self, number: int, node: Node) -> None:
         """Add a node, in place of the one that had this number."""
@@ -48,6 +51,7 @@ class Ahead:
             raise BadInput("the session defines too many or too long nodes")
         self._plain.pop(number, None)
         self._programs.pop(number, None)
+        self._tails.pop(number, None)
         if number in self.nodes:
             for old in [key for key in self._segments if key[0] == number]:
                 del self._segments[old]
@@ -63,7 +67,7 @@ class Ahead:
         kind: Kind = ()
         if before is not None:
             step, outcome = before
-            integers, kind = facts_of(outcome)
+            integers, kind = facts_of(outcome, self._last(self.session.segments[step.segment]))
             since.append(integers)
             base = step.base + outcome.grown
         if base is None:
@@ -78,11 +82,12 @@ class Ahead:
                 break  # once more around, after the host has read something: that is the next inference
             number, edges = course.nodes[index]
             try:
+                last = self._integers(number, since)
                 outcome = self._step(number, base, course.start, since, payloads)
             except EdgeOffloadError:
                 break
             ran.append((index, base, outcome))
-            integers, kind = facts_of(outcome)
+            integers, kind = facts_of(outcome, last)
             since.append(integers)
             base += outcome.grown
             payloads = None
@@ -90,12 +95,42 @@ class Ahead:
             index = follow(edges, kind)
         return ran
 
-    def _step(
-        self, number: int, base: int, start: int, since: List[Tuple[int, ...]], payloads: Optional[List[Buffer]]
-    ) -> Outcome:
+    def _integers(self, number: int, since: List[Tuple[int, ...]]) -> Tuple[int, ...]:
+        """Those of the last call of a node."""
+        node = self._node(number)
+        if node.segment is not None:
+            return self._last(self.session.segments.get(node.segment))
+        found = self._tails.get(number)
+        if found is None:
+            indices, like = self._unchanged_of(number, node)
+            final = len(indices) - 1
+            offsets, _ = integer_offsets(like.calls[final][0].key)
+            place = {offset: position for position, offset in enumerate(offsets)}
+            holes = [(place.get(patch.offset, -1), patch.formula) for patch in node.patches if patch.call == final]
+            found = self._tails[number] = list(self._last(like)), [hole for hole in holes if hole[0] >= 0]
+        integers, holes = list(found[0]), found[1]
+        for position, formula in holes:
+            integers[position] = evaluate(formula, since)
+        return tuple(integers)
+
+    def _last(self, segment: Union[Segment, EdgeOffloadError, None]) -> Tuple[int, ...]:
+        """The integers of the last call of a segment."""
+        if not isinstance(segment, Segment) or not segment.calls:
+            raise ProtocolError("a segment without calls, or one that is not defined")
+        if segment.tail is None:
+            segment.tail = integers_of(segment.calls[-1][0].key)
+        return segment.tail
+
+    def _node(self, number: int) -> Node:
         node = self.nodes.get(number)
         if node is None:
             raise ProtocolError(f"node {number} is not defined")
+        return node
+
+    def _step(
+        self, number: int, base: int, start: int, since: List[Tuple[int, ...]], payloads: Optional[List[Buffer]]
+    ) -> Outcome:
+        node = self._node(number)
         own: List[Buffer] = list(node.payloads) if payloads is None else payloads
         step = Step(
             node.segment or 0, base, node.live_at(base, start), node.dead, node.numbers, own, node.describe,
@@ -126,10 +161,7 @@ class Ahead:
         changes: Dict[int, List[Tuple[int, int]]] = {}
         for patch, value in zip(node.patches, integers):
             changes.setdefault(patch.call, []).append((patch.offset, value))
-        plain = self._plain.get(number)
-        if plain is None:
-            plain = self._plain[number] = self._unchanged(node)
-        indices, like = plain
+        indices, like = self._unchanged_of(number, node)
         if any(call >= len(indices) for call in changes):
             raise ProtocolError("a node changes a call that it has not")
         segment = like.copy()
@@ -140,6 +172,12 @@ class Ahead:
         while len(self._segments) > MAX_SEGMENTS:
             self._segments.popitem(last=False)
         return segment
+
+    def _unchanged_of(self, number: int, node: Node) -> Tuple[List[int], Segment]:
+        plain = self._plain.get(number)
+        if plain is None:
+            plain = self._plain[number] = self._unchanged(node)
+        return plain
 
     def _unchanged(self, node: Node) -> Tuple[List[int], Segment]:
         """The numbers of a node's calls, and the segment that they are with the integers of their definitions."""

@@ -16,6 +16,7 @@ import torch
 
 from edge_offload.capture.course import MAX_PAYLOAD
 from edge_offload.capture.handed import Handed
+from edge_offload.capture.keys import integer_offsets
 from edge_offload.capture.messages import tensor_bytes
 from edge_offload.capture.symbols import Kind
 
@@ -131,7 +132,7 @@ class Forms:
     """Numbers the forms; remembers what each call and each segment is made of."""
 
     native: Any
-    _skeletons: Dict[Tuple[str, bytes, Tuple[int, ...]], int] = field(default_factory=dict)
+    _skeletons: Dict[Tuple[str, bytes], int] = field(default_factory=dict)
     _calls: Dict[int, Call] = field(default_factory=dict)
     _pieces: Dict[int, Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = field(default_factory=dict)
     _shapes: Dict[Tuple[int, int], Shape] = field(default_factory=dict)
@@ -156,8 +157,7 @@ class Forms:
             bare = bytearray(key)
             for offset in offsets:
                 bare[offset : offset + 8] = _ZERO
-            named = (name, bytes(bare), tuple([-1 if value < 0 else min(value, 2) for value in integers]))
-            skeleton = self._skeletons.setdefault(named, len(self._skeletons))
+            skeleton = self._skeletons.setdefault((name, bytes(bare)), len(self._skeletons))
             found = Call(entry, name, key, claimed, skeleton, integers, offsets, references)
             self._calls[entry] = found
             _bound(self._calls)
@@ -270,39 +270,6 @@ class Forms:
         if form == len(self._skeleton_lists):
             self._skeleton_lists.append((skeletons, references))
         return Shape(form, entries, tuple(call.integers for call in calls))
-
-
-def integer_offsets(key: bytes) -> Tuple[Tuple[int, ...], int]:
-    """Where the integers of a key are that sizes go into (``native/keys.h``), and how many storages it refers to."""
-    offsets: List[int] = []
-    references = position = 0
-    while position < len(key):  # the items of a list follow each other as arguments do
-        tag = key[position : position + 1]
-        position += 1
-        if tag == b"T":
-            count = 2 * key[position + 2] + 2
-            offsets += range(position + 3, position + 3 + 8 * count, 8)
-            position += 3 + 8 * count + 1
-            references += 1
-        elif tag == b"S":
-            position += 1
-            references += 1
-        elif tag == b"P":
-            count = key[position + 1]
-            offsets += range(position + 2, position + 2 + 8 * count, 8)
-            position += 2 + 8 * count
-        elif tag == b"I":
-            offsets.append(position)
-            position += 8
-        elif tag == b"V":
-            (count,) = struct.unpack_from("<I", key, position)
-            offsets += range(position + 4, position + 4 + 8 * count, 8)
-            position += 4 + 8 * count
-        elif tag == b"X":
-            position += 4 + struct.unpack_from("<I", key, position)[0]
-        else:
-            position += {b"W": 3, b"F": 8, b"G": 8, b"B": 1, b"Z": 16, b"L": 4}.get(tag, 0)
-    return tuple(offsets), references
 
 
 def _bound(cache: Dict[Any, Any]) -> None:

@@ -205,3 +205,54 @@ class _Reader:
         self.parsed.tensor_references.append(len(self.parsed.storages))
         self.parsed.storages.append(storage)
         return Operand("T", len(self.parsed.tensors) - 1)
+
+
+def integer_offsets(key: bytes) -> Tuple[Tuple[int, ...], int]:
+    """Where the integers of a key are that sizes go into (``native/keys.h``), and how many storages it refers to."""
+    offsets, references, _ = _look_through(key)
+    return offsets, references
+
+
+def tensor_operands(key: bytes) -> List[Tuple[int, int, int]]:
+    """Of each device tensor: which of those integers is its first, how many dimensions it has, and which of those
+    storages it looks into."""
+    return _look_through(key)[2]
+
+
+def _look_through(key: bytes) -> Tuple[Tuple[int, ...], int, List[Tuple[int, int, int]]]:
+    offsets: List[int] = []
+    tensors: List[Tuple[int, int, int]] = []
+    references = position = 0
+    while position < len(key):  # the items of a list follow each other as arguments do
+        tag = key[position : position + 1]
+        position += 1
+        if tag == b"T":
+            count = 2 * key[position + 2] + 2
+            tensors.append((len(offsets), key[position + 2], references))
+            offsets += range(position + 3, position + 3 + 8 * count, 8)
+            position += 3 + 8 * count + 1
+            references += 1
+        elif tag == b"S":
+            position += 1
+            references += 1
+        elif tag == b"P":
+            count = key[position + 1]
+            offsets += range(position + 2, position + 2 + 8 * count, 8)
+            position += 2 + 8 * count
+        elif tag == b"I":
+            offsets.append(position)
+            position += 8
+        elif tag == b"V":
+            (count,) = struct.unpack_from("<I", key, position)
+            offsets += range(position + 4, position + 4 + 8 * count, 8)
+            position += 4 + 8 * count
+        elif tag == b"X":
+            position += 4 + struct.unpack_from("<I", key, position)[0]
+        else:
+            position += {b"W": 3, b"F": 8, b"G": 8, b"B": 1, b"Z": 16, b"L": 4}.get(tag, 0)
+    return tuple(offsets), references, tensors
+
+
+def integers_of(key: bytes) -> Tuple[int, ...]:
+    """Those integers."""
+    return tuple([struct.unpack_from("<q", key, offset)[0] for offset in integer_offsets(key)[0]])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import bisect
 import struct
-from collections import OrderedDict, deque
-from typing import Any, Callable, Deque, Dict, FrozenSet, List, Optional, Set, Tuple
+from collections import OrderedDict
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 from edge_offload.capture.course import FROM_START, FROM_STEP, SAME, Node, Patch
 from edge_offload.capture.forms import Call, Done, Integers
 from edge_offload.capture.handed import DYNAMIC, READ
-from edge_offload.capture.symbols import Formula, Kind, Since, explain
+from edge_offload.capture.sizes import Sizes
+from edge_offload.capture.symbols import Kind, Since
 from edge_offload.errors import ProtocolError
 
-MAX_SAMPLES = 8
 _INTEGER = struct.Struct("<q")
 MAX_KINDS = 6
 
@@ -39,7 +40,7 @@ class Plan:
         self.uploads = uploads
         self._integers = integers
         self._places = places
-        self._worked_out: Optional[Tuple[Since, Optional[Integers]]] = None
+        self._worked_out: Optional[Tuple[List[Tuple[int, ...]], Optional[Integers]]] = None
         self._told = told or {}
 
     def integers(self, since: Since) -> Optional[Integers]:
@@ -47,8 +48,8 @@ class Plan:
         if not self._places:
             return self._integers
         found = self._worked_out  # it is asked for at every call whose result has a size that was not known
-        if found is None or found[0] != tuple(since):
-            found = self._worked_out = tuple(since), self._work_out(since)
+        if found is None or found[0] != since:
+            found = self._worked_out = list(since), self._work_out(since)
         return found[1]
 
     def foretold(
@@ -124,17 +125,20 @@ class Knowledge:
         self.last: Optional[Done] = None
         self._before: Optional[Done] = None
         self._references = references
-        self._samples: Deque[Tuple[Tuple[Tuple[int, ...], ...], Integers]] = deque(maxlen=MAX_SAMPLES)
-        self._places: Optional[Dict[Tuple[int, int], Formula]] = {}
+        self.sizes = Sizes(references)
         self._live: List[Set[Tuple[int, int]]] = []
         self._plan: Optional[Plan] = None
         self._stale = True
+        self.version = self._made_with = 0
         self._uploads: Tuple[Optional[bytes], ...] = ()
 
-    def learn(self, done: Done, since: List[Tuple[int, ...]], start: int, confirmed: bool) -> bool:
+    def learn(
+        self, done: Done, since: List[Tuple[int, ...]], start: int, confirmed: bool, bases: Sequence[int] = ()
+    ) -> bool:
         """Take in a step; says whether anything is expected otherwise than before.
 
-        ``confirmed``: it came as expected, so that there is nothing new in it.
+        ``confirmed``: it came as expected, so that there is nothing new in it. ``bases``: first new storage of each
+        step of the inference before it.
         """
         fresh_kind = done.kind not in self.kinds
         if fresh_kind:
@@ -153,50 +157,48 @@ class Knowledge:
             self._live = [(known & new) or new for known, new in zip(self._live, options)]
         else:
             self._live = options
-        sample = (tuple(since), done.shape.integers)
-        if sample not in self._samples:
-            held = len(self._samples) > 2 and self._plan is not None and self._plan.integers(since) == sample[1]
-            self._samples.append(sample)
-            if not held:
-                self._places = self._explain()
+        made_in = [bisect.bisect_right(bases, n) - 1 for n in done.live]
+        expected = self._plan.integers(since) if self._plan is not None else None
+        self.sizes.learn((tuple(since), done.shape.integers), made_in, expected)
         self._stale = True
+        self.version += 1
         return True
 
-    def plan(self, call: Callable[[int], Call], number: Callable[[Call], int]) -> Optional[Plan]:
+    def plan(
+        self, call: Callable[[int], Call], number: Callable[[Call], int], general: Optional[Knowledge] = None
+    ) -> Optional[Plan]:
         """The node that the next step will probably be; None if it cannot be said.
 
         Args:
             call: a native call's description, by its number.
             number: the number that a native call has on the server.
+            general: what is known of the form wherever it stands, if this is of one place alone.
         """
-        if self._stale:
-            self._plan, self._stale = self._make(call, number), False
+        version = general.version if general is not None else 0
+        if self._stale or version != self._made_with:
+            self._plan, self._stale, self._made_with = self._make(call, number, general), False, version
         return self._plan
-
-    @property
-    def constant(self) -> bool:
-        """Whether the integers have been the same so far, though not for long enough to be sure."""
-        return not self._places and len(self._samples) < MAX_SAMPLES // 2
 
     @property
     def uploads(self) -> bool:
         """Whether something is uploaded in the step."""
         return self.last is not None and bool(self.last.payloads)
 
-    @property
-    def constant_uploads(self) -> bool:
-        """Whether that is the same every time."""
-        if self.last is None or self._before is None or self.last.opens:
-            return False
-        return None not in self.last.payloads and self.last.payloads == self._before.payloads
-
-    def _make(self, call: Callable[[int], Call], number: Callable[[Call], int]) -> Optional[Plan]:
+    def _make(
+        self, call: Callable[[int], Call], number: Callable[[Call], int], general: Optional[Knowledge]
+    ) -> Optional[Plan]:
         last, before = self.last, self._before
-        if last is None or before is None or self._places is None or last.reason not in (READ, DYNAMIC):
+        if before is None and general is not None:  # it stood here once, and in other places before
+            before = general.last if general.last is not last else general._before
+        if last is None or before is None or last.reason not in (READ, DYNAMIC):
             return None
         if last.numbers != before.numbers:
             return None
-        whole = last.segment is not None and not self._places
+        calls = [call(entry) for entry in last.shape.entries]
+        formulas = self.sizes.formulas(general.sizes if general is not None else None, calls)
+        if formulas is None:
+            return None
+        whole = last.segment is not None and not formulas
         older = len(last.live)
         names = last.canonicals if whole else tuple(range(older))
         dead = last.dead & before.dead
@@ -208,45 +210,41 @@ class Knowledge:
             called = _names_of_new(dead, last.canonicals)
         else:
             called = tuple(older + item for item in sorted(dead))
-            calls = [call(entry) for entry in last.shape.entries]
             for made, used in zip(calls, self._references):
                 words.append(number(made))
                 words += [older + storage if storage >= 0 else -1 - storage for storage in used]
-            patches = tuple(Patch(i, calls[i].offsets[item], how) for (i, item), how in self._places.items())
-            changed = {i for i, _ in self._places}
+            patches = tuple(Patch(i, calls[i].offsets[item], how) for (i, item), how in formulas.items())
+            changed = {i for i, _ in formulas}
             told = {i: calls[i] for i in sorted(changed) if calls[i].operator and i < len(calls) - 1}
             wanted = tuple(told)
         node = Node(
             last.segment if whole else None,
             tuple(words),
             patches,
-            tuple((name, *min(options)) for name, options in zip(names, self._live)),
+            tuple((name, *option) for name, option in zip(names, self._operands(general))),
             called,
             last.numbers,
-            tuple(item for item in last.payloads if item is not None) if self.constant_uploads else (),
+            tuple(item for item in last.payloads if item is not None) if _same_uploads(last, before) else (),
             last.reason == DYNAMIC,
             wanted,
         )
-        return Plan(self.form, self._slot, node, last.shape.integers, tuple(self._places), dead, told, self._uploads)
+        return Plan(self.form, self._slot, node, last.shape.integers, tuple(formulas), dead, told, self._uploads)
 
-    def _explain(self) -> Optional[Dict[Tuple[int, int], Formula]]:
-        """A formula for every integer that has not always been the same; None if there is none for one of them."""
-        _, latest = self._samples[-1]
-        columns: Dict[Tuple[int, int], Tuple[int, ...]] = {}
-        for index, call in enumerate(latest):
-            others = [integers[index] for _, integers in self._samples]
-            if all(other == call for other in others):
-                continue
-            for item in range(len(call)):
-                column = tuple(other[item] for other in others)
-                if len(set(column)) > 1:
-                    columns[index, item] = column
-        if not columns:
-            return {}
-        found = explain(list(columns.values()), [since for since, _ in self._samples])
-        if found is None:
-            return None
-        return {place: found[column] for place, column in columns.items()}
+    def _operands(self, general: Optional[Knowledge]) -> List[Tuple[int, int]]:
+        """How the number of each storage is found that existed before; where it stood once, as in other places."""
+        found = []
+        for position, options in enumerate(self._live):
+            others = general._live[position] if general is not None and position < len(general._live) else set()
+            likely = options & others or options
+            own = len(likely) > 1 and self._before is None
+            made = max(likely)  # counted from the inference's beginning, if it was made in it
+            found.append(made if own and made[0] == FROM_START and made[1] >= 0 else min(likely))
+        return found
+
+
+def _same_uploads(last: Done, before: Done) -> bool:
+    """Whether what is uploaded in a step is the same every time; an inference begins with something new."""
+    return not last.opens and None not in last.payloads and last.payloads == before.payloads
 
 
 def _names_of_new(ordinals: FrozenSet[int], older: Tuple[int, ...]) -> Tuple[int, ...]:

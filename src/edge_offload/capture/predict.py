@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
+from typing import Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple
 
 from edge_offload.capture.calls import Call, Category
 from edge_offload.capture.course import Edge
@@ -34,6 +34,10 @@ MAX_SITES = 8192
 
 #: Stands for every kind of outcome.
 ANY: Kind = (-9,)
+#: Contexts that count, by their order, only while they have always told the same.
+STRICT = (1, 2)
+#: Marks a number of steps among them.
+COUNT: Kind = (-8,)
 #: A step and the kind of its outcome.
 Item = Tuple[int, Kind]
 
@@ -75,6 +79,7 @@ class Predictor:
         self.forms = forms
         self.start = 0
         self.since: List[Tuple[int, ...]] = []
+        self._bases: List[int] = []
         self._number = number
         self._min_repeats = min_repeats
         self._known: Dict[int, Knowledge] = {}
@@ -83,6 +88,7 @@ class Predictor:
         self._opened = 0
         self._history: Deque[Tuple[int, int, bool]] = deque(maxlen=MAX_HISTORY)
         self._trail: Tuple[Item, ...] = ()
+        self._varied: Set[Tuple[Item, ...]] = set()  # contexts that more than one step has followed
         self._after: Dict[Tuple[Item, ...], Tuple[int, int]] = {}
         self._cycle: List[int] = []
         self._position = 0
@@ -109,7 +115,7 @@ class Predictor:
     def begin(self, done: Done) -> None:
         """``done`` is the next step; its outcome is not known yet."""
         if done.opens:
-            self.start, self.since, self._steps = done.base, [], 0
+            self.start, self.since, self._bases, self._steps = done.base, [], [], 0
             self._opened += 1
 
     def add(self, done: Done, confirmed: bool) -> None:
@@ -123,13 +129,14 @@ class Predictor:
         if site not in self._sites:
             self._sites[site] = self._knowledge(form)
         for knowledge in (self._known[form], self._sites[site]):
-            if knowledge.learn(done, self.since, self.start, confirmed):
+            if knowledge.learn(done, self.since, self.start, confirmed, self._bases):
                 self._version += 1
         self._steps = min(self._steps + 1, MAX_STEPS)
         self.since.append(done.integers)
+        self._bases.append(done.base)
         if len(self.since) > 4 * REACH:
             del self.since[REACH:-REACH]
-        for context in self._contexts(self._trail):
+        for context in dict.fromkeys(self._contexts(self._trail, state.steps)):
             self._note(context, form)
         self._history.append((form, done.reason, bool(done.payloads)))
         self._trail = (*self._trail[-CONTEXTS[0] + 1 :], (form, done.kind))
@@ -170,7 +177,7 @@ class Predictor:
 
     def _grow(self, state: State, doing: Optional[int]) -> Optional[Branches]:
         found = Branches([], [], [])
-        places: Dict[State, int] = {}
+        places: Dict[Tuple[int, Site], int] = {}
         waiting: Deque[Tuple[State, int, List[Edge]]] = deque()
         endless = self._opened < 2 or (state.steps >= MAX_STEPS and not self._cycle)
         limit = MAX_ENDLESS if endless else MAX_NODES
@@ -179,17 +186,18 @@ class Predictor:
             form = self._next(place)
             if form is None:
                 return
-            if place not in places:
-                plan = self._plan(place.site(form)) if len(places) < limit else None
+            here = place.position, place.site(form)
+            if here not in places:
+                plan = self._plan(here[1]) if len(places) < limit else None
                 if plan is None or not self._may_follow(came_from, plan):
                     return
-                places[place] = len(found.plans)
+                places[here] = len(found.plans)
                 found.plans.append(plan)
                 found.edges.append([])
                 waiting.append((place, form, found.edges[-1]))
             if not edges and came_from is not None and self._reason(came_from) == READ:
-                edges.append((None, places[place]))  # what is read seldom decides what is computed next
-            edges.append((kind, places[place]))
+                edges.append((None, places[here]))  # what is read seldom decides what is computed next
+            edges.append((kind, places[here]))
 
         if doing is None:
             enter(state, None, found.first, ())
@@ -232,34 +240,38 @@ class Predictor:
         if self._cycle:
             return self._cycle[state.position]
         guess: Optional[int] = None
-        for context in self._contexts(state.trail):
+        for order, context in enumerate(self._contexts(state.trail, state.steps)):
             form, sure = self._after.get(context, (None, 0))
-            if sure >= SURE:
+            if sure >= SURE and (order not in STRICT or context not in self._varied):
                 return form
             guess = form if guess is None else guess
         return guess
 
-    def _contexts(self, trail: Tuple[Item, ...]) -> List[Tuple[Item, ...]]:
+    def _contexts(self, trail: Tuple[Item, ...], steps: int) -> List[Tuple[Item, ...]]:
         """The last few steps, as they may tell what is next: with the kinds of their outcomes, and without.
 
-        The size of a result decides what is computed next more often than a number that is read.
+        How many ``steps`` of the inference there were says when a loop over classes ends. The size of a result decides
+        what is computed next more often than a number that is read.
         """
         bare = tuple((form, ANY) for form, _ in trail)
+        counted = [((steps, COUNT), trail[-1]), trail[-1:], ((steps, COUNT), bare[-1])] if trail else []
         found = [trail[-length:] for length in CONTEXTS if len(trail) >= length]
         plain = [bare[-length:] for length in CONTEXTS if len(trail) >= length]
         if found and self._reason(trail[-1][0]) == READ:
-            return [*found[:-1], *plain[:-1], found[-1], plain[-1]]
-        return found + plain
+            return [*counted, *found[:-1], *plain[:-1], found[-1], plain[-1]]
+        return counted + found + plain
 
     def _note(self, context: Tuple[Item, ...], form: int) -> None:
         """``form`` came after ``context``. What has come once says less than what always comes after fewer steps."""
         if len(self._after) > MAX_CONTEXTS:
             self._after.clear()
+            self._varied.clear()
         known, sure = self._after.get(context, (form, 0))
         if known == form:
             now = (form, min(sure + 1, 2 * SURE))
         else:
             now = (known, sure - 1) if sure > 1 else (form, 1)
+            self._varied.add(context)
         if now != (known, sure):
             self._after[context] = now
             if now[0] != known or not sure or (now[1] >= SURE) != (sure >= SURE):
@@ -267,14 +279,10 @@ class Predictor:
 
     def _plan(self, site: Site) -> Optional[Plan]:
         """What is known of the form where it stands now; where it stood anywhere, if that says more."""
-        general = self._known[site[0]].plan(self.forms.call, self._number)
-        if site not in self._sites:
-            return general
-        here = self._sites[site]
-        own = here.plan(self.forms.call, self._number)
-        if own is None or (general is not None and general.node.patches and here.constant):
-            return general
-        return own
+        general = self._known[site[0]]
+        here = self._sites.get(site)
+        own = here.plan(self.forms.call, self._number, general) if here is not None else None
+        return own if own is not None else general.plan(self.forms.call, self._number)
 
     def _search(self) -> None:
         self._since_search = 0

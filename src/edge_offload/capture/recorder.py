@@ -31,6 +31,7 @@ from edge_offload.capture.plans import Plan
 from edge_offload.capture.predict import Branches, Predictor
 from edge_offload.capture.remote import Remote
 from edge_offload.capture.segments import Outcome, Step
+from edge_offload.capture.speculation import Speculation
 from edge_offload.capture.symbols import facts_of
 from edge_offload.errors import LinkLost, ProtocolError
 from edge_offload.modes import Mode
@@ -50,23 +51,6 @@ class Counters:
     speculated: int = 0
     accepted: int = 0
     undone: int = 0
-
-
-@dataclass
-class _Speculation:
-    """What the server has been asked to run ahead, and how many of its steps the program has done so far.
-
-    ``assumed``: the last uploads of the first step, of which it is only thought that the program will make them so.
-    """
-
-    plans: List[Plan]
-    first: List[int]
-    since: List[Tuple[int, ...]]
-    future: Future
-    assumed: Tuple[Optional[bytes], ...] = ()
-    taken: int = 0
-    waited: bool = False
-    answer: Optional[Answer] = None
 
 
 class Recorder:
@@ -89,7 +73,7 @@ class Recorder:
         self._forget = False
         self._freed: List[int] = []
         self._unsettled: Optional[int] = None
-        self._speculation: Optional[_Speculation] = None
+        self._speculation: Optional[Speculation] = None
         self._outstanding: Deque[Future] = deque()
         self._failed: Optional[Exception] = None
         self._has_read = False
@@ -217,7 +201,7 @@ class Recorder:
         if outcome is None:
             outcome = self._run(self._pieces[-self._owed :], done)
         self._pieces, self._owed = [], 0
-        done.integers, done.kind = facts_of(outcome)
+        done.integers, done.kind = facts_of(outcome, done.shape.integers[-1])
         self._predictor.add(done, confirmed)
         if self._predictor.full and self._speculation is None:
             self._predictor = self._new_predictor()
@@ -238,12 +222,14 @@ class Recorder:
         message.speculative_from = len(pieces)
         reason = pieces[-1].reason
         branches = self._predictor.branches(done) if self._predictor is not None and done is not None else None
-        if branches is not None and reason in (READ, DYNAMIC):
+        if branches is not None and done is not None and reason in (READ, DYNAMIC):
             assert self._predictor is not None
             since = self._predictor.since
             future = self._speculate(
                 branches, Course([], branches.first, None, self._predictor.start, list(since)), message
             )
+            assert self._speculation is not None
+            self._speculation.last = done.shape.integers[-1]
         else:
             # a program that starts uploads its weights: before it reads anything, or so much that it cannot wait
             future = self._submit(message, keep=fresh or reason == ASYNC or not self._has_read)
@@ -266,23 +252,27 @@ class Recorder:
             course.nodes.append((self._definitions.node(plan, message), edges))
         message.course = course
         future = self._submit(message)
-        self._speculation = _Speculation(branches.plans, [node for _, node in branches.first], course.since, future)
+        self._speculation = Speculation(branches.plans, [node for _, node in branches.first], course.since, future)
         return future
 
-    def _answered(self, ahead: _Speculation) -> Answer:
+    def _answered(self, ahead: Speculation) -> Answer:
         if ahead.answer is None:
             ahead.answer = self._wait(ahead.future, blocked=not ahead.waited)
             ahead.waited = True
             self._foretell(ahead, ahead.answer)
         return ahead.answer
 
-    def _foretell(self, ahead: _Speculation, answer: Answer) -> None:
+    def _foretell(self, ahead: Speculation, answer: Answer) -> None:
         """Have the device know what the calls return that the server has run ahead, before the program makes them."""
-        since = [*ahead.since, *(facts_of(outcome)[0] for outcome in answer.outcomes[-1:])]
+        since = [*ahead.since, *(facts_of(outcome, ahead.last)[0] for outcome in answer.outcomes[-1:])]
         for index, _, outcome in answer.ran:
+            plan = ahead.plans[index]
             if outcome.described:
-                self._definitions.forms.foretell(ahead.plans[index].foretold(since, outcome.described))
-            since.append(facts_of(outcome)[0])
+                self._definitions.forms.foretell(plan.foretold(since, outcome.described))
+            integers = plan.integers(since)
+            if integers is None:
+                return
+            since.append(facts_of(outcome, integers[-1])[0])
 
     def _described(self, piece: Piece) -> Optional[Outcome]:
         """The results of the last call of a segment that ends inside a step, if the server has run that ahead.
@@ -316,10 +306,7 @@ class Recorder:
         ahead, predictor = self._speculation, self._predictor
         if ahead is None or predictor is None:
             return None
-        if (ahead.assumed and not ahead.taken and done.payloads[-len(ahead.assumed) :] != ahead.assumed) or (
-            not ahead.waited
-            and not any(ahead.plans[node].same_as(done, predictor.start, predictor.since) for node in ahead.first)
-        ):
+        if not ahead.may_begin_with(done, predictor.start, predictor.since):
             self._over(ahead, 1)  # whatever ran, it was not this
             return None
         answer = self._answered(ahead)
@@ -337,7 +324,7 @@ class Recorder:
         self._over(ahead, len(answer.ran))
         return None
 
-    def _over(self, ahead: _Speculation, ran: int) -> None:
+    def _over(self, ahead: Speculation, ran: int) -> None:
         self.counters.speculated += ran - ahead.taken
         self.counters.undone += ran - ahead.taken
         self._settle(ahead.taken)

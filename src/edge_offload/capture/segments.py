@@ -40,7 +40,7 @@ class Segment:
 
     With each call comes the number that its first new storage has at least. New storages are numbered from
     ``first_new`` on, after every number that was used before. ``program`` is what it was compiled to, ``seen`` the
-    kind of step that it ran last, ``compiled`` how often it has been compiled.
+    kind of step that it ran last, ``compiled`` how often it has been compiled; ``tail`` the integers of its last call.
     """
 
     def __init__(self) -> None:
@@ -52,6 +52,7 @@ class Segment:
         self.program: Optional[Program] = None
         self.seen: Optional[Signature] = None
         self.compiled = 0
+        self.tail: Optional[Tuple[int, ...]] = None
 
     def add(self, entry: Entry, references: Tuple[int, ...]) -> None:
         self.calls.append((entry, references, max(references, default=-1) + 1))

@@ -2,16 +2,18 @@
 
 After a step whose result has a size that only the server knows (``nonzero``, suppression), the calls that follow differ
 from one inference to the next in nothing but integers: sizes, strides, offsets, bytes. Each of those is a constant or
-``factor · s`` or ``factor · s · t``, plus a constant, where s and t are integers of earlier outcomes. Such formulas are
-guessed from a few inferences. A wrong guess costs time and nothing else: what the server ran by it is compared with
-what the program did.
+``factor · s`` or ``factor · s · t``, plus a constant, perhaps no less or no more than some bound (``topk`` of at most
+300), or a sum of such, where s and t are integers of earlier steps. Such formulas are guessed from a few inferences. A
+wrong guess costs time and nothing else: what the server ran by it is compared with what the program did.
 
-As torch's own compiler does, 0 and 1 are taken for special: a size of 0 or 1 leads to other strides and other branches.
+As torch's own compiler does, outcomes of 0 and 1 are taken for special: they lead to other branches.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+import functools
+import math
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from edge_offload.capture.segments import Outcome
 from edge_offload.errors import ProtocolError
@@ -20,18 +22,25 @@ from edge_offload.errors import ProtocolError
 Since = Sequence[Tuple[int, ...]]
 #: (counted from the end, position among the outcomes, position within the outcome)
 Symbol = Tuple[int, int, int]
-#: (factor, constant, symbols that are multiplied)
-Formula = Tuple[int, int, Tuple[Symbol, ...]]
+#: (factor, constant, symbols that are multiplied, (least, most) if there are bounds, formulas that are added up and
+#: then multiplied with the factor)
+Formula = Tuple[int, int, Tuple[Symbol, ...], Tuple[int, ...], Tuple[Any, ...]]
 #: What a step's outcome is taken for when the next step is guessed.
 Kind = Tuple[int, ...]
 
-REACH = 12
-MAX_SYMBOLS = 48
+#: Steps since the inference began, and before the one in question, whose integers are looked at.
+REACH = 512
+MAX_SYMBOLS = 1024
+#: Of which so many are multiplied with each other.
+MAX_FACTORS = 48
+#: Sizes that are added up: tensors that are put behind each other.
+MAX_PARTS = 1024
 MAX_VALUE = 1 << 62
 
 
-def facts_of(outcome: Outcome) -> Tuple[Tuple[int, ...], Kind]:
-    """The integers that an outcome brings (sizes of its results, a whole number that is read), and its kind.
+def facts_of(outcome: Outcome, last: Tuple[int, ...] = ()) -> Tuple[Tuple[int, ...], Kind]:
+    """The integers that a step brings (sizes of its results, a whole number that is read, and the integers ``last`` of
+    its last call: how much was searched is the size of what comes next as often as how much was found), and its kind.
 
     Two outcomes are of one kind if they agree in which of their sizes are 0, 1 or more, in truth values, and in signs.
     """
@@ -43,15 +52,15 @@ def facts_of(outcome: Outcome) -> Tuple[Tuple[int, ...], Kind]:
             else:
                 for item in [value] if what == "t" else value:
                     found += item[4] if len(item) > 4 else []
-        return tuple(found), tuple(max(-1, min(2, size)) for size in found)
+        return (*found, *last), tuple(max(-1, min(2, size)) for size in found)
     tensor = outcome.tensor
     if tensor is None or tensor.numel() != 1 or tensor.is_complex():
-        return (), ()
+        return last, ()
     value = tensor.item()
     if isinstance(value, float):
-        return (), (int(value > 0) - int(value < 0) if value == value else 2,)
+        return last, (int(value > 0) - int(value < 0) if value == value else 2,)
     whole = int(value)
-    return ((whole,) if abs(whole) < MAX_VALUE else ()), (max(-1, min(2, whole)),)
+    return ((whole, *last) if abs(whole) < MAX_VALUE else last), (max(-1, min(2, whole)),)
 
 
 def value_of(symbol: Symbol, since: Since) -> Optional[int]:
@@ -69,32 +78,50 @@ def evaluate(formula: Formula, since: Since) -> int:
     Raises:
         ProtocolError: it uses what is not there, or its value is no size.
     """
-    result, constant, symbols = formula
+    result, constant, symbols, bounds, parts = formula
     for symbol in symbols:
         value = value_of(symbol, since)
         if value is None or abs(value) >= MAX_VALUE:
             raise ProtocolError("a formula uses an outcome that does not exist")
         result *= value
+    if parts:
+        result *= sum([evaluate(part, since) for part in parts])
     result += constant
     if not -MAX_VALUE < result < MAX_VALUE:
         raise ProtocolError("a formula's value is too large")
-    return result
+    return max(bounds[0], min(bounds[1], result)) if bounds else result
 
 
-def explain(columns: Sequence[Tuple[int, ...]], samples: Sequence[Since]) -> Optional[Dict[Tuple[int, ...], Formula]]:
-    """A formula for each of the different ``columns`` (the values of one integer, one per sample), or None."""
+def explain(columns: Iterable[Tuple[int, ...]], samples: Sequence[Since]) -> Dict[Tuple[int, ...], Formula]:
+    """A formula for each of the different ``columns`` (the values of one integer, one per sample) that has one."""
     singles = _symbols(samples)
+    slopes: Dict[Tuple[int, ...], List[Tuple[int, ...]]] = {}
+    for values in singles:
+        slopes.setdefault(_slope(values)[1], []).append(values)
     doubles: Optional[Dict[Tuple[int, ...], Tuple[Symbol, ...]]] = None
     found: Dict[Tuple[int, ...], Formula] = {}
     for column in set(columns):
-        formula = _fit(column, singles)
+        if column in singles:
+            found[column] = (1, 0, singles[column], (), ())
+            continue
+        alike = {values: singles[values] for values in slopes.get(_slope(column)[1], ())}
+        formula = _fit(column, alike)
         if formula is None:
             doubles = _products(singles) if doubles is None else doubles
-            formula = _fit(column, doubles)
-        if formula is None:
-            return None
-        found[column] = formula
+            formula = _fit(column, doubles) or _fit_bounded(column, singles)
+        if formula is not None:
+            found[column] = formula
     return found
+
+
+def _slope(values: Tuple[int, ...]) -> Tuple[int, Tuple[int, ...]]:
+    """How ``values`` rise from the first one on: by how much, and the same without that, which is equal for all that
+    are multiples of each other plus a constant."""
+    rise = [value - values[0] for value in values]
+    common = functools.reduce(math.gcd, rise, 0)
+    first = next((step for step in rise if step), 0)
+    common = -common if first < 0 else common
+    return common, tuple(step // common for step in rise) if common else tuple(rise)
 
 
 def _symbols(samples: Sequence[Since]) -> Dict[Tuple[int, ...], Tuple[Symbol, ...]]:
@@ -115,7 +142,7 @@ def _symbols(samples: Sequence[Since]) -> Dict[Tuple[int, ...], Tuple[Symbol, ..
 def _products(singles: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Dict[Tuple[int, ...], Tuple[Symbol, ...]]:
     """Every product of two symbols that differs between the samples, by its values."""
     doubles: Dict[Tuple[int, ...], Tuple[Symbol, ...]] = {}
-    items = list(singles.items())
+    items = list(singles.items())[:MAX_FACTORS]
     for index, (values, symbols) in enumerate(items):
         for others, more in items[index:]:
             product = tuple(a * b for a, b in zip(values, others))
@@ -137,23 +164,81 @@ def _fit(column: Tuple[int, ...], candidates: Dict[Tuple[int, ...], Tuple[Symbol
         constant = column[0] - factor * values[0]
         if all(factor * v + constant == c for v, c in zip(values, column)):
             if constant == 0:
-                return factor, constant, symbols
-            best = best or (factor, constant, symbols)
+                return factor, constant, symbols, (), ()
+            best = best or (factor, constant, symbols, (), ())
     return best
 
 
-def parse_formula(data: Any) -> Formula:
+def _fit_bounded(column: Tuple[int, ...], candidates: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Optional[Formula]:
+    """The first candidate of which ``column`` is a multiple, but never more, or never less, than some bound."""
+    low, high = min(column), max(column)
+    for bound, bounds in ((high, (-MAX_VALUE, high)), (low, (low, MAX_VALUE))):
+        place = next((i for i, value in enumerate(column) if value not in (bound, 0)), None)
+        if place is None:
+            continue
+        for values, symbols in candidates.items():
+            if not values[place] or column[place] % values[place]:
+                continue
+            factor = column[place] // values[place]
+            if factor > 0 and all(max(bounds[0], min(bounds[1], factor * v)) == c for v, c in zip(values, column)):
+                return factor, 0, symbols, bounds, ()
+    return None
+
+
+def derive(column: Tuple[int, ...], near: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Optional[Formula]:
+    """A formula for ``column`` from symbols that are likely: equal, a multiple, or bounded."""
+    if column in near:
+        return 1, 0, near[column], (), ()
+    formula = _fit(column, near)
+    return formula if formula is not None and not formula[1] else _fit_bounded(column, near)
+
+
+def likely_size(
+    column: Tuple[int, ...], near: Dict[Tuple[int, ...], Tuple[Symbol, ...]], bounds: Iterable[Tuple[int, ...]]
+) -> Optional[Formula]:
+    """A formula that says ``column`` is one of ``near``, within one of ``bounds`` if there are any."""
+    for bound in (*sorted(bounds), ()):
+        for values, symbols in near.items():
+            if tuple([max(bound[0], min(bound[1], v)) for v in values] if bound else values) == column:
+                return 1, 0, symbols, bound, ()
+    return None
+
+
+def multiple(times: int, formula: Formula) -> Formula:
+    """``times`` the value of ``formula``; ``times`` is not negative."""
+    factor, constant, symbols, bounds, parts = formula
+    return times * factor, times * constant, symbols, tuple([_times(times, bound) for bound in bounds]), parts
+
+
+def _times(times: int, bound: int) -> int:
+    return times * bound if abs(bound) < MAX_VALUE else bound
+
+
+def added(column: Tuple[int, ...], total: Tuple[int, ...], parts: Tuple[Formula, ...]) -> Optional[Formula]:
+    """``column`` as a multiple of ``total``, the sum of ``parts``."""
+    formula = _fit(column, {total: ()})
+    return (formula[0], 0, (), (), parts) if formula is not None and not formula[1] else None
+
+
+def parse_formula(data: Any, inner: bool = False) -> Formula:
     """Read a formula off the wire.
 
     Raises:
         ValueError, TypeError: it is malformed.
     """
-    factor, constant, symbols = data
-    if len(symbols) > 4 or not all(type(value) is int for value in (factor, constant)):
+    factor, constant, symbols, bounds, parts = data
+    if (
+        len(parts) > (0 if inner else MAX_PARTS)
+        or len(symbols) > 4
+        or len(bounds) not in (0, 2)
+        or not all(type(v) is int for v in (factor, constant, *bounds))
+    ):
         raise ValueError("a formula is malformed")
+    if any(abs(bound) > MAX_VALUE for bound in bounds):
+        raise ValueError("a formula has a bound beyond any size")
     read = []
     for backward, position, item in symbols:
         if not all(type(value) is int and 0 <= value < 1 << 16 for value in (backward, position, item)):
             raise ValueError("a formula is malformed")
         read.append((backward, position, item))
-    return factor, constant, tuple(read)
+    return factor, constant, tuple(read), tuple(bounds), tuple([parse_formula(part, inner=True) for part in parts])
