@@ -30,6 +30,8 @@ KEEP_FOR = 8
 """Reads for which the bytes of inputs and results are kept, so that an inference can be recorded."""
 MAX_LEFT = 16
 """Times in a row that the program did something else than the inference that was waited for."""
+LOOK_S = 0.05
+"""While inferences are computed here anyway, whether the plan of the moment divides them is asked as often as that."""
 SAY_AFTER = 8
 """Segments that could be no inference for the same reason, after which that is said."""
 
@@ -75,6 +77,7 @@ class SplitHereRecorder(SplitRecorder):
         self._resting: Set[int] = set()
         self._unfit: Counter[str] = Counter()
         self._keep_for = self._left = 0
+        self._look_s = 0.0
         native.compute_here(True)
 
     # -- called by the device, under its lock
@@ -127,7 +130,10 @@ class SplitHereRecorder(SplitRecorder):
 
     def rested(self) -> None:
         """What began like an inference that is computed here ended in a read; it was not noted, and changed nothing."""
-        self._tidy()
+        now = time.monotonic()
+        if now >= self._look_s:
+            self._look_s = now + LOOK_S
+            self._tidy()
 
     def memory(self, number: int) -> torch.Tensor:
         """The bytes of a storage that the device waited with.

@@ -23,6 +23,8 @@ from edge_offload.sequence.operators import Arg, Operator, Ref, Symbol
 from edge_offload.sequence.sequence import OperatorSequence
 from edge_offload.sequence.values import DYNAMIC, Kind, Value, content_digest, contiguous_strides
 
+_ATTENTION = "aten._native_multi_head_attention.default"
+"""Gives no weights where nobody needs them; on tensors without data it gives some all the same."""
 _PURE_CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg")
 
 
@@ -208,6 +210,8 @@ class _Builder:
         mutates = _refs_where(self, schema, bound, lambda info: info.is_write)
         val = node.meta.get("val")
         vals = [] if val is None else list(val) if isinstance(val, (tuple, list)) else [val]
+        if name == _ATTENTION and not bound.get("need_weights", True):
+            vals[1] = None
         shared = [self._aliased(schema, bound, position, len(vals)) for position in range(len(vals))]
         outputs: List[Optional[int]] = []
         for position, item in enumerate(vals):
