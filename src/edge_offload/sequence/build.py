@@ -197,6 +197,8 @@ class _Builder:
             assert isinstance(position, int)
             number = self.outputs_of[source.name][position]
             if number is None:
+                if not node.users:
+                    return
                 raise Unsupported(f"{node.name} takes an output that {source.name} does not have")
             self.numbers[node.name] = number
             return
