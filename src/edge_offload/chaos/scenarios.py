@@ -169,7 +169,7 @@ SCENARIOS: Dict[str, Scenario] = {
     "clock_steps": Scenario(
         "the wall clocks of robot and server jump by an hour and back",
         _step_clocks,
-        robot_options=("--slowdown", "40"),  # a clock of its own costs a process time, and the server mode most
+        robot_options=("--slowdown", "160"),  # a clock of its own costs a process time, mode split most
         clocks=True,
     ),
     "disk_full": Scenario("the server's cache is on a full disk", _calm, server_prefix=_full_disk),

@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Sequence
@@ -77,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
     to_stdout = args.json == "-"
     file = pathlib.Path(args.json) if args.json and not to_stdout else None
     held = held_in(file) if file is not None and args.update else []
+    # told to end, it ends the processes that it has started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     verdicts = []
     for name in args.scenario or names():
         if args.resume and any(item["scenario"] == labelled(name, args.mode) and item["passed"] for item in held):
