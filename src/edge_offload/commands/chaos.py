@@ -78,18 +78,21 @@ def run(args: argparse.Namespace) -> int:
     to_stdout = args.json == "-"
     file = pathlib.Path(args.json) if args.json and not to_stdout else None
     held = held_in(file) if file is not None and args.update else []
-    # told to end, it ends the processes that it has started
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     verdicts = []
-    for name in args.scenario or names():
-        if args.resume and any(item["scenario"] == labelled(name, args.mode) and item["passed"] for item in held):
-            continue
-        verdict = run_scenario(name, hold_s, args.repeat, timing=not args.no_timing, mode=args.mode)
-        verdicts.append(verdict)
-        print(line(verdict), file=sys.stderr if to_stdout else sys.stdout, flush=True)
-        if file is not None:
-            # a run that is cut off keeps what it has found
-            records.write(file, "chaos", merged(held, [record(verdict) for verdict in verdicts]))
+    # told to end, it ends the processes that it has started
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        for name in args.scenario or names():
+            if args.resume and any(item["scenario"] == labelled(name, args.mode) and item["passed"] for item in held):
+                continue
+            verdict = run_scenario(name, hold_s, args.repeat, timing=not args.no_timing, mode=args.mode)
+            verdicts.append(verdict)
+            print(line(verdict), file=sys.stderr if to_stdout else sys.stdout, flush=True)
+            if file is not None:
+                # a run that is cut off keeps what it has found
+                records.write(file, "chaos", merged(held, [record(verdict) for verdict in verdicts]))
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if to_stdout:
         print(json.dumps([record(verdict) for verdict in verdicts], indent=2))
     return 1 if any(verdict.failures for verdict in verdicts) else 0

@@ -55,7 +55,7 @@ class Step(ctypes.Structure):
         ("opens", _NUMBERS), ("joins", _NUMBERS), ("grain", _NUMBERS),
         ("skip_least", _TABLES), ("skip_rows", _NUMBERS), ("skip_needed", _NUMBERS),
         *((name, _TABLES) for name in ("skip_robot", "skip_server")),
-        *((name, _SECONDS) for name in ("skip_up", "skip_down", "source_down", "source_up")),
+        *((name, _SECONDS) for name in ("skip_up", "skip_down", "source_down")),
     )  # fmt: skip
 
 
@@ -105,13 +105,12 @@ class Clocks:
             grid: share of the target by which clocks differ that may become one, where there are more.
         """
         linked = not any(step.sides for step in self._steps)
-        plan = np.zeros(2 * len(self.runs), dtype=np.int32)
         shares = np.array(SHARES)
         last = self.counts.operators[-1]
         return float(self._library.least_makespan(
             _NUMBERS(len(self.runs)), self._steps, _NUMBERS(self.counts.input_length), _SECONDS(self.counts.latency_s),
             _SECONDS(self.counts.message_s), _NUMBERS(len(shares)), _TABLES(shares.ctypes.data), _SECONDS(target),
-            _SECONDS(grid * target), _NUMBERS(most), _SECONDS(last.down_s), _NUMBERS(linked), _TABLES(plan.ctypes.data),
+            _SECONDS(grid * target), _NUMBERS(most), _SECONDS(last.down_s), _NUMBERS(linked),
         ))  # fmt: skip
 
     def _table(self, values: Union[Sequence[float], np.ndarray], kind: type = float) -> int:
@@ -151,7 +150,7 @@ class Clocks:
 
     def _fill_skip(self, step: Step, skip: Skip) -> None:
         operators = self.counts.operators
-        step.source_down, step.source_up = operators[skip.source].down_s, operators[skip.source].up_s
+        step.source_down = operators[skip.source].down_s
         step.skip_least = self._table(skip.least, int)
         if skip.side:
             first = operators[skip.side[0]]

@@ -12,10 +12,8 @@
 
 namespace {
 
-struct Point { double robot, server, up; int parent; };
+struct Point { double robot, server, up; };
 using Front = std::vector<Point>;
-
-struct Choice { int step, robot, server, parent; };
 
 struct Step {
   int argument, length, needed;
@@ -29,7 +27,7 @@ struct Step {
   int skip_rows, skip_needed;      // length of side operator; 0: this operator itself reads the skip
   const double *skip_robot, *skip_server;
   double skip_up, skip_down;       // per row of what is handed from the side to this operator
-  double source_down, source_up;           // per row of the skip's source
+  double source_down;              // per row of the skip's source
 };
 
 void undominated(Front& front) {
@@ -57,7 +55,6 @@ struct Search {
   int count; const Step* steps; int input; double latency, message; int shares; const double* share;
   double target, grid; int most, linked;
   std::vector<std::vector<double>> ahead;  // step -> [share][a][b] behind its compute
-  std::vector<Choice> choices;
 
   void thin(Front& front) const {
     if (front.size() < 2) return;
@@ -70,7 +67,6 @@ struct Search {
       for (size_t i = 0; i < front.size(); i++) {
         if (!i || cell(front[i - 1]) < cell(front[i]) || kept == 0) { front[kept++] = front[i]; continue; }
         Point& q = front[kept - 1]; const Point& p = front[i];
-        if (p.server < q.server) q.parent = p.parent;
         q.robot = std::min(q.robot, p.robot); q.server = std::min(q.server, p.server); q.up = std::min(q.up, p.up);
       }
       front.resize(kept);
@@ -138,11 +134,11 @@ struct Search {
     return best;
   }
 
-  double run(double result_down, int* plan) {
+  double run(double result_down) {
     int n0 = input + 1;
     std::map<std::pair<int, int>, std::vector<Front>> held;  // (rows of an open skip: robot, server) -> [a][b]
     held[{0, 0}].resize(n0 * n0);
-    held[{0, 0}][input * n0].push_back({0, 0, 0, -1});
+    held[{0, 0}][input * n0].push_back({0, 0, 0});
     double first_server = 0;  // no server is done with the skip's source before
     for (int w = 0; w < count; w++) {
       const Step& s = steps[w]; int m = s.argument + 1, n = s.length + 1;
@@ -162,14 +158,14 @@ struct Search {
           Front& f = fronts[A * m + B]; f.push_back(p); if (f.size() > 3000) thin(f); };
         auto ways = [&](const std::pair<int, int>& key, int A, int B, const Point& p, double at_robot, double at_server, double up) {
           if (s.joins && s.skip_rows) {
-            if (bound_before(w, A, B, {std::max(p.robot, at_robot), std::max(p.server, at_server), up, p.parent}) >= target) return;
+            if (bound_before(w, A, B, {std::max(p.robot, at_robot), std::max(p.server, at_server), up}) >= target) return;
             for (int e = 0; e <= s.skip_needed; e++) { if (s.skip_least[e] > key.second) break;
               int c = s.skip_needed - e, lacking = s.skip_least[c] - key.first;
               double start = p.robot; if (c && lacking > 0) start = std::max(start, first_server + latency + message + lacking * s.source_down);
-              put({key.first, key.second, e, at_robot > 0}, A, B, {std::max(start + s.skip_robot[c], at_robot), std::max(p.server + s.skip_server[e], at_server), up, p.parent}); }
+              put({key.first, key.second, e, at_robot > 0}, A, B, {std::max(start + s.skip_robot[c], at_robot), std::max(p.server + s.skip_server[e], at_server), up}); }
             return; }
-          if (!s.sides) { put({key.first, key.second, 0, 0}, A, B, {std::max(p.robot, at_robot), std::max(p.server, at_server), up, p.parent}); return; }
-          for (int k = 0; k < s.sides; k++) put({key.first, key.second, 0, 0}, A, B, {std::max(p.robot + s.side_robot[k], at_robot), std::max(p.server + s.side_server[k], at_server), up, p.parent}); };
+          if (!s.sides) { put({key.first, key.second, 0, 0}, A, B, {std::max(p.robot, at_robot), std::max(p.server, at_server), up}); return; }
+          for (int k = 0; k < s.sides; k++) put({key.first, key.second, 0, 0}, A, B, {std::max(p.robot + s.side_robot[k], at_robot), std::max(p.server + s.side_server[k], at_server), up}); };
         if (s.opens) {
           auto cls = [&](int rows) { return std::min(s.argument, (rows + s.grain - 1) / s.grain * s.grain); };
           for (int i : live) { int a = i / m, b = i % m;
@@ -184,7 +180,7 @@ struct Search {
                   double at_server = j ? latency + std::max(up, p.robot + j * s.up_alone) : 0;
                   if (j > std::max(0, B - b) && at_server >= p.server + s.rest_server[std::min(B, b)]) break;
                   Point q = p; q.robot += s.rest_robot[A - i]; q.server += s.rest_server[B - j];
-                  if (bound_before(w, A, B, {std::max(q.robot, at_robot), std::max(q.server, at_server), up, -1}) >= target) continue;
+                  if (bound_before(w, A, B, {std::max(q.robot, at_robot), std::max(q.server, at_server), up}) >= target) continue;
                   ways({as, bs}, A, B, q, at_robot, at_server, up);
                   for (int rows = bs + 1; rows <= s.argument; rows++) {
                     if (cls(rows) != rows) continue;
@@ -253,16 +249,14 @@ struct Search {
             } }
         }
       }
-      for (auto& slice : after) { for (int i = 0; i < n * n; i++) { Front& f = slice.second[i]; thin(f); points += f.size();
-        for (Point& p : f) { choices.push_back({w, i / n, i % n, p.parent}); p.parent = (int)choices.size() - 1; } } }
+      for (auto& slice : after) { for (int i = 0; i < n * n; i++) { Front& f = slice.second[i]; thin(f); points += f.size(); } }
       held.swap(after);
       if (!points) return target;
     }
-    const Step& s = steps[count - 1]; int n = s.length + 1; double best = target; int found = -1;
+    const Step& s = steps[count - 1]; int n = s.length + 1; double best = target;
     for (auto& slice : held) for (int a = 0; a < n; a++) for (int b = 0; b < n; b++) for (const Point& p : slice.second[a * n + b]) {
       double end = a >= s.length ? std::max(p.robot, p.server) : std::max(p.robot, p.server + (s.length - a) * result_down + message + latency);
-      if (end < best) { best = end; found = p.parent; } }
-    for (; found >= 0; found = choices[found].parent) { plan[2 * choices[found].step] = choices[found].robot; plan[2 * choices[found].step + 1] = choices[found].server; }
+      best = std::min(best, end); }
     return best;
   }
 
@@ -282,9 +276,9 @@ struct Search {
 }  // namespace
 
 extern "C" double least_makespan(int count, const Step* steps, int input, double latency, double message, int shares, const double* share,
-                                 double target, double grid, int most, double result_down, int linked, int* plan) {
-  Search search{count, steps, input, latency, message, shares, share, target, grid, most, linked, {}, {}, {}};
+                                 double target, double grid, int most, double result_down, int linked) {
+  Search search{count, steps, input, latency, message, shares, share, target, grid, most, linked, {}, {}};
   search.look_ahead(result_down);
   search.prepare();
-  return search.run(result_down, plan);
+  return search.run(result_down);
 }
