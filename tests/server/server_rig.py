@@ -15,6 +15,7 @@ import torch
 
 from edge_offload.link.client import Client, LinkState
 from edge_offload.link.keys import KeyStore
+from edge_offload.manager.patience import PatienceLimits
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.modes import Mode
 
@@ -59,7 +60,11 @@ class ServerProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.send_signal(how)
-        return self.process.wait(20)
+        return self.process.wait(60)
+
+
+UNHURRIED = PatienceLimits(floor_s=30.0, cap_s=60.0, first_s=60.0)
+"""For tests of anything but patience: a machine that stalls for a second must not turn a frame local."""
 
 
 class Robot:
@@ -69,17 +74,24 @@ class Robot:
         runtime = {
             key: options.pop(key) for key in ("robot_slowdown", "patience", "report_results", "codec") if key in options
         }
+        runtime.setdefault("patience", UNHURRIED)
         self.client = Client(address, keys=KeyStore(keys), on_state=self._changed)
         self.module = small_module = getattr(small_nets, factory)(**options)
         self.offloaded = OffloadedModule(
-            f"small_nets:{factory}", small_module, self.client, options=options, example=example, **runtime
+            f"small_nets:{factory}",
+            small_module,
+            self.client,
+            options=options,
+            example=example,
+            hedging=False,
+            **runtime,
         )
         self.client.start()
 
     def _changed(self, state: LinkState, cause: str) -> None:
         self.offloaded.link_changed(state, cause)
 
-    def wait_open(self, inputs: Sequence[torch.Tensor], timeout_s: float = 20.0) -> None:
+    def wait_open(self, inputs: Sequence[torch.Tensor], timeout_s: float = 60.0) -> None:
         until(
             lambda: self.offloaded.obstacle(Mode.SERVER, inputs) is None, timeout_s, lambda: str(self.offloaded.state())
         )

@@ -18,6 +18,7 @@ from waiting import until
 
 from edge_offload.link.client import Client
 from edge_offload.link.keys import KeyStore
+from edge_offload.manager.patience import PatienceLimits
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.modes import Mode
 
@@ -70,12 +71,16 @@ def own_server(keys):
     process.stop(signal.SIGKILL)
 
 
+UNHURRIED = PatienceLimits(floor_s=30.0, cap_s=60.0, first_s=60.0)
+"""For tests of anything but patience: a machine that stalls for a second must not turn a frame local."""
+
+
 class Robot:
     def __init__(self, address, keys, factory="pictures", **options):
         self.client = Client(address, keys=KeyStore(keys))
         self.module = getattr(split_nets, factory)(**options).eval()
         self.offloaded = OffloadedModule(f"split_nets:{factory}", self.module, self.client, options=options,
-                                         hedging=False)  # fmt: skip
+                                         hedging=False, patience=UNHURRIED)  # fmt: skip
         self.client.start()
         self.client.wait_ready(30.0)
 

@@ -17,6 +17,7 @@ from waiting import until
 from edge_offload.cli import main
 from edge_offload.errors import ProtocolError
 from edge_offload.execute.tensors import pack
+from edge_offload.manager.patience import PatienceLimits
 from edge_offload.modes import Mode
 from edge_offload.sequence import sequence_hash
 from edge_offload.split.complete import backward, complete
@@ -215,7 +216,7 @@ def test_a_killed_server_ends_in_the_local_result(own_server, robot):
     install(bot, image(), [server_only(planned.network.located)])
     assert bot.offloaded.run([image()], Mode.SPLIT)[1].mode is Mode.SPLIT
     own_server.process.send_signal(signal.SIGSTOP)  # silent in the middle of an inference
-    bot.runner.patience = type(bot.runner.patience)(dataclasses.replace(bot.runner.patience.limits, first_s=0.3))
+    bot.runner.patience = type(bot.runner.patience)(PatienceLimits(first_s=0.3))
     got, report = bot.offloaded.run([image(7)], Mode.SPLIT)
     assert report.mode is Mode.LOCAL
     assert "did not come in time" in report.fallback_reason
