@@ -40,8 +40,10 @@ FULL, FULL_CONNECTIONS = 100_000, 10_000
 SHARES = {"raw": 0.62, "requests": 0.20, "infer": 0.10, "garbled": 0.03, "calls": 0.05}
 CHECK_EVERY_S = 0.5
 TELL_EVERY_S = 30.0
-#: Bytes that the server may have grown since a tenth of the messages: a few of the largest messages that it takes.
+#: Bytes that the server may have grown since a tenth of all this: a few of the largest messages that it takes.
 MORE_MEMORY = 256 << 20
+#: Samples of the server's memory that are kept of a run, and that are shown.
+SAMPLES, SHOWN = 100, 10
 #: Connections of a trusted robot in a row that may be cut before the first message.
 MOST_IN_VAIN = 10
 #: A call that computes for longer ends its session.
@@ -71,6 +73,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"{key}: " + ", ".join(f"{name} {count}" for name, count in record[key].items()))
     for key in ("server_begin", "server_end"):
         print(f"{key}: " + ", ".join(f"{name} {count}" for name, count in record[key].items()))
+    for sample in thinned(record["memory_over_time"], SHOWN):
+        print("memory after {messages} messages, {connections} connections: {megabytes:.0f} MB".format(
+            **sample, megabytes=sample["memory"] / 1e6))  # fmt: skip
     if args.json is not None:
         records.write(args.json, "fuzz", record)
     return 1 if record["failures"] else 0
@@ -109,7 +114,7 @@ def fuzz(messages: int, connections: int, seed: int) -> Dict[str, Any]:
                     client.wait_ready(60.0)
                 attack = _Attack(address, public, robots["hostile"], hostile, messages, connections, seed)
                 return {"messages": messages, "connections": connections, "seed": seed,
-                        **_watched(attack, server, honest, messages)}  # fmt: skip
+                        **_watched(attack, server, honest, messages + connections)}  # fmt: skip
         finally:
             server.kill()
 
@@ -152,9 +157,9 @@ class _Attack:
         """Whether there is more to come."""
         return any(thread.is_alive() for thread in self._threads)
 
-    def done(self) -> float:
+    def progress(self) -> Dict[str, int]:
         """Messages sent and connections opened."""
-        return sum(self.sent.values()) + self.opened
+        return {"messages": sum(self.sent.values()), "connections": self.opened}
 
     def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -199,7 +204,14 @@ def _shuffled(counts: Dict[str, int], draw: random.Random) -> Sequence[str]:
     return kinds
 
 
-def _watched(attack: _Attack, server: Process, honest: Client, messages: int) -> Dict[str, Any]:
+def thinned(items: Sequence[Dict[str, Any]], most: int) -> Sequence[Dict[str, Any]]:
+    """At most so many of them (two or more), evenly spaced, the first and the last included."""
+    if len(items) <= most:
+        return items
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+
+
+def _watched(attack: _Attack, server: Process, honest: Client, wanted: int) -> Dict[str, Any]:
     """Let it happen while an honest robot computes; the facts and what did not hold."""
     from edge_offload.bench.fuzz_calls import DeviceWitness
     from edge_offload.chaos.usage import usage
@@ -212,7 +224,7 @@ def _watched(attack: _Attack, server: Process, honest: Client, messages: int) ->
     attack.start()
     while attack.goes_on and server.alive and not failures:
         failures += [problem for witness in witnesses for problem in witness.check()]
-        seen.append({"done": attack.done(), **usage(pid)})
+        seen.append({**attack.progress(), **usage(pid)})
         if time.monotonic() - told > TELL_EVERY_S:
             told = time.monotonic()
             print(
@@ -224,11 +236,14 @@ def _watched(attack: _Attack, server: Process, honest: Client, messages: int) ->
         failures.append(f"the server died: {server.said()[-500:]}")
     else:
         failures += [problem for witness in witnesses for problem in witness.check()]
-        seen.append({"done": attack.done(), **usage(pid)})
+        seen.append({**attack.progress(), **usage(pid)})
         if not isinstance(honest.request("status", timeout_s=60.0).result(61.0).body, dict):
             failures.append("the server does not tell its status any more")
-    early = [item for item in seen if item["done"] >= 0.1 * messages] or seen
-    begin, end = dict(early[0]), dict(seen[-1])
+    early = [item for item in seen if item["messages"] + item["connections"] >= 0.1 * wanted]
+    begin, end = (
+        {name: count for name, count in moment.items() if name not in ("messages", "connections")}
+        for moment in ((early or seen)[0], seen[-1])
+    )
     peak = max(item["memory"] for item in seen)
     if peak > begin["memory"] + MORE_MEMORY:
         failures.append(f"the server's memory grew from {begin['memory']} to {peak} bytes")
@@ -240,8 +255,6 @@ def _watched(attack: _Attack, server: Process, honest: Client, messages: int) ->
     if strangers.most_bytes > HANDSHAKE_BYTES:
         failures.append(f"a stranger was told {strangers.most_bytes} bytes")
     failures += [f"an executor's end names no operator: {error}" for error in attack.caller.unnamed[:5]]
-    for moment in (begin, end):
-        del moment["done"]
     outcomes = {f"call: {name}": count for name, count in attack.caller.outcomes.items()}
     outcomes.update({f"request: {name}": count for name, count in attack.requester.outcomes.items()})
     outcomes.update({"raw: read": attack.babbler.read, "raw: connections cut": attack.babbler.cut})
@@ -255,6 +268,9 @@ def _watched(attack: _Attack, server: Process, honest: Client, messages: int) ->
         "server_begin": begin,
         "server_end": end,
         "memory_peak": peak,
+        "memory_over_time": [
+            {name: item[name] for name in ("messages", "connections", "memory")} for item in thinned(seen, SAMPLES)
+        ],
         "failures": failures,
     }
 
