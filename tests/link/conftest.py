@@ -12,12 +12,15 @@ import time
 import pytest
 import zmq
 
-from edge_offload.link.client import Client, LinkState
+from edge_offload.link.client import Client, LinkState, Timings
 from edge_offload.link.keys import KeyStore
 from edge_offload.link.listener import Listener
 
 HERE = pathlib.Path(__file__).parent
-PATIENCE_S = 20.0  # for what should take milliseconds; the machine may be busy
+PATIENCE_S = 60.0  # for what should take milliseconds; the machine may be busy
+# for tests of anything but patience: a machine that stalls for a second breaks no connection
+UNHURRIED = Timings(connect_s=10.0, handshake_s=30.0, silence_s=30.0)
+LEASE_S = 60.0
 
 
 @pytest.fixture
@@ -46,23 +49,31 @@ class Gone:
 
 @pytest.fixture
 def serve(keys):
-    """serve(**options) -> a started Listener that echoes."""
+    """serve(**options) -> a started Listener that echoes; silent peers keep their place for long."""
     with contextlib.ExitStack() as stack:
 
         def start(**options):
-            arguments = {"welcome": lambda peer, hello: {"you": hello}, "handle": echo, "keys": keys, **options}
+            arguments = {"welcome": lambda peer, hello: {"you": hello}, "handle": echo, "keys": keys,
+                         "peer_timeout_s": LEASE_S, "hello_timeout_s": LEASE_S, **options}  # fmt: skip
             return stack.enter_context(Listener(arguments.pop("bind", "tcp://127.0.0.1:0"), **arguments))
 
         yield start
 
 
+class PatientClient(Client):
+    """Waits for its answers as long as the tests do."""
+
+    def request(self, kind, body=None, buffers=(), timeout_s=PATIENCE_S):
+        return super().request(kind, body, buffers, timeout_s)
+
+
 @pytest.fixture
 def connect(keys):
-    """connect(address, **options) -> a started Client."""
+    """connect(address, **options) -> a started Client, patient unless ``timings`` says otherwise."""
     with contextlib.ExitStack() as stack:
 
         def start(address, **options):
-            return stack.enter_context(Client(address, **{"keys": keys, **options}))
+            return stack.enter_context(PatientClient(address, **{"keys": keys, "timings": UNHURRIED, **options}))
 
         yield start
 

@@ -15,7 +15,7 @@ def main():
     parser.add_argument("--bind", default=f"tcp://127.0.0.1:{lasting_port()}")
     parser.add_argument("--max-message-mib", type=int, default=64)
     parser.add_argument("--max-connections", type=int, default=64)
-    parser.add_argument("--hello-timeout-s", type=float, default=5.0)
+    parser.add_argument("--hello-timeout-s", type=float, default=60.0)
     parser.add_argument("--clock-offset-s", type=float, default=0.0)
     args = parser.parse_args()
 
@@ -31,6 +31,7 @@ def main():
         handle=handle,
         limits=Limits(max_message_bytes=args.max_message_mib << 20),
         max_connections=args.max_connections,
+        peer_timeout_s=60.0,
         hello_timeout_s=args.hello_timeout_s,
         clock=lambda: time.monotonic() + args.clock_offset_s,
     )

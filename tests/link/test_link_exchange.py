@@ -14,7 +14,7 @@ from edge_offload.link.client import LinkState
 from edge_offload.link.connection import Terms
 from edge_offload.link.messages import Limits, Message, unpack_header
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from edge_offload.link.client import LinkState
 from edge_offload.link.keys import split_address
 from edge_offload.link.messages import Message
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 AUTHENTICATED = 10_000
 CONNECTIONS = 300
 

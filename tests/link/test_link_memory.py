@@ -12,7 +12,7 @@ from edge_offload.link.client import LinkState
 from edge_offload.link.keys import split_address
 from edge_offload.link.messages import Message, unpack_header
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 MIB = 1 << 20
 
 

@@ -9,7 +9,7 @@ from edge_offload.errors import Refused
 from edge_offload.link.client import Client
 from edge_offload.link.keys import KeyStore
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

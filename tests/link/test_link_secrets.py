@@ -12,7 +12,7 @@ from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.link.client import Client, LinkState
 from edge_offload.link.keys import KeyStore
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def secrets_in(*stores):

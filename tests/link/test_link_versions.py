@@ -9,7 +9,7 @@ from edge_offload.link import messages
 from edge_offload.link.messages import MAGIC, PROTOCOL_VERSION
 from edge_offload.link.ports import lasting_port
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
