@@ -46,7 +46,7 @@ class Serving:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(30)
+            self.process.wait(120)
         self._log.close()
 
 

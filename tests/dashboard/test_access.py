@@ -17,7 +17,7 @@ TOKEN = "a-token-of-enough-characters"
 
 def ask(url: str, path: str = "/", method: str = "GET", body: str = "", **headers):
     where = urllib.parse.urlsplit(url)
-    connection = http.client.HTTPConnection("127.0.0.1", where.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", where.port, timeout=60)
     headers = {"Host": where.netloc, **{name.replace("_", "-"): value for name, value in headers.items()}}
     connection.request(method, path, body, headers)
     answer = connection.getresponse()

@@ -34,7 +34,7 @@ print(int(told), before, *(min(faults(where) for _ in range(10)) for where in (F
 
 
 def test_memory_that_was_given_back_is_taken_again_without_page_faults() -> None:
-    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=600, check=True)
     told, before, *after = map(int, done.stdout.split())
     if not told:
         pytest.skip("this C library's allocator cannot be told")

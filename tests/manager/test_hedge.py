@@ -120,7 +120,8 @@ def test_remote_that_fails_during_the_race_leaves_the_local_result(hedge):
 
     def rival(enough):
         started.set()
-        time.sleep(0.05)
+        while hedge.obstacle() is not None:
+            time.sleep(0.001)
         return Attempt(HERE, {"compute_robot": 0.05})
 
     outcome = hedge.run(remote, rival, 0.0)
@@ -200,10 +201,15 @@ def test_the_runtime_hedges_what_is_late_by_its_own_forecast_and_reports_it():
     remote, x = Remote(), [torch.arange(4.0)]
     module = OffloadedModule("twice", Twice(), None)
     module.add_runner(remote)
-    for mode in [Mode.LOCAL] * 3 + [Mode.SERVER] * 12:
-        outputs, report = module.run(x, mode)
-        assert report.mode is mode
-        assert not report.hedged or mode is Mode.SERVER
+    for _ in range(3):
+        report = module.run(x, Mode.LOCAL)[1]
+        assert (report.mode, report.hedged) == (Mode.LOCAL, False)
+    served, ends = 0, time.monotonic() + FOREVER_S
+    while served < 12:  # one that a busy machine keeps for ten milliseconds is late
+        report = module.run(x, Mode.SERVER)[1]
+        served += report.mode is Mode.SERVER
+        assert report.hedged or report.fallback_reason or report.mode is Mode.SERVER
+        assert time.monotonic() < ends
     situation = module.situation(x)
     assert {mode for mode, forecast in situation.forecasts.items() if forecast.known} == {Mode.LOCAL, Mode.SERVER}
     remote.answer.clear()

@@ -28,7 +28,7 @@ def official(tmp_path_factory: pytest.TempPathFactory) -> Tuple[pathlib.Path, di
     """A checkpoint of the official layout (size n), and the image and maps of the network that wrote it."""
     folder = tmp_path_factory.mktemp("official")
     command = [sys.executable, str(HERE / "official_layout.py"), "kapao.pt", "expected.npz", "0.33", "0.25"]
-    subprocess.run(command, cwd=folder, check=True, timeout=120)
+    subprocess.run(command, cwd=folder, check=True, timeout=600)
     return folder / "kapao.pt", dict(np.load(folder / "expected.npz"))
 
 
@@ -52,7 +52,7 @@ def test_reading_an_official_checkpoint_imports_and_executes_nothing(official):
         f"checkpoint.read_state(pathlib.Path({str(path)!r}));"
         "added = sorted(set(sys.modules) - before); print(added)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=600)
     assert "models" not in done.stdout
 
 

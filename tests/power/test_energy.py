@@ -188,7 +188,7 @@ def test_the_sampling_thread_samples_and_ends() -> None:
 
     before = threading.active_count()
     with EnergyMeter([Wattmeter(clock, power)], StateModel(StateTimeline(clock)), period_s=0.001, clock=clock) as meter:
-        assert sampled.wait(10.0)
+        assert sampled.wait(60.0)
         assert meter.energy_between(0.02, 0.04).joules == pytest.approx(0.06)
     assert threading.active_count() == before
 

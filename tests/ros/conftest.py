@@ -37,7 +37,7 @@ def master(tmp_path_factory):
         rospy.signal_shutdown("tests are done")
     finally:
         core.terminate()
-        core.wait(10)
+        core.wait(60)
 
 
 @pytest.fixture

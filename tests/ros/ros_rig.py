@@ -104,7 +104,7 @@ class Process:
 
     def wait(self, timeout_s: float = 60.0) -> int:
         code = self._popen.wait(timeout_s)
-        self._reader.join(5)
+        self._reader.join(60)
         return code
 
     def stop(self) -> int:
@@ -112,7 +112,7 @@ class Process:
         if self.running:
             self.signal(signal.SIGINT)
         try:
-            return self.wait(30)
+            return self.wait(90)
         except subprocess.TimeoutExpired:
             self._popen.kill()
             raise

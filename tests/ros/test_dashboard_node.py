@@ -52,7 +52,7 @@ class Page:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._connection.close)
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 def test_topics_are_on_the_page_and_pictures_only_while_somebody_looks(graph):

@@ -50,7 +50,7 @@ def test_a_node_that_is_told_to_end_while_it_imports_ends_although_its_shell_ign
     try:
         assert process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(40) == 130
+        assert process.wait(120) == 130
     finally:
         process.kill()
 
@@ -58,7 +58,7 @@ def test_a_node_that_is_told_to_end_while_it_imports_ends_although_its_shell_ign
 def test_the_process_ends_with_the_nodes_code_whatever_its_threads_do():
     process = run(BUSY)
     try:
-        assert process.wait(60) == 3
+        assert process.wait(120) == 3
         assert process.stdout.read() == "tidied up\n"
     finally:
         process.kill()

@@ -27,7 +27,7 @@ def folder(tmp_path):
 
 def test_a_missing_video_ends_the_camera_with_an_error_that_names_it(graph):
     node = graph.node("camera_node", video="/nowhere/people.mp4")
-    assert node.wait(60) == 1
+    assert node.wait(120) == 1
     assert "/nowhere/people.mp4" in node.output
     assert graph.says(node, 2, "/nowhere/people.mp4")
 
@@ -56,19 +56,19 @@ def test_a_camera_without_a_usable_source_does_not_start(master, raw, words):
 def test_a_folder_is_played_in_order_and_again_with_stamps_that_increase(graph, folder):
     from sensor_msgs.msg import CameraInfo, Image
 
-    images, infos = graph.listen("camera/image_raw", Image), graph.listen("camera/camera_info", CameraInfo)
+    infos = graph.listen("camera/camera_info", CameraInfo)
     node = graph.node("camera_node", images=str(folder), rate=50, subscribers=1, frames=12)
+    wait_for(lambda: infos.connected, "the camera's start")
+    images = graph.listen("camera/image_raw", Image)  # whom the camera waits for
     wait_for(lambda: len(images) == 12, "twelve images")
     assert [message.data[0] // 10 for message in images.messages] == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2]
     stamps = [message.header.stamp for message in images.messages]
     assert stamps == sorted(set(stamps))
     assert {message.header.frame_id for message in images.messages} == {"camera_optical_frame"}
-    # the listener of camera_info may connect a few images later
-    latest = {stamp.to_nsec() for stamp in stamps[-6:]}
-    wait_for(lambda: latest <= set(infos.by_stamp()), "a camera_info with the stamp of every image", 5)
+    wait_for(lambda: set(images.by_stamp()) == set(infos.by_stamp()), "a camera_info with the stamp of every image")
     assert (infos.messages[0].width, infos.messages[0].height, infos.messages[0].K[0]) == (64, 48, 0)
     assert node.running, "a camera that has published what it was asked for stays, and says so"
-    wait_for(lambda: graph.says(node, 0, "12 frames"), "the word on /diagnostics", 10)
+    wait_for(lambda: graph.says(node, 0, "12 frames"), "the word on /diagnostics")
     assert node.stop() == 0
 
 
@@ -124,11 +124,11 @@ def test_an_unplugged_camera_is_reported_and_opened_again(graph):
         wait_for(lambda: node._published > 3, "images")
         assert health.report().level == OK
         source.plugged = False
-        wait_for(lambda: health.report().level == ERROR, "the report of the loss", 10)
+        wait_for(lambda: health.report().level == ERROR, "the report of the loss")
         assert "trying again" in health.report().message
         before = node._published
         source.plugged = True
-        wait_for(lambda: node._published > before + 3, "images again", 20)
+        wait_for(lambda: node._published > before + 3, "images again")
         assert health.report().level == OK
         assert health.counted("times reconnected") == 1
     finally:
@@ -151,7 +151,6 @@ def test_lidar_scans_are_published_and_a_broken_one_is_skipped_and_told(graph, t
     status = wait_for(
         lambda: next((s for s in graph.statuses(node) if s.level == 1 and "1.bin" in s.message), None),
         "the warning",
-        10,
     )
     assert "6 bytes" in status.message
     assert node.stop() == 0
@@ -183,7 +182,7 @@ def test_a_mode_is_put_in_force_by_service_and_a_wrong_one_refused(graph):
     call("server")
     wait_for_readers(latency)
     latency.publish(Latency(mode="local", fallback_reason="the server is gone"))
-    wait_for(lambda: graph.says(node, 1, "the server is gone"), "the warning that another mode ran", 10)
+    wait_for(lambda: graph.says(node, 1, "the server is gone"), "the warning that another mode ran")
 
 
 def test_a_policy_follows_the_forecasts_and_its_knobs_turn(graph):
@@ -262,13 +261,13 @@ def test_bandwidth_is_what_the_transfers_had(graph):
     cost.uplink, cost.downlink = rospy.Duration(0, 101_300_000), rospy.Duration(0, 101_300_000)
     cost.link_round_trip = rospy.Duration(0, 2_600_000)
     latency.publish(cost)
-    found = wait_for(lambda: next((m for m in told.messages if m.samples), None), "an estimate", 10)
+    found = wait_for(lambda: next((m for m in told.messages if m.samples), None), "an estimate")
     assert (found.source, found.connected) == (Bandwidth.PASSIVE, True)
     assert found.uplink == pytest.approx(10e6)
     assert found.downlink == pytest.approx(1e6)
     assert 0 < found.uplink_error < 0.5
     assert found.round_trip == rospy.Duration(0, 2_600_000)
-    wait_for(lambda: told.messages[-1].samples == 0, "the end of the window", 10)
+    wait_for(lambda: told.messages[-1].samples == 0, "the end of the window")
     assert told.messages[-1].uplink == 0
 
 
@@ -289,7 +288,7 @@ def test_power_says_where_it_comes_from_and_energy_only_grows(graph):
 
 def test_a_power_sensor_that_is_asked_for_and_absent_ends_the_node(graph):
     node = graph.node("power_node", source="ina3221")
-    assert node.wait(60) == 1
+    assert node.wait(120) == 1
     assert "ina3221" in node.output.lower()
 
 
@@ -316,8 +315,8 @@ def test_the_follower_stands_still_without_news_and_drives_with_them(graph):
         last = commands.messages[-1]
         return last.linear.x > 0.05 and last.angular.z > 0.05
 
-    wait_for(see, "driving forward and to the left", 20)
-    wait_for(lambda: commands.messages[-1].linear.x == 0 == commands.messages[-1].angular.z, "the stop", 10)
+    wait_for(see, "driving forward and to the left")
+    wait_for(lambda: commands.messages[-1].linear.x == 0 == commands.messages[-1].angular.z, "the stop")
     assert node.stop() == 0
     assert commands.messages[-1].linear.x == 0
 
@@ -337,7 +336,7 @@ def test_the_recorder_ends_the_run_and_writes_a_summary_that_fits_the_schema(gra
     publishers = (images.publisher, people, latency, overlay)
     wait_for_readers(*publishers)
     stamps = [images.send() for _ in range(6)]
-    wait_for(lambda: graph.values(node).get("frames") == "6", "the arrival of the images", 10)
+    wait_for(lambda: graph.values(node).get("frames") == "6", "the arrival of the images")
     for number, stamp in enumerate(stamps[1::2]):
         result, cost = PersonArray(), Latency(mode="server", model="tiny", bytes_up=1000 * number, emulated_slowdown=4)
         for message in (result, cost):
@@ -347,7 +346,7 @@ def test_the_recorder_ends_the_run_and_writes_a_summary_that_fits_the_schema(gra
         time.sleep(0.3)
         people.publish(result)
         latency.publish(cost)
-    assert node.wait(30) == 0, node.output
+    assert node.wait(120) == 0, node.output
     record = json.loads(summary.read_text(encoding="utf-8"))
     records.validate("run", record)
     assert (record["frames_published"], record["frames_in"], record["frames_superseded"]) == (6, 3, 3)
@@ -365,7 +364,7 @@ def test_a_run_without_a_result_has_no_summary_and_a_non_zero_exit_code(graph, t
     node = graph.node("run_recorder", json=str(tmp_path / "summary.json"), video=False)
     wait_for(lambda: graph.says(node, 0), "the end of its start")
     node.signal(signal.SIGINT)
-    assert node.wait(30) == 1
+    assert node.wait(120) == 1
     assert not (tmp_path / "summary.json").exists()
 
 
@@ -383,7 +382,7 @@ def test_a_node_that_ends_itself_while_it_starts_is_stopped_all_the_same(master,
         "        print('stopped', flush=True)\n"
         "sys.exit(run_node(Hasty))\n"
     )
-    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False, timeout=300)
     assert (ended.returncode, ended.stdout.count("stopped")) == (3, 1), ended.stdout + ended.stderr
 
 
@@ -403,6 +402,6 @@ def test_help_needs_no_master_and_unknown_arguments_are_refused():
         assert words in shown.stdout
     wrong = subprocess.run([*command, "--hepl"], env=environment, capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
-    alone = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    alone = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert alone.returncode == 1
     assert "roscore" in alone.stderr

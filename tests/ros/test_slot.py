@@ -55,7 +55,7 @@ def test_results_are_as_many_as_frames_taken_with_a_real_worker(frames, producer
         thread.start()
     for thread in threads:
         thread.join()
-    assert worker.drain(10)
+    assert worker.drain(60)
     counts = slot.counts
     assert counts.offered == frames * producers == counts.taken + counts.superseded
     assert counts.taken == len(results) == len(set(results))
@@ -70,7 +70,7 @@ def test_the_worker_starts_the_next_frame_as_soon_as_it_is_free():
 
     def work(item):
         spans.append(item)
-        gate.wait(10)
+        gate.wait(60)
 
     worker = Worker(slot, work, lambda item, error: None)
     worker.start()
@@ -81,7 +81,7 @@ def test_the_worker_starts_the_next_frame_as_soon_as_it_is_free():
     for number in range(1, 50):
         slot.put(number)
     gate.set()
-    assert worker.drain(10)
+    assert worker.drain(60)
     assert spans == [0, 49]
 
 
@@ -104,8 +104,8 @@ def test_nothing_is_superseded_in_keep_all_mode_and_the_producer_is_held_up():
     time.sleep(0.1)
     assert len(ahead) == 2, "the producer must wait while nothing is taken"
     worker.start()
-    producer.join(10)
-    assert worker.drain(10)
+    producer.join(60)
+    assert worker.drain(60)
     assert got == list(range(100))
     assert slot.counts.superseded == 0
 
@@ -115,21 +115,21 @@ def test_draining_finishes_the_frame_that_waits_and_refuses_newer_ones():
 
     def work(item):
         began.set()
-        go.wait(10)
+        go.wait(60)
         results.append(item)
 
     worker = Worker(slot, work, lambda item, error: None)
     worker.start()
     slot.put("running")
-    began.wait(10)
+    began.wait(60)
     slot.put("waiting")
-    closing = threading.Thread(target=worker.drain, args=(10,))
+    closing = threading.Thread(target=worker.drain, args=(60,))
     closing.start()
     while not slot.closed:
         time.sleep(0.001)
     assert slot.put("too late") is False
     go.set()
-    closing.join(10)
+    closing.join(60)
     assert results == ["running", "waiting"]
     counts = slot.counts
     assert (counts.offered, counts.taken, counts.superseded, counts.waiting) == (3, 2, 1, 0)
@@ -142,7 +142,7 @@ def test_closing_frees_a_producer_that_waits_for_room():
     producer = threading.Thread(target=lambda: outcome.append(slot.put(2)))
     producer.start()
     slot.close()
-    producer.join(10)
+    producer.join(60)
     assert outcome == [False]
     assert slot.counts.waiting == 1
 
@@ -159,6 +159,6 @@ def test_an_exception_is_handed_over_and_the_worker_goes_on():
     for item in ("good", "bad", "better"):
         slot.put(item)
     worker.start()
-    assert worker.drain(10)
+    assert worker.drain(60)
     assert done == ["good", "better"]
     assert errors == [("bad", "no")]
