@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import signal
@@ -13,13 +14,35 @@ from typing import Any, List, Sequence
 import small_nets
 import torch
 
-from edge_offload.link.client import Client, LinkState
+from edge_offload.link.client import Client, LinkState, Timings
 from edge_offload.link.keys import KeyStore
 from edge_offload.manager.patience import PatienceLimits
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.modes import Mode
 
-FACTORIES = ("net", "slow", "moody", "counting", "drifting", "many")
+FACTORIES = ("net", "slow", "moody", "counting", "drifting", "many", "gated")
+
+
+_numbers = itertools.count()
+
+
+class Gate:
+    """What ``small_nets:gated`` waits for in a server process: the test says when, not a clock."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self._waits = path.with_suffix(".waits")
+
+    def shut(self) -> None:
+        self._waits.unlink() if self._waits.exists() else None
+        self.path.touch()
+
+    def open(self) -> None:
+        self.path.unlink()
+
+    def wait_until_reached(self) -> None:
+        """Until a network stands before it."""
+        until(self._waits.exists, 60)
 
 
 class ServerProcess:
@@ -41,9 +64,9 @@ class ServerProcess:
         ]
         for name in FACTORIES:
             command += ["--allow", f"small_nets:{name}"]
-        self.process = subprocess.Popen(
-            [*command, *extra], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
-        )
+        self.gate = Gate(keys / f"gate{next(_numbers)}")
+        environment = {**os.environ, "PYTHONPATH": path, small_nets.GATE: str(self.gate.path)}
+        self.process = subprocess.Popen([*command, *extra], stdout=subprocess.PIPE, text=True, env=environment)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("listening on "), f"the server said {line!r}"
@@ -54,17 +77,19 @@ class ServerProcess:
         self.process.send_signal(signal.SIGSTOP)
         stats = pathlib.Path(f"/proc/{self.process.pid}/task").glob("*/stat")
         for stat in list(stats):
-            until(lambda stat=stat: stat.read_text().rpartition(")")[2].split()[0] == "T", 20)
+            until(lambda stat=stat: stat.read_text().rpartition(")")[2].split()[0] == "T", 60)
 
     def stop(self, how: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.send_signal(how)
-        return self.process.wait(60)
+        return self.process.wait(120)
 
 
 UNHURRIED = PatienceLimits(floor_s=30.0, cap_s=60.0, first_s=60.0)
-"""For tests of anything but patience: a machine that stalls for a second must not turn a frame local."""
+"""For tests of anything but patience: a machine that stalls for a second must not turn a frame local, ..."""
+TIMINGS = Timings(connect_s=10.0, handshake_s=30.0, silence_s=30.0)
+"""... nor break the connection."""
 
 
 class Robot:
@@ -75,7 +100,7 @@ class Robot:
             key: options.pop(key) for key in ("robot_slowdown", "patience", "report_results", "codec") if key in options
         }
         runtime.setdefault("patience", UNHURRIED)
-        self.client = Client(address, keys=KeyStore(keys), on_state=self._changed)
+        self.client = Client(address, keys=KeyStore(keys), on_state=self._changed, timings=TIMINGS)
         self.module = small_module = getattr(small_nets, factory)(**options)
         self.offloaded = OffloadedModule(
             f"small_nets:{factory}",

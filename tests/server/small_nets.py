@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import sys
 import time
 
 import torch
 from torch import nn
+
+GATE = "EDGE_OFFLOAD_TEST_GATE"
 
 
 def net(seed: int = 0) -> nn.Module:
@@ -54,6 +58,21 @@ class Slow(nn.Module):
 
 def slow(seconds: float = 0.3) -> nn.Module:
     return Slow(seconds)
+
+
+class Gated(nn.Module):
+    """Doubles its input, in a server once the test opens the gate of that server (see ``server_rig.Gate``)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = pathlib.Path(os.environ.get(GATE, ""))
+        while GATE in os.environ and gate.exists():
+            gate.with_suffix(".waits").touch()
+            time.sleep(0.005)
+        return x * 2
+
+
+def gated() -> nn.Module:
+    return Gated()
 
 
 class Moody(nn.Module):

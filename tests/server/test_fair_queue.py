@@ -110,7 +110,7 @@ def test_closing_wakes_the_reader_and_refuses():
     queue = FairQueue()
     worker = Worker("test", queue)
     worker.start()
-    assert worker.close(10)
+    assert worker.close(60)
     with pytest.raises(Refused, match="shutting down"):
         queue.put("a", lambda: None)
 
@@ -121,8 +121,8 @@ def test_a_failing_job_does_not_end_the_worker(caplog):
     done = threading.Event()
     worker.submit("a", lambda: 1 / 0)
     worker.submit("a", done.set)
-    assert done.wait(10)
-    assert worker.close(10)
+    assert done.wait(60)
+    assert worker.close(60)
     assert "ZeroDivisionError" in caplog.text
 
 

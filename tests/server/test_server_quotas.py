@@ -3,6 +3,7 @@
 import contextlib
 
 import pytest
+from server_rig import TIMINGS
 
 from edge_offload.capture import service
 from edge_offload.capture.service import DeviceQuota, DeviceService
@@ -31,8 +32,8 @@ def two_robots(tmp_path):
             if own.pair("client") is None:
                 keys.trust_client(name, own.new_pair("client").public)
                 own.trust_server(server.address, public)
-            client = stack.enter_context(Client(server.address, keys=own))
-            client.wait_ready(20.0)
+            client = stack.enter_context(Client(server.address, keys=own, timings=TIMINGS))
+            client.wait_ready(60.0)
             return client
 
         yield connect
@@ -40,7 +41,7 @@ def two_robots(tmp_path):
 
 def open_model(client, seed):
     body = {"name": NET, "options": {"seed": seed}, "inputs": []}
-    return client.request("open_model", body, timeout_s=30.0).result(31.0).body["handle"]
+    return client.request("open_model", body, timeout_s=60.0).result(61.0).body["handle"]
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,7 @@ def test_models_are_counted_over_all_connections_of_a_robot(two_robots):
     with pytest.raises(Refused, match="3 models open"):
         open_model(first, 1)
     open_model(other, 1)
-    first.request("close_model", {"handle": handle}).result(20.0)
+    first.request("close_model", {"handle": handle}, timeout_s=60.0).result(61.0)
     with pytest.raises(Refused, match="2 different models open"):
         open_model(first, 3)
     open_model(first, 2)

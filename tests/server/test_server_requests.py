@@ -1,12 +1,13 @@
 """What a server answers to peers that ask for the wrong thing, too much, or too often."""
 
 import pathlib
+import time
 
 import psutil
 import pytest
 import small_nets
 import torch
-from server_rig import bit_equal
+from server_rig import TIMINGS, bit_equal, until
 
 from edge_offload.errors import BadInput, ProtocolError, Refused, RemoteError
 from edge_offload.execute.tensors import TensorSpec, pack
@@ -20,8 +21,8 @@ X = [torch.tensor([1.0, 2.0])]
 
 @pytest.fixture
 def client(server, keys):
-    with Client(server.address, keys=KeyStore(keys)) as link:
-        link.wait_ready(10)
+    with Client(server.address, keys=KeyStore(keys), timings=TIMINGS) as link:
+        link.wait_ready(60)
         yield link
 
 
@@ -32,12 +33,12 @@ def open_model(client, factory, inputs=X, **options):
         "state_hash": state_hash(getattr(small_nets, factory)(**options)),
         "inputs": [TensorSpec.of(tensor).to_dict() for tensor in inputs],
     }
-    return client.request("open_model", body).result(20).body["handle"]
+    return client.request("open_model", body, timeout_s=60).result(60).body["handle"]
 
 
 def infer(client, handle, inputs=X, **more):
     descriptors, buffers = pack(inputs, "raw")
-    return client.request("infer", {"handle": handle, "inputs": descriptors, **more}, buffers, timeout_s=20)
+    return client.request("infer", {"handle": handle, "inputs": descriptors, **more}, buffers, timeout_s=60)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def infer(client, handle, inputs=X, **more):
 )
 def test_only_listed_models_are_built(client, name, words):
     with pytest.raises((Refused, BadInput), match=words):
-        client.request("open_model", {"name": name}).result(20)
+        client.request("open_model", {"name": name}, timeout_s=60).result(60)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +62,12 @@ def test_only_listed_models_are_built(client, name, words):
 )
 def test_hostile_options(client, options):
     with pytest.raises((Refused, BadInput, RemoteError)):
-        client.request("open_model", {"name": "small_nets:net", "options": options}).result(20)
+        client.request("open_model", {"name": "small_nets:net", "options": options}, timeout_s=60).result(60)
 
 
 def test_wrong_weights_are_named(client):
     with pytest.raises(Refused) as refusal:
-        client.request("open_model", {"name": "small_nets:net", "state_hash": "f" * 64}).result(20)
+        client.request("open_model", {"name": "small_nets:net", "state_hash": "f" * 64}, timeout_s=60).result(60)
     assert "f" * 64 in str(refusal.value)
     assert state_hash(small_nets.net()) in str(refusal.value)
 
@@ -113,9 +114,9 @@ def test_hostile_tensor_descriptors(server, client, descriptors):
     before = psutil.Process(server.process.pid).memory_info().rss
     _, buffers = pack(X, "raw")
     with pytest.raises((ProtocolError, BadInput)):
-        client.request("infer", {"handle": handle, "inputs": descriptors}, buffers).result(20)
+        client.request("infer", {"handle": handle, "inputs": descriptors}, buffers, timeout_s=60).result(60)
     assert psutil.Process(server.process.pid).memory_info().rss - before < 64 << 20, "refused before allocation"
-    assert infer(client, handle).result(20).body["outputs"], "and the session goes on"
+    assert infer(client, handle).result(60).body["outputs"], "and the session goes on"
 
 
 @pytest.mark.parametrize(
@@ -131,79 +132,95 @@ def test_hostile_tensor_descriptors(server, client, descriptors):
 def test_hostile_input_specs_at_open(server, client, inputs):
     before = psutil.Process(server.process.pid).memory_info().rss
     with pytest.raises((ProtocolError, Refused)):
-        client.request("open_model", {"name": "small_nets:slow", "inputs": inputs}).result(20)
+        client.request("open_model", {"name": "small_nets:slow", "inputs": inputs}, timeout_s=60).result(60)
     assert psutil.Process(server.process.pid).memory_info().rss - before < 64 << 20
 
 
 def test_shapes_other_than_opened_are_refused(client):
     handle = open_model(client, "slow", seconds=0.0)
     with pytest.raises(BadInput, match=r"float32\[3\] do not fit .* float32\[2\]"):
-        infer(client, handle, [torch.zeros(3)]).result(20)
+        infer(client, handle, [torch.zeros(3)]).result(60)
 
 
 def test_handles_belong_to_one_connection(server, keys, client):
     handle = open_model(client, "slow", seconds=0.0)
-    with Client(server.address, keys=KeyStore(keys)) as other:
-        other.wait_ready(10)
+    with Client(server.address, keys=KeyStore(keys), timings=TIMINGS) as other:
+        other.wait_ready(60)
         with pytest.raises(BadInput, match="no model is open"):
-            infer(other, handle).result(20)
-    client.request("close_model", {"handle": handle}).result(20)
+            infer(other, handle).result(60)
+    client.request("close_model", {"handle": handle}, timeout_s=60).result(60)
     with pytest.raises(BadInput, match="no model is open"):
-        infer(client, handle).result(20)
+        infer(client, handle).result(60)
 
 
-def test_full_is_said_at_once(client):
-    handle = open_model(client, "slow", seconds=0.3)
+def test_full_is_said_at_once(server, client):
+    handle = open_model(client, "gated")
+    server.gate.shut()
     futures = [infer(client, handle) for _ in range(12)]
-    outcomes = [future.exception(30) for future in futures]
+    until(lambda: sum(future.done() for future in futures) >= 7, 60)
+    server.gate.open()
+    outcomes = [future.exception(60) for future in futures]
     refused = [error for error in outcomes if error is not None]
     assert refused
     assert all(isinstance(error, Refused) and "full" in error.cause and error.remedy for error in refused)
-    assert 4 <= len(outcomes) - len(refused) <= 6, "four wait, one or two are under way"
+    assert 4 <= len(outcomes) - len(refused) <= 5, "four wait, and one may be under way"
 
 
-def test_a_request_that_cannot_be_in_time_is_refused_not_computed(client):
-    handle = open_model(client, "slow", seconds=2.0)
-    infer(client, handle).result(20)
-    count = ServerStatus.from_dict(client.request("status").result(10).body).inferences
+def test_a_request_that_cannot_be_in_time_is_refused_not_computed(server, client):
+    handle = open_model(client, "gated")
+    server.gate.shut()
+    learnt = infer(client, handle)
+    server.gate.wait_until_reached()
+    time.sleep(0.5)  # what an inference is thought to take from now on
+    server.gate.open()
+    learnt.result(60)
+    count = ServerStatus.from_dict(client.request("status", timeout_s=60).result(60).body).inferences
+    server.gate.shut()
     first = infer(client, handle)
+    server.gate.wait_until_reached()
+    second = infer(client, handle)
     late = infer(client, handle, wait_s=0.1)
     with pytest.raises(Refused, match="full"):
-        late.result(20)
+        late.result(60)
     assert not first.done(), "the refusal came at once, not when its turn came"
-    first.result(20)
-    assert ServerStatus.from_dict(client.request("status").result(10).body).inferences == count + 1
+    server.gate.open()
+    first.result(60)
+    second.result(60)
+    assert ServerStatus.from_dict(client.request("status", timeout_s=60).result(60).body).inferences == count + 2
 
 
 def test_model_errors_name_the_model_and_spare_the_server(client):
     handle = open_model(client, "moody")
     with pytest.raises(RemoteError, match=r"small_nets:moody.*ValueError: negative input"):
-        infer(client, handle, [torch.tensor([-1.0, 0.0])]).result(20)
+        infer(client, handle, [torch.tensor([-1.0, 0.0])]).result(60)
     with pytest.raises(RemoteError, match=r"sys\.exit"):
-        infer(client, handle, [torch.tensor([101.0, 0.0])]).result(20)
-    assert infer(client, handle).result(20).body["outputs"]
+        infer(client, handle, [torch.tensor([101.0, 0.0])]).result(60)
+    assert infer(client, handle).result(60).body["outputs"]
 
 
-def test_server_answers_while_it_computes(client):
-    handle = open_model(client, "slow", seconds=1.0)
+def test_server_answers_while_it_computes(server, client):
+    handle = open_model(client, "gated")
+    server.gate.shut()
     computing = infer(client, handle)
-    status = ServerStatus.from_dict(client.request("status").result(10).body)
+    server.gate.wait_until_reached()
+    status = ServerStatus.from_dict(client.request("status", timeout_s=60).result(60).body)
     assert not computing.done(), "the status came while the device was busy"
+    server.gate.open()
     assert status.sessions >= 1
-    computing.result(20)
-    status = ServerStatus.from_dict(client.request("status").result(10).body)
-    assert status.models["small_nets:slow"].mean_s > 0
+    computing.result(60)
+    status = ServerStatus.from_dict(client.request("status", timeout_s=60).result(60).body)
+    assert status.models["small_nets:gated"].mean_s > 0
     assert status.load > 0
     assert status.bytes_in > 0
 
 
 def test_unknown_request_and_bad_wait(client):
     with pytest.raises(ProtocolError, match="answers no"):
-        client.request("fly").result(10)
+        client.request("fly", timeout_s=60).result(60)
     handle = open_model(client, "slow", seconds=0.0)
     for wait in ("soon", -1, float("1e300")):
         with pytest.raises(ProtocolError, match="wait_s"):
-            infer(client, handle, wait_s=wait).result(10)
+            infer(client, handle, wait_s=wait).result(60)
 
 
 def test_failed_bind_is_an_error_exit(server, keys, tmp_path):
@@ -212,21 +229,19 @@ def test_failed_bind_is_an_error_exit(server, keys, tmp_path):
 
     command = [sys.executable, "-m", "edge_offload.cli", "serve", "--keys", str(pathlib.Path(str(keys)))]
     taken = subprocess.run(
-        [*command, "--bind", server.address], capture_output=True, text=True, timeout=60, check=False
+        [*command, "--bind", server.address], capture_output=True, text=True, timeout=300, check=False
     )
     assert taken.returncode == 1
     assert "cannot listen" in taken.stderr
     assert "Traceback" not in taken.stderr
     open_to_all = subprocess.run(
-        [*command, "--bind", "tcp://0.0.0.0:0"], capture_output=True, text=True, timeout=60, check=False
+        [*command, "--bind", "tcp://0.0.0.0:0"], capture_output=True, text=True, timeout=300, check=False
     )
     assert open_to_all.returncode == 1
     assert "without keys" in open_to_all.stderr
 
 
 def test_results_reach_watchers_in_every_mode(keys, robot):
-    from server_rig import until
-
     from edge_offload.modes import Mode
     from edge_offload.server.server import OffloadServer
 
@@ -236,11 +251,11 @@ def test_results_reach_watchers_in_every_mode(keys, robot):
         server.on_result(seen.append)
         bot = robot(server.address, "slow", example=X, seconds=0.0, report_results=True)
         bot.wait_open(X)
-        until(lambda: seen, 10)
+        until(lambda: seen, 60)
         seen.clear()
         for number, mode in enumerate((Mode.SERVER, Mode.LOCAL)):
             bot.run(X, mode, meta={"seq": number})
-            until(lambda count=number + 1: len(seen) == count, 10)
+            until(lambda count=number + 1: len(seen) == count, 60)
         bot.client.notify("report", {"model": "x", "mode": "walking", "outputs": []})
         bot.client.notify(
             "report", {"model": "x", "mode": "local", "outputs": [{"dtype": "uint8", "shape": [1 << 30]}]}
@@ -254,5 +269,7 @@ def test_results_reach_watchers_in_every_mode(keys, robot):
 @pytest.mark.parametrize("path", ["weights", "weights.pt", "/etc/passwd"])
 def test_a_peer_names_no_file_of_the_server(client, path):
     with pytest.raises(Refused, match=r"checkpoint=.* names a file") as caught:
-        client.request("open_model", {"name": "kapao_n", "options": {"checkpoint": path}, "inputs": []}).result(20)
+        client.request(
+            "open_model", {"name": "kapao_n", "options": {"checkpoint": path}, "inputs": []}, timeout_s=60
+        ).result(60)
     assert "--option kapao_n.checkpoint=" in caught.value.remedy

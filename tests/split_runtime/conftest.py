@@ -16,7 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import split_nets
 from waiting import until
 
-from edge_offload.link.client import Client
+from edge_offload.link.client import Client, Timings
 from edge_offload.link.keys import KeyStore
 from edge_offload.manager.patience import PatienceLimits
 from edge_offload.manager.runtime import OffloadedModule
@@ -72,17 +72,19 @@ def own_server(keys):
 
 
 UNHURRIED = PatienceLimits(floor_s=30.0, cap_s=60.0, first_s=60.0)
-"""For tests of anything but patience: a machine that stalls for a second must not turn a frame local."""
+"""For tests of anything but patience: a machine that stalls for a second must not turn a frame local, ..."""
+TIMINGS = Timings(connect_s=10.0, handshake_s=30.0, silence_s=30.0)
+"""... nor break the connection."""
 
 
 class Robot:
     def __init__(self, address, keys, factory="pictures", **options):
-        self.client = Client(address, keys=KeyStore(keys))
+        self.client = Client(address, keys=KeyStore(keys), timings=TIMINGS)
         self.module = getattr(split_nets, factory)(**options).eval()
         self.offloaded = OffloadedModule(f"split_nets:{factory}", self.module, self.client, options=options,
                                          hedging=False, patience=UNHURRIED)  # fmt: skip
         self.client.start()
-        self.client.wait_ready(30.0)
+        self.client.wait_ready(60.0)
 
     @property
     def runner(self):

@@ -62,7 +62,7 @@ def install(robot, picture, plans):
     table = dataclasses.replace(opening.planned.table, bandwidths=tuple(1e6 * k for k in range(len(plans))),
                                 plans=tuple(plans))  # fmt: skip
     text = json.dumps([plan.to_json() for plan in plans]).encode()
-    robot.client.request("split_table", {"handle": opening.handle}, [text], timeout_s=30.0).result(30.0)
+    robot.client.request("split_table", {"handle": opening.handle}, [text], timeout_s=60.0).result(61.0)
     opening.planned = dataclasses.replace(opening.planned, table=table, plans=compiled,
                                           place=tuple(range(len(plans))))  # fmt: skip
     return opening.planned
@@ -224,7 +224,7 @@ def test_a_killed_server_ends_in_the_local_result(own_server, robot):
         want = bot.module(image(7))
     assert all(torch.equal(one, other) for one, other in zip(got, want))
     own_server.stop(signal.SIGKILL)
-    until(lambda: bot.offloaded.obstacle(Mode.SPLIT, [image()]) is not None, 30.0)
+    until(lambda: bot.offloaded.obstacle(Mode.SPLIT, [image()]) is not None, 60.0)
     got, report = bot.offloaded.run([image(7)], Mode.SPLIT)
     assert report.mode is Mode.LOCAL
     assert all(torch.equal(one, other) for one, other in zip(got, want))
@@ -237,12 +237,12 @@ def test_what_a_hostile_robot_sends_is_refused_and_the_server_lives(bot, harm):
     plan = server_only(located)
     install(bot, image(), [plan])
     handle = next(iter(bot.runner._openings.values())).handle
-    ask = lambda kind, body, *buffers: bot.client.request(kind, {"handle": handle, **body}, buffers, timeout_s=20.0)  # noqa: E731
+    ask = lambda kind, body, *buffers: bot.client.request(kind, {"handle": handle, **body}, buffers, timeout_s=60.0)  # noqa: E731
     if harm == "plan":
         first = plan.server[0]
         narrow = dataclasses.replace(plan, server=(dataclasses.replace(first, high=first.high - 1), *plan.server[1:]))
         with pytest.raises(Exception, match=r"nobody computes|needs rows"):
-            ask("split_table", {}, json.dumps([narrow.to_json()]).encode()).result(20.0)
+            ask("split_table", {}, json.dumps([narrow.to_json()]).encode()).result(61.0)
     else:
         begun = ask("split_begin", {"run": 1 << 40, "plan": 0})
         take = [ask("split_take", {"run": 1 << 40, "transfer": k}) for k, t in enumerate(plan.transfers)
@@ -252,7 +252,7 @@ def test_what_a_hostile_robot_sends_is_refused_and_the_server_lives(bot, harm):
             rows.update(high=2, tensors=[{"dtype": "uint8", "shape": [1], "payload": {}, "parts": 0}])
         ask("split_rows", rows)
         with pytest.raises(Exception, match=r"not awaited|do not fit"):
-            begun.result(20.0)
+            begun.result(61.0)
         del take
     got, report = bot.offloaded.run([image(2)], Mode.SPLIT)
     assert report.mode is Mode.SPLIT, report.fallback_reason
