@@ -63,8 +63,8 @@ def serve(keys):
 class PatientClient(Client):
     """Waits for its answers as long as the tests do."""
 
-    def request(self, kind, body=None, buffers=(), timeout_s=PATIENCE_S):
-        return super().request(kind, body, buffers, timeout_s)
+    def request(self, kind, body=None, buffers=(), timeout_s=PATIENCE_S, **more):
+        return super().request(kind, body, buffers, timeout_s, **more)
 
 
 @pytest.fixture

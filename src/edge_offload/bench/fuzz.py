@@ -237,8 +237,9 @@ def _watched(attack: _Attack, server: Process, honest: Client, wanted: int) -> D
     else:
         failures += [problem for witness in witnesses for problem in witness.check()]
         seen.append({**attack.progress(), **usage(pid)})
-        if not isinstance(honest.request("status", timeout_s=60.0).result(61.0).body, dict):
-            failures.append("the server does not tell its status any more")
+        untold = honest.request("status", timeout_s=60.0).exception(61.0)
+        if untold is not None:
+            failures.append(f"the server does not tell its status any more: {untold}")
     early = [item for item in seen if item["messages"] + item["connections"] >= 0.1 * wanted]
     begin, end = (
         {name: count for name, count in moment.items() if name not in ("messages", "connections")}
