@@ -28,6 +28,7 @@ Buffer = Union[bytes, bytearray, memoryview]
 SPECIAL = ALLOC, RESIZE, UPLOAD, DOWNLOAD, SEED, STATE, RESTORE = (
     "edge::alloc", "edge::resize", "edge::upload", "edge::download", "edge::seed", "edge::state", "edge::restore",
 )  # fmt: skip
+BATCH_NORM = "aten::native_batch_norm"
 
 
 class Slot:
@@ -175,6 +176,9 @@ class Entry:
                         self.written.append(self.parsed.tensor_references[item.number])
             if isinstance(value, GeneratorMarker):
                 self.random = True
+        if self.name == BATCH_NORM and arguments[5] is True:  # its schema does not say that it writes the averages
+            averages = [value for value in arguments[3:5] if isinstance(value, Operand)]
+            self.written += [self.parsed.tensor_references[value.number] for value in averages]
         self._fill(device)
 
     def _fill(self, device: torch.device) -> None:
