@@ -1,7 +1,8 @@
 """Cuts the connection at one message boundary after the other while a program with state in place runs.
 
 Started by ``edge-offload exec --absent later``: the first argument is the server's address, then the key directory,
-the mode, and every how many boundaries one is cut. Prints a JSON line: whether each run gave what the CPU gives.
+the mode, and every how many boundaries one is cut. Prints a JSON line: whether each run gave what the CPU gives, how
+often the link was cut between two parts of an answer, and how often the first was there before the answer was complete.
 """
 
 import json
@@ -22,7 +23,12 @@ address, keys, mode, step = sys.argv[1], sys.argv[2], Mode(sys.argv[3]), int(sys
 torch.set_num_threads(1)
 
 
+weight = torch.randn(256, 256, generator=torch.Generator().manual_seed(1)) / 16
+
+
 def program(device):
+    """Reads twice in an inference, in mode replay with something slow in between."""
+    slow = weight.to(device)
     generator = torch.Generator().manual_seed(0)
     state = torch.zeros(3, 4, device=device)
     count = torch.zeros((), dtype=torch.int64, device=device)
@@ -33,7 +39,11 @@ def program(device):
         count += 1
         if i == 3:
             state[1].neg_()
-        lines.append(((state.sum(0) * count).cpu().tolist(), int(count)))
+        first = (state.sum(0) * count).cpu().tolist()
+        early.append(device == "cuda" and bool(installed().remote.unanswered))
+        for _ in range(8 if mode is Mode.REPLAY else 0):
+            slow = slow @ slow / 4
+        lines.append((first, int(count + slow[0, 0].isnan())))
     return lines
 
 
@@ -43,6 +53,12 @@ class Cutting(LinkRemote):
     sent = 0
     cut_at = -1
     after = False
+    cut_at_part = -1
+
+    def _part(self, *args):
+        super()._part(*args)
+        if self.parts == Cutting.cut_at_part:
+            emulator.cut("reset")
 
     def _transmit(self, sent):
         Cutting.sent += 1
@@ -58,6 +74,7 @@ class Cutting(LinkRemote):
             emulator.cut("reset")
 
 
+early = []
 wanted = program("cpu")
 trace = Trace.constant(1e9)
 # the way down takes 10 ms: what is cut after sending is often executed and unanswered
@@ -79,6 +96,12 @@ with Emulator("127.0.0.1:0", address, Link("cut", trace, trace, 0.0, 0.01)) as e
             Cutting.sent, Cutting.cut_at = 0, boundary
             verdicts.append(program("cuda") == wanted)
             cuts += Cutting.sent >= boundary
+    cuts_at_part, Cutting.cut_at = 0, -1
+    for part in range(3 if mode is Mode.REPLAY else 0):
+        Cutting.cut_at_part = remote.parts + 1 + part
+        verdicts.append(program("cuda") == wanted)
+        cuts_at_part += remote.parts >= Cutting.cut_at_part
     resumed = remote.resumed
     remote.close()
-print(json.dumps({"verdicts": verdicts, "cuts": cuts, "resumed": resumed, "boundaries": boundaries}))
+found = {"verdicts": verdicts, "cuts": cuts, "resumed": resumed, "boundaries": boundaries}
+print(json.dumps({**found, "cuts_at_part": cuts_at_part, "early": sum(early)}))

@@ -43,6 +43,9 @@ def test_a_link_cut_at_any_message_changes_nothing(serving: Serving, mode: str, 
     assert all(found["verdicts"]), found
     assert found["cuts"] >= 4
     assert found["resumed"] >= found["cuts"]
+    if mode == "replay":
+        assert found["cuts_at_part"] == 3
+        assert found["early"] > 0, "no output came before the answer was complete"
 
 
 PROGRAM = """
@@ -61,7 +64,7 @@ def started(serving: Serving, mark: pathlib.Path, *options: str) -> Any:
     program = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
-    ends = time.monotonic() + 120
+    ends = time.monotonic() + 300
     while not mark.exists():
         assert program.poll() is None, program.communicate()[1]
         assert time.monotonic() < ends
@@ -78,7 +81,7 @@ def test_the_death_of_the_server_is_an_error_that_says_so(tmp_path: pathlib.Path
     serving = Serving(tmp_path)
     program = started(serving, tmp_path / "mark", "--resume", "1")
     serving.kill()
-    out, error = program.communicate(timeout=120)
+    out, error = program.communicate(timeout=300)
     assert program.returncode != 0
     assert "LinkLost" in error
     assert "did not come back within 1 s" in error
@@ -92,7 +95,7 @@ def test_a_restarted_server_has_forgotten_the_session_and_it_is_said(tmp_path: p
     program = started(serving, tmp_path / "mark", "--resume", "90")
     serving.kill()
     again = Serving(tmp_path, port=int(serving.address.rsplit(":", 1)[1]))
-    out, error = program.communicate(timeout=120)
+    out, error = program.communicate(timeout=300)
     assert program.returncode != 0
     assert "was restarted" in error
     assert "start the program again: its weights are on the server's disk" in error
@@ -105,7 +108,7 @@ def test_an_executor_that_dies_ends_its_own_session_only(serving: Serving, tmp_p
     (victim,) = [pid for pid, words in children(serving.process.pid).items() if "capture.worker" in words]
     second = started(serving, tmp_path / "second")
     os.kill(victim, signal.SIGSEGV)
-    out, error = first.communicate(timeout=120)
+    out, error = first.communicate(timeout=300)
     assert first.returncode != 0
     assert re.search(r"signal 11, while running (aten|edge)::\w+", error), error[-1500:]
     counted(out)

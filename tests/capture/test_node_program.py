@@ -89,7 +89,7 @@ class Device:
         """Run the node for ``size``; its outcome, or None if it could not be run."""
         self.base += 100
         course = Course([(7, [])], [((), 0)], self.base, 1, [(size,)])
-        ran = self.session.ahead.run(course, None)
+        ran = list(self.session.ahead.run(course, None))
         return ran[0][2] if ran else None
 
     @property

@@ -31,6 +31,7 @@ PROGRAMS = [
     "random_loops:0:12",
     "classes:36",
     "late_uploads",
+    "two_heads",
     *(f"{name}:{turn}" for name in ("branches", "suppression") for turn in ("second", "third")),
     *(f"copies:{count}:{kind}" for kind in ("static", "dependent") for count in (20, 40)),
     "sizes:200:none",
@@ -98,6 +99,13 @@ def test_one_round_trip_however_many_copies_and_one_more_for_an_upload_that_depe
         pytest.skip("only replay runs ahead")
     for kind, lines, each in (("static", 2, 1), ("dependent", 3, 2)):
         assert trips_of_the_last(20 * lines, remote[f"copies:40:{kind}"]) == 20 * each, kind
+
+
+def test_an_early_and_a_late_output_are_one_round_trip(remote: Dict[str, Any]) -> None:
+    if remote["mode"] != "replay":
+        pytest.skip("only replay runs ahead")
+    trips: List[int] = remote["two_heads"]["trips"]
+    assert trips[2 * 9 - 1] - trips[2 * 5 - 1] == 4  # four inferences, known and as expected
 
 
 def test_dynamic_programs_reuse_the_segments_of_each_branch(remote: Dict[str, Any]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import struct
+import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from edge_offload.capture.course import MAX_AHEAD, Course, Node, follow
 from edge_offload.capture.entries import Buffer, Entry
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 #: Distinct calls and segments, made from nodes, that are kept for the next time.
 MAX_CALLS = 4096
 MAX_SEGMENTS = 128
+#: What the host reads leaves at once if what comes after it took at least so long the last time (seconds).
+LEAST_PAUSE_S = 2e-3
 
 
 class Ahead:
@@ -35,6 +38,7 @@ class Ahead:
         self._plain: Dict[int, Tuple[List[int], Segment]] = {}
         self._programs: Dict[int, Optional[NodeProgram]] = {}  # None: there cannot be one
         self._tails: Dict[int, Tuple[List[int], List[Tuple[int, Formula]]]] = {}
+        self._pauses: Dict[int, float] = {}  # from what a node returned to what was read next, or to the end
 
     def forget(self) -> None:
         """Drop all nodes."""
@@ -44,6 +48,7 @@ class Ahead:
         self._plain.clear()
         self._programs.clear()
         self._tails.clear()
+        self._pauses.clear()
 
     def define(self, number: int, node: Node) -> None:
         """Add a node, in place of the one that had this number."""
@@ -52,16 +57,20 @@ class Ahead:
         self._plain.pop(number, None)
         self._programs.pop(number, None)
         self._tails.pop(number, None)
+        self._pauses.pop(number, None)
         if number in self.nodes:
             for old in [key for key in self._segments if key[0] == number]:
                 del self._segments[old]
         self.nodes[number] = node
 
-    def run(self, course: Course, before: Optional[Tuple[Step, Outcome]]) -> List[Tuple[int, int, Outcome]]:
+    def run(
+        self, course: Course, before: Optional[Tuple[Step, Outcome]], leave: Callable[[], None] = lambda: None
+    ) -> Iterator[Tuple[int, int, Outcome]]:
         """Run along ``course``, after the step ``before`` if there is one; in order the index of the
         node, its first new storage, and its outcome.
 
-        What cannot be run ends the run: the client will ask for it in another way, and gets the error then.
+        What cannot be run ends the run: the client will ask for it in another way, and gets the error then. ``leave``
+        is called when the host waits for what is there already, and what is computed next takes its time.
         """
         since, base = list(course.since), course.base
         kind: Kind = ()
@@ -72,28 +81,40 @@ class Ahead:
             base = step.base + outcome.grown
         if base is None:
             raise ProtocolError("a course without a beginning")
-        ran: List[Tuple[int, int, Outcome]] = []
+        read = ~before[0].segment if before is not None else None
+        since_s, told, count = time.monotonic(), False, 0
         index = follow(course.first, kind)
         payloads = course.payloads
         reads = 0
         seen: Dict[int, int] = {}
-        while index is not None and len(ran) < MAX_AHEAD:
+        while index is not None and count < MAX_AHEAD:
             if seen.setdefault(index, reads) != reads:
                 break  # once more around, after the host has read something: that is the next inference
+            if read is not None and not told and self._pauses.get(read, LEAST_PAUSE_S) >= LEAST_PAUSE_S:
+                leave()
+                told = True
             number, edges = course.nodes[index]
             try:
                 last = self._integers(number, since)
                 outcome = self._step(number, base, course.start, since, payloads)
             except EdgeOffloadError:
                 break
-            ran.append((index, base, outcome))
+            count += 1
+            yield index, base, outcome
             integers, kind = facts_of(outcome, last)
             since.append(integers)
             base += outcome.grown
             payloads = None
-            reads += outcome.tensor is not None
+            if outcome.tensor is not None:
+                reads += 1
+                self._note_pause(read, since_s)
+                read, since_s, told = number, time.monotonic(), False
             index = follow(edges, kind)
-        return ran
+        self._note_pause(read, since_s)
+
+    def _note_pause(self, read: Optional[int], since_s: float) -> None:
+        if read is not None:
+            self._pauses[read] = time.monotonic() - since_s
 
     def _integers(self, number: int, since: List[Tuple[int, ...]]) -> Tuple[int, ...]:
         """Those of the last call of a node."""

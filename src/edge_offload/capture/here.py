@@ -6,13 +6,12 @@ is computed on it at once (native/computing.h). For programs that run without a 
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import Any, Mapping, Sequence
 
 import torch
 
+from edge_offload.capture.arriving import Arriving
 from edge_offload.capture.entries import Buffer
-from edge_offload.capture.messages import Answer
 from edge_offload.capture.recorder import Counters
 from edge_offload.errors import Unsupported
 from edge_offload.execute.devices import facts
@@ -28,7 +27,7 @@ class NoRemote:
         self.bytes_up = self.bytes_down = self.messages = 0
         self.facts: Mapping[str, Any] = facts(torch.device("cpu"))
 
-    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Future[Answer]:
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
         """Nothing is ever sent.
 
         Raises:

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from edge_offload.capture import payloads
+from edge_offload.capture.arriving import Arriving
 from edge_offload.capture.blobs import MAX_BLOB_BYTES, digest
 from edge_offload.capture.entries import Buffer
-from edge_offload.capture.messages import parse_answer
+from edge_offload.capture.messages import Answer, parse_answer
 from edge_offload.capture.remote import known_facts
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.link.client import Client
 from edge_offload.link.replies import LinkState, Reply
+from edge_offload.link.waiting import OnPart
 
 RUN, STAGE, HAVE, PUT, RESUME, END, SCHEMAS = (
     "device.run", "device.stage", "device.have", "device.put", "device.resume", "device.end", "device.schemas",
@@ -44,8 +46,9 @@ class _Sent:
     coded: List[payloads.Coded]
     keep: bool
     give_up_s: float
-    answer: Future = field(default_factory=Future)
+    answer: Arriving = field(default_factory=Arriving)
     attempt: int = 0
+    parts: int = 0
 
 
 @dataclass
@@ -109,7 +112,7 @@ class LinkRemote:
         self.timeout_s = timeout_s
         self.resume_s = resume_s
         self.codec = codec
-        self.bytes_up = self.bytes_down = self.messages = self.resumed = 0
+        self.bytes_up = self.bytes_down = self.messages = self.resumed = self.parts = 0
         self.weights = Weights()
         self.spent = Spent()
         self.session = os.urandom(16)
@@ -124,7 +127,12 @@ class LinkRemote:
         self._resuming = False
         self._closed = False
 
-    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Future:
+    @property
+    def unanswered(self) -> int:
+        """Messages whose answer is not complete."""
+        return len(self._unanswered)
+
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
         """See :class:`~edge_offload.capture.remote.Remote`."""
         with self._lock:
             if self._lost is not None:
@@ -179,12 +187,16 @@ class LinkRemote:
                 direct.append(view)
         if blobs:
             self._offer(sent, blobs, [name for part in parts if part is not None and part[1] for name in part[1]])
-        body: Dict[str, Any] = {"codec": self.codec, "coded": [list(item) for item in sent.coded]}
+        body: Dict[str, Any] = {"codec": self.codec, "coded": [list(item) for item in sent.coded], "ahead": True}
         if any(part is not None for part in parts):
             body["parts"] = parts
         body["answered"] = next(iter(self._unanswered)) - 1
         attempt = sent.attempt
-        self._ask(RUN, sent, body, direct).add_done_callback(lambda done: self._finish(sent, attempt, done))
+
+        def on_part(part: Dict[str, Any], buffers: Sequence[Buffer], size: int) -> None:
+            self._part(sent, attempt, part, buffers, size)
+
+        self._ask(RUN, sent, body, direct, on_part).add_done_callback(lambda done: self._finish(sent, attempt, done))
 
     def _offer(self, sent: _Sent, blobs: List[memoryview], names: List[bytes]) -> None:
         """Send those blobs that the server does not have."""
@@ -205,7 +217,9 @@ class LinkRemote:
                 if self._on_weights is not None:
                     self._on_weights(weights)
 
-    def _ask(self, kind: str, sent: _Sent, body: Dict[str, Any], buffers: Sequence[Buffer]) -> Future:
+    def _ask(
+        self, kind: str, sent: _Sent, body: Dict[str, Any], buffers: Sequence[Buffer], on_part: Optional[OnPart] = None
+    ) -> Future:
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
         while self._under_way and sum(self._under_way.values()) + size > MOST_UNDER_WAY:
             done, _ = wait(list(self._under_way), self.timeout_s, FIRST_COMPLETED)
@@ -213,7 +227,7 @@ class LinkRemote:
                 raise LinkLost(f"the server took nothing for {self.timeout_s:g} s")
             self._take(done)
         body = {**body, "session": self.session, "number": sent.number}
-        future = self.client.request(kind, body, buffers, timeout_s=self.timeout_s)
+        future = self.client.request(kind, body, buffers, timeout_s=self.timeout_s, on_part=on_part)
         self._under_way[future] = size
         if kind in (STAGE, PUT):
             future.add_done_callback(self._count)
@@ -232,6 +246,28 @@ class LinkRemote:
             self.bytes_up += transfer.bytes_up
             self.bytes_down += transfer.bytes_down
 
+    def _part(self, sent: _Sent, attempt: int, body: Dict[str, Any], buffers: Sequence[Buffer], size: int) -> None:
+        """What was computed early, ahead of the answer; after a break it may come again."""
+        if sent.attempt != attempt or sent.answer.done():
+            return
+        self.bytes_down += size
+        if body.get("part") != sent.parts:
+            return  # of one that lacks a part, the answer says how many there were
+        try:
+            answer = self._decoded(body, buffers)
+        except EdgeOffloadError as malformed:
+            sent.answer.set_exception(malformed)
+            return
+        sent.parts += 1
+        self.parts += 1
+        sent.answer.add(answer)
+
+    def _decoded(self, body: Dict[str, Any], buffers: Sequence[Buffer]) -> Answer:
+        began_s = time.monotonic()
+        answer = parse_answer(payloads.decode(body.get("coded"), buffers, MAX_ANSWER_BYTES))
+        self.spent.decode_s += time.monotonic() - began_s
+        return answer
+
     def _finish(self, sent: _Sent, attempt: int, done: Future) -> None:
         if sent.attempt != attempt or sent.answer.done():
             return
@@ -246,17 +282,15 @@ class LinkRemote:
             return
         self._count(done)
         reply: Reply = done.result()
-        began_s = time.monotonic()
         spent, transfer = self.spent, reply.transfer
         spent.uplink_s += transfer.uplink_s
         spent.server_s += max(0.0, transfer.server_sent_s - transfer.server_received_s)
         spent.downlink_s += transfer.downlink_s
         spent.clock_error_s = max(spent.clock_error_s, transfer.clock_error_s)
         try:
-            plain = payloads.decode(reply.body.get("coded"), reply.buffers, MAX_ANSWER_BYTES)
-            answer = parse_answer(plain)
-            spent.decode_s += time.monotonic() - began_s
-            sent.answer.set_result(answer)
+            if reply.body.get("parts", 0) != sent.parts:
+                raise ProtocolError("a part of an answer is missing")
+            sent.answer.complete(self._decoded(reply.body, reply.buffers))
         except EdgeOffloadError as malformed:
             sent.answer.set_exception(malformed)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import msgpack
 import torch
@@ -112,6 +112,13 @@ class Answer:
     ran: List[Tuple[int, int, Outcome]] = field(default_factory=list)
     fetched: List[Buffer] = field(default_factory=list)
 
+    def extend(self, other: Answer) -> None:
+        """Add what came later."""
+        self.outcomes += other.outcomes
+        self.ran += other.ran
+        self.fetched += other.fetched
+        self.error = self.error or other.error
+
 
 def parse_message(buffers: Sequence[Buffer]) -> Message:
     """Read a message off the wire.
@@ -164,10 +171,21 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
     return message
 
 
-def serve(session: DeviceSession, buffers: Sequence[Buffer]) -> List[Buffer]:
-    """Do what one message asks; returns the buffers of the answer. Errors of the session become part of it."""
+def serve(
+    session: DeviceSession, buffers: Sequence[Buffer], ahead: Optional[Callable[[List[Buffer]], None]] = None
+) -> List[Buffer]:
+    """Do what one message asks; returns the buffers of the answer. Errors of the session become part of it.
+
+    ``ahead`` is given parts of the answer while the rest is computed; what is returned is then what they lack.
+    """
     outcomes: List[Outcome] = []
     ran: List[Tuple[int, int, Outcome]] = []
+
+    def leave() -> None:
+        if ahead is not None:
+            ahead(_answer(outcomes, ran))
+            del outcomes[:], ran[:]
+
     error: Optional[Dict[str, Any]] = None
     freed: List[int] = []
     fetched: List[Buffer] = []
@@ -189,13 +207,24 @@ def serve(session: DeviceSession, buffers: Sequence[Buffer]) -> List[Buffer]:
         for index, step in enumerate(message.steps):
             outcomes.append(session.run(step, speculative=index >= message.speculative_from))
         if message.course is not None:
-            ran = session.ahead.run(message.course, (message.steps[-1], outcomes[-1]) if outcomes else None)
+            before = (message.steps[-1], outcomes[-1]) if outcomes else None
+            for item in session.ahead.run(message.course, before, leave):
+                ran.append(item)
         fetched = [_storage_bytes(session.slot(number).storage) for number in message.fetch]
     except CallFailed as failure:
         error = {"operator": failure.operator, "kind": failure.kind, "text": failure.text}
     except EdgeOffloadError as failure:
         error = {"operator": "", "kind": type(failure).__name__, "text": str(failure)}
     session.free(freed)  # only now: a storage may be dropped after its last use in these very steps
+    return _answer(outcomes, ran, fetched, error)
+
+
+def _answer(
+    outcomes: Sequence[Outcome],
+    ran: Sequence[Tuple[int, int, Outcome]],
+    fetched: Sequence[Buffer] = (),
+    error: Optional[Dict[str, Any]] = None,
+) -> List[Buffer]:
     facts: Dict[str, Any] = {"outcomes": []}
     replies: List[Buffer] = []
     if ran:

@@ -15,13 +15,13 @@ sizes on the same storages with the same host numbers. Otherwise the server undo
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Any, Deque, List, Optional, Sequence, Tuple
 
 import torch
 
+from edge_offload.capture.arriving import Arriving
 from edge_offload.capture.course import Course
 from edge_offload.capture.definitions import Definitions
 from edge_offload.capture.forms import Done, Piece
@@ -38,6 +38,8 @@ from edge_offload.modes import Mode
 
 #: Messages with no answer awaited; each may carry the uploads of one segment.
 MAX_OUTSTANDING = 3
+#: More than there are: all of an answer.
+ALL = 1 << 62
 
 
 @dataclass
@@ -74,7 +76,7 @@ class Recorder:
         self._freed: List[int] = []
         self._unsettled: Optional[int] = None
         self._speculation: Optional[Speculation] = None
-        self._outstanding: Deque[Future] = deque()
+        self._outstanding: Deque[Arriving] = deque()
         self._failed: Optional[Exception] = None
         self._has_read = False
         self._definitions = Definitions(native)
@@ -242,37 +244,45 @@ class Recorder:
             return Outcome()
         while self._outstanding:
             self._check(self._wait(self._outstanding.popleft(), blocked=False), 1)
-        answer = self._wait(future)
+        answer = self._wait(future, outcomes=len(pieces))
         if self._speculation is not None:
             self._speculation.waited = True
         return self._check(answer, len(pieces))
 
-    def _speculate(self, branches: Branches, course: Course, message: Message) -> Future:
+    def _speculate(self, branches: Branches, course: Course, message: Message) -> Arriving:
         for plan, edges in zip(branches.plans, branches.edges):
             course.nodes.append((self._definitions.node(plan, message), edges))
         message.course = course
         future = self._submit(message)
-        self._speculation = Speculation(branches.plans, [node for _, node in branches.first], course.since, future)
+        self._speculation = Speculation(branches.plans, branches.edges, branches.first, course.since, future)
         return future
 
     def _answered(self, ahead: Speculation) -> Answer:
-        if ahead.answer is None:
-            ahead.answer = self._wait(ahead.future, blocked=not ahead.waited)
-            ahead.waited = True
-            self._foretell(ahead, ahead.answer)
-        return ahead.answer
+        """What there is of the answer, with the next step that ran ahead if there is one.
+
+        The server sends what it has as it goes: waiting for more of the same answer is no other round trip.
+        """
+        answer = self._wait(ahead.future, blocked=not ahead.waited, outcomes=0, ran=ahead.taken + 1)
+        ahead.waited = True
+        self._foretell(ahead, answer)
+        return answer
 
     def _foretell(self, ahead: Speculation, answer: Answer) -> None:
         """Have the device know what the calls return that the server has run ahead, before the program makes them."""
-        since = [*ahead.since, *(facts_of(outcome, ahead.last)[0] for outcome in answer.outcomes[-1:])]
-        for index, _, outcome in answer.ran:
+        if ahead.last is not None:
+            before = [facts_of(outcome, ahead.last)[0] for outcome in answer.outcomes[-1:]]
+            ahead.since, ahead.last = [*ahead.since, *before], None
+        while ahead.told is not None and ahead.told < len(answer.ran):
+            index, _, outcome = answer.ran[ahead.told]
             plan = ahead.plans[index]
             if outcome.described:
-                self._definitions.forms.foretell(plan.foretold(since, outcome.described))
-            integers = plan.integers(since)
+                self._definitions.forms.foretell(plan.foretold(ahead.since, outcome.described))
+            integers = plan.integers(ahead.since)
             if integers is None:
-                return
-            since.append(facts_of(outcome, integers[-1])[0])
+                ahead.told = None
+            else:
+                ahead.told += 1
+                ahead.since.append(facts_of(outcome, integers[-1])[0])
 
     def _described(self, piece: Piece) -> Optional[Outcome]:
         """The results of the last call of a segment that ends inside a step, if the server has run that ahead.
@@ -306,11 +316,12 @@ class Recorder:
         ahead, predictor = self._speculation, self._predictor
         if ahead is None or predictor is None:
             return None
-        if not ahead.may_begin_with(done, predictor.start, predictor.since):
-            self._over(ahead, 1)  # whatever ran, it was not this
+        if not ahead.may_go_on_with(done, predictor.start, predictor.since):
+            self._over(ahead, ahead.taken + 1)  # whatever runs, it is not this
             return None
         answer = self._answered(ahead)
         if ahead.taken < len(answer.ran):
+            complete = ahead.future.done()
             index, base, outcome = answer.ran[ahead.taken]
             plan = ahead.plans[index]
             if base == done.base and plan.same_as(done, predictor.start, predictor.since):
@@ -318,7 +329,7 @@ class Recorder:
                 self.counters.speculated += 1
                 self.counters.accepted += 1
                 self._freed += [done.base + number for number in done.dead - plan.dead]
-                if ahead.taken == len(answer.ran):
+                if complete and ahead.taken == len(answer.ran):
                     self._settle(ahead.taken)
                 return outcome
         self._over(ahead, len(answer.ran))
@@ -365,7 +376,7 @@ class Recorder:
 
     # -- messages
 
-    def _submit(self, message: Message, keep: bool = False) -> Future:
+    def _submit(self, message: Message, keep: bool = False) -> Arriving:
         message.freed, self._freed = self._freed, []
         message.accepted, self._unsettled = self._unsettled, None
         message.forget, self._forget = self._forget, False
@@ -378,11 +389,11 @@ class Recorder:
             self._failed = error
             raise
 
-    def _wait(self, future: Future, blocked: bool = True) -> Answer:
+    def _wait(self, future: Arriving, blocked: bool = True, outcomes: int = ALL, ran: int = 0) -> Answer:
         if blocked:
             self.counters.round_trips += 1
         try:
-            answer: Answer = future.result(self.timeout_s)
+            answer = future.until(outcomes, ran, self.timeout_s)
         except FutureTimeout:
             self._failed = LinkLost(f"the server did not answer within {self.timeout_s:g} s")
             raise self._failed from None

@@ -7,9 +7,9 @@ import socket
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future
-from typing import Any, Dict, Mapping, Optional, Protocol, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence
 
+from edge_offload.capture.arriving import Arriving
 from edge_offload.capture.channel import Channel
 from edge_offload.capture.entries import Buffer
 from edge_offload.capture.messages import Answer, parse_answer, serve
@@ -28,7 +28,9 @@ def known_facts(said: Any) -> Dict[str, Any]:
 
 
 class Remote(Protocol):
-    """Sends messages in order; each answer arrives in a Future. ``bytes_up`` and ``bytes_down`` count what travels.
+    """Sends messages in order; each answer arrives in a Future, perhaps in parts.
+
+    ``bytes_up`` and ``bytes_down`` count what travels.
 
     ``refused``: operators that are others where it leads, each with the reason. ``facts``: what the device there is
     (:func:`edge_offload.execute.devices.facts`); empty when it is not known.
@@ -40,7 +42,7 @@ class Remote(Protocol):
     refused: Mapping[str, str]
     facts: Mapping[str, Any]
 
-    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Future[Answer]:
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
         """Send one message (see :mod:`edge_offload.capture.messages`); the Future may fail with LinkLost.
 
         ``keep``: what its buffers hold (weights) is likely to be sent again when the program next starts.
@@ -59,7 +61,7 @@ class AbsentRemote:
     refused: Mapping[str, str] = {}
     facts: Mapping[str, Any] = {}
 
-    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Future[Answer]:
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
         raise LinkLost("the virtual device has no server yet")
 
     def close(self) -> None:
@@ -76,14 +78,20 @@ class InProcessRemote:
         self.session = session
         self.bytes_up = self.bytes_down = self.messages = 0
 
-    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Future[Answer]:
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
         self.messages += 1
         self.bytes_up += sum(len(memoryview(buffer).cast("B")) for buffer in buffers)
-        replies = serve(self.session, [bytes(buffer) for buffer in buffers])
-        self.bytes_down += sum(len(memoryview(buffer).cast("B")) for buffer in replies)
-        future: Future[Answer] = Future()
-        future.set_result(parse_answer(replies))
-        return future
+        answer = Arriving()
+
+        def received(replies: List[Buffer]) -> Answer:
+            self.bytes_down += sum(len(memoryview(buffer).cast("B")) for buffer in replies)
+            return parse_answer(replies)
+
+        def ahead(part: List[Buffer]) -> None:
+            answer.add(received(part))
+
+        answer.complete(received(serve(self.session, [bytes(buffer) for buffer in buffers], ahead)))
+        return answer
 
     def close(self) -> None:
         self.session = None
@@ -110,7 +118,7 @@ class WorkerRemote:
         self.bytes_up = self.bytes_down = self.messages = 0
         self._channel = Channel(ours)
         self._lock = threading.Lock()
-        self._waiting: Dict[int, Future[Answer]] = {}
+        self._waiting: Dict[int, Arriving] = {}
         self._lost: Optional[Exception] = None
         ours.settimeout(start_timeout_s)
         try:
@@ -124,33 +132,35 @@ class WorkerRemote:
         self._thread = threading.Thread(target=self._receive, name="edge_offload-executor", daemon=True)
         self._thread.start()
 
-    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Future[Answer]:
-        future: Future[Answer] = Future()
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
+        answer = Arriving()
         with self._lock:
             if self._lost is not None:
                 raise self._lost
             self.messages += 1
             number = self.messages
-            self._waiting[number] = future
-        self.bytes_up += self._channel.send({"id": number}, buffers)
-        return future
+            self._waiting[number] = answer
+        self.bytes_up += self._channel.send({"id": number, "parts": True}, buffers)
+        return answer
 
     def _receive(self) -> None:
         try:
             while True:
                 header, buffers = self._channel.receive()
                 self.bytes_down += sum(len(buffer) for buffer in buffers)
+                answer = parse_answer(buffers)
                 with self._lock:
-                    future = self._waiting.pop(header["id"])
-                future.set_result(parse_answer(buffers))
+                    ahead = "part" in header
+                    waiting = self._waiting[header["id"]] if ahead else self._waiting.pop(header["id"])
+                (waiting.add if ahead else waiting.complete)(answer)
         except (LinkLost, ProtocolError) as error:
             code = self.process.poll()
             reason = LinkLost(f"{error}" + (f", exit code {code}" if code is not None else ""))
             with self._lock:
                 self._lost = reason
-                waiting, self._waiting = list(self._waiting.values()), {}
-            for future in waiting:
-                future.set_exception(reason)
+                left, self._waiting = list(self._waiting.values()), {}
+            for waiting in left:
+                waiting.set_exception(reason)
 
     def close(self) -> None:
         self._channel.close()

@@ -32,6 +32,7 @@ MAX_BLOBS_PER_QUESTION = 256
 #: What a piece takes besides its bytes: even empty ones are not gathered without end.
 ENTRY_BYTES = 512
 
+#: A body and its buffers: an answer, or a part of one that came ahead.
 Answer = Tuple[Dict[str, Any], List[Buffer]]
 
 
@@ -59,6 +60,7 @@ class Session:
         self._waiting: OrderedDict[int, Request] = OrderedDict()
         self._began_s: Dict[int, float] = {}
         self._kept: OrderedDict[int, Answer] = OrderedDict()
+        self._parts: Dict[int, List[Answer]] = {}
         self._staged: Dict[int, Dict[Any, bytearray]] = {}
         self._staged_bytes = 0
         self._inbox: queue.Queue[Optional[Tuple[str, Request]]] = queue.Queue()
@@ -84,19 +86,24 @@ class Session:
     # -- requests
 
     def run(self, request: Request) -> None:
-        """``{number, answered, parts, coded, codec}`` and buffers → what the executor answers."""
+        """``{number, answered, parts, coded, codec, ahead}`` and buffers → what the executor answers.
+
+        With ``ahead``, what it has computed early comes as numbered parts of the answer, ahead of the rest.
+        """
         number, answered = _count(request, "number"), _count(request, "answered")
         with self._lock:
             for old in [item for item in self._kept if item <= answered]:
                 del self._kept[old]
+                self._parts.pop(old, None)
             if number in self._kept:
-                body, buffers = self._kept[number]
-                return request.reply(body, buffers)
+                self._repeat(request)
+                return request.reply(*self._kept[number])
             if number <= self._last:
                 earlier = self._waiting.get(number)
                 if earlier is None:
                     raise ProtocolError(f"message {number} was answered and acknowledged")
                 self._waiting[number] = request
+                self._repeat(request)
                 return earlier.fail(ProtocolError(f"message {number} was sent again"))
             if number != self._last + 1:
                 raise ProtocolError(f"message {number} came after message {self._last}")
@@ -106,6 +113,11 @@ class Session:
             self._waiting[number] = request
         self._inbox.put(("run", request))
         return None
+
+    def _repeat(self, request: Request) -> None:
+        """Send the parts of an answer that went over an earlier connection; the lock is held."""
+        for part in self._parts.get(request.body["number"], ()):
+            request.part(*part)
 
     def stage(self, request: Request) -> None:
         """``{number, index, offset, total}`` and a piece of a large buffer, ahead of its message."""
@@ -260,7 +272,8 @@ class Session:
         codec = body.get("codec", "auto")
         if not isinstance(codec, str):
             raise ProtocolError("codec is a string")
-        channel.send({"id": number, "coded": body.get("coded"), "codec": codec}, buffers)
+        ahead = body.get("ahead") is True
+        channel.send({"id": number, "coded": body.get("coded"), "codec": codec, "parts": ahead}, buffers)
 
     def _refuse(self, request: Request, error: EdgeOffloadError) -> None:
         """A message that cannot be run is over, and so is the session: those after it build upon it."""
@@ -281,7 +294,10 @@ class Session:
             while True:
                 header, buffers = channel.receive()
                 number = header["id"]
-                answer: Answer = ({"coded": header.get("coded")}, list(buffers))
+                if "part" in header:
+                    self._part(number, ({"coded": header.get("coded"), "part": header["part"]}, list(buffers)))
+                    continue
+                answer: Answer = ({"coded": header.get("coded"), "parts": header.get("parts", 0)}, list(buffers))
                 with self._lock:
                     request = self._waiting.pop(number)
                     self._began_s.pop(number, None)
@@ -290,13 +306,22 @@ class Session:
                         self._began_s[following] = time.monotonic()
                     self._kept[number] = answer
                     while len(self._kept) > MAX_KEPT:
-                        self._kept.popitem(last=False)
+                        oldest, _ = self._kept.popitem(last=False)
+                        self._parts.pop(oldest, None)
                 try:
                     request.reply(*answer)
                 except EdgeOffloadError as error:
                     _log.warning("an answer of a device could not be sent: %s", error)
         except (LinkLost, ProtocolError, KeyError) as error:
             self._end(str(error))
+
+    def _part(self, number: int, part: Answer) -> None:
+        with self._lock:
+            self._parts.setdefault(number, []).append(part)
+            try:
+                self._waiting[number].part(*part)
+            except EdgeOffloadError as error:
+                _log.warning("a part of a device's answer could not be sent: %s", error)
 
     def _end(self, reason: str, clean: bool = False) -> None:
         """The executor is no more: tell whoever waits, once."""
@@ -307,6 +332,7 @@ class Session:
             self.over = self.over or f"the executor process of this session ended: {reason}"
             waiting, self._waiting = list(self._waiting.values()), OrderedDict()
             self._kept.clear()
+            self._parts.clear()
             self._staged.clear()
         for request in waiting:
             if not request.answered:

@@ -22,6 +22,7 @@ from edge_offload.capture.channel import Channel
 from edge_offload.errors import BadInput, LinkLost, ProtocolError, RemoteError
 
 if TYPE_CHECKING:
+    from edge_offload.capture.entries import Buffer
     from edge_offload.capture.executor import DeviceSession
 
 #: What torch and its kernels need besides tensors.
@@ -92,18 +93,25 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
         except LinkLost:
             return
         codec = header.get("codec")
+        parts: List[int] = []
+
+        def ahead(part: List[Buffer], header: Dict[str, Any] = header, parts: List[int] = parts) -> None:
+            coded, part = payloads.encode(part, header["codec"]) if header.get("codec") else ([], part)
+            channel.send({"id": header["id"], "coded": [list(item) for item in coded], "part": len(parts)}, part)
+            parts.append(len(part))
+
         try:
-            answer = serve(session, payloads.decode(header.get("coded"), buffers, args.storage_bytes))
+            message = payloads.decode(header.get("coded"), buffers, args.storage_bytes)
+            answer = serve(session, message, ahead if header.get("parts") else None)
             coded, answer = payloads.encode(answer, codec) if codec else ([], answer)
         except (ProtocolError, BadInput) as error:
             coded, answer = [], refusal(error)
         except Exception as error:  # what the session holds now is unknown: the program is told why, and it ends
             text = f"the executor failed: {type(error).__name__}: {error}"
-            channel.send(
-                {"id": header["id"], "coded": []}, refusal(RemoteError(text, remedy="start the program again"))
-            )
+            told = refusal(RemoteError(text, remedy="start the program again"))
+            channel.send({"id": header["id"], "coded": [], "parts": len(parts)}, told)
             raise
-        channel.send({"id": header["id"], "coded": [list(item) for item in coded]}, answer)
+        channel.send({"id": header["id"], "coded": [list(item) for item in coded], "parts": len(parts)}, answer)
 
 
 def main(argv: Optional[List[str]] = None) -> int:

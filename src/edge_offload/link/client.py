@@ -30,7 +30,7 @@ from edge_offload.link.estimate.prober import PROBE
 from edge_offload.link.keys import KeyStore, split_address
 from edge_offload.link.messages import DEFAULT_LIMITS, Limits, Message
 from edge_offload.link.replies import LinkState, Reply, Transfer
-from edge_offload.link.waiting import Item, WaitingRequests
+from edge_offload.link.waiting import Item, OnPart, WaitingRequests
 from edge_offload.link.wakeup import Wakeup
 
 __all__ = ["Client", "LinkState", "Reply", "Timings", "Transfer"]
@@ -172,12 +172,18 @@ class Client:
             return self._welcome
 
     def request(
-        self, kind: str, body: Optional[Dict[str, Any]] = None, buffers: Sequence[Any] = (), timeout_s: float = 5.0
+        self,
+        kind: str,
+        body: Optional[Dict[str, Any]] = None,
+        buffers: Sequence[Any] = (),
+        timeout_s: float = 5.0,
+        on_part: Optional[OnPart] = None,
     ) -> Future:
         """Ask the server; the Future yields a :class:`Reply`, or raises what went wrong.
 
         ``buffers`` are C-contiguous (bytes, numpy arrays) and must not be changed until the Future is done: large ones
-        are not copied. Callbacks of the Future run on the link's thread.
+        are not copied. Callbacks of the Future run on the link's thread, and so does ``on_part``, which is called with
+        (body, buffers, bytes on the wire) for what the server sends ahead of the answer.
 
         The Future raises LinkLost (no connection, connection broke, no answer in ``timeout_s``, too much waiting
         already), or the error that the server answered with.
@@ -186,7 +192,7 @@ class Client:
             BadInput: the request cannot travel (name, body, size).
         """
         future: Future = Future()
-        problem = self._submit("request", kind, body, messages.byte_views(buffers), future, timeout_s)
+        problem = self._submit("request", kind, body, messages.byte_views(buffers), future, timeout_s, on_part)
         if problem is not None:
             future.set_exception(problem)
         return future
@@ -233,6 +239,7 @@ class Client:
         buffers: List[memoryview],
         future: Optional[Future],
         timeout_s: float,
+        on_part: Optional[OnPart] = None,
     ) -> Optional[LinkLost]:
         now = time.monotonic()
         message = Message(type_, self._epoch, next(self._ids), messages.check_name(kind), body or {}, (), buffers)
@@ -249,7 +256,7 @@ class Client:
             problem = messages.first_over(sizes, terms.message) if terms.message else None
             if problem:
                 raise BadInput(f"{problem} of the server", remedy="send it in pieces")
-            item = Item(message, header, future, now, now + timeout_s, bytes_up=size)
+            item = Item(message, header, future, now, now + timeout_s, bytes_up=size, on_part=on_part)
             in_the_way = self._requests.admit(item, min(self._max_pending, terms.requests), terms.bytes)
             if in_the_way:
                 return LinkLost(f"{in_the_way} for {self.address} already")
@@ -363,6 +370,8 @@ class Client:
             self.counters["dropped: other epoch"] += 1
         elif message.type == "notify":
             self._notified(message)
+        elif message.type == "part":
+            self._part(message, size)
         elif message.type == "error" and message.id == 0:
             self.counters["told: malformed"] += 1
             log.warning("link: %s says: %s", self.address, messages.error_from(message.body))
@@ -390,6 +399,17 @@ class Client:
                 self._finish(item, Reply(message.body, message.buffers, transfer))
         else:
             self.counters["malformed"] += 1
+
+    def _part(self, message: Message, size: int) -> None:
+        item = self._requests.asked(message.id)
+        if item is None or item.on_part is None:
+            self.counters["dropped: late"] += 1
+            return
+        try:
+            item.on_part(message.body, message.buffers, size)
+        except Exception:
+            # the application's bug must not take the link down with it
+            log.exception("link: on_part() failed for %s", item.message.name)
 
     def _notified(self, message: Message) -> None:
         if self._on_notify is None:

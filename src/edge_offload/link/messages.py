@@ -27,8 +27,8 @@ from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refus
 PROTOCOL_VERSION = 1
 MAGIC = "edge_offload"
 
-# client to server: hello, request, notify, ping; server to client: welcome, refused, reply, error, notify, pong
-TYPES = frozenset({"hello", "welcome", "refused", "request", "reply", "error", "notify", "ping", "pong"})
+# client to server: hello, request, notify, ping; server to client: welcome, refused, part, reply, error, notify, pong
+TYPES = frozenset({"hello", "welcome", "refused", "request", "part", "reply", "error", "notify", "ping", "pong"})
 _NAMED = frozenset({"request", "notify"})
 _NAME = re.compile(r"[a-z][a-z0-9_.]{0,63}")
 _MAX_ID = (1 << 63) - 1

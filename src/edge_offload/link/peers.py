@@ -90,6 +90,15 @@ class Request:
             self._answer("error", messages.error_body(error), [])
             raise
 
+    def part(self, body: Dict[str, Any], buffers: Sequence[Any] = ()) -> None:
+        """Send something ahead of the answer, to a client that asked for it so (``on_part``).
+
+        Raises:
+            BadInput: it cannot be sent.
+        """
+        if not self.answered:
+            self._answer("part", body, messages.byte_views(buffers))
+
     def fail(self, error: BaseException) -> None:
         """Answer with an error; the robot's Future raises its like."""
         self._once()

@@ -12,11 +12,14 @@ import time
 from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import Deque, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, Union
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.link.messages import Message
 from edge_offload.link.replies import Reply
+
+#: Told of what comes ahead of an answer: body, buffers, bytes on the wire.
+OnPart = Callable[[Dict[str, Any], List[memoryview], int], None]
 
 
 @dataclass
@@ -29,6 +32,7 @@ class Item:
         queued_s, deadline_s: when it was handed over, and until when it is waited for.
         bytes_up: what it takes on the wire.
         sent_s: when it was given to ZeroMQ; 0 before.
+        on_part: told of what comes ahead of the answer.
     """
 
     message: Message
@@ -38,6 +42,7 @@ class Item:
     deadline_s: float
     bytes_up: int
     sent_s: float = 0.0
+    on_part: Optional[OnPart] = None
 
 
 class WaitingRequests:
@@ -83,6 +88,10 @@ class WaitingRequests:
     def answered(self, number: int) -> Optional[Item]:
         """The request of this number, which waits no more; None if there is none (any more)."""
         return self._asked.pop(number, None)
+
+    def asked(self, number: int) -> Optional[Item]:
+        """The request of this number, which goes on waiting; None if there is none."""
+        return self._asked.get(number)
 
     def due_s(self) -> float:
         """When the next one runs out of time."""

@@ -1,0 +1,125 @@
+"""What the host reads first is on its way while the server still computes the rest of the same answer."""
+
+from __future__ import annotations
+
+import struct
+import time
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, List
+
+import pytest
+import torch
+
+from edge_offload.capture import ahead
+from edge_offload.capture.arriving import Arriving
+from edge_offload.capture.course import Course, Node
+from edge_offload.capture.executor import DeviceSession, Step
+from edge_offload.capture.messages import Answer, Message, parse_answer, serve
+from edge_offload.errors import LinkLost
+
+LEFT = "left"
+#: A network with two heads: the second hangs on what the first has read, and on more.
+FIRST, SECOND = "aten::mul.Tensor", "aten::add.Tensor"
+
+
+def integer(value: int) -> bytes:
+    return b"I" + struct.pack("<q", value)
+
+
+def tensor(storage: int) -> bytes:
+    return b"T" + struct.pack("<BBBqqqqB", 6, 0, 1, 3, 1, 0, 12, storage)
+
+
+ENTRIES: List[Any] = [
+    ("edge::alloc", integer(12), None, 0),
+    ("edge::upload", tensor(0) + b"P" + struct.pack("<BBq", 6, 1, 3), None, 0),
+    (FIRST, tensor(0) + tensor(1), None, 0),
+    (SECOND, tensor(0) + tensor(1) + integer(1), None, 0),
+    ("edge::download", tensor(0), None, 0),
+]
+
+
+def words(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}I", *values)
+
+
+class Watched(DeviceSession):
+    """Notes what is computed, and takes its time over the second head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: List[str] = []
+
+    def note(self, entry: Any) -> None:
+        self.events.append(entry.name)
+        if entry.name == SECOND:
+            time.sleep(0.01)
+
+
+class Device:
+    """A session that has the network as two nodes, the input in storage 1."""
+
+    def __init__(self) -> None:
+        self.session = Watched()
+        self.answer = Arriving()
+        self.base = 10
+        put = Step(0, 1, [], [], b"", [struct.pack("<3f", 1, 2, 3)])
+        first = Node(1, (), (), ((0, 0, 1),), (), b"", (), False)
+        second = Node(2, (), (), ((0, 0, 1),), (), b"", (), False)
+        segments = [(0, words(0, 1, 0)), (1, words(2, 0, 0, 4, 1)), (2, words(3, 0, 0, 4, 1))]
+        self.send(Message(ENTRIES, 0, segments, steps=[put], speculative_from=1, nodes=[(0, first), (1, second)]))
+
+    def send(self, message: Message) -> List[Answer]:
+        """The parts of its answer; all of it is put together in ``answer``."""
+        self.session.events.clear()
+        self.answer = Arriving()
+        parts: List[Answer] = []
+
+        def left(buffers: Any) -> None:
+            self.session.events.append(LEFT)
+            parts.append(parse_answer(buffers))
+            self.answer.add(parts[-1])
+
+        self.answer.complete(parse_answer(serve(self.session, message.to_wire(), left)))
+        return parts
+
+    def infer(self) -> List[Answer]:
+        self.base += 10
+        course = Course([(0, [(None, 1)]), (1, [])], [((), 0)], self.base, self.base)
+        return self.send(Message(accepted=0, course=course))
+
+
+def test_the_first_output_leaves_before_the_second_is_computed() -> None:
+    device = Device()
+    for _ in range(4):  # not known yet, run call by call, compiled
+        (part,) = device.infer()
+        assert device.session.events == [FIRST, "edge::download", LEFT, SECOND, "edge::download"]
+        assert [outcome.tensor.tolist() for _, _, outcome in part.ran] == [[1, 4, 9]]
+        whole = device.answer.result(0)
+        assert [index for index, _, _ in whole.ran] == [0, 1]
+        assert [outcome.tensor.tolist() for _, _, outcome in whole.ran] == [[1, 4, 9], [2, 4, 6]]
+
+
+def test_what_takes_no_time_leaves_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "LEAST_PAUSE_S", 1e6)
+    device = Device()
+    device.infer()
+    assert device.infer() == []
+    assert LEFT not in device.session.events
+    assert [outcome.tensor.tolist() for _, _, outcome in device.answer.result(0).ran] == [[1, 4, 9], [2, 4, 6]]
+
+
+def test_what_is_there_can_be_used_though_the_rest_never_comes() -> None:
+    device = Device()
+    answer = Arriving()
+    answer.add(device.infer()[0])
+    answer.set_exception(LinkLost("cut"))
+    assert torch.equal(answer.until(0, 1, 0.0).ran[0][2].tensor, torch.tensor([1.0, 4.0, 9.0]))
+    with pytest.raises(LinkLost):
+        answer.until(0, 2, 0.0)
+
+
+def test_a_wait_ends_when_its_time_is_over() -> None:
+    answer = Arriving()
+    with pytest.raises(FutureTimeout):
+        answer.until(1, 0, 0.01)
