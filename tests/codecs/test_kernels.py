@@ -12,6 +12,7 @@ from codec_pictures import picture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_offload.building import cache_folder
 from edge_offload.link import codecs
 from edge_offload.link.codecs import kernels, native, portable
 from edge_offload.link.codecs.portable import Frame
@@ -152,7 +153,7 @@ def test_compiled_shuffle_equals_numpy(compiled, item):
 
 
 def test_compiled_kernels_refuse_sizes_that_do_not_fit(compiled):
-    module = native.load(native.build())
+    module = native.load(native.recipe().build())
     data, out = np.zeros(12, np.uint8), np.zeros(12, np.uint8)
     for extents in ((1, 3, 2, 3), (0, 3, 2, 2), (1, 3, -2, -2), (1 << 40, 1 << 40, 1 << 40, 1)):
         with pytest.raises(ValueError, match="do not fit"):
@@ -172,9 +173,9 @@ def test_compiled_kernels_refuse_sizes_that_do_not_fit(compiled):
 
 
 def test_without_a_compiler_numpy_sends_the_same_bytes(compiled, tmp_path):
-    with_compiler = run(native.cache_folder().parent)
+    with_compiler = run(cache_folder().parent)
     without = run(tmp_path, CC="/nonexistent/cc")
-    switched_off = run(native.cache_folder().parent, EDGE_OFFLOAD_NATIVE="0")
+    switched_off = run(cache_folder().parent, EDGE_OFFLOAD_NATIVE="0")
     assert with_compiler[0] == "compiled kernels"
     assert without[0].startswith("numpy kernels")
     assert "no C compiler" in without[0]
@@ -185,7 +186,7 @@ def test_without_a_compiler_numpy_sends_the_same_bytes(compiled, tmp_path):
 
 def test_a_damaged_library_is_not_fatal(compiled, tmp_path, monkeypatch):
     monkeypatch.setenv("EDGE_OFFLOAD_CACHE", str(tmp_path))
-    path = native.library_path()
+    path = native.recipe().path()
     path.parent.mkdir(parents=True)
     path.write_bytes(b"not a library")
     builder = native.Builder()
@@ -214,7 +215,7 @@ def quick_compiler(compiled, tmp_path, monkeypatch):
         f"while [ ! -e {tmp_path}/gate ]; do sleep 0.02; done\n"
         f"echo ran >> {tmp_path}/log\n"
         'while [ "$1" != -o ]; do shift; done\n'
-        f'cp {native.build()} "$2"\n'
+        f'cp {native.recipe().build()} "$2"\n'
     )
     script.chmod(0o755)
     monkeypatch.setenv("CC", str(script))

@@ -18,19 +18,16 @@ system's compiler on first use.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
-import hashlib
 import os
 import pathlib
 import shutil
-import subprocess
-import tempfile
 from dataclasses import dataclass
 from typing import Dict, List, Sequence, Set, Tuple, Union
 
 import numpy as np
 
+from edge_offload.building import Recipe
 from edge_offload.errors import Unsupported
 from edge_offload.split.counts import INPUT, Counted, Counts
 
@@ -240,32 +237,10 @@ def library() -> ctypes.CDLL:
     Raises:
         Unsupported: it cannot be built.
     """
-    from edge_offload.link.codecs.native import cache_folder
-
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
     if compiler is None:
         raise Unsupported("the search by clocks needs a C++ compiler, and none is installed",
                           remedy="apt install g++, or set CXX")  # fmt: skip
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    digest = hashlib.sha256(b"\0".join([SOURCE.read_bytes(), version, repr(FLAGS).encode()])).hexdigest()[:24]
-    path = cache_folder() / f"edge_offload_clocks-{digest}.so"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(path.parent / "edge_offload_clocks.lock", "a", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file closes
-            if not path.exists():
-                _compile(compiler, path)
-    except OSError as error:
-        raise Unsupported(f"cannot build into {path.parent}: {error}", remedy="set EDGE_OFFLOAD_CACHE") from error
-    loaded = ctypes.CDLL(str(path))
+    loaded = ctypes.CDLL(str(Recipe("edge_offload_clocks", SOURCE, (compiler,), FLAGS).build()))
     loaded.least_makespan.restype = ctypes.c_double
     return loaded
-
-
-def _compile(compiler: str, path: pathlib.Path) -> None:
-    with tempfile.TemporaryDirectory(dir=str(path.parent)) as folder:
-        made = os.path.join(folder, path.name)
-        done = subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", made], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Unsupported(f"the C++ compiler failed: {' '.join(done.stderr.split())[:300]}")
-        os.replace(made, path)

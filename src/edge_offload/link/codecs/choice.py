@@ -2,8 +2,8 @@
 
 A :class:`Selector` keeps, per kind of tensor and codec, the measured ratio and speeds. It measures on small samples of
 the tensors that really pass, and pays for that out of an allowance: at most :data:`EPSILON` of the time that sending
-everything raw would take. What is chosen is never predicted to be slower than raw, and a payload that did not shrink is
-sent raw.
+everything raw would take, and the latest samples where those took longer than was thought. What is chosen is never
+predicted to be slower than raw, and a payload that did not shrink is sent raw.
 """
 
 from __future__ import annotations

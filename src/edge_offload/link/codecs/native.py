@@ -1,14 +1,11 @@
 """Builds ``kernels.c`` with the system's C compiler on first use and loads it; numpy serves until it is there.
 
-The library is cached in ``native`` of the cache folder (``$EDGE_OFFLOAD_CACHE``, else ``edge_offload`` in
-``$XDG_CACHE_HOME`` or ``~/.cache``) by a hash of source, compiler, flags, interpreter
-and processor. ``EDGE_OFFLOAD_NATIVE=0`` keeps to numpy.
+The library is kept as :mod:`edge_offload.building` says, by source, compiler, flags, interpreter and processor.
+``EDGE_OFFLOAD_NATIVE=0`` keeps to numpy.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import importlib.machinery
 import importlib.util
 import os
@@ -16,26 +13,18 @@ import pathlib
 import platform
 import shlex
 import shutil
-import subprocess
 import sysconfig
-import tempfile
 import threading
 from typing import Any, List, Optional
 
+from edge_offload.building import Recipe
 from edge_offload.errors import Unsupported
 
 _SOURCE = pathlib.Path(__file__).with_name("kernels.c")
 _MODULE = "edge_offload_kernels"
-_FLAGS = ["-O3", "-shared", "-fPIC", "-fno-strict-aliasing"]
-_BUILD_TIMEOUT_S = 120.0
-
-
-def cache_folder() -> pathlib.Path:
-    """Where built libraries are kept."""
-    base = os.environ.get("EDGE_OFFLOAD_CACHE")
-    if not base:
-        base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "edge_offload")
-    return pathlib.Path(base).expanduser() / "native"
+_FLAGS = ("-O3", "-shared", "-fPIC", "-fno-strict-aliasing")
+#: clang on ARM knows the second, not the first.
+_TUNINGS = (("-march=native",), ("-mcpu=native",), ())
 
 
 def compiler() -> List[str]:
@@ -51,8 +40,8 @@ def compiler() -> List[str]:
     raise Unsupported("no C compiler", remedy="apt install gcc, or set CC; until then numpy does the work")
 
 
-def library_path() -> pathlib.Path:
-    """Where the library for this source, compiler, interpreter and processor is, or will be.
+def recipe() -> Recipe:
+    """How the library for this source, compiler, interpreter and processor is built.
 
     Raises:
         Unsupported: no compiler, or no Python headers.
@@ -60,14 +49,9 @@ def library_path() -> pathlib.Path:
     headers = pathlib.Path(sysconfig.get_paths()["include"])
     if not (headers / "Python.h").exists():
         raise Unsupported("no Python headers", remedy="apt install python3-dev; until then numpy does the work")
-    command = compiler()
-    try:
-        version = subprocess.run([*command, "--version"], capture_output=True, timeout=_BUILD_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unsupported(f"C compiler {command[0]} does not run: {error}") from error
-    parts = [_SOURCE.read_bytes(), version.stdout, repr([command, _FLAGS]).encode(), _processor().encode()]
-    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
-    return cache_folder() / f"{_MODULE}-{digest}{sysconfig.get_config_var('EXT_SUFFIX') or '.so'}"
+    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+    flags = (*_FLAGS, f"-I{headers}")
+    return Recipe(_MODULE, _SOURCE, tuple(compiler()), flags, suffix, _TUNINGS, (_processor(),))
 
 
 def _processor() -> str:
@@ -79,44 +63,6 @@ def _processor() -> str:
     wanted = ("model name", "flags", "features", "cpu part", "cpu implementer")
     lines = {line.strip() for line in text.splitlines() if line.lower().startswith(wanted)}
     return "\n".join([platform.machine(), *sorted(lines)])
-
-
-def build() -> pathlib.Path:
-    """Compile unless cached; safe against other processes doing the same. Returns the library's path.
-
-    Raises:
-        Unsupported: it cannot be built here; the message says why.
-    """
-    path = library_path()
-    if path.exists():
-        return path
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(path.parent / f"{_MODULE}.lock", "a", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file closes
-            if not path.exists():
-                _compile(path)
-    except OSError as error:
-        raise Unsupported(f"cannot build into {path.parent}: {error}", remedy="set EDGE_OFFLOAD_CACHE") from error
-    return path
-
-
-def _compile(path: pathlib.Path) -> None:
-    include = f"-I{sysconfig.get_paths()['include']}"
-    log = ""
-    with tempfile.TemporaryDirectory(dir=str(path.parent)) as folder:
-        made = os.path.join(folder, path.name)
-        for tuning in (["-march=native"], ["-mcpu=native"], []):  # clang on ARM knows the second, not the first
-            command = [*compiler(), *_FLAGS, *tuning, include, str(_SOURCE), "-o", made]
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False)
-            except subprocess.TimeoutExpired as error:
-                raise Unsupported(f"C compiler took more than {_BUILD_TIMEOUT_S:.0f} s") from error
-            if done.returncode == 0:
-                os.replace(made, path)
-                return
-            log = done.stderr
-    raise Unsupported(f"C compiler failed: {' '.join(log.split())[:300]}")
 
 
 def load(path: pathlib.Path) -> Any:
@@ -168,7 +114,7 @@ class Builder:
             self.why_not = "EDGE_OFFLOAD_NATIVE=0"
         else:
             try:
-                path = library_path()
+                path = recipe().path()
                 if path.exists():
                     self._module = load(path)
             except Unsupported as error:
@@ -177,6 +123,6 @@ class Builder:
 
     def _work(self) -> None:
         try:
-            self._module = load(build())
+            self._module = load(recipe().build())
         except Unsupported as error:
             self.why_not = str(error)
