@@ -9,58 +9,21 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import random
 import sys
 import time
 
 import torch
+from divided import divide_everything
 from torch import nn
 
 from edge_offload.capture.device import installed
-from edge_offload.manager import recorded_split
-from edge_offload.manager.patience import PatienceLimits
-from edge_offload.sequence import sequence_hash
-from edge_offload.split.complete import backward, complete
-from edge_offload.split.footprint import EMPTY
-from edge_offload.split.locality import Locality, union
-from edge_offload.split.planners import Effort
-from edge_offload.split.runtime.tables import ready
 
 torch.set_num_threads(1)
 recorder = installed().recorder
 splits = recorder.splits
 
 
-def divided(located, identity):
-    """A plan that cuts every operator somewhere."""
-    chooser = random.Random(3)
-
-    def decide(index, robot, server):
-        low, high = union(robot, server)
-        if located.operators[index].kind is Locality.GLOBAL:
-            return EMPTY, (low, high)
-        cut = (low + high) // 2 + chooser.randint(-1, 1)
-        return (low, max(low, cut)), (max(low, cut), high)
-
-    return complete(located, *backward(located, decide), identity=identity)
-
-
-class Divided(recorded_split.RecordedSplit):
-    def __init__(self, network, client, slowdown):
-        patient = PatienceLimits(floor_s=30.0, cap_s=30.0, first_s=30.0)  # a stall of a busy machine is no fault here
-        super().__init__(network, client, slowdown, effort=Effort(0.1, 5), planner="device_only", limits=patient)
-
-    def _plan(self, network, model, shared):
-        planned = super()._plan(network, model, shared)
-        identity = sequence_hash(network.located.sequence)
-        plan = divided(network.located, identity)
-        assert plan.splits_an_operator
-        chosen = ready(plan, network.located, identity)
-        return dataclasses.replace(planned, plans=(chosen,), place=(0,) * len(planned.place))
-
-
-usual = recorder.opener
-recorder.opener = lambda network: Divided(network, usual(network)._client, 1.0)
+divide_everything(recorder)
 
 
 class Net(nn.Module):

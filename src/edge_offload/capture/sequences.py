@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from edge_offload.capture.entries import ALLOC, DOWNLOAD, NEW, UPLOAD, Entry, Slot, plain_number
 from edge_offload.capture.executor import DeviceSession
+from edge_offload.capture.expansions import encoder_layer
 from edge_offload.capture.forms import Definition
 from edge_offload.capture.keys import DTYPES, Layout, Operand
 from edge_offload.capture.messages import tensor_bytes
@@ -45,12 +46,12 @@ class Captured:
     """An inference that was recorded.
 
     Attributes:
-        program: sequence and constants; its inputs are the uploads in order, its output what is read.
-        made: which number, in the segment, each storage has that the inference makes, in order.
+        program: sequence and constants; its inputs are the uploads in order, its outputs what is read.
+        made: for each call, which number, in the segment, each storage has that it makes.
     """
 
     program: Program
-    made: Tuple[int, ...]
+    made: Tuple[Tuple[int, ...], ...]
 
 
 class Calls:
@@ -78,16 +79,22 @@ class Calls:
         return Recorded(segment, frozenset(segment.written), max(definition.words, default=0))
 
 
-def obstacle(recorded: Recorded, live: Sequence[Tuple[int, int]]) -> Optional[str]:
-    """Why a segment is no inference that could be split, in words, as far as its calls tell; None if it may be one."""
+def obstacle(recorded: Recorded, live: Sequence[Tuple[int, int]], reads: int = 1) -> Optional[str]:
+    """Why a segment is no inference that could be split, in words, as far as its calls tell; None if it may be one.
+
+    Args:
+        recorded: the segment; of an inference that is read several times, all of its segments.
+        live: (number in it, storage) of what lived before.
+        reads: how many there are.
+    """
     calls = recorded.segment.calls
     names = [entry.name for entry, _, _ in calls]
     if len(calls) > MAX_CALLS:
         return f"it has more than {MAX_CALLS} calls"
     if UPLOAD not in names:
         return "nothing is uploaded in it"
-    if names.count(DOWNLOAD) != 1 or names[-1] != DOWNLOAD:
-        return "it does not end in its only read"
+    if names.count(DOWNLOAD) != reads or names[-1] != DOWNLOAD:
+        return "it does not end in a read"
     if recorded.written.intersection(canonical for canonical, _ in live):
         return "it changes a tensor that lived before"
     for entry, _, _ in calls:
@@ -109,7 +116,7 @@ def capture(
     storages: Mapping[int, torch.UntypedStorage],
     numbers: bytes,
     payloads: Sequence[torch.Tensor],
-    expected: torch.Tensor,
+    expected: Sequence[torch.Tensor],
 ) -> Captured:
     """The sequence of a segment, which is run here twice to see that it gives what the device gave.
 
@@ -119,24 +126,25 @@ def capture(
         storages: their bytes, by storage; they become the constants' memory.
         numbers: host numbers of the calls, which become constants.
         payloads: what was uploaded.
-        expected: what was read.
+        expected: what was read, read by read.
 
     Raises:
         Unsupported: it cannot be told as a function, or does not give ``expected``.
     """
-    made = _run(recorded, live, storages, numbers, payloads, expected)
+    made = _run(recorded, live, storages, numbers, payloads, expected[-1])
     tracer = _Tracer(recorded.segment, {number: storages[storage] for number, storage in live}, numbers)
     try:
         with torch.no_grad():
             traced = make_fx(torch.func.functionalize(tracer, remove="mutations"), tracing_mode="fake",
                              _allow_non_fake_inputs=True)(*payloads)  # fmt: skip
         program = from_graph_module(traced)
-        found = SequenceRunner(program.sequence, program.constants).run(list(payloads))[0]
+        found = SequenceRunner(program.sequence, program.constants).run(list(payloads))
     except EdgeOffloadError:
         raise
     except Exception as error:  # whatever torch raises for what it cannot trace
         raise Unsupported(f"it cannot be traced: {type(error).__name__}: {str(error).strip()[:200]}") from error
-    compare(found, expected, "the traced sequence")
+    for one, wanted in zip(found, expected):
+        compare(one, wanted, "the traced sequence")
     return Captured(program, made)
 
 
@@ -150,8 +158,12 @@ def _settled(entry: Entry) -> bool:
 def _run(
     recorded: Recorded, live: Sequence[Tuple[int, int]], storages: Mapping[int, torch.UntypedStorage], numbers: bytes,
     payloads: Sequence[torch.Tensor], expected: torch.Tensor,
-) -> Tuple[int, ...]:  # fmt: skip
-    """Run the segment as the executor does, and so learn what each result is; numbers of the storages it makes."""
+) -> Tuple[Tuple[int, ...], ...]:  # fmt: skip
+    """Run the segment as the executor does, and so learn what each result is; numbers of the storages each call makes.
+
+    Args:
+        expected: what was read last.
+    """
     session = DeviceSession("cpu")
     for _, storage in live:
         session.slots[storage] = Slot(storages[storage])
@@ -162,13 +174,13 @@ def _run(
     outcome = session.run(step, segment=recorded.segment)
     assert outcome.tensor is not None
     compare(outcome.tensor, expected, "the recorded inference, run here,")
-    made: List[int] = []
+    made: List[Tuple[int, ...]] = []
     following = recorded.segment.first_new
     for entry, _, least in recorded.segment.calls:
         following = max(following, least)
         count = sum(result.kind == NEW for _, known in entry.results or () for result in known)
         count += entry.name == ALLOC
-        made += range(following, following + count)
+        made.append(tuple(range(following, following + count)))
         following += count
     return tuple(made)
 
@@ -207,6 +219,9 @@ class _Tracer:
         self._scalars: Dict[Tuple[int, int], Any] = {}
         writes = Counter(references[at] for entry, references, _ in segment.calls for at in entry.written)
         self._rewritten = {canonical for canonical, count in writes.items() if count > 1}
+        self._written_last = {
+            references[at]: index for index, (entry, references, _) in enumerate(segment.calls) for at in entry.written
+        }
         place = 0
         for index, (entry, references, _) in enumerate(segment.calls):
             for number, layout in entry.operands:
@@ -218,8 +233,9 @@ class _Tracer:
                 self._scalars[index, number] = plain if spec.wrapped else torch.tensor(plain, dtype=spec.dtype)
             place += entry.number_count
 
-    def __call__(self, *payloads: torch.Tensor) -> torch.Tensor:
+    def __call__(self, *payloads: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         cells: Dict[int, _Cell] = {}
+        read: List[torch.Tensor] = []
         uploads = iter(payloads)
         following = self._segment.first_new
         for index, (entry, references, least) in enumerate(self._segment.calls):
@@ -234,12 +250,14 @@ class _Tracer:
                 source = self._tensor(cells, references[reference], layout)
                 self._write(cells[references[0]], references[0], entry.parsed.tensors[0], source)
             elif entry.name == DOWNLOAD:
-                return self._tensor(cells, references[0], entry.parsed.tensors[0])
+                found = self._tensor(cells, references[0], entry.parsed.tensors[0])
+                written_later = self._written_last.get(references[0], -1) > index
+                read.append(torch.ops.aten.clone.default(found) if written_later else found)
             else:
                 for result, tensor in self._call(cells, index, entry, references):
                     cells[following] = _Cell(result.storage_bytes, tensor, result.layout)
                     following += 1
-        raise Unsupported("nothing is read at its end")
+        return tuple(read)
 
     def _write(self, cell: _Cell, canonical: int, layout: Layout, source: torch.Tensor) -> None:
         """Copy ``source`` into a look at a storage; one that fills fresh memory becomes what is in it."""
@@ -314,6 +332,8 @@ def _issue(entry: Entry, arguments: List[Any], named: Dict[str, Any]) -> Any:
     if entry.name == "aten::native_batch_norm" and arguments[5] is False:
         image, scale, shift, mean, variance, _, momentum, epsilon = arguments
         return aten._native_batch_norm_legit_no_training.default(image, scale, shift, mean, variance, momentum, epsilon)
+    if entry.name == "aten::_transformer_encoder_layer_fwd":
+        return encoder_layer(*arguments)
     assert entry.overload is not None
     return entry.overload(*arguments, **named)
 

@@ -15,21 +15,23 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from dataclasses import replace
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 
-from edge_offload.capture.connect import say
 from edge_offload.capture.forms import Done, Piece
-from edge_offload.capture.handed import READ, Handed
+from edge_offload.capture.handed import READ
+from edge_offload.capture.joined import Joined, join
 from edge_offload.capture.messages import Message
-from edge_offload.capture.recorder import Recorder
 from edge_offload.capture.remote import Remote
 from edge_offload.capture.segments import Outcome
 from edge_offload.capture.sequences import Calls, Recorded, compare, obstacle
 from edge_offload.errors import EdgeOffloadError, LinkLost, Unsupported
 from edge_offload.manager.recorded_split import RecordedSplit
-from edge_offload.manager.split_inferences import Inference, Owed, SplitCounters, record
+from edge_offload.manager.split_inferences import Inference, record
+from edge_offload.manager.split_owing import OwingRecorder, copied
+from edge_offload.manager.split_reads import Held, Series
 from edge_offload.modes import Mode
 from edge_offload.split.networks import Network
 
@@ -44,10 +46,7 @@ MAX_CHANGES = 3
 """Times that an inference is learnt anew because its weights were changed."""
 MAX_FAILURES = 3
 """In a row, other than of the link."""
-MAX_OWED = 4
 LEARN_S = 10.0
-MAX_TOUCHED = 3
-"""Steps in a row that had to be computed after all, because the program used what they left."""
 ROUNDING = 100.0
 """Kernels round otherwise on a part of the rows: so much farther from the device's result than the whole may be."""
 
@@ -56,7 +55,7 @@ Key = Tuple[int, Tuple[Tuple[int, int], ...], bytes]
 Opener = Callable[[Network], RecordedSplit]
 
 
-class SplitRecorder(Recorder):
+class SplitRecorder(OwingRecorder):
     """A recorder whose steady inferences are split.
 
     Args:
@@ -68,17 +67,12 @@ class SplitRecorder(Recorder):
     MODE = Mode.SPLIT
 
     def __init__(self, native: Any, remote: Remote, opener: Opener, slowdown: float = 1.0) -> None:
-        super().__init__(native, remote, self.MODE)
-        self.splits = SplitCounters()
+        super().__init__(native, remote)
         self.opener, self._slowdown = opener, slowdown
         self._inferences: OrderedDict[Key, Inference] = OrderedDict()
         self._variants: Dict[int, int] = {}
         self._changes: Dict[int, int] = {}
-        self._written: Dict[int, FrozenSet[int]] = {}
-        self._steps_owed: List[Owed] = []
-        self._on_device = False
-        self._calls = Calls()
-        self._said: Set[str] = set()
+        self._series: Optional[Series] = None
         self._learners: List[threading.Thread] = []
 
     def state(self) -> str:
@@ -90,18 +84,9 @@ class SplitRecorder(Recorder):
         ]
         return "; ".join(told) or "no inference has come often enough yet"
 
-    # -- called by the device, under its lock
-
-    def _ended(self, handed: Handed) -> Any:
-        """As in :class:`Recorder`. What a step leaves is computed before this segment uses or changes it."""
-        if self.mode is Mode.SPLIT and self._failed is None:
-            if handed.calls:
-                self._pay(handed.segment, handed.generation, handed.live)
-            handed = handed._replace(freed=self._hold_back(handed.freed))
-        return super()._ended(handed)
-
     def reconnect(self, remote: Remote) -> None:
         """See :meth:`Recorder.reconnect`."""
+        self._held = None
         self._steps_owed.clear()
         self._forget_inferences()
         super().reconnect(remote)
@@ -122,6 +107,8 @@ class SplitRecorder(Recorder):
             return super()._run(pieces, done)
         piece = pieces[-1]
         self._check_age(piece.live)
+        if self._held is not None and self._held.owed is not None:
+            return self._take(self._held, self._held.owed, piece)
         inference = self._known(piece)
         if inference is not None and inference.runner is not None and not inference.problem:
             outcome = self._together(inference, inference.runner, piece)
@@ -134,7 +121,11 @@ class SplitRecorder(Recorder):
             if self._slowdown > 1.0:
                 time.sleep((self._slowdown - 1.0) * (time.perf_counter() - busy))
             inference.seconds.append(time.monotonic() - began)
-            self._learn(inference, piece, outcome)
+            self._learn(inference, piece, outcome.tensor)
+        else:
+            self._follow(piece, outcome.tensor)
+        if self._held is not None and outcome.tensor is not None:
+            self._compare(self._held, outcome.tensor)
         return outcome
 
     def _known(self, piece: Piece) -> Optional[Inference]:
@@ -169,10 +160,12 @@ class SplitRecorder(Recorder):
             self._failed_at(inference, error)
             return None
         inference.failures = 0
-        with torch.inference_mode(False):
-            tensor = attempt.outputs[0].detach().contiguous().clone()
+        tensors = [copied(tensor) for tensor in attempt.outputs]
+        if not inference.checked and inference.later:
+            self._hold(Held(inference, piece.base, tensors, None, place=0))
+            return None
         if not inference.checked:
-            self._check_once(inference, piece, tensor)
+            self._check_once(inference, piece, tensors[0])
         if inference.problem:
             return None
         planned = runner.planned(piece.payloads)
@@ -183,8 +176,10 @@ class SplitRecorder(Recorder):
         self.splits.bytes_up += attempt.bytes_up
         self.splits.bytes_down += attempt.bytes_down
         self.counters.round_trips += 1
-        self._owe(inference, piece)
-        return Outcome(tensor)
+        owed = self._owe(inference, piece, bool(inference.later))
+        if inference.later:
+            self._hold(Held(inference, piece.base, tensors, owed))
+        return Outcome(tensors[0])
 
     def _failed_at(self, inference: Inference, error: Exception) -> None:
         """A link comes back; an operator that fails on a part of its rows will fail again."""
@@ -211,86 +206,16 @@ class SplitRecorder(Recorder):
             inference.problem = str(error)
             self._tell(f"{inference.name} is computed here: {error}")
 
-    # -- what the executor has not run
-
-    def _owe(self, inference: Inference, piece: Piece) -> None:
-        alive = {piece.base + place for place, number in enumerate(inference.made) if number not in piece.dead}
-        piece.definition = inference.definition
-        if alive:
-            self._steps_owed.append(Owed(piece, inference, alive))
-        else:
-            inference.touched = 0
-        if len(self._steps_owed) > MAX_OWED:
-            self._compute(self._steps_owed[0])
-
-    def _pay(self, segment: int, generation: int, live: Sequence[int]) -> None:
-        """Have computed what this segment names, or what reads what it changes."""
-        if not self._steps_owed:
-            return
-        used = set(live[1::2])
-        for owed in list(self._steps_owed):
-            if used & owed.alive:
-                self._compute(owed)
-        if self._steps_owed and generation == self._generation:
-            changed = self._changed(segment, tuple(zip(live[::2], live[1::2])))
-            for owed in [item for item in self._steps_owed if item.inference.reads & changed]:
-                self._compute(owed)
-
-    def _compute(self, owed: Owed) -> None:
-        """Run an owed step after all; its result has been delivered already."""
-        self._steps_owed.remove(owed)
-        self.splits.owed += 1
-        owed.inference.touched += 1
-        if owed.inference.touched >= MAX_TOUCHED and not owed.inference.problem:
-            owed.inference.problem = "the program uses what the inference leaves on the device"
-            self._tell(f"{owed.inference.name} is computed here: {owed.inference.problem}")
-        self._on_executor(owed.piece)
-        self._freed += owed.gone
-        self._release(owed)
-
-    def _on_executor(self, piece: Piece) -> Outcome:
-        self._on_device = True
+    def _compare(self, held: Held, tensor: torch.Tensor) -> None:
+        """The same read by read, while the device computes all of an inference that is read several times."""
         try:
-            return super()._run([piece], None)
-        finally:
-            self._on_device = False
-
-    def _release(self, owed: Owed) -> None:
-        """What only an owed step kept alive may go, unless another one needs it."""
-        for number in owed.withheld:
-            holder = next((other for other in self._steps_owed if number in other.inference.reads), None)
-            (self._freed if holder is None else holder.withheld).append(number)
-
-    def _hold_back(self, freed: List[int]) -> List[int]:
-        """Of the storages that the program dropped, those that the executor is to free now."""
-        if not freed:
-            return freed
-        gone = set(freed)
-        for key in [key for key, item in self._inferences.items() if item.reads & gone]:
-            self._drop(key)
-        if not self._steps_owed:
-            return freed
-        told: List[int] = []
-        for number in freed:
-            owner = next((owed for owed in self._steps_owed if number in owed.alive), None)
-            reader = next((owed for owed in self._steps_owed if number in owed.inference.reads), None)
-            if owner is not None:
-                owner.alive.discard(number)
-                owner.gone.append(number)
-            elif reader is not None:
-                reader.withheld.append(number)
-            else:
-                told.append(number)
-        for owed in [item for item in self._steps_owed if not item.alive]:
-            self._steps_owed.remove(owed)
-            owed.inference.touched = 0
-            self._release(owed)
-        return told
-
-    def _catch_up(self) -> None:
-        for owed in list(self._steps_owed):
-            self._compute(owed)
-        super()._catch_up()
+            compare(held.take(), tensor, "the split", ROUNDING)
+            held.inference.checked = held.over
+        except Unsupported as error:
+            held.inference.problem = str(error)
+            self._tell(f"{held.inference.name} is computed here: {error}")
+        if held.over or held.inference.problem:
+            self._held = None
 
     def _renew(self, generation: int) -> None:
         before = self._generation
@@ -299,14 +224,6 @@ class SplitRecorder(Recorder):
             self._forget_inferences()
 
     # -- learning
-
-    def _changed(self, segment: int, live: Sequence[Tuple[int, int]]) -> Set[int]:
-        """Storages that lived before and that a segment writes to."""
-        written = self._written.get(segment)
-        if written is None:
-            written = self._calls.read(self._definitions.forms.definition(segment)).written
-            self._written[segment] = written
-        return {storage for number, storage in live if number in written}
 
     def _note_writes(self, piece: Piece) -> None:
         """An inference whose weights are changed has to be learnt anew."""
@@ -324,45 +241,77 @@ class SplitRecorder(Recorder):
             self._changes[key[0]] = self._changes.get(key[0], 0) + 1
             inference.runner.close()
 
+    def _dropped_by_program(self, gone: Set[int]) -> None:
+        """See :class:`OwingRecorder`: an inference without its weights does not come again."""
+        for key in [key for key, item in self._inferences.items() if item.reads & gone]:
+            self._drop(key)
+
     def _forget_inferences(self) -> None:
         for key in list(self._inferences):
             self._drop(key)
+        self._held = self._series = None
         self._variants.clear()
         self._changes.clear()
         self._written.clear()
         self._calls = Calls()
 
-    def _learn(self, inference: Inference, piece: Piece, outcome: Outcome) -> None:
+    def _learn(self, inference: Inference, piece: Piece, tensor: Optional[torch.Tensor]) -> None:
+        """An inference has been computed here, up to its first read, which gave ``tensor``."""
+        self._conclude()
         inference.runs += 1
-        if inference.runs == REPEATS and outcome.tensor is not None:
-            self._begin(inference, piece, outcome.tensor)
+        self._series = Series(inference, [piece], [tensor])
 
-    def _begin(self, inference: Inference, piece: Piece, expected: torch.Tensor) -> None:
-        """An inference has come often enough, and gave ``expected`` just now: have it recorded if it can be."""
-        definition = self._definitions.forms.definition(piece.segment)
-        recorded = self._calls.read(definition)
-        why = obstacle(recorded, piece.live)
+    def _follow(self, piece: Piece, tensor: Optional[torch.Tensor]) -> None:
+        """So has what came behind it."""
+        if self._series is not None and not self._series.goes_on(piece, tensor):
+            self._conclude()
+
+    def _conclude(self) -> None:
+        """The inference that was followed is over: have it recorded if it has come often enough."""
+        series, self._series = self._series, None
+        if series is None or series.inference.definition is not None or series.inference.problem:
+            return
+        inference = series.inference
+        inference.later = series.common()
+        whole = [*series.pieces[: len(inference.later) + 1]]
+        expected = [tensor for tensor in series.tensors[: len(whole)] if tensor is not None]
+        kept = len(expected) == len(whole) and all(payload is not None for payload in whole[0].payloads)
+        if inference.runs >= REPEATS and kept:
+            self._begin(inference, whole, expected)
+
+    def _begin(self, inference: Inference, pieces: Sequence[Piece], expected: Sequence[torch.Tensor]) -> None:
+        """An inference has come often enough, and its reads gave ``expected``: have it recorded if it can be."""
+        definitions = [self._definitions.forms.definition(piece.segment) for piece in pieces]
+        joined = join(pieces, definitions)
+        recorded = self._calls.read(joined.definition)
+        why = obstacle(recorded, joined.live, len(pieces))
+        if why is not None and len(pieces) > 1:  # then perhaps up to its first read
+            inference.later = ()
+            return self._begin(inference, pieces[:1], expected[:1])
         if why is None and sum(item.runner is not None for item in self._inferences.values()) >= MAX_OPEN:
             why = f"{MAX_OPEN} splits are open already"
-        if why is None and self._changes.get(piece.segment, 0) > MAX_CHANGES:
+        if why is None and self._changes.get(pieces[0].segment, 0) > MAX_CHANGES:
             why = "its weights are changed again and again"
         if why is not None:
             inference.problem = why
             self._tell(f"{inference.name} is computed here: {why}")
             return
-        inference.definition, inference.examples = definition, list(piece.payloads)
+        inference.definition, inference.examples = definitions[0], list(pieces[0].payloads)
+        inference.later = tuple(replace(item, definition=made) for item, made in zip(inference.later, definitions[1:]))
+        inference.reads = frozenset(storage for _, storage in joined.live)
         fetched = self._submit(Message(fetch=sorted(inference.reads)))
-        work = (inference, recorded, piece, expected.clone(), fetched)
+        work = (inference, recorded, joined, pieces[0], [item.clone() for item in expected], fetched)
         thread = threading.Thread(target=self._open, args=work, name="edge_offload-split-learn", daemon=True)
         self._learners = [item for item in self._learners if item.is_alive()] + [thread]
         thread.start()
 
     def _open(
-        self, inference: Inference, recorded: Recorded, piece: Piece, expected: torch.Tensor, fetched: Future
-    ) -> None:
+        self, inference: Inference, recorded: Recorded, joined: Joined, piece: Piece, expected: List[torch.Tensor],
+        fetched: Future,
+    ) -> None:  # fmt: skip
         """In a thread of its own: from a segment to a split that is being opened."""
         try:
-            made = record(inference, recorded, piece, expected, fetched)
+            made = record(inference, recorded, joined, piece, expected, fetched)
             count, local = len(made.program.sequence), made.located.counts()["local"]
             self._tell(f"{inference.name} is recorded: {local} of {count} operators can be divided")
             runner = self.opener(made)
@@ -376,8 +325,3 @@ class SplitRecorder(Recorder):
         except Exception as error:
             _log.exception("%s could not be recorded", inference.name)
             inference.problem = f"{type(error).__name__}: {error}"
-
-    def _tell(self, text: str) -> None:
-        if text not in self._said and len(self._said) < 64:
-            self._said.add(text)
-            say(text)

@@ -115,6 +115,9 @@ class SplitHereRecorder(SplitRecorder):
             self._unfit[segment] += 1
             if segment and self._unfit[segment] == SAY_AFTER:
                 self._tell(f"an inference {segment}: it is computed here")
+            if segment:
+                self._conclude()
+            self._series = None
         else:
             self.counters.segments += 1
             kept: Any = payloads
@@ -124,12 +127,17 @@ class SplitHereRecorder(SplitRecorder):
             inference = self._known(piece)
             if inference is not None:
                 inference.seconds.append(seconds * self._slowdown)
-                self._watch(inference, piece, tensor)
+                self._learn(inference, piece, tensor)
+                if inference.definition is None and not inference.problem and inference.runs >= REPEATS - 1:
+                    self._keep_for = KEEP_FOR + 1 + len(inference.later)
+            else:
+                self._follow(piece, tensor)
         self._keep_for -= self._keep_for > 0
         self._tidy()
 
     def rested(self) -> None:
         """What began like an inference that is computed here ended in a read; it was not noted, and changed nothing."""
+        self._series = None
         now = time.monotonic()
         if now >= self._look_s:
             self._look_s = now + LOOK_S
@@ -168,17 +176,6 @@ class SplitHereRecorder(SplitRecorder):
                         self._tell(f"{inference.name} is computed here: {inference.problem}")
             self._tidy()
 
-    # -- learning
-
-    def _watch(self, inference: Inference, piece: Piece, tensor: Optional[torch.Tensor]) -> None:
-        inference.runs += 1
-        if inference.runs < REPEATS - 1 or inference.definition is not None or inference.problem:
-            return
-        if inference.runs < REPEATS or tensor is None or any(payload is None for payload in piece.payloads):
-            self._keep_for = KEEP_FOR + 1
-        else:
-            self._begin(inference, piece, tensor)
-
     def _tidy(self) -> None:
         """Tell the device what it is to do from here on, and free what nobody holds."""
         if self._freed:
@@ -193,9 +190,13 @@ class SplitHereRecorder(SplitRecorder):
             if self._divides(inference):
                 awaited.add(segment)
             elif inference.problem or inference.runner is not None:
-                here.add(segment)
+                here |= {segment, *(later.segment for later in inference.later)}
             else:  # it is being learnt
                 busy.add(segment)
+        if self._held is not None:
+            awaited.add(self._held.next.segment)
+        if busy:  # what it is read by may be what another one is read by
+            here = here - {later.segment for inference in self._inferences.values() for later in inference.later}
         if awaited != self._awaited:
             self._awaited = awaited
             self.native.wait_for(sorted(awaited))

@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Deque, FrozenSet, List, Optional, Set, Tuple
+from dataclasses import dataclass, field, replace
+from typing import Deque, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 import torch
 
 from edge_offload.capture.forms import Definition, Piece
+from edge_offload.capture.joined import Joined
 from edge_offload.capture.sequences import Recorded, capture
 from edge_offload.errors import LinkLost
 from edge_offload.manager.recorded_split import RecordedSplit
+from edge_offload.manager.split_reads import Later
 from edge_offload.split.networks import Network
 from edge_offload.split.runtime.tracing import located_along
 
@@ -32,6 +34,7 @@ class Inference:
     definition: Optional[Definition] = None
     examples: List[torch.Tensor] = field(default_factory=list)
     made: Tuple[int, ...] = ()
+    later: Tuple[Later, ...] = ()
     runner: Optional[RecordedSplit] = None
     checked: bool = False
     touched: int = 0
@@ -44,12 +47,13 @@ class Owed:
     """A step that the executor has not run.
 
     Attributes:
+        pieces: its segments up to the read that came last.
         alive: storages that it would have made and that the program still holds.
         gone: those that it dropped since.
         withheld: storages that it reads, which the program has dropped since.
     """
 
-    piece: Piece
+    pieces: List[Piece]
     inference: Inference
     alive: Set[int]
     gone: List[int] = field(default_factory=list)
@@ -75,11 +79,16 @@ class SplitCounters:
     bytes_down: int = 0
 
 
-def record(inference: Inference, recorded: Recorded, piece: Piece, expected: torch.Tensor, fetched: Future) -> Network:
+def record(
+    inference: Inference, recorded: Recorded, joined: Joined, piece: Piece, expected: Sequence[torch.Tensor],
+    fetched: Future,
+) -> Network:  # fmt: skip
     """The network of an inference, from one of its steps; blocks, and takes seconds.
 
     Args:
-        piece: the step, whose result was ``expected``.
+        recorded, joined: all of it.
+        piece: the step's first segment.
+        expected: what its reads gave.
         fetched: the executor's answer with the bytes of what the inference reads.
 
     Raises:
@@ -95,7 +104,8 @@ def record(inference: Inference, recorded: Recorded, piece: Piece, expected: tor
         for number, data in zip(storages, answer.fetched)
     }
     with _ONE_AT_A_TIME:  # segments share what is known of their calls
-        found = capture(recorded, piece.live, held, piece.numbers, piece.payloads, expected)
-    inference.made = found.made
+        found = capture(recorded, joined.live, held, joined.numbers, piece.payloads, expected)
+    inference.made, *later = joined.made(found.made)
+    inference.later = tuple(replace(item, made=made) for item, made in zip(inference.later, later))
     located = located_along(inference.name, found.program.sequence, None)
     return Network(inference.name, found.program, located, tuple(piece.payloads))

@@ -1,0 +1,63 @@
+"""Fused operators in terms of others, where a record can then be divided and the whole could not.
+
+The expansion is what the CPU's kernel of the fused operator calls, in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+aten = torch.ops.aten
+
+
+def encoder_layer(
+    source: torch.Tensor,
+    width: int,
+    heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    out_weight: torch.Tensor,
+    out_bias: torch.Tensor,
+    gelu: bool,
+    norm_first: bool,
+    epsilon: float,
+    scale_1: torch.Tensor,
+    shift_1: torch.Tensor,
+    scale_2: torch.Tensor,
+    shift_2: torch.Tensor,
+    weight_1: torch.Tensor,
+    bias_1: torch.Tensor,
+    weight_2: torch.Tensor,
+    bias_2: torch.Tensor,
+    mask: Optional[torch.Tensor] = None,
+    mask_type: Optional[int] = None,
+) -> torch.Tensor:
+    """``aten::_transformer_encoder_layer_fwd``: attention, and two linear operators, each with its shortcut and norm.
+
+    Norms, linear operators and sums are local along the sequence; of the whole only its batch would be.
+
+    Args:
+        source: (batch, sequence, width).
+        width, heads, gelu, norm_first, epsilon, mask, mask_type: as ``nn.TransformerEncoderLayer`` has them.
+    """
+
+    def normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = aten.native_layer_norm.default(x, [width], scale, shift, epsilon)[0]
+        return found
+
+    x = normed(source, scale_1, shift_1) if norm_first else source
+    x = aten._native_multi_head_attention.default(
+        x, x, x, width, heads, qkv_weight, qkv_bias, out_weight, out_bias, mask, False, True, mask_type
+    )[0]
+    x = aten.add.Tensor(x, source)
+    if not norm_first:
+        x = normed(x, scale_1, shift_1)
+    shortcut = x
+    if norm_first:
+        x = normed(x, scale_2, shift_2)
+    x = aten.linear.default(x, weight_1, bias_1)
+    x = aten.gelu.default(x) if gelu else aten.relu.default(x)
+    x = aten.add.Tensor(aten.linear.default(x, weight_2, bias_2), shortcut)
+    return x if norm_first else normed(x, scale_2, shift_2)
