@@ -32,6 +32,7 @@ from edge_offload.errors import Unsupported
 from edge_offload.split.counts import INPUT, Counted, Counts
 
 SOURCE = pathlib.Path(__file__).with_name("native") / "clocks.cpp"
+HEADER = SOURCE.with_suffix(".h")
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC")
 SHARES = (0.0, 0.03, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.45, 0.65, 0.85, 1.0)
 """Of the robot in the mixtures of paths that bound what must follow."""
@@ -241,6 +242,7 @@ def library() -> ctypes.CDLL:
     if compiler is None:
         raise Unsupported("the search by clocks needs a C++ compiler, and none is installed",
                           remedy="apt install g++, or set CXX")  # fmt: skip
-    loaded = ctypes.CDLL(str(Recipe("edge_offload_clocks", SOURCE, (compiler,), FLAGS).build()))
+    recipe = Recipe("edge_offload_clocks", SOURCE, (compiler,), FLAGS, depends=(HEADER.read_text(encoding="utf-8"),))
+    loaded = ctypes.CDLL(str(recipe.build()))
     loaded.least_makespan.restype = ctypes.c_double
     return loaded
