@@ -291,7 +291,7 @@ def test_reply_of_an_earlier_epoch_never_completes_a_newer_request(serve, connec
     until(lambda: listener.counters["request"], "the request arrives")
     peer = listener.peers()[0]
     forged = Message("reply", peer.epoch - 1, future_id(client), "", {"old": True}, (1.0,))
-    listener._post(peer, forged)
+    listener._outgoing.post(peer, forged)
     until(lambda: client.counters["dropped: other epoch"], "the old reply is counted")
     assert not future.done()
 

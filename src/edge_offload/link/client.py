@@ -20,13 +20,13 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Unio
 
 import zmq
 
-from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolError, Refused
+from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Refused
 from edge_offload.link import messages
 from edge_offload.link.attention import Attention
 from edge_offload.link.clock import ClockReading
 from edge_offload.link.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Terms, Timings
-from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, LinkEstimator
-from edge_offload.link.estimate.prober import PROBE
+from edge_offload.link.estimate.estimator import LinkEstimator
+from edge_offload.link.incoming import Incoming, OnNotify
 from edge_offload.link.keys import KeyStore, split_address
 from edge_offload.link.messages import DEFAULT_LIMITS, Limits, Message
 from edge_offload.link.replies import LinkState, Reply, Transfer
@@ -67,7 +67,7 @@ class Client:
         keys: Optional[KeyStore] = None,
         hello: Union[Dict[str, Any], Callable[[], Dict[str, Any]], None] = None,
         on_state: Optional[Callable[[LinkState, str], None]] = None,
-        on_notify: Optional[Callable[[str, Dict[str, Any], List[memoryview]], None]] = None,
+        on_notify: Optional[OnNotify] = None,
         timings: Timings = DEFAULT_TIMINGS,
         limits: Limits = DEFAULT_LIMITS,
         max_pending: int = 64,
@@ -80,7 +80,6 @@ class Client:
         self._keys = keys if keys is not None else KeyStore()
         self._hello = hello if hello is not None else {}
         self._on_state = on_state
-        self._on_notify = on_notify
         self._timings = timings
         self._limits = limits
         self._max_pending = max_pending
@@ -95,6 +94,7 @@ class Client:
         self._epoch = 0
         self._ids = itertools.count(1)
         self._requests = WaitingRequests()
+        self._incoming = Incoming(self.address, self._requests, self.estimator, self.counters, on_notify)
         self._attentions: List[Attention] = []
         self._stop = threading.Event()
         self._wakeup = Wakeup()
@@ -294,7 +294,7 @@ class Client:
                 self._stop.wait(max(left_s, LEAST_PAUSE_S) * random.uniform(0.5, 1.0))
         finally:
             self._set_state(LinkState.CLOSED, "closed")
-            self._fail_all(LinkLost(f"the connection to {self.address} was closed"))
+            self._incoming.fail_all(LinkLost(f"the connection to {self.address} was closed"))
             context.destroy(linger=0)
 
     def _other_key(self) -> Refused:
@@ -327,7 +327,7 @@ class Client:
                 self._wakeup.clear()
                 # what has arrived is looked at before any timeout: this thread may itself have been late
                 for message, received_s, size in dialled.receive():
-                    self._take(message, received_s, size)
+                    self._incoming.take(message, received_s, size, self._epoch, self._clock)
                 attentions = self._attentions
                 dialled.attentive = bool(attentions)
                 dialled.check()
@@ -338,7 +338,7 @@ class Client:
                     self._ready(dialled)
                 if dialled.ready:
                     self._send(dialled)
-                self._expire()
+                self._incoming.expire()
 
     def _measure(self, dialled: Dialled) -> None:
         now = time.monotonic()
@@ -365,82 +365,11 @@ class Client:
                 return
             dialled.send(item.header, item.message.buffers)
 
-    def _take(self, message: Message, received_s: float, size: int) -> None:
-        if message.epoch != self._epoch:
-            self.counters["dropped: other epoch"] += 1
-        elif message.type == "notify":
-            self._notified(message)
-        elif message.type == "part":
-            self._part(message, size)
-        elif message.type == "error" and message.id == 0:
-            self.counters["told: malformed"] += 1
-            log.warning("link: %s says: %s", self.address, messages.error_from(message.body))
-        elif message.type in ("reply", "error"):
-            item = self._requests.answered(message.id)
-            if item is None:
-                self.counters["dropped: late"] += 1
-            elif message.type == "error":
-                self._finish(item, messages.error_from(message.body))
-            elif len(message.times) != 2:
-                self._finish(item, ProtocolError("reply without times"))
-            else:
-                reading = self._clock
-                transfer = Transfer(
-                    item.queued_s,
-                    item.sent_s,
-                    reading.to_local(message.times[0]),
-                    reading.to_local(message.times[1]),
-                    received_s,
-                    reading.error_s,
-                    item.bytes_up,
-                    size,
-                )
-                self.estimator.transfer(transfer, ACTIVE if item.message.name == PROBE else PASSIVE)
-                self._finish(item, Reply(message.body, message.buffers, transfer))
-        else:
-            self.counters["malformed"] += 1
-
-    def _part(self, message: Message, size: int) -> None:
-        item = self._requests.asked(message.id)
-        if item is None or item.on_part is None:
-            self.counters["dropped: late"] += 1
-            return
-        try:
-            item.on_part(message.body, message.buffers, size)
-        except Exception:
-            # the application's bug must not take the link down with it
-            log.exception("link: on_part() failed for %s", item.message.name)
-
-    def _notified(self, message: Message) -> None:
-        if self._on_notify is None:
-            return
-        try:
-            self._on_notify(message.name, message.body, message.buffers)
-        except Exception:
-            # the application's bug must not take the link down with it
-            log.exception("link: on_notify() failed for %s", message.name)
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        for item in self._requests.expired(now):
-            self.counters["timeouts"] += 1
-            waited_s = now - item.queued_s
-            self._finish(item, LinkLost(f"{self.address} did not answer {item.message.name} in {waited_s:.2f} s"))
-
-    def _finish(self, item: Item, outcome: Union[Reply, EdgeOffloadError]) -> None:
-        if not self._requests.finish(item, outcome):
-            self.counters["dropped: cancelled"] += 1
-
     def _lost(self, reason: str, refused: Optional[EdgeOffloadError]) -> None:
         self._error = refused
         self.estimator.lost()
         self._set_state(LinkState.REFUSED if refused is not None else LinkState.LOST, reason)
-        self._fail_all(LinkLost(f"the connection to {self.address} was lost: {reason}"))
-
-    def _fail_all(self, error: LinkLost) -> None:
-        # the state is not READY any more, so nothing is added to the outbox behind our back
-        for item in self._requests.all():
-            self._finish(item, error)
+        self._incoming.fail_all(LinkLost(f"the connection to {self.address} was lost: {reason}"))
 
     def _set_state(self, state: LinkState, cause: str) -> None:
         with self._changed:

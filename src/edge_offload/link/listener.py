@@ -10,8 +10,8 @@ import logging
 import os
 import threading
 import time
-from collections import Counter, deque
-from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
+from collections import Counter
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import zmq
 
@@ -21,14 +21,13 @@ from edge_offload.link.estimate.prober import PROBE, answer_probe
 from edge_offload.link.gate import Gate
 from edge_offload.link.keys import KeyStore, is_loopback, split_address
 from edge_offload.link.messages import DEFAULT_LIMITS, Limits, Message, VersionMismatch
-from edge_offload.link.peers import COMPLAINTS_PER_S, Peer, Request
+from edge_offload.link.outgoing import Outgoing
+from edge_offload.link.peers import Peer, Request
 from edge_offload.link.roster import Roster
 from edge_offload.link.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
-# parts at least this large travel without being copied into libzmq
-ZERO_COPY_BYTES = 64 << 10
 OPEN_SLACK = 4 << 20
 HANDSHAKES_MORE = 8
 
@@ -85,9 +84,9 @@ class Listener:
         self._max_open_bytes = limits.max_message_bytes + OPEN_SLACK if max_open_bytes is None else max_open_bytes
         self._clock = clock
         self._instance = os.urandom(8).hex()
-        self._outbox: Deque[Tuple[Peer, Message]] = deque()
         self._stop = threading.Event()
         self._wakeup = Wakeup()
+        self._outgoing = Outgoing(limits, clock, self._wakeup, self.counters)
         self._address = ""
         self._thread: Optional[threading.Thread] = None
         self._context: Optional[zmq.Context] = None
@@ -138,6 +137,7 @@ class Listener:
             counters=self.counters,
         )
         self._roster = Roster(self._gate, self._gone, self._peer_timeout_s, self._hello_timeout_s, self.counters)
+        self._outgoing.open(self._socket, self._roster)
         try:
             self._socket.bind(f"tcp://{f'[{host}]' if ':' in host else host}:{port if port else '*'}")
         except zmq.ZMQError as error:
@@ -181,22 +181,11 @@ class Listener:
         """
         message = Message("notify", peer.epoch, 0, messages.check_name(kind), body or {})
         message.buffers = messages.byte_views(buffers)
-        self._post(peer, message)
+        self._outgoing.post(peer, message)
 
     def disconnect(self, peer: Peer, error: EdgeOffloadError) -> None:
         """Turn a welcomed peer away: it is told why, and everything it holds ends."""
-        self._post(peer, Message("refused", peer.epoch, 0, "", messages.error_body(error)))
-
-    # ------------------------------------------------------------------ any thread
-
-    def _post(self, peer: Peer, message: Message) -> None:
-        # checked here so that the caller learns of a bad body; packed again with the time of sending
-        header = messages.pack_header(message, self._limits)
-        problem = messages.first_over([len(header) + 64, *(view.nbytes for view in message.buffers)], self._limits)
-        if problem:
-            raise BadInput(problem, remedy="send it in pieces")
-        self._outbox.append((peer, message))
-        self._wakeup.wake()
+        self._outgoing.post(peer, Message("refused", peer.epoch, 0, "", messages.error_body(error)))
 
     # ------------------------------------------------------------------ the listener's thread
 
@@ -209,7 +198,7 @@ class Listener:
             while not self._stop.is_set():
                 poller.poll(100)
                 self._wakeup.clear()
-                self._flush()
+                self._outgoing.flush()
                 self._drain()
                 now = time.monotonic()
                 if now - swept_s >= 0.1:
@@ -224,11 +213,6 @@ class Listener:
             if self._context is not None:
                 self._context.destroy(linger=0)
 
-    def _flush(self) -> None:
-        while self._outbox:
-            peer, message = self._outbox.popleft()
-            self._send(peer, message)
-
     def _drain(self) -> None:
         for _ in range(256):  # come back to replies and timeouts even under a flood
             try:
@@ -237,7 +221,7 @@ class Listener:
                 return
             if frames is not None:
                 self._take(frames)
-                self._flush()
+                self._outgoing.flush()
 
     def _receive(self) -> Optional[List[zmq.Frame]]:
         """One whole message; one of too many parts is taken off the socket part by part and None is returned."""
@@ -257,7 +241,7 @@ class Listener:
         if parts > self._limits.max_parts + 1:
             peer = self._roster.sender(frames[0].bytes, user)
             if peer is not None:
-                self._complain(peer, 0, ProtocolError(f"message of {parts - 1} payload parts"))
+                self._outgoing.complain(peer, 0, ProtocolError(f"message of {parts - 1} payload parts"))
             return None
         return frames
 
@@ -275,21 +259,21 @@ class Listener:
             message = messages.unpack_header(frames[1].buffer, self._limits)
         except VersionMismatch as error:
             if peer.ready:  # it spoke our version before
-                self._complain(peer, 0, ProtocolError(error.cause))
+                self._outgoing.complain(peer, 0, ProtocolError(error.cause))
             else:
                 self.counters["refused: version"] += 1
-                self._refuse(peer, error)
+                self._outgoing.refuse(peer, error)
             return
         except ProtocolError as error:
-            self._complain(peer, 0, error)
+            self._outgoing.complain(peer, 0, error)
             return
         message.buffers = [frame.buffer for frame in frames[2:]]
         if message.type == "hello":
             self._hello(peer, message, received_s)
         elif message.type not in ("request", "notify", "ping"):
-            self._complain(peer, message.id, ProtocolError(f"a client does not send {message.type}"))
+            self._outgoing.complain(peer, message.id, ProtocolError(f"a client does not send {message.type}"))
         elif not peer.ready or message.epoch != peer.epoch:
-            self._complain(peer, message.id, ProtocolError("say hello first"), message.epoch)
+            self._outgoing.complain(peer, message.id, ProtocolError("say hello first"), message.epoch)
         elif message.type == "ping":
             self._pong(peer, message, received_s)
         else:
@@ -298,7 +282,7 @@ class Listener:
     def _hello(self, peer: Peer, message: Message, received_s: float) -> None:
         app, session = message.body.get("app"), message.body.get("session")
         if peer.ready or not isinstance(app, dict) or not isinstance(session, str) or not 1 <= len(session) <= 64:
-            self._complain(peer, 0, ProtocolError("malformed or repeated hello"), message.epoch)
+            self._outgoing.complain(peer, 0, ProtocolError("malformed or repeated hello"), message.epoch)
             return
         peer.hello, peer.session, peer.epoch = app, session, message.epoch
         try:
@@ -309,12 +293,12 @@ class Listener:
             answer = self._welcome(peer, app)
         except EdgeOffloadError as error:
             self.counters["refused: by the server"] += 1
-            self._refuse(peer, error)
+            self._outgoing.refuse(peer, error)
             return
         except Exception as error:
             # the application's bug must not take the link down with it
             log.exception("link: welcome() failed")
-            self._refuse(peer, Refused(f"the server failed to answer hello: {type(error).__name__}"))
+            self._outgoing.refuse(peer, Refused(f"the server failed to answer hello: {type(error).__name__}"))
             return
         peer.ready = True
         body = {
@@ -326,13 +310,13 @@ class Listener:
             "max_open_requests": self._max_open_requests,
             "max_open_bytes": self._max_open_bytes,
         }
-        self._send(peer, Message("welcome", peer.epoch, 0, "", body, self._times(message, received_s)))
+        self._outgoing.send(peer, Message("welcome", peer.epoch, 0, "", body, self._times(message, received_s)))
 
     def _pong(self, peer: Peer, message: Message, received_s: float) -> None:
         if len(message.times) != 1:
-            self._complain(peer, message.id, ProtocolError("malformed ping"))
+            self._outgoing.complain(peer, message.id, ProtocolError("malformed ping"))
             return
-        self._send(peer, Message("pong", peer.epoch, message.id, "", {}, self._times(message, received_s)))
+        self._outgoing.send(peer, Message("pong", peer.epoch, message.id, "", {}, self._times(message, received_s)))
 
     def _times(self, message: Message, received_s: float) -> Tuple[float, ...]:
         """What lets the client place our clocks: when it sent, when we received and sent, and wall - monotonic."""
@@ -342,16 +326,18 @@ class Listener:
         return message.times[0], received_s, now, time.time() - now
 
     def _dispatch(self, peer: Peer, message: Message, received_s: float, bytes_up: int) -> None:
-        request = Request(peer, message, received_s, bytes_up, self._post)
+        request = Request(peer, message, received_s, bytes_up, self._outgoing.post)
         if message.type == "request":
             if message.id in peer.open_requests:
-                self._complain(peer, 0, ProtocolError("request id used twice"))
+                self._outgoing.complain(peer, 0, ProtocolError("request id used twice"))
                 return
             held = sum(peer.open_requests.values()) + bytes_up
             if len(peer.open_requests) >= self._max_open_requests or held > self._max_open_bytes:
                 self.counters["refused: full"] += 1
                 full = Refused("full: too many requests of this robot wait for an answer", remedy="wait for replies")
-                self._send(peer, Message("error", peer.epoch, message.id, "", messages.error_body(full), (received_s,)))
+                self._outgoing.send(
+                    peer, Message("error", peer.epoch, message.id, "", messages.error_body(full), (received_s,))
+                )
                 return
             peer.open_requests[message.id] = bytes_up
         self.counters[message.type] += 1
@@ -365,50 +351,6 @@ class Listener:
             log.exception("link: handling %s of %s failed", request.kind, peer.name)
             if not request.answered:
                 request.fail(error)
-
-    def _send(self, peer: Peer, message: Message) -> None:
-        if not self._roster.reachable(peer):
-            self.counters["dropped: receiver has gone"] += 1
-            return
-        if message.type in ("reply", "error"):
-            peer.open_requests.pop(message.id, None)
-            if len(message.times) == 1:
-                message.times = (message.times[0], self._clock())
-        parts: List[Any] = [messages.pack_header(message, self._limits), *message.buffers]
-        while peer.unsent and peer.unsent[0][0].done:
-            peer.unsent.popleft()
-        if sum(size for _, size in peer.unsent) > 2 * self._limits.max_message_bytes:
-            self._roster.cut(peer, "does not read its replies")
-            return
-        try:
-            self._socket.send(peer.identity, zmq.SNDMORE | zmq.NOBLOCK)
-            for index, part in enumerate(parts):
-                flags = zmq.NOBLOCK | (zmq.SNDMORE if index < len(parts) - 1 else 0)
-                if len(part) >= ZERO_COPY_BYTES:
-                    tracker = self._socket.send(part, flags, copy=False, track=True)
-                    peer.unsent.append((tracker, len(part)))
-                else:
-                    self._socket.send(part, flags)
-        except zmq.Again:
-            self._roster.cut(peer, "does not read its replies")
-        except zmq.ZMQError as error:
-            self.counters["dropped: receiver has gone"] += 1
-            self._roster.lose(peer, f"connection broke ({error.strerror})")
-        if message.type == "refused":
-            self._roster.lose(peer, str(message.body.get("cause", "refused")))
-
-    def _refuse(self, peer: Peer, error: EdgeOffloadError) -> None:
-        self._send(peer, Message("refused", peer.epoch, 0, "", messages.error_body(error)))
-
-    def _complain(self, peer: Peer, id_: int, error: ProtocolError, epoch: Optional[int] = None) -> None:
-        """Count a malformed message and tell its sender, but not for every one of a flood."""
-        self.counters["malformed"] += 1
-        now = time.monotonic()
-        if len(peer.complaints) == COMPLAINTS_PER_S and now - peer.complaints[0] < 1.0:
-            return
-        peer.complaints.append(now)
-        log.warning("link: dropped a message of %s: %s", peer.name, error)
-        self._send(peer, Message("error", peer.epoch if epoch is None else epoch, id_, "", messages.error_body(error)))
 
 
 def _property(frame: zmq.Frame, name: str) -> str:
