@@ -106,7 +106,6 @@ class SplitRecorder(OwingRecorder):
         if self.mode is not Mode.SPLIT or self._on_device:
             return super()._run(pieces, done)
         piece = pieces[-1]
-        self._check_age(piece.live)
         if self._held is not None and self._held.owed is not None:
             return self._take(self._held, self._held.owed, piece)
         inference = self._known(piece)
