@@ -1,4 +1,4 @@
-"""What interception costs when a plan says device-only: pairs of the plain network and the intercepted one, in turn.
+"""What interception costs when a plan says device-only: a plain network, a copy of it and the intercepted one in turn.
 
 Three ways to intercept: ``module``, a program that calls its network through OffloadedModule in mode split with a
 device-only plan in force (a server is connected and idle); ``local``, an unmodified program on the virtual CUDA device
@@ -7,6 +7,8 @@ whose inference has been recorded and whose plan says device-only. The bar is ma
 medians.
 
   edge-offload bench overhead --model movenet --pairs 200 --json overhead.json
+
+The copy is the yardstick's own error: what differs between two plain networks is not interception.
 
 The process and the server share this machine: each is pinned to a core of its own, if there are two. The robot's own
 threads are one.
@@ -31,7 +33,7 @@ WAYS = ("local", "split", "module")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("--model", action="append", help="a model of the registry (movenet, mobilenet_v3_large)")
-    parser.add_argument("--pairs", type=int, default=200, help="inferences each way (200)")
+    parser.add_argument("--pairs", type=int, default=200, help="rounds of one inference each (200)")
     parser.add_argument("--lead", type=int, default=1,
                         help="untimed inferences of the same kind before each, as in a program that does nothing else "
                              "(1); 0: the two kinds in turn, each after the other has had the caches")  # fmt: skip
@@ -119,5 +121,6 @@ def line(record: Dict[str, Any]) -> str:
     """One record as a line."""
     return (f"{record['model']:20s} {record['way']:7s} plain {record['plain_s'] * 1e3:8.2f} ms, intercepted "
             f"{record['overhead_s'] * 1e3:+7.3f} ms ({record['overhead_s'] / record['plain_s']:+.2%}, "
-            f"{record['overhead_s'] / record['operators'] * 1e6:+.2f} us per operator), "
+            f"{record['overhead_s'] / record['operators'] * 1e6:+.2f} us per operator; "
+            f"{record.get('null_s', 0.0) * 1e3:+.3f} ms between two plain ones), "
             f"{'within' if record['within'] else 'beyond'} the bar")  # fmt: skip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import itertools
 import json
 import os
 import statistics
@@ -30,32 +33,38 @@ OPEN_S = 300.0
 Way = Callable[[], Tuple[torch.Tensor, ...]]
 
 
-def pairs(plain: Way, other: Way, count: int, lead: int) -> Tuple[List[float], List[float]]:
-    """Seconds of each, each after ``lead`` untimed ones of its kind; which of the two goes first alternates."""
+def rounds(ways: Sequence[Way], count: int, lead: int) -> List[List[float]]:
+    """Seconds of each way, each after ``lead`` untimed ones of its kind; who goes first, and behind whom, changes."""
     for _ in range(WARM):
-        plain()
-        other()
-    found: Tuple[List[float], List[float]] = ([], [])
-    for k in range(count):
-        for which in ((0, 1), (1, 0))[k % 2]:
+        for way in ways:
+            way()
+    found: List[List[float]] = [[] for _ in ways]
+    for order in itertools.islice(itertools.cycle(itertools.permutations(range(len(ways)))), count):
+        for which in order:
             for _ in range(lead):
-                (plain, other)[which]()
+                ways[which]()
             began = time.perf_counter()
-            (plain, other)[which]()
+            ways[which]()
             found[which].append(time.perf_counter() - began)
     return found
 
 
-def record(model: str, way: str, plain: Sequence[float], other: Sequence[float], operators: int) -> Dict[str, Any]:
-    """Medians; the overhead is the median of the pairs' differences."""
+def record(model: str, way: str, found: Sequence[Sequence[float]], operators: int) -> Dict[str, Any]:
+    """Medians; the overhead is the median of the rounds' differences from the mean of the two plain networks.
+
+    Args:
+        found: of the plain network, of a copy of it, and of the intercepted one.
+    """
+    plain, alike, other = found
     return {
         "model": model,
         "way": way,
         "pairs": len(plain),
         "operators": operators,
-        "plain_s": statistics.median(plain),
+        "plain_s": statistics.median([*plain, *alike]),
         "intercepted_s": statistics.median(other),
-        "overhead_s": statistics.median(b - a for a, b in zip(plain, other)),
+        "overhead_s": statistics.median(c - (a + b) / 2 for a, b, c in zip(*found)),
+        "null_s": statistics.median(b - a for a, b in zip(plain, alike)),
     }
 
 
@@ -87,9 +96,12 @@ def main() -> int:
     def tensors(found: Any) -> Tuple[torch.Tensor, ...]:
         return tuple(item.cpu() for item in (found if isinstance(found, (tuple, list)) else (found,)))
 
-    def plain() -> Tuple[torch.Tensor, ...]:
+    def plain(of: Any) -> Tuple[torch.Tensor, ...]:
         with torch.no_grad():
-            return tensors(network(*inputs))
+            return tensors(of(*inputs))
+
+    # two of them: where the weights lie makes a difference of its own
+    plain_ways: List[Way] = [functools.partial(plain, of) for of in (network, copy.deepcopy(network))]
 
     device = installed()
     assert device is not None
@@ -99,23 +111,23 @@ def main() -> int:
         with torch.no_grad():
             return tensors(there(*(tensor.to("cuda") for tensor in inputs)))
 
-    for mine, theirs in zip(plain(), virtual()):
+    for mine, theirs in zip(plain_ways[0](), virtual()):
         assert torch.equal(mine, theirs)
     before = device.native.counters()["calls"]
     virtual()
     operators = device.native.counters()["calls"] - before
     if device.recorder.mode is Mode.LOCAL:
-        found = [record(model, "local", *pairs(plain, virtual, count, lead), operators)]
+        found = [record(model, "local", rounds([*plain_ways, virtual], count, lead), operators)]
     else:
         found = []
         with Client(address, keys=KeyStore(keys)) as client:
             client.wait_ready(30.0)
             if "split" in ways:
                 learn(device.recorder, virtual, client)
-                found.append(record(model, "split", *pairs(plain, virtual, count, lead), operators))
+                found.append(record(model, "split", rounds([*plain_ways, virtual], count, lead), operators))
             if "module" in ways:
-                timed = by_module(model, network, inputs, client, plain, count, lead)
-                found.append(record(model, "module", *timed, operators))
+                timed = by_module(model, network, inputs, client, plain_ways, count, lead)
+                found.append(record(model, "module", timed, operators))
             assert device.recorder.splits.inferences == 0
             device.recorder.close()
     print(json.dumps(found), file=out, flush=True)
@@ -123,9 +135,15 @@ def main() -> int:
 
 
 def by_module(
-    model: str, network: Any, inputs: Sequence[torch.Tensor], client: Client, plain: Way, count: int, lead: int
-) -> Tuple[List[float], List[float]]:
-    """Pairs of the plain network and an OffloadedModule with a device-only plan.
+    model: str,
+    network: Any,
+    inputs: Sequence[torch.Tensor],
+    client: Client,
+    plain: Sequence[Way],
+    count: int,
+    lead: int,
+) -> List[List[float]]:
+    """Rounds of the plain networks and an OffloadedModule with a device-only plan.
 
     Raises:
         RemoteError: its split does not get open.
@@ -145,7 +163,7 @@ def by_module(
         assert report.mode is Mode.SPLIT, report.fallback_reason
         return outputs
 
-    found = pairs(plain, split, count, lead)
+    found = rounds([*plain, split], count, lead)
     module.close()
     return found
 
