@@ -8,7 +8,7 @@ from server_rig import TIMINGS
 from edge_offload.capture import service
 from edge_offload.capture.service import DeviceQuota, DeviceService
 from edge_offload.capture.session import ENTRY_BYTES, Session
-from edge_offload.errors import ProtocolError, Refused
+from edge_offload.errors import LinkLost, ProtocolError, Refused
 from edge_offload.link.client import Client
 from edge_offload.link.keys import KeyStore
 from edge_offload.link.peers import Peer
@@ -128,3 +128,51 @@ def test_what_goes_ahead_of_its_message_is_bounded_even_if_it_is_empty(monkeypat
         session.stage(Stage(number, 0))
     with pytest.raises(ProtocolError, match="too many bytes"):
         session.stage(Stage(room + 1, 0))
+
+
+class Executor:
+    """Answers each message with so many bytes."""
+
+    def __init__(self, sizes):
+        self.answers = iter(enumerate(sizes, 1))
+
+    def receive(self):
+        for number, size in self.answers:
+            return {"id": number, "coded": []}, [bytes(size)]
+        raise LinkLost("no more")
+
+
+def test_answers_that_a_robot_does_not_acknowledge_are_kept_in_bounds(monkeypatch):
+    monkeypatch.setattr(Session, "_feed", lambda self: None)
+    monkeypatch.setattr(Session, "_end", lambda self, reason: None)
+    monkeypatch.setattr("edge_offload.capture.session.MAX_KEPT_BYTES", 1 << 20)
+    session = Session(Peer("r", "K"), "cpu", 1, (), DeviceQuota(), blobs=None)
+    told = []
+
+    class Run:
+        buffers = ()
+        kind = "device.run"
+
+        def __init__(self, number):
+            self.body = {"number": number, "answered": 0}
+
+        def reply(self, body, buffers=()):
+            told.append(self.body["number"])
+
+    sizes = [400_000, 400_000, 400_000, 5_000_000]
+    for number in range(1, len(sizes) + 1):
+        session.run(Run(number))
+    session._answer(Executor(sizes[:3]))
+    session.run(Run(3))
+    session.run(Run(2))
+    with pytest.raises(ProtocolError, match="message 1 was answered"):
+        session.run(Run(1))
+    assert told == [1, 2, 3, 3, 2]
+    executor = Executor(sizes)
+    for _ in range(3):
+        executor.receive()
+    session._answer(executor)
+    session.run(Run(4))  # the latest, however large
+    assert told[-1] == 4
+    with pytest.raises(ProtocolError, match="message 3 was answered"):
+        session.run(Run(3))

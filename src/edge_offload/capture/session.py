@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: Size of the memory in which an executor notes the operator that it is about to run.
 NOTE_BYTES = 128
-#: Answers kept for a robot that does not acknowledge them.
-MAX_KEPT = 64
+#: Answers kept for a robot that does not acknowledge them, and their bytes; the latest is, however large.
+MAX_KEPT, MAX_KEPT_BYTES = 64, 256 << 20
 MAX_BLOBS_PER_QUESTION = 256
 #: What a piece takes besides its bytes: even empty ones are not gathered without end.
 ENTRY_BYTES = 512
@@ -305,15 +305,23 @@ class Session:
                     if following is not None and following in self._began_s:
                         self._began_s[following] = time.monotonic()
                     self._kept[number] = answer
-                    while len(self._kept) > MAX_KEPT:
-                        oldest, _ = self._kept.popitem(last=False)
-                        self._parts.pop(oldest, None)
+                    self._keep_few()
                 try:
                     request.reply(*answer)
                 except EdgeOffloadError as error:
                     _log.warning("an answer of a device could not be sent: %s", error)
         except (LinkLost, ProtocolError, KeyError) as error:
             self._end(str(error))
+
+    def _keep_few(self) -> None:
+        """Forget the oldest answers that were not acknowledged, where there are too many; the lock is held."""
+        while len(self._kept) > MAX_KEPT or (len(self._kept) > 1 and self._kept_bytes() > MAX_KEPT_BYTES):
+            oldest, _ = self._kept.popitem(last=False)
+            self._parts.pop(oldest, None)
+
+    def _kept_bytes(self) -> int:
+        answers = [*self._kept.values(), *(part for number in self._kept for part in self._parts.get(number, ()))]
+        return sum(memoryview(buffer).nbytes for _, buffers in answers for buffer in buffers)
 
     def _part(self, number: int, part: Answer) -> None:
         with self._lock:
