@@ -1,0 +1,186 @@
+"""Camera and LiDAR as processes: files, devices and made-up worlds become messages; what is broken is told."""
+
+from __future__ import annotations
+
+import time
+
+import cv2
+import numpy as np
+import pytest
+from ros_rig import ROOT, Listener, wait_for
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Five images, each of its own brightness, which is its number."""
+    place = tmp_path / "images"
+    place.mkdir()
+    for number in range(1, 6):
+        cv2.imwrite(str(place / f"{number}.png"), np.full((48, 64, 3), 10 * number, dtype=np.uint8))
+    return place
+
+
+def test_a_missing_video_ends_the_camera_with_an_error_that_names_it(graph):
+    node = graph.node("camera_node", video="/nowhere/people.mp4")
+    assert node.wait(120) == 1
+    assert "/nowhere/people.mp4" in node.output
+    assert graph.says(node, 2, "/nowhere/people.mp4")
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"images": "/nowhere"}, "/nowhere"),
+        ({"device": "/dev/video93"}, "/dev/video93"),
+        ({}, "no source"),
+        ({"video": "a.avi", "images": "b"}, "several sources"),
+        ({"images": str(ROOT), "rate": -1}, "~rate"),
+        ({"images": str(ROOT)}, "no images"),
+    ],
+)
+def test_a_camera_without_a_usable_source_does_not_start(master, raw, words):
+    from edge_offload.errors import BadInput
+    from edge_offload.nodes import params
+    from edge_offload.nodes.camera_node import CameraNode
+    from edge_offload.nodes.health import Health
+
+    with pytest.raises(BadInput, match=words):
+        CameraNode(params.read(CameraNode.declared, raw), Health()).start()
+
+
+def test_a_folder_is_played_in_order_and_again_with_stamps_that_increase(graph, folder):
+    from sensor_msgs.msg import CameraInfo, Image
+
+    infos = graph.listen("camera/camera_info", CameraInfo)
+    node = graph.node("camera_node", images=str(folder), rate=50, subscribers=1, frames=12)
+    wait_for(lambda: infos.connected, "the camera's start")
+    images = graph.listen("camera/image_raw", Image)  # whom the camera waits for
+    wait_for(lambda: len(images) == 12, "twelve images")
+    assert [message.data[0] // 10 for message in images.messages] == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2]
+    stamps = [message.header.stamp for message in images.messages]
+    assert stamps == sorted(set(stamps))
+    assert {message.header.frame_id for message in images.messages} == {"camera_optical_frame"}
+    # there is one before the first image: for who waits for the camera's size
+    wait_for(lambda: set(images.by_stamp()) <= set(infos.by_stamp()), "a camera_info with the stamp of every image")
+    assert (infos.messages[0].width, infos.messages[0].height, infos.messages[0].K[0]) == (64, 48, 0)
+    assert node.running, "a camera that has published what it was asked for stays, and says so"
+    wait_for(lambda: graph.says(node, 0, "12 frames"), "the word on /diagnostics")
+    assert node.stop() == 0
+
+
+def test_in_every_frame_mode_the_camera_waits_for_each_result(graph, folder):
+    from sensor_msgs.msg import Image
+
+    from edge_offload_msgs.msg import PersonArray
+
+    images = graph.listen("camera/image_raw", Image)
+    results = graph.publisher("kapao/people", PersonArray)
+    graph.node("camera_node", images=str(folder), loop=False, every_frame=True, subscribers=1)
+    for count in range(1, 6):
+        wait_for(lambda count=count: len(images) >= count, "the next image")
+        time.sleep(0.15)
+        assert len(images) == count, "an image came although the last one has no result"
+        wrong = PersonArray()
+        results.publish(wrong)
+        results.publish(PersonArray(header=images.messages[-1].header))
+
+
+def test_an_unplugged_camera_is_reported_and_opened_again(graph):
+    from edge_offload.errors import BadInput
+    from edge_offload.nodes import camera_node, params
+    from edge_offload.nodes.frames import FrameSource, SourceLost
+    from edge_offload.nodes.health import ERROR, OK, Health
+
+    class Loose(FrameSource):
+        name, rate, live, plugged, closed = "camera loose", 100.0, True, True, False
+
+        def read(self):
+            time.sleep(0.005)
+            if not self.plugged:
+                raise SourceLost("camera loose gives no frames")
+            return np.zeros((4, 4, 3), dtype=np.uint8)
+
+        def rewind(self):
+            if not self.plugged:
+                raise BadInput("no camera loose")
+
+        def close(self):
+            self.closed = True
+
+    source = Loose()
+
+    class OnLoose(camera_node.CameraNode):
+        def _open(self):
+            return source
+
+    health = Health()
+    node = OnLoose(params.read(OnLoose.declared, {}), health)
+    node.start()
+    try:
+        wait_for(lambda: node._published > 3, "images")
+        assert health.report().level == OK
+        source.plugged = False
+        wait_for(lambda: health.report().level == ERROR, "the report of the loss")
+        assert "trying again" in health.report().message
+        before = node._published
+        source.plugged = True
+        wait_for(lambda: node._published > before + 3, "images again")
+        assert health.report().level == OK
+        assert health.counted("times reconnected") == 1
+    finally:
+        node.stop()
+    assert source.closed
+
+
+def test_lidar_scans_are_published_and_a_broken_one_is_skipped_and_told(graph, tmp_path):
+    from sensor_msgs.msg import PointCloud2
+
+    from edge_offload.nodes.convert import cloud_to_points
+
+    points = np.arange(12, dtype=np.float32).reshape(3, 4)
+    (tmp_path / "0.bin").write_bytes(points.tobytes())
+    (tmp_path / "1.bin").write_bytes(b"broken")
+    clouds = graph.listen("lidar/points", PointCloud2)
+    node = graph.node("lidar_node", scans=str(tmp_path), rate=20)
+    wait_for(lambda: len(clouds) >= 2, "two scans")
+    np.testing.assert_array_equal(cloud_to_points(clouds.messages[0]), points)
+    status = wait_for(
+        lambda: next((s for s in graph.statuses(node) if s.level == 1 and "1.bin" in s.message), None),
+        "the warning",
+    )
+    assert "6 bytes" in status.message
+    assert node.stop() == 0
+
+
+def test_a_made_up_world_moves_past_the_sensor_and_a_bag_of_it_plays(graph, tmp_path):
+    import rosbag
+    from sensor_msgs.msg import PointCloud2
+    from tf2_msgs.msg import TFMessage
+
+    from edge_offload.nodes.convert import cloud_to_points
+
+    sweeps = graph.listen("lidar/points", PointCloud2)
+    places = Listener("/tf", TFMessage)
+    node = graph.node("lidar_node", world="street", rate=5, speed=2.0, frame_id="lidar_world_test")
+    wait_for(lambda: len(sweeps) >= 3, "three sweeps")
+    node.stop()
+    assert len(cloud_to_points(sweeps.messages[0])) > 5000
+    places.close()
+    moved = [
+        transform.transform.translation.x
+        for message in places.messages
+        for transform in message.transforms
+        if transform.child_frame_id == "lidar_world_test"
+    ]
+    assert moved[1] - moved[0] == pytest.approx(0.4)
+
+    with rosbag.Bag(str(tmp_path / "sweeps.bag"), "w") as bag:
+        for message in sweeps.messages[:2]:
+            bag.write("/velodyne_points", message, message.header.stamp)
+    player = graph.node("lidar_node", name="player", scans=str(tmp_path / "sweeps.bag"), rate=5, loop=True)
+    played = len(sweeps)
+    # the bag is played again and again: the first sweep may pass before this process is connected
+    wait_for(lambda: len(sweeps) >= played + 3, "the bag's sweeps")
+    first = cloud_to_points(sweeps.messages[0])
+    assert any(np.array_equal(cloud_to_points(message), first) for message in sweeps.messages[played:])
+    assert player.running
