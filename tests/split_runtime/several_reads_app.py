@@ -98,7 +98,7 @@ def main(names):
         mine = build().double().eval()
         there = copy.deepcopy(mine).to("cuda")
         before, worst, as_planned = dataclasses.asdict(splits), 0.0, 0
-        end = time.monotonic() + 90.0
+        end = time.monotonic() + 240.0
         while splits.operators_split < before["operators_split"] + 3 and time.monotonic() < end:
             picture, count = torch.rand(shape, dtype=torch.float64), splits.inferences
             found = infer(there, picture.to("cuda"))
