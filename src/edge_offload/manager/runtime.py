@@ -20,6 +20,7 @@ from edge_offload.execute.tensors import TensorSpec
 from edge_offload.link.client import Client
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.replies import LinkState
+from edge_offload.manager.account import account
 from edge_offload.manager.forecast import Expected, Forecaster
 from edge_offload.manager.hedge import Hedge, Outcome
 from edge_offload.manager.patience import PatienceLimits
@@ -355,38 +356,8 @@ class OffloadedModule:
 
     def _account(self, outcome: Outcome, mode: Mode, reason: str, total_s: float) -> InferenceReport:
         """The report of one inference, and what the forecaster learns from it."""
-        attempt = outcome.attempt
-        stages_s = dict(attempt.stages_s)
-        wasted_s = 0.0
-        lost_bytes = lost_trips = 0
-        if outcome.remote and outcome.hedged:
-            stages_s["compute_robot"] = stages_s.get("compute_robot", 0.0) + outcome.local_s
-            wasted_s = max(0.0, self._local.expected_s() - outcome.local_s)
-        elif outcome.lost is not None:
-            lost_bytes, lost_trips = outcome.lost.bytes_up, 1
-        elif outcome.hedged:
-            # the request is on its way still: the radio was busy while the robot waited
-            stages_s["uplink"] = max(0.0, total_s - stages_s["compute_robot"])
-            lost_bytes, lost_trips = self.forecaster.bytes_up(mode), 1
-        report = InferenceReport(
-            mode=mode if outcome.remote else Mode.LOCAL,
-            model=self.name,
-            total_s=total_s,
-            stages_s=stages_s,
-            bytes_up=attempt.bytes_up + lost_bytes,
-            bytes_down=attempt.bytes_down,
-            round_trips=attempt.round_trips + lost_trips,
-            clock_error_s=attempt.clock_error_s,
-            emulated_slowdown=self._local.slowdown,
-            fallback_reason=reason,
-            hedged=outcome.hedged,
-            wasted_s=wasted_s,
-        )
+        report, learnt = account(outcome, mode, reason, total_s, self.name, self._local, self.forecaster.bytes_up(mode))
         now = time.monotonic()
-        learnt = report
-        if outcome.remote and not math.isnan(outcome.remote_s):
-            # the server was asked when the robot had been computing for a while: that is no time of the server's
-            learnt = replace(report, total_s=outcome.remote_s, stages_s=dict(attempt.stages_s), hedged=False)
         with self._lock:
             self.forecaster.note(now, learnt, self.reading(now))
         return report
