@@ -103,6 +103,32 @@ def test_a_restarted_server_has_forgotten_the_session_and_it_is_said(tmp_path: p
     again.close()
 
 
+def test_what_was_only_uploaded_outlives_a_restart_of_the_server_and_what_was_computed_is_said_to_be_gone(
+    tmp_path: pathlib.Path,
+) -> None:
+    serving = Serving(tmp_path, port=lasting_port())
+    names = ("weights", "seeded", "statistics", "draws")
+    programs = {}
+    for name in names:
+        command = [*serving.exec("--resume", "120"), sys.executable, str(HERE / "restart_app.py"), name]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        programs[name] = subprocess.Popen(command, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes)
+    for program in programs.values():
+        assert program.stdout.readline() == "ready\n", program.communicate()[1]
+    serving.kill()
+    again = Serving(tmp_path, port=int(serving.address.rsplit(":", 1)[1]))
+    done = {name: (*program.communicate("\n", timeout=200), program.returncode) for name, program in programs.items()}
+    again.close()
+    for name in ("weights", "seeded"):
+        out, error, code = done[name]
+        assert (out, code) == ("True\n" * 5 + "asked\n", 0), error
+        assert "the server was restarted" in error
+    for name in ("statistics", "draws"):
+        out, error, code = done[name]
+        assert (out, code) == ("", 1), name
+        assert "LinkLost: the server was restarted" in error, error
+
+
 def test_an_executor_that_dies_ends_its_own_session_only(serving: Serving, tmp_path: pathlib.Path) -> None:
     first = started(serving, tmp_path / "first")
     (victim,) = [pid for pid, words in children(serving.process.pid).items() if "capture.worker" in words]

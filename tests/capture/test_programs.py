@@ -31,11 +31,11 @@ PROGRAMS = [
     "random_loops:0:12",
     "classes:36",
     "late_uploads",
-    "two_heads",
     *(f"{name}:{turn}" for name in ("branches", "suppression") for turn in ("second", "third")),
     *(f"copies:{count}:{kind}" for kind in ("static", "dependent") for count in (20, 40)),
     "sizes:200:none",
     *(f"sizes:20:{place}" for place in ("first", "after a size", "in place", "in the loop", "a read", "at the end")),
+    "two_heads",
 ]
 STEADY = ["conv_net:12", "conv_net:32"]
 MODES = ["per_op", "cached", "lazy", "replay"]

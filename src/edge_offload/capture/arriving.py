@@ -18,11 +18,13 @@ class Arriving(Future):
 
     Attributes:
         so_far: what is there.
+        ended: whether nothing will be added. It is known at once with the last outcomes, other than :meth:`done`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.so_far = Answer([])
+        self.ended = False
         self._changed = threading.Condition()
         self._awaited_s = 0.0
         self.add_done_callback(self._wake)
@@ -37,6 +39,7 @@ class Arriving(Future):
         """Take in the rest: the answer is complete."""
         with self._changed:
             self.so_far.extend(last)
+            self.ended = True
         self.set_result(self.so_far)
 
     def until(self, outcomes: int, ran: int, timeout_s: float) -> Answer:
@@ -54,12 +57,12 @@ class Arriving(Future):
             now = time.monotonic()
             self._awaited_s = self._awaited_s or now
             left_s = max(0.0, self._awaited_s + timeout_s - now)
-            enough = self._changed.wait_for(lambda: self.done() or self._has(outcomes, ran), left_s)
+            enough = self._changed.wait_for(lambda: self.ended or self._has(outcomes, ran), left_s)
             if not enough:
                 raise FutureTimeout()
             if self._has(outcomes, ran):
                 return self.so_far
-        answer: Answer = self.result(0.0)
+        answer: Answer = self.result(timeout_s)
         return answer
 
     def _has(self, outcomes: int, ran: int) -> bool:
@@ -67,4 +70,5 @@ class Arriving(Future):
 
     def _wake(self, _: Future) -> None:
         with self._changed:
+            self.ended = True
             self._changed.notify_all()

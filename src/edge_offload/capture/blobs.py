@@ -8,7 +8,8 @@ import logging
 import os
 import pathlib
 import threading
-from typing import Optional, Union
+from dataclasses import dataclass
+from typing import Optional, Tuple, Union
 
 from edge_offload.errors import ProtocolError
 
@@ -18,6 +19,14 @@ DIGEST_BYTES = 32
 MAX_BLOB_BYTES = 8 << 20
 
 Data = Union[bytes, bytearray, memoryview]
+
+
+@dataclass(frozen=True)
+class Named:
+    """Stands for ``nbytes`` bytes by the ``names`` of the blobs that they consist of."""
+
+    nbytes: int
+    names: Tuple[bytes, ...]
 
 
 def digest(data: Data) -> bytes:

@@ -166,7 +166,12 @@ class Entry:
         arguments = self.parsed.arguments
         if len(arguments) != len(schema.arguments):
             raise ProtocolError(f"{self.name} takes {len(schema.arguments)} arguments, not {len(arguments)}")
-        self.random = torch.Tag.nondeterministic_seeded in self.overload.tags  # type: ignore[union-attr]
+        idle = any(  # dropout that is switched off draws nothing
+            (argument.name == "train" and value is False) or (argument.name == "dropout_p" and value == 0.0)
+            for argument, value in zip(schema.arguments, arguments)
+        )
+        tags = self.overload.tags  # type: ignore[union-attr]
+        self.random = torch.Tag.nondeterministic_seeded in tags and not idle
         self.positional = sum(not argument.kwarg_only for argument in schema.arguments)
         self.keywords = [argument.name for argument in schema.arguments][self.positional :]
         for argument, value in zip(schema.arguments, arguments):

@@ -35,6 +35,9 @@ class NoRemote:
         """
         raise Unsupported("the device is computed in this process: there is nobody to send anything to")
 
+    def renew(self) -> None:
+        """There is nothing to renew."""
+
     def close(self) -> None:
         """There is nothing to end."""
 

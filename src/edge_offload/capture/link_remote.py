@@ -14,10 +14,10 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from edge_offload.capture import payloads
 from edge_offload.capture.arriving import Arriving
-from edge_offload.capture.blobs import MAX_BLOB_BYTES, digest
+from edge_offload.capture.blobs import MAX_BLOB_BYTES, Named, digest
 from edge_offload.capture.entries import Buffer
 from edge_offload.capture.messages import Answer, parse_answer
-from edge_offload.capture.remote import known_facts
+from edge_offload.capture.remote import Forgotten, known_facts
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.link.client import Client
 from edge_offload.link.replies import LinkState, Reply
@@ -85,8 +85,8 @@ class LinkRemote:
 
     When the connection breaks, the session goes on over the next one: messages are numbered, the server keeps the
     answers that were not acknowledged, and what it did not get is sent again, so every message takes effect exactly
-    once. If that cannot be done within ``resume_s``, or the server has forgotten the session, every later call raises
-    LinkLost: what the program holds on the device is gone, and nothing is silently computed anew.
+    once. If that cannot be done within ``resume_s``, every later call raises LinkLost: what the program holds on the
+    device is gone. If the server has forgotten the session every later call raises Forgotten, until :meth:`renew`.
 
     Args:
         client: started.
@@ -126,6 +126,8 @@ class LinkRemote:
         self._lost: Optional[LinkLost] = None
         self._resuming = False
         self._closed = False
+        self._connection = client.counters["connections"]
+        self._fingerprint = client.welcome.get("fingerprint")
 
     @property
     def unanswered(self) -> int:
@@ -145,6 +147,8 @@ class LinkRemote:
             self._unanswered[sent.number] = sent
             if not self._resuming:
                 try:
+                    if self.resume_s and self._connection != self.client.counters["connections"]:
+                        raise LinkLost("the connection broke")  # it came back: is the session still there?
                     self._transmit(sent)
                 except LinkLost as error:
                     self._broken(error)
@@ -152,6 +156,16 @@ class LinkRemote:
                 raise self._lost
         self.client.let_go(LET_GO_S)
         return sent.answer
+
+    def renew(self) -> None:
+        """See :class:`~edge_offload.capture.remote.Remote`."""
+        with self._lock:
+            if self.client.welcome.get("fingerprint") != self._fingerprint:
+                raise LinkLost("the server that came back computes with another torch, processor or thread count")
+            self._end(LinkLost("this session is over"))
+            self.session, self.messages, self._lost = os.urandom(16), 0, None
+            self._under_way.clear()
+            self._connection = self.client.counters["connections"]
 
     def close(self) -> None:
         """End the session and the connection."""
@@ -171,7 +185,12 @@ class LinkRemote:
         parts: List[Any] = []
         direct: List[Buffer] = []
         blobs: List[memoryview] = []
+        named: List[bytes] = []
         for index, buffer in enumerate(sent.buffers):
+            if isinstance(buffer, Named):
+                parts.append([buffer.nbytes, list(buffer.names)])
+                named += buffer.names
+                continue
             view = memoryview(buffer).cast("B")
             if sent.keep and view.nbytes >= MIN_BLOB_BYTES:
                 pieces = [view[start : start + PIECE] for start in range(0, view.nbytes, PIECE)]
@@ -187,6 +206,10 @@ class LinkRemote:
                 direct.append(view)
         if blobs:
             self._offer(sent, blobs, [name for part in parts if part is not None and part[1] for name in part[1]])
+        for start in range(0, len(named), 256):
+            question = self._ask(HAVE, sent, {"names": named[start : start + 256]}, [])
+            if _result(question, self.timeout_s).body.get("missing") != []:
+                raise ProtocolError("weights that were on the server's disk are not there any more")
         body: Dict[str, Any] = {"codec": self.codec, "coded": [list(item) for item in sent.coded], "ahead": True}
         if any(part is not None for part in parts):
             body["parts"] = parts
@@ -256,6 +279,7 @@ class LinkRemote:
         try:
             answer = self._decoded(body, buffers)
         except EdgeOffloadError as malformed:
+            self._unanswered.pop(sent.number, None)
             sent.answer.set_exception(malformed)
             return
         sent.parts += 1
@@ -319,6 +343,8 @@ class LinkRemote:
                     self._again()
                     self.resumed += 1
                     return
+                except Forgotten as known:
+                    return self._end(known)
                 except LinkLost:
                     time.sleep(0.05)
             self._end(
@@ -337,15 +363,17 @@ class LinkRemote:
     def _again(self) -> None:
         """Everything that was not answered, on a new connection."""
         self._under_way.clear()
+        connection = self.client.counters["connections"]
         reply = _result(
             self.client.request(RESUME, {"session": self.session}, timeout_s=self.timeout_s), self.timeout_s
         )
         if not reply.body.get("known") and self.messages > len(self._unanswered):
-            raise ProtocolError(
+            raise Forgotten(
                 "the server was restarted or has given this session up, and has forgotten it: "
                 "what the program had on the device is gone",
                 remedy="start the program again: its weights are on the server's disk and are not sent again",
             )
+        self._connection = connection
         for sent in list(self._unanswered.values()):
             if time.monotonic() > sent.give_up_s:
                 raise ProtocolError(f"no answer within {self.timeout_s:g} s")

@@ -14,6 +14,7 @@ import msgpack
 import torch
 
 from edge_offload.capture.ahead import described_to_wire
+from edge_offload.capture.blobs import Named
 from edge_offload.capture.course import Course, Node, parse_course, parse_node
 from edge_offload.capture.entries import Buffer, host_tensor
 from edge_offload.capture.executor import DeviceSession
@@ -63,7 +64,9 @@ class Message:
         steps = []
 
         def pack(payloads: Sequence[Buffer]) -> List[int]:
-            sizes = [memoryview(payload).nbytes for payload in payloads]
+            sizes = [
+                payload.nbytes if isinstance(payload, Named) else memoryview(payload).nbytes for payload in payloads
+            ]
             for payload, size in zip(payloads, sizes):
                 if size <= SMALL:
                     small.append(bytes(payload))

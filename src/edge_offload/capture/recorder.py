@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any, Deque, List, Optional, Sequence, Tuple
+from typing import Any, Deque, List, Optional, Sequence
 
 import torch
 
 from edge_offload.capture.arriving import Arriving
+from edge_offload.capture.connect import say
 from edge_offload.capture.course import Course
 from edge_offload.capture.definitions import Definitions
 from edge_offload.capture.forms import Done, Piece
@@ -29,11 +30,12 @@ from edge_offload.capture.handed import ASYNC, BARRIER, DYNAMIC, INFER, READ, Ha
 from edge_offload.capture.messages import Answer, Message, tensor_bytes
 from edge_offload.capture.plans import Plan
 from edge_offload.capture.predict import Branches, Predictor
-from edge_offload.capture.remote import Remote
+from edge_offload.capture.remote import Forgotten, Remote
 from edge_offload.capture.segments import Outcome, Step
 from edge_offload.capture.speculation import Speculation
+from edge_offload.capture.standby import Standby
 from edge_offload.capture.symbols import facts_of
-from edge_offload.errors import LinkLost, ProtocolError
+from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.modes import Mode
 
 #: Messages with no answer awaited; each may carry the uploads of one segment.
@@ -80,7 +82,8 @@ class Recorder:
         self._failed: Optional[Exception] = None
         self._has_read = False
         self._definitions = Definitions(native)
-        self._oldest = self._next = 0
+        self._standby = Standby()
+        self._next = 0
         self._pieces: List[Piece] = []
         self._owed = 0
         self._dropped: List[int] = []
@@ -106,10 +109,10 @@ class Recorder:
         """
         self.remote = remote
         self._forget_definitions()
-        self._oldest = self._next
         self._freed, self._forget, self._unsettled, self._speculation = [], False, None, None
         self._outstanding.clear()
         self._failed, self._has_read = None, False
+        self._standby = Standby(self._next)
         self.switch(self.mode)
 
     # -- called by the device, under its lock
@@ -124,14 +127,35 @@ class Recorder:
 
     def _ended(self, handed: Handed) -> Any:
         self._freed += handed.freed
+        self._standby.freed(handed.freed)
         self._next = handed.base
+        piece: Optional[Piece] = None
+        failed, first = True, not self._has_read
+        try:
+            if handed.calls:
+                if self._failed is None:
+                    self._renew(handed.generation)
+                piece = Piece.of(handed)
+                self._standby.check_generators(piece, self._definitions.forms)
+            forgotten: Optional[Forgotten] = None
+            try:
+                result = self._outcome(piece, handed)
+            except Forgotten as error:
+                forgotten = error
+            if forgotten is not None:
+                result = self._put_back(forgotten, piece, handed)
+            failed = False
+        finally:
+            self._standby.done(piece, self._definitions.forms, first, not self._pieces, failed)
+        return result
+
+    def _outcome(self, piece: Optional[Piece], handed: Handed) -> Any:
+        """What the device is to be told of a segment, or of none."""
         if self._failed is not None:
             raise self._failed
-        if not handed.calls:
+        if piece is None:
             return self._barrier() if handed.reason == BARRIER else None
-        self._renew(handed.generation)
         self.counters.segments += 1
-        piece = Piece.of(handed)
         if self._predictor is None:
             outcome = self._run([piece], None)
         else:
@@ -140,6 +164,38 @@ class Recorder:
             except BaseException:
                 self._pieces, self._owed = [], 0
                 raise
+        return outcome.tensor if handed.reason == READ else outcome.results
+
+    def _put_back(self, error: Forgotten, piece: Optional[Piece], handed: Handed) -> Any:
+        """The server was restarted: give a new session what the program had uploaded, and go on with this step.
+
+        What was computed on the device is gone; using it raises LinkLost.
+        """
+        standby, forms = self._standby, self._definitions.forms
+        pieces, freed = standby.again(piece)
+        self.native.expect(-1)
+        self._forget_definitions()
+        self._unsettled, self._speculation = None, None
+        self._outstanding.clear()
+        try:
+            if handed.generation != self._generation:
+                raise LinkLost("the device has forgotten its calls at the same time")
+            self.remote.renew()
+            for message in standby.messages(pieces[0].base if pieces else handed.base, error.cause):
+                answer = self._wait(self.remote.submit(message.to_wire(), keep=True), blocked=False)
+                if answer.error is not None:
+                    raise answer.error
+        except (EdgeOffloadError, NotImplementedError) as problem:
+            self._failed = LinkLost(f"{error.cause} ({problem})", remedy=error.remedy)
+            raise self._failed from None
+        self._failed, self._forget, self._freed = None, True, freed
+        self._predictor = self._new_predictor()
+        say(f"the server was restarted: {len(standby.retained)} tensors were put back on its device")
+        for each in pieces:
+            standby.check_generators(each, forms)
+        if not pieces:
+            return self._outcome(None, handed)
+        outcome = self._run(pieces, None)
         return outcome.tensor if handed.reason == READ else outcome.results
 
     def announce(self, segment: int, base: int, live: List[int], payloads: List[torch.Tensor]) -> None:
@@ -163,7 +219,10 @@ class Recorder:
             *(tensor_bytes(payload) for payload in payloads),
             *(item for item in assumed if item is not None),
         ]
-        self._speculate(branches, course, Message())
+        try:
+            self._speculate(branches, course, Message())
+        except Forgotten:
+            return  # the read that follows sees to it
         assert self._speculation is not None
         self._speculation.assumed = assumed
 
@@ -176,12 +235,6 @@ class Recorder:
         self.native.expect(plan.node.segment, max(fresh, default=len(plan.uploads)))
 
     # -- running
-
-    def _check_age(self, live: Sequence[Tuple[int, int]]) -> None:
-        if self._oldest and any(number < self._oldest for _, number in live):
-            raise LinkLost(
-                "a tensor was on the device when the connection broke, and is gone", remedy="put it there again"
-            )
 
     def _predicted(self, piece: Piece, freed: List[int]) -> Outcome:
         """What becomes of a segment where steps are learnt and run ahead."""
@@ -216,7 +269,7 @@ class Recorder:
         message = Message()
         fresh = False
         for piece in pieces:
-            self._check_age(piece.live)
+            self._standby.check(piece.live)
         for piece in pieces:
             fresh = self._definitions.segment(piece.segment, message, piece.definition) or fresh
             describe = piece.reason in (INFER, DYNAMIC) and piece is pieces[-1]
@@ -321,7 +374,7 @@ class Recorder:
             return None
         answer = self._answered(ahead)
         if ahead.taken < len(answer.ran):
-            complete = ahead.future.done()
+            ended = ahead.future.ended
             index, base, outcome = answer.ran[ahead.taken]
             plan = ahead.plans[index]
             if base == done.base and plan.same_as(done, predictor.start, predictor.since):
@@ -329,7 +382,7 @@ class Recorder:
                 self.counters.speculated += 1
                 self.counters.accepted += 1
                 self._freed += [done.base + number for number in done.dead - plan.dead]
-                if complete and ahead.taken == len(answer.ran):
+                if ended and ahead.taken == len(answer.ran):
                     self._settle(ahead.taken)
                 return outcome
         self._over(ahead, len(answer.ran))
@@ -349,6 +402,8 @@ class Recorder:
         if generation == self._generation:
             return
         self._generation = generation
+        self._standby.done(None, self._definitions.forms, first=False, over=True, failed=True)
+        self._standby.retained.renumber()
         self._catch_up()
         self._forget_definitions()
         self._forget = True

@@ -27,6 +27,10 @@ def known_facts(said: Any) -> Dict[str, Any]:
     return {"name": said["name"][:200], **{name: said[name] for name in _NUMBERS}}
 
 
+class Forgotten(LinkLost):
+    """There is a server, but it knows nothing of the session: what the program had on the device is not there."""
+
+
 class Remote(Protocol):
     """Sends messages in order; each answer arrives in a Future, perhaps in parts.
 
@@ -49,6 +53,14 @@ class Remote(Protocol):
         """
         ...
 
+    def renew(self) -> None:
+        """After Forgotten: go on with a session that knows nothing.
+
+        Raises:
+            EdgeOffloadError: that cannot be.
+        """
+        ...
+
     def close(self) -> None:
         """End the session."""
         ...
@@ -63,6 +75,14 @@ class AbsentRemote:
 
     def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
         raise LinkLost("the virtual device has no server yet")
+
+    def renew(self) -> None:
+        """Such a session is not forgotten.
+
+        Raises:
+            LinkLost: always.
+        """
+        raise LinkLost("there is no other session")
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -92,6 +112,14 @@ class InProcessRemote:
 
         answer.complete(received(serve(self.session, [bytes(buffer) for buffer in buffers], ahead)))
         return answer
+
+    def renew(self) -> None:
+        """Such a session is not forgotten.
+
+        Raises:
+            LinkLost: always.
+        """
+        raise LinkLost("there is no other session")
 
     def close(self) -> None:
         self.session = None
@@ -161,6 +189,14 @@ class WorkerRemote:
                 left, self._waiting = list(self._waiting.values()), {}
             for waiting in left:
                 waiting.set_exception(reason)
+
+    def renew(self) -> None:
+        """Such a session is not forgotten.
+
+        Raises:
+            LinkLost: always.
+        """
+        raise LinkLost("there is no other session")
 
     def close(self) -> None:
         self._channel.close()
