@@ -95,12 +95,19 @@ struct Death { uint64_t id, epoch; uint32_t canonical; bool fresh; };
 struct Bytes128 { uint64_t low, high; bool operator==(const Bytes128& o) const { return low == o.low && high == o.high; } };
 struct Hash128 { size_t operator()(const Bytes128& b) const { return b.low ^ (b.high * 0x9e3779b97f4a7c15ull); } };
 
-struct State {
-  std::recursive_mutex calls;
+struct alignas(64) State {
+  // what every call computed here touches, in one line of the caches: between two kernels they hold nothing of this
+  std::atomic<uint64_t> next_id{1};
+  std::atomic<uint64_t> count_calls{0};
+  std::atomic<int64_t> allocated{0}, peak{0};  // bytes of storages that the program holds, and held at most
+  uint64_t epoch = 1;
+  bool here = false;     // calls are computed in this process (computing.h, watching.h)
+  bool watched = false;  // ... and noted as well: the handler hears of every segment that ends in a read
+  bool spoiled = false;  // no inference that could be known: nothing is noted until the next read
+  bool busy = false;     // the handler is running
+  alignas(64) std::recursive_mutex calls;
   std::mutex deaths;
   std::vector<Death> dead;
-  std::atomic<uint64_t> next_id{1};
-  uint64_t epoch = 1;
   Segment pending;
   std::unordered_map<std::string_view, std::unique_ptr<Entry>> entries;  // the view is into Entry::key
   std::vector<Entry*> by_index;
@@ -112,17 +119,12 @@ struct State {
   std::unordered_set<const c10::FunctionSchema*> trusted;  // operators whose meta kernels are the CPU's own shape functions
   std::unordered_map<std::string, std::string> refused;  // operators that the server has not, or has otherwise: why
   uint32_t generation = 0;                                 // how often entries and segments have been forgotten
-  std::atomic<int64_t> allocated{0}, peak{0};              // bytes of storages that the program holds, and held at most
   bool per_call = false;
-  bool busy = false;      // the handler is running
   bool installed = false;
   PyObject* handler = nullptr;
-  // where calls are computed in this process (computing.h, watching.h)
-  bool here = false;      // they are
-  bool watched = false;   // ... and noted as well: the handler hears of every segment that ends in a read
-  bool keep = false;      // ... with the bytes that were uploaded and read
+  // where calls are computed in this process
+  bool keep = false;      // those that are noted are told with the bytes that were uploaded and read
   bool owing = false;     // the handler wants to know before memory is written
-  bool spoiled = false;   // no inference that could be known: nothing is noted until the next read
   bool waiting = false;   // the pending calls have not been computed: robot and server may compute them together
   std::vector<uint32_t> awaited, following;  // segments to wait for; those of them that the pending one begins like
   std::vector<uint32_t> known_here;          // segments that are computed here: what begins so is not noted, as a rule
@@ -131,7 +133,6 @@ struct State {
   std::vector<uint64_t> written;             // storages that were written since the handler last heard of it
   std::unordered_map<uint64_t, Context*> listed;  // guarded by `deaths`
   const char* spoiled_by = "";
-  std::atomic<uint64_t> count_calls{0};
   uint64_t count_hits = 0, count_flushes = 0;
 };
 inline State& state() { static auto* s = new State; return *s; }  // never destroyed: storages outlive static destruction

@@ -194,20 +194,36 @@ class Typed<Op, Return(Args...)> {
   }
 };
 
+// What was lent, as an array of tensors, while it lives.
+struct Row {
+  Loan& loan;
+  c10::SmallVector<Tensor, 32> hosts;
+  explicit Row(Loan& loan) : loan(loan) { for (size_t i = 0; i < loan.count; ++i) hosts.push_back(std::move(*loan.hosts[i])); }
+  Row(const Row&) = delete;
+  Row& operator=(const Row&) = delete;
+  ~Row() { for (size_t i = 0; i < loan.count; ++i) *loan.hosts[i] = std::move(hosts[i]); }
+};
+
 inline Tensor cat(const at::ITensorListRef& tensors, int64_t dim) {
   using Op = at::_ops::cat;
+  constexpr size_t kMost = 32;
   Entered entered;
   if (!entered.at_once) return Typed<Op>::general(tensors, dim);
-  c10::SmallVector<Tensor, 8> hosts;
+  const Tensor* mine[kMost];
+  size_t count = 0;
   for (const Tensor& t : tensors) {
-    if (!t.defined() || !on_device(t) || t.layout() != at::kStrided || t.is_conj() || t.is_neg()) return Typed<Op>::general(tensors, dim);
-    hosts.push_back(host_of(t));
+    if (count == kMost || !t.defined()) return Typed<Op>::general(tensors, dim);
+    mine[count++] = &t;
   }
+  std::optional<Tensor> lent[kMost];
+  Loan loan(mine, lent, count);
+  if (!loan.take()) return Typed<Op>::general(tensors, dim);
   ++state().count_calls;
+  std::optional<Row> row(std::in_place, loan);
   BelowAll below;
-  Tensor found = Op::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), at::ITensorListRef(at::ArrayRef<Tensor>(hosts)), dim);
-  if (is_fresh(found)) return give_fresh(std::move(found), false);
-  return Typed<Op>::general(tensors, dim);
+  Tensor found = Op::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), at::ITensorListRef(at::ArrayRef<Tensor>(row->hosts)), dim);
+  row.reset();
+  return is_fresh(found) ? give_fresh(std::move(found), false) : give_alias(Typed<Op>::op(), loan, found);
 }
 
 // Says which operators have such kernels now.
