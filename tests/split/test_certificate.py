@@ -8,6 +8,8 @@ import torch
 from split_chains import Chain
 
 from edge_offload.split.certificate import TOLERANCE, certify
+from edge_offload.split.check import check
+from edge_offload.split.complete import complete
 from edge_offload.split.cost import CodecCost, CostModel, Link, OperatorCost
 from edge_offload.split.locality import analyse
 from edge_offload.split.objective import Objective
@@ -53,8 +55,9 @@ def every_replicated_split(space: Space, objective: Objective) -> np.ndarray:
         options.append((*start, end))
         for last in (place for place in places if place > first):
             length = space.located.operators[last].length
-            options += [(*start, Recut(last, rows / length, flipped), end)
-                        for rows in range(1, length) for flipped in (False, True)]  # fmt: skip
+            options += [(*start, Recut(last, rows / length, flipped, handed), end)
+                        for rows in range(1, length)
+                        for flipped in (False, True) for handed in (False, True)]  # fmt: skip
     for recuts in options:
         scored = space.score(recuts)
         pairs = zip(scored.makespan_s, scored.energy_j)
@@ -66,6 +69,27 @@ def test_waists_are_where_one_value_is_handed_on() -> None:
     located = space_of(0).located
     assert [(waist.after, waist.value) for waist in waists(located)][:2] == [(-1, 0), (0, located.made_by[0][0])]
     assert 2 not in [waist.after for waist in waists(located)], "behind the branch two values are handed on"
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_halos_that_are_handed_over_are_computed_once(flipped: bool) -> None:
+    space = space_of(0)
+    place = waists(space.located)[-1].after
+    twice, once = (
+        space.ranges((Recut(place, 0.5, flipped, handed), Recut(space.last, 0.0))) for handed in (False, True)
+    )
+
+    def both(ranges) -> int:
+        robot, server = ranges
+        return sum(
+            max(0, min(robot[k][1], server[k][1]) - max(robot[k][0], server[k][0])) for k in robot if k in server
+        )
+
+    assert both(twice) > 0
+    assert both(once) == 0
+    assert once[0] == twice[0], "the robot's rows are its own halos', too"
+    for recuts in (twice, once):
+        check(complete(space.located, *recuts, identity=space.identity), space.located, space.identity)
 
 
 @pytest.mark.parametrize("seed", range(2))

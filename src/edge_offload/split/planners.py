@@ -296,14 +296,14 @@ def _moved(space: Space, recuts: Recuts, positions: Sequence[int], chooser: rand
         return rest if rest != space.device_only else None
     if move == "fraction":
         step = chooser.choice([-0.125, -0.0625, -0.03125, 0.03125, 0.0625, 0.125])
-        return insert(rest, Recut(recut.position, min(max(recut.fraction + step, 0.0), 1.0), recut.flipped))
+        return insert(rest, replace(recut, fraction=min(max(recut.fraction + step, 0.0), 1.0)))
     if move == "flip":
-        return insert(rest, Recut(recut.position, recut.fraction, not recut.flipped))
+        return insert(rest, replace(recut, flipped=not recut.flipped))
     if move == "tail":
         ends = recuts[-1].position == space.last
         return recuts[:-1] if ends and len(recuts) > 1 else insert(recuts, Recut(space.last, 0.0))
     near = sorted(positions, key=lambda position: abs(position - recut.position))[1:5]
-    return insert(rest, Recut(chooser.choice(near), recut.fraction, recut.flipped)) if near else None
+    return insert(rest, replace(recut, position=chooser.choice(near))) if near else None
 
 
 def _keep(best: Choice, scored: Scored, objective: Objective) -> bool:

@@ -1,10 +1,11 @@
 """The best replicated split, found by looking at all of them and simulating those that a bound does not exclude.
 
-A *waist* is a place in the program over which a single value is handed on. A *replicated split* meets the link at most
-twice on the way up: behind waist J the robot, which has made everything so far, sends a part of what is handed on; both
-sides compute their rows up to waist K, each with its own halos; the robot sends its rows there, and the server
-finishes. J at the input and K at J are included, so that device-only, server-only and every layer cut at a waist are of
-the family. The robot's rows may be any number, the first or the last ones, and payloads take the best codec.
+A *waist* is a place in the program over which a single value is handed on. A *replicated split* sends whole parts up at
+most twice: behind waist J the robot, which has made everything so far, sends a part of what is handed on; both sides
+compute their rows up to waist K, each with its own halos, or without: then the robot hands over what both would compute
+on the way. The robot sends its rows at K, and the server finishes. J at the input and K at J are included, so that
+device-only, server-only and every layer cut at a waist are of the family. The robot's rows may be any number, the first
+or the last ones, and payloads take the best codec.
 """
 
 from __future__ import annotations
@@ -103,22 +104,27 @@ class Search:
                     return
                 costs = self._bound(first, last, (rows - 1) / length, (length - rows - 1) / length)
                 for count in rows[(costs < self.best[None, :]).any(axis=1)]:
-                    for flipped in (False, True):
-                        if (self._closer_bound(first, last, int(count), flipped) < self.best).any():
-                            self._offer(_recuts(self.space, first, last, float(count) / length, flipped))
+                    for flipped, handed in ((False, False), (True, False), (False, True), (True, True)):
+                        if (self._closer_bound(first, last, int(count), flipped, handed) < self.best).any():
+                            self._offer(_recuts(self.space, first, last, float(count) / length, flipped, handed))
             self._cones.clear()
 
-    def _closer_bound(self, first: Waist, last: Waist, count: int, flipped: bool) -> np.ndarray:
-        """Least cost at every bandwidth, with the halos of these very rows."""
+    def _closer_bound(self, first: Waist, last: Waist, count: int, flipped: bool, handed: bool) -> np.ndarray:
+        """Least cost at every bandwidth, with the halos of these very rows; if they are handed over, the server's
+        seconds and what it is sent first are what the robot's rows leave at least."""
         length = self.space.located.length(last.value)
         mine, theirs = (0, count), (count, length)
         if flipped:
             mine, theirs = (length - count, length), (0, length - count)
         robot_s, _ = self._cone(last, Side.ROBOT, mine)
-        server_s, rows = self._cone(last, Side.SERVER, theirs)
         before, middle, end = first.after + 1, last.after + 1, len(self.whole) - 1
         prefix, rest = self.whole[before, 0], self.whole[end, 1] - self.whole[middle, 1]
-        low, high = rows.get(first.value, EMPTY)
+        if handed:
+            server_s = self._left(last, mine)
+            low, high = 0, self._rows(last, (0, length), first.value) - self._rows(last, mine, first.value)
+        else:
+            server_s, need = self._cone(last, Side.SERVER, theirs)
+            low, high = need.get(first.value, EMPTY)
         up_first = self._wire_s(first.value) * (high - low) / self.space.located.length(first.value)
         up_last = self._wire_s(last.value) * (count / length)
         robot, server = prefix + robot_s[before], server_s[before] + rest
@@ -138,6 +144,23 @@ class Search:
                 seconds[index] = seconds[index + 1] + model.operator_s(side, index, high - low)
             self._cones[key] = seconds, need
         return self._cones[key]
+
+    def _rows(self, last: Waist, rows: Range, number: int) -> int:
+        """How many rows of a value ``rows`` of ``last`` need."""
+        low, high = self._cone(last, Side.ROBOT, rows)[1].get(number, EMPTY)
+        return high - low
+
+    def _left(self, last: Waist, mine: Range) -> np.ndarray:
+        """The server's seconds from each operator up to ``last`` for what the robot does not make for ``mine``."""
+        located = self.space.located
+        whole = self._cone(last, Side.ROBOT, (0, located.length(last.value)))[1]
+        robot = self._cone(last, Side.ROBOT, mine)[1]
+        seconds = np.zeros(last.after + 2)
+        for index in range(last.after, -1, -1):
+            (low, high), (first, end) = located.made(index, whole), located.made(index, robot)
+            rows = max(high - low - (end - first), 0)
+            seconds[index] = seconds[index + 1] + self.space.model.operator_s(Side.SERVER, index, rows)
+        return seconds
 
     def _cost(self, robot: Any, server: Any, prefix: float, rest: float, up_first: Any, up_last: Any,
               at_input: bool) -> np.ndarray:  # fmt: skip
@@ -181,10 +204,10 @@ class Search:
         return np.asarray(nbytes / self.space.bandwidths)
 
 
-def _recuts(space: Space, first: Waist, last: Waist, fraction: float, flipped: bool) -> Recuts:
+def _recuts(space: Space, first: Waist, last: Waist, fraction: float, flipped: bool, handed: bool = False) -> Recuts:
     recuts: List[Recut] = [Recut(space.last, 0.0)]
     if last.after > first.after:
-        recuts.append(Recut(last.after, fraction, flipped))
+        recuts.append(Recut(last.after, fraction, flipped, handed))
     if first.after >= 0:
         recuts.append(Recut(first.after, 1.0))
     return tuple(sorted(recuts))

@@ -3,14 +3,15 @@
 With exact halos it pays to decide only *where* the two sides meet. A :class:`Recut` at operator p says: what crosses
 from operators up to p to those behind is cut, the robot makes the fraction f of its rows, the server the rest, and
 each is sent what it lacks. Everywhere else each side computes what its own later rows need, with replicated halos and
-no exchange (footprint closure by replication; LOPInfer Sec. IV-C's third mechanism). Device-only is no recut at all;
+no exchange (footprint closure by replication; LOPInfer Sec. IV-C's third mechanism), or with halos that the robot hands
+over (Intra-DP's exchange, one way). Device-only is no recut at all;
 server-only is one at the end with f = 0; a layer cut adds one with f = 1; what Intra-DP draws adds one in between.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -29,12 +30,14 @@ from edge_offload.split.simulate import compile_plan, sweep
 class Recut:
     """Cut what operator ``position`` and those before it hand on; the robot makes ``fraction`` of the rows.
 
-    ``flipped`` gives the robot the last rows instead of the first.
+    ``flipped`` gives the robot the last rows instead of the first. ``handed``: between the recut before and this one
+    no row is computed twice; what both sides would need of a value is the robot's, who hands it over.
     """
 
     position: int
     fraction: float
     flipped: bool = False
+    handed: bool = False
 
 
 Recuts = Tuple[Recut, ...]
@@ -119,6 +122,10 @@ class Space:
         """What each side computes."""
         tail_on_robot = not recuts or recuts[-1].position < self.last or recuts[-1].fraction >= 0.5
         active = self._active(recuts)
+        handed: Set[int] = set()
+        for before, recut in zip([-1, *(recut.position for recut in recuts)], recuts):
+            if recut.handed:
+                handed.update(range(before + 1, recut.position + 1))
 
         def decide(index: int, robot: Range, server: Range) -> Tuple[Range, Range]:
             low, high = union(robot, server)
@@ -130,7 +137,7 @@ class Space:
                     here = robot[0] < robot[1] and (server[0] >= server[1] or tail_on_robot)
                 return ((low, high), EMPTY) if here else (EMPTY, (low, high))
             if recut is None:
-                return robot, server
+                return (robot, _without(server, robot)) if index in handed else (robot, server)
             share = round(recut.fraction * (high - low))
             if recut.flipped:
                 return (high - share, high), (low, high - share)
@@ -227,6 +234,13 @@ class Space:
             return np.asarray(values[best])
 
         return Payload(take("raw_bytes"), take("coded_bytes"), take("encode_s"), take("decode_s"), take("pieces"))
+
+
+def _without(rows: Range, other: Range) -> Range:
+    """``rows`` that ``other`` does not cover; all of them where two stretches would be left."""
+    low = other[1] if other[0] <= rows[0] < other[1] else rows[0]
+    high = other[0] if other[0] < rows[1] <= other[1] else rows[1]
+    return (low, high) if low < high else EMPTY
 
 
 def best_of(scored: Sequence[Scored], objective: Objective, bin_index: int) -> Scored:
