@@ -59,14 +59,16 @@ class Watched(DeviceSession):
 class Device:
     """A session that has the network as two nodes, the input in storage 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: bool = False) -> None:
+        """``sizes``: of its first head the host wants to know what the result looks like, and does not read it."""
         self.session = Watched()
         self.answer = Arriving()
         self.base = 10
         put = Step(0, 1, [], [], b"", [struct.pack("<3f", 1, 2, 3)])
-        first = Node(1, (), (), ((0, 0, 1),), (), b"", (), False)
+        first = Node(1, (), (), ((0, 0, 1),), (), b"", (), sizes)
         second = Node(2, (), (), ((0, 0, 1),), (), b"", (), False)
-        segments = [(0, words(0, 1, 0)), (1, words(2, 0, 0, 4, 1)), (2, words(3, 0, 0, 4, 1))]
+        head = words(2, 0, 0) if sizes else words(2, 0, 0, 4, 1)
+        segments = [(0, words(0, 1, 0)), (1, head), (2, words(3, 0, 0, 4, 1))]
         self.send(Message(ENTRIES, 0, segments, steps=[put], speculative_from=1, nodes=[(0, first), (1, second)]))
 
     def send(self, message: Message) -> List[Answer]:
@@ -107,6 +109,20 @@ def test_what_takes_no_time_leaves_together(monkeypatch: pytest.MonkeyPatch) -> 
     assert device.infer() == []
     assert LEFT not in device.session.events
     assert [outcome.tensor.tolist() for _, _, outcome in device.answer.result(0).ran] == [[1, 4, 9], [2, 4, 6]]
+
+
+@pytest.mark.parametrize("every_s", [0.0, 1e6])
+def test_sizes_that_the_host_waits_for_leave_now_and_then(monkeypatch: pytest.MonkeyPatch, every_s: float) -> None:
+    monkeypatch.setattr(ahead, "SIZES_EVERY_S", every_s)
+    device = Device(sizes=True)
+    for _ in range(4):
+        parts = device.infer()
+        events = [FIRST, LEFT, SECOND, "edge::download"]
+        assert device.session.events == [event for event in events if event != LEFT or not every_s]
+        assert [len(part.ran) for part in parts] == ([] if every_s else [1])
+        first, second = (outcome for _, _, outcome in device.answer.result(0).ran)
+        assert first.results is not None
+        assert second.tensor is not None
 
 
 def test_what_is_there_can_be_used_though_the_rest_never_comes() -> None:

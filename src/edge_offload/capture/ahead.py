@@ -25,6 +25,8 @@ MAX_CALLS = 4096
 MAX_SEGMENTS = 128
 #: What the host reads leaves at once if what comes after it took at least so long the last time (seconds).
 LEAST_PAUSE_S = 2e-3
+#: Sizes that the host needs to go on leave, with all that is there, if so long has nothing left (seconds).
+SIZES_EVERY_S = 20e-3
 
 
 class Ahead:
@@ -70,7 +72,8 @@ class Ahead:
         node, its first new storage, and its outcome.
 
         What cannot be run ends the run: the client will ask for it in another way, and gets the error then. ``leave``
-        is called when the host waits for what is there already, and what is computed next takes its time.
+        is called when the host waits for what is there already, and what is computed next takes its time; now and then
+        where it waits for sizes alone.
         """
         since, base = list(course.since), course.base
         kind: Kind = ()
@@ -83,6 +86,7 @@ class Ahead:
             raise ProtocolError("a course without a beginning")
         read = ~before[0].segment if before is not None else None
         since_s, told, count = time.monotonic(), False, 0
+        left_s = since_s
         index = follow(course.first, kind)
         payloads = course.payloads
         reads = 0
@@ -92,7 +96,7 @@ class Ahead:
                 break  # once more around, after the host has read something: that is the next inference
             if read is not None and not told and self._pauses.get(read, LEAST_PAUSE_S) >= LEAST_PAUSE_S:
                 leave()
-                told = True
+                left_s, told = time.monotonic(), True
             number, edges = course.nodes[index]
             try:
                 last = self._integers(number, since)
@@ -110,6 +114,10 @@ class Ahead:
                 self._note_pause(read, since_s)
                 read, since_s, told = number, time.monotonic(), False
             index = follow(edges, kind)
+            sizes = outcome.results is not None or bool(outcome.described)
+            if sizes and index is not None and time.monotonic() - left_s >= SIZES_EVERY_S:
+                leave()
+                left_s = time.monotonic()
         self._note_pause(read, since_s)
 
     def _note_pause(self, read: Optional[int], since_s: float) -> None:
