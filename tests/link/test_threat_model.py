@@ -1,5 +1,6 @@
 """Every line of the threat model names tests that exist."""
 
+import itertools
 import pathlib
 import re
 
@@ -8,7 +9,8 @@ LINE = re.compile(r"`((?:\w+/\w+\.py)?)(?:::(\w+))?`")
 
 
 def test_every_line_names_tests_that_exist():
-    rows = [row for row in (ROOT / "docs/threat-model.md").read_text().splitlines() if row.startswith("| ")][2:]
+    _, after = (ROOT / "docs/threat-model.md").read_text().split("| attacker |")
+    rows = list(itertools.takewhile(lambda row: row.startswith("| "), after.splitlines()[1:]))[1:]
     assert len(rows) >= 15
     for row in rows:
         named = LINE.findall(row.rsplit("|", 2)[1])
