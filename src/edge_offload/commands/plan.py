@@ -8,7 +8,8 @@
 Without a profile the model is measured here first. Bandwidths are in megabytes per second. The table says what each
 plan is (device, server, layers: whole operators on both sides, split: operators on both sides) and what it will cost
 beside the baselines. --certify adds how far it is at most from the best replicated split (one in which the sides
-exchange nothing between the places where it begins and ends), --bound how far from a lower bound on all plans.
+exchange nothing between the places where it begins and ends, but for halos that the robot hands over), --bound how far
+from a lower bound on all plans.
 --verify runs every plan of every planner, and some random ones, and compares them with the unsplit network up to its
 last maps, in float64 and float32; every transfer of the random ones is also made one row too short at either end,
 which must be refused. It fails if anything is not as it must be. With --out, records are written planner by planner
