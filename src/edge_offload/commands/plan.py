@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from edge_offload.split.space import Space
 
 
+EVALUATIONS = 1000
+"""Plans that a planner may look at here, where seconds are the budget; a robot's own planning looks at fewer."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See :mod:`edge_offload.commands`."""
     add_model_arguments(parser)
@@ -81,9 +85,9 @@ def run(args: argparse.Namespace) -> int:
     model = _model(args, network)
     bandwidths = sorted(rate * 1e6 for rate in args.bandwidth) if args.bandwidth else bins()
     objective = Objective(args.objective, args.weight, args.deadline)
-    effort = Effort(seconds=args.seconds)
     if args.verify:
-        return _verify(args, network, model, bandwidths, objective, effort)
+        return _verify(args, network, model, bandwidths, objective, Effort(seconds=args.seconds))
+    effort = Effort(seconds=args.seconds, evaluations=EVALUATIONS)
     if args.bounds:
         return _note_bounds(args, model, bandwidths, effort)
     started = time.perf_counter()
