@@ -10,7 +10,7 @@ from typing import Any, List
 import pytest
 import torch
 
-from edge_offload.capture import ahead
+from edge_offload.capture import ahead, messages
 from edge_offload.capture.arriving import Arriving
 from edge_offload.capture.course import Course, Node
 from edge_offload.capture.executor import DeviceSession, Step
@@ -100,6 +100,13 @@ def test_the_first_output_leaves_before_the_second_is_computed() -> None:
         whole = device.answer.result(0)
         assert [index for index, _, _ in whole.ran] == [0, 1]
         assert [outcome.tensor.tolist() for _, _, outcome in whole.ran] == [[1, 4, 9], [2, 4, 6]]
+
+
+def test_parts_are_bounded_in_bytes_and_the_rest_comes_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MAX_LEFT_BYTES", 11)  # the first head's output has 12
+    device = Device()
+    assert device.infer() == []
+    assert [outcome.tensor.tolist() for _, _, outcome in device.answer.result(0).ran] == [[1, 4, 9], [2, 4, 6]]
 
 
 def test_what_takes_no_time_leaves_together(monkeypatch: pytest.MonkeyPatch) -> None:

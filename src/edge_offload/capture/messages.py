@@ -25,6 +25,8 @@ from edge_offload.memory import flat_bytes
 
 #: Payloads up to this many bytes share one buffer.
 SMALL = 16 << 10
+#: Of one answer, what is sent in parts ahead of the rest: it is kept for a repetition until the answer is acknowledged.
+MAX_LEFT_BYTES = 256 << 20
 
 
 @dataclass
@@ -179,13 +181,20 @@ def serve(
 ) -> List[Buffer]:
     """Do what one message asks; returns the buffers of the answer. Errors of the session become part of it.
 
-    ``ahead`` is given parts of the answer while the rest is computed; what is returned is then what they lack.
+    ``ahead`` is given parts of the answer while the rest is computed, up to MAX_LEFT_BYTES of what is read; what is
+    returned is what they lack.
     """
     outcomes: List[Outcome] = []
     ran: List[Tuple[int, int, Outcome]] = []
 
+    left = 0
+
     def leave() -> None:
-        if ahead is not None:
+        nonlocal left
+        read = [outcome.tensor for outcome in (*outcomes, *(item[-1] for item in ran))]
+        size = sum(tensor.nbytes for tensor in read if tensor is not None)
+        if ahead is not None and left + size <= MAX_LEFT_BYTES:
+            left += size
             ahead(_answer(outcomes, ran))
             del outcomes[:], ran[:]
 

@@ -83,6 +83,7 @@ class Search:
                 whole[index + 1, column] = space.model.operator_s(side, index, high - low)
                 launch[index + 1, column] = costs[index].launch_s
         self._cones: Dict[Tuple[Side, Range], Tuple[np.ndarray, Dict[int, Range]]] = {}
+        self._lefts: Dict[Range, np.ndarray] = {}
         self.whole, self.launch = whole.cumsum(axis=0), launch.cumsum(axis=0)
 
     def run(self) -> None:
@@ -108,6 +109,7 @@ class Search:
                         if (self._closer_bound(first, last, int(count), flipped, handed) < self.best).any():
                             self._offer(_recuts(self.space, first, last, float(count) / length, flipped, handed))
             self._cones.clear()
+            self._lefts.clear()
 
     def _closer_bound(self, first: Waist, last: Waist, count: int, flipped: bool, handed: bool) -> np.ndarray:
         """Least cost at every bandwidth, with the halos of these very rows; if they are handed over, the server's
@@ -152,6 +154,8 @@ class Search:
 
     def _left(self, last: Waist, mine: Range) -> np.ndarray:
         """The server's seconds from each operator up to ``last`` for what the robot does not make for ``mine``."""
+        if mine in self._lefts:
+            return self._lefts[mine]
         located = self.space.located
         whole = self._cone(last, Side.ROBOT, (0, located.length(last.value)))[1]
         robot = self._cone(last, Side.ROBOT, mine)[1]
@@ -160,6 +164,7 @@ class Search:
             (low, high), (first, end) = located.made(index, whole), located.made(index, robot)
             rows = max(high - low - (end - first), 0)
             seconds[index] = seconds[index + 1] + self.space.model.operator_s(Side.SERVER, index, rows)
+        self._lefts[mine] = seconds
         return seconds
 
     def _cost(self, robot: Any, server: Any, prefix: float, rest: float, up_first: Any, up_last: Any,

@@ -4,8 +4,8 @@ With exact halos it pays to decide only *where* the two sides meet. A :class:`Re
 from operators up to p to those behind is cut, the robot makes the fraction f of its rows, the server the rest, and
 each is sent what it lacks. Everywhere else each side computes what its own later rows need, with replicated halos and
 no exchange (footprint closure by replication; LOPInfer Sec. IV-C's third mechanism), or with halos that the robot hands
-over (Intra-DP's exchange, one way). Device-only is no recut at all;
-server-only is one at the end with f = 0; a layer cut adds one with f = 1; what Intra-DP draws adds one in between.
+over (Intra-DP's exchange, one way). Device-only is no recut at all; server-only is one at the end with f = 0; a layer
+cut adds one with f = 1; what Intra-DP draws adds one in between.
 """
 
 from __future__ import annotations
