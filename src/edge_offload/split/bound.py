@@ -117,8 +117,10 @@ def _by_clocks(counts: Counts, makespan: float, limits: Limits) -> float:
     """A lower bound on all plans, at most ``makespan`` within the gap; 0 where clocks cannot be asked."""
     if max(entry.length for entry in counts.operators) > limits.rows:
         return 0.0
+    target = makespan / (1.0 + limits.gap)
     try:
-        return Clocks(counts).least_makespan(makespan / (1.0 + limits.gap))
+        found = Clocks(counts, classes=0).least_makespan(target)
+        return found if found >= target else Clocks(counts).least_makespan(target)
     except Unsupported:  # no compiler: labels alone
         return 0.0
 

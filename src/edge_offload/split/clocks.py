@@ -77,7 +77,7 @@ class Clocks:
 
     Args:
         counts: the problem.
-        classes: of the skips' rows.
+        classes: of the skips' rows; 0 forgets skips altogether, but for the work of their operators.
 
     Raises:
         Unsupported: no C++ compiler.
@@ -88,7 +88,7 @@ class Clocks:
         self._library = library()
         self._kept: List[np.ndarray] = []
         self.spine = _spine(counts)
-        self.skips = _skips(counts, self.spine)
+        self.skips = _skips(counts, self.spine) if classes else {}
         self.runs = _runs(counts, self.spine, {skip.source for skip in self.skips.values()})
         self._steps = (Step * len(self.runs))()
         for place, step in enumerate(self._steps):
@@ -136,7 +136,7 @@ class Clocks:
         step.least = self._table(least, int)
         step.robot, step.server = self._table(entry.robot_s), self._table(entry.server_s)
         sources = {skip.source for skip in self.skips.values()}
-        step.opens, step.grain = int(value in sources), max(1, -(-rows // self._classes))
+        step.opens, step.grain = int(value in sources), max(1, -(-rows // max(self._classes, 1)))
         skip = self.skips.get(index)
         step.joins = int(skip is not None)
         if skip is not None:

@@ -6,7 +6,6 @@
 namespace {
 
 constexpr size_t kLongFront = 3000;  // points after which a front is thinned while it is being gathered
-constexpr int kFar = 5;              // rows that are sent each way at once; what is more counts as so many
 
 using Rows = std::pair<int, int>;                 // of an open skip: on robot, on server
 using Held = std::map<Rows, std::vector<Front>>;  // -> [a][b]
@@ -133,84 +132,49 @@ class Forward {
     f_.thin(front);
   }
 
-  // No skip begins: whoever has more rows than are wanted is taken as one that has just those, and what is sent are
-  // the rows that are lacking, either way, both ways, or none.
+  // No skip begins: what is sent are the rows that are lacking, either way, both ways, or none. Whoever has more rows
+  // than are wanted is taken as one that has just those.
   void transfer(const Rows& skip, const std::vector<Front>& held) {
-    const std::vector<Front> exact = at_least(held);
-    Fronts more(*this, exact);
-    for (int A = 0; A < m_; A++)
-      for (int B = 0; B < m_; B++)
-        if (want_[A * m_ + B]) transfer(skip, A, B, exact, more);
-  }
-
-  // Fronts of states with at least a and b rows.
-  std::vector<Front> at_least(const std::vector<Front>& held) const {
-    std::vector<Front> robot(m_ * m_), both(m_ * m_);
+    std::vector<Front> robot(held), server(held), both(m_ * m_);
     for (int b = 0; b < m_; b++)
-      for (int a = m_ - 1; a >= 0; a--) {
-        robot[a * m_ + b] = held[a * m_ + b];
-        if (a < m_ - 1) add(robot[a * m_ + b], robot[(a + 1) * m_ + b]);
-      }
+      for (int a = m_ - 2; a >= 0; a--) add(robot[a * m_ + b], robot[(a + 1) * m_ + b]);
+    for (int a = 0; a < m_; a++)
+      for (int b = m_ - 2; b >= 0; b--) add(server[a * m_ + b], server[a * m_ + b + 1]);
     for (int a = m_ - 1; a >= 0; a--)
       for (int b = m_ - 1; b >= 0; b--) {
         both[a * m_ + b] = robot[a * m_ + b];
         if (b < m_ - 1) add(both[a * m_ + b], both[a * m_ + b + 1]);
       }
-    return both;
+    for (int A = 0; A < m_; A++)
+      for (int B = 0; B < m_; B++) {
+        if (!want_[A * m_ + B]) continue;
+        for (Point p : both[A * m_ + B]) {
+          p.robot += s_.rest_robot[A];
+          p.server += s_.rest_server[B];
+          ways(skip, A, B, p, 0, 0, p.up);
+        }
+        for (int b = 0; b < B; b++)
+          for (const Point& p : robot[A * m_ + b]) send(skip, A, b, A, B, p);
+        if (w_ == 0) continue;  // the input is the robot's
+        for (int a = 0; a < A; a++) {
+          for (const Point& p : server[a * m_ + B]) send(skip, a, B, A, B, p);
+          for (int b = 0; b < B; b++)
+            for (const Point& p : held[a * m_ + b]) send(skip, a, b, A, B, p);
+        }
+      }
   }
 
-  // Fronts of states with at most so many rows on the robot, on the server, on both.
-  struct Fronts {
-    std::vector<Front> robot, server, both;
-    Fronts(const Forward& step, const std::vector<Front>& held) : robot(held), server(held), both(held.size()) {
-      const int m = step.m_;
-      for (int b = 0; b < m; b++)
-        for (int a = 1; a < m; a++) step.add(robot[a * m + b], robot[(a - 1) * m + b]);
-      for (int a = 0; a < m; a++)
-        for (int b = 1; b < m; b++) step.add(server[a * m + b], server[a * m + b - 1]);
-      for (int a = 0; a < m; a++)
-        for (int b = 0; b < m; b++) {
-          both[a * m + b] = robot[a * m + b];
-          if (b) step.add(both[a * m + b], both[a * m + b - 1]);
-        }
+  void send(const Rows& skip, int a, int b, int A, int B, Point p) {
+    const int i = A - a, j = B - b;
+    double up = p.up, at_robot = 0, at_server = 0;
+    if (j) {
+      up = std::max(p.up, p.robot) + j * s_.up + s_.message;
+      at_server = f_.latency + std::max(up, p.robot + j * s_.up_alone);
     }
-  };
-
-  void transfer(const Rows& skip, int A, int B, const std::vector<Front>& exact, const Fronts& more) {
-    const double ra = s_.rest_robot[A], rb = s_.rest_server[B];
-    for (Point p : exact[A * m_ + B]) {
-      p.robot += ra;
-      p.server += rb;
-      ways(skip, A, B, p, 0, 0, p.up);
-    }
-    for (int b = 0; b < B; b++)
-      for (Point p : exact[A * m_ + b]) {
-        const double up = std::max(p.up, p.robot) + (B - b) * s_.up + s_.message;
-        const double at = f_.latency + std::max(up, p.robot + (B - b) * s_.up_alone);
-        p.robot += ra;
-        p.server += s_.rest_server[b];
-        ways(skip, A, B, p, 0, at, up);
-      }
-    for (int a = 0; a < A; a++)
-      for (Point p : exact[a * m_ + B]) {
-        const double at = p.server + (A - a) * s_.down + f_.message + f_.latency;
-        p.robot += s_.rest_robot[a];
-        p.server += rb;
-        ways(skip, A, B, p, at, 0, p.up);
-      }
-    for (int i = 1; i <= kFar && i <= A; i++)
-      for (int j = 1; j <= kFar && j <= B; j++) {  // the last of each: or more
-        const int a = A - i, b = B - j;
-        const auto& fronts = i < kFar ? (j < kFar ? exact : more.server) : (j < kFar ? more.robot : more.both);
-        for (Point p : fronts[a * m_ + b]) {
-          const double up = std::max(p.up, p.robot) + j * s_.up + s_.message;
-          const double at = p.server + i * s_.down + f_.message + f_.latency;
-          const double there = f_.latency + std::max(up, p.robot + j * s_.up_alone);
-          p.robot += i < kFar ? s_.rest_robot[a] : 0;
-          p.server += j < kFar ? s_.rest_server[b] : 0;
-          ways(skip, A, B, p, at, there, up);
-        }
-      }
+    if (i) at_robot = p.server + i * s_.down + f_.message + f_.latency;
+    p.robot += s_.rest_robot[a];
+    p.server += s_.rest_server[b];
+    ways(skip, A, B, p, at_robot, at_server, up);
   }
 
   // Robot and server make rows of the result.
