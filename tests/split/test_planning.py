@@ -83,6 +83,22 @@ def test_device_only_takes_no_link_and_full_power() -> None:
     assert outcome.energy_j == pytest.approx(4.0 * model.power.inference)
 
 
+def test_device_only_takes_what_the_network_takes_without_a_plan() -> None:
+    """By operators the robot takes 4 s and the server 2; the plain network 1."""
+    located = located_of(stack())
+    model = model_of(located, 1.0, 0.5, alone_s=1.0)
+    space = Space(model, [1e12])
+    alone, remote = space.score(space.device_only), space.score(space.server_only)
+    assert (float(alone.makespan_s[0]), float(remote.makespan_s[0])) == (1.0, pytest.approx(2.0))
+    outcome = simulate(space.plan(alone, 1e12), model, 1e12)
+    assert outcome.makespan_s == outcome.robot_s == 1.0
+    assert outcome.energy_j == pytest.approx(model.power.inference)
+    for name in PLANNERS:
+        table = plan_table(space, name, Objective(), Effort(seconds=10, evaluations=40))
+        if name != "server_only":
+            assert table.predicted_s == (1.0,), name
+
+
 def test_upload_and_robot_compute_overlap() -> None:
     """Robot: rows 0-8 of the first operator; server: the rest, from rows 7-16 of the input, sent meanwhile."""
     located = located_of(stack(kernels=(3,), head=False))

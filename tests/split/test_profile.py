@@ -50,7 +50,9 @@ def test_profile_round_trips_and_plans(tmp_path: pathlib.Path) -> None:
     model = cost_model(given.located, again, again, slowdown=5.0)
     assert model.robot[0].seconds(24) == pytest.approx(5.0 * model.server[0].seconds(24))
     planned = Planner("dsccs").plan(model, 1e6)
-    assert planned.predicted_s <= model.whole_s(Side.ROBOT) + 1e-9
+    assert profile.alone_s > 0
+    assert model.alone_s == 5.0 * profile.alone_s
+    assert planned.predicted_s <= model.alone_s
     draw(planned.plan, model, 1e6, tmp_path / "plan.png", "stack")
     assert (tmp_path / "plan.png").stat().st_size > 10_000
 

@@ -119,6 +119,8 @@ class CostModel:
         link: see :class:`Link`.
         power: the robot's watts by state.
         request_s: the runtime's own time on the path of every inference that uses the link, both sides together.
+        alone_s: the whole network on the robot as it runs without a plan, which is what a plan without transfers does;
+            None: as its operators cost.
     """
 
     located: LocalityMap
@@ -128,6 +130,7 @@ class CostModel:
     link: Link = field(default_factory=Link)
     power: StatePowers = field(default_factory=StatePowers)
     request_s: float = 0.0
+    alone_s: Optional[float] = None
 
     def __post_init__(self) -> None:
         count = len(self.located.operators)

@@ -26,6 +26,7 @@ class Network:
         located: its locality along the chosen axis.
         inputs: what the sequence takes, from a picture or a sweep.
         readout: the part behind an opaque operator, which lives as long as this does; None if all was traced.
+        module: the model itself, of the same weights, to be timed; None where only a record is known.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Network:
     located: LocalityMap
     inputs: Tuple[torch.Tensor, ...]
     readout: Optional[nn.Module] = None
+    module: Optional[nn.Module] = None
 
 
 def load(

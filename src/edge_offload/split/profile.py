@@ -76,6 +76,7 @@ class Profile:
         points: per operator, (rows, seconds) as measured; empty for free operators.
         codecs: value -> what codecs do to it, inputs and what operators make.
         whole_s: seconds of the unsplit network, run operator by operator.
+        alone_s: seconds of the unsplit network as it runs without a plan; 0 if that is not known.
     """
 
     model: str
@@ -85,6 +86,7 @@ class Profile:
     points: Tuple[Points, ...]
     codecs: Mapping[int, Tuple[CodecSpeed, ...]] = field(default_factory=dict)
     whole_s: float = 0.0
+    alone_s: float = 0.0
 
     def costs(self, factor: float = 1.0) -> Tuple[OperatorCost, ...]:
         """Launch and slope of every operator, times ``factor`` (for an emulated slower machine)."""
@@ -102,6 +104,7 @@ class Profile:
             "axes": {str(number): axis for number, axis in self.axes.items()},
             "machine": dict(self.machine),
             "whole_s": self.whole_s,
+            "alone_s": self.alone_s,
             "operators": [[[rows, seconds] for rows, seconds in points] for points in self.points],
             "codecs": {str(number): [vars(speed) for speed in found] for number, found in self.codecs.items()},
         }
@@ -149,7 +152,7 @@ class Profile:
             record["model"], record["sequence"], {int(key): axis for key, axis in record["axes"].items()},
             record["machine"], tuple(tuple((int(r), float(s)) for r, s in points) for points in record["operators"]),
             {int(key): tuple(CodecSpeed(**speed) for speed in found) for key, found in record["codecs"].items()},
-            record["whole_s"],
+            record["whole_s"], record.get("alone_s", 0.0),
         )  # fmt: skip
 
 
@@ -180,13 +183,14 @@ def measure(
     over ``repeats`` passes. Slices are repeated one after the other, taken from the middle, where their halos are full,
     and scaled by what the whole costs in place / repeated. What takes long is repeated less often. With one compute
     thread the time is the processor's, so that inferences beside it cost accuracy but no more; with several it is only
-    worth something on an idle machine. ``tell`` hears how far it is.
+    worth something on an idle machine. Between the passes the network is run as it is, without a plan. ``tell`` hears
+    how far it is.
     """
     located, sequence = network.located, network.program.sequence
     shared = shared_values(located, network.program.constants)
     dead = free_after(sequence)
     tell("timing the network as a whole")
-    in_place = _passes(network, shared, dead, repeats)
+    in_place, alone_s = _passes(network, shared, dead, repeats)
     values = _Values(located, shared)
     values.held.update(zip(sequence.inputs, network.inputs))
     measured: List[Points] = []
@@ -213,18 +217,42 @@ def measure(
     axes = {number: located.axes[number] for number in sequence.inputs if number in located.axes}
     whole_s = statistics.median(sum(seconds) for seconds in in_place)
     return Profile(network.name, sequence_hash(sequence), axes, fingerprint("cpu"), tuple(measured),
-                   {number: found for number, found in coded.items() if found}, whole_s)  # fmt: skip
+                   {number: found for number, found in coded.items() if found}, whole_s, alone_s)  # fmt: skip
 
 
 def _passes(
     network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[Sequence[int]], repeats: int
-) -> List[List[float]]:
-    """Seconds of every operator in up to ``repeats`` passes over the network, behind one that warms up."""
+) -> Tuple[List[List[float]], float]:
+    """Seconds of every operator in up to ``repeats`` passes over the network, behind one that warms up; and the median
+    of the network alone, run in turn with them.
+    """
     found: List[List[float]] = []
+    alone: List[float] = []
     began = time.monotonic()
     while len(found) <= repeats and (len(found) < 2 or time.monotonic() - began < ENOUGH_S):
         found.append(_pass(network, shared, dead))
-    return found[1:]
+        alone.append(_alone(network, shared, dead))
+    return found[1:], statistics.median(alone[1:])
+
+
+def _alone(network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[Sequence[int]]) -> float:
+    """Seconds of one inference without a plan: of the model itself, or of its record, call by call."""
+    located, sequence = network.located, network.program.sequence
+    values = _Values(located, shared)
+    values.held.update(zip(sequence.inputs, network.inputs))
+    threading.Event().wait(PAUSE_S)
+    began = time.perf_counter()
+    if network.module is not None:
+        network.module(*network.inputs)
+        return time.perf_counter() - began
+    for index, (operator, entry) in enumerate(zip(sequence.operators, located.operators)):
+        if entry.kind is Locality.FREE:
+            continue
+        results = located.call(index, values.whole)
+        values.held.update({number: r for number, r in zip(operator.outputs, results) if number is not None})
+        for number in dead[index]:
+            values.held.pop(number, None)
+    return time.perf_counter() - began
 
 
 def _pass(network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[Sequence[int]]) -> List[float]:
@@ -337,7 +365,8 @@ def cost_model(
             raise BadInput(f"the profile of {profile.model} was measured for another network, size or axis",
                            remedy="profile again with the options that you plan with")  # fmt: skip
     return CostModel(located, robot.costs(slowdown), server.costs(), _codec_costs(robot, server, slowdown),
-                     link or Link(), power or StatePowers(), request_s)  # fmt: skip
+                     link or Link(), power or StatePowers(), request_s,
+                     robot.alone_s * slowdown if robot.alone_s else None)  # fmt: skip
 
 
 def _codec_costs(robot: Profile, server: Profile, slowdown: float) -> Dict[int, Tuple[CodecCost, ...]]:

@@ -146,6 +146,8 @@ def compile_plan(plan: Plan, model: CostModel, payloads: Optional[Sequence[Paylo
     block_of: Dict[Side, Dict[int, int]] = {side: {} for side in Side}
     for side in Side:
         blocks[side], block_of[side] = _blocks(plan, model, side, cuts[side], sources)
+    if plan.is_local and plan.robot and model.alone_s is not None:  # the network as it is, nothing by plan
+        blocks[Side.ROBOT] = (Block((), model.alone_s, 0, len(plan.robot) - 1),)
     for transfer, (last, brought) in zip(plan.transfers, raw_after):
         after.append((block_of[transfer.sender][last] + 1 if last >= 0 else 0, brought))
     results: List[int] = []

@@ -37,7 +37,7 @@ def trace(name: str, module: nn.Module, inputs: Sequence[torch.Tensor], axis: Op
             program = from_module(network, inputs)
             with torch.no_grad():
                 program = opaque.append(program, readout, readout(*network(*inputs)))
-    return Network(name, program, located_along(name, program.sequence, axis), tuple(inputs), readout)
+    return Network(name, program, located_along(name, program.sequence, axis), tuple(inputs), readout, module)
 
 
 def located_along(name: str, sequence: Any, axis: Optional[int]) -> LocalityMap:
