@@ -5,12 +5,12 @@ from __future__ import annotations
 import struct
 import time
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, List
+from typing import Any, Dict, List
 
 import pytest
 import torch
 
-from edge_offload.capture import ahead, messages
+from edge_offload.capture import ahead, departures, messages
 from edge_offload.capture.arriving import Arriving
 from edge_offload.capture.course import Course, Node
 from edge_offload.capture.executor import DeviceSession, Step
@@ -120,7 +120,8 @@ def test_what_takes_no_time_leaves_together(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("every_s", [0.0, 1e6])
 def test_sizes_that_the_host_waits_for_leave_now_and_then(monkeypatch: pytest.MonkeyPatch, every_s: float) -> None:
-    monkeypatch.setattr(ahead, "SIZES_EVERY_S", every_s)
+    for name in ("SIZES_EVERY_S", "LEAST_S", "MOST_S"):
+        monkeypatch.setattr(departures, name, every_s)
     device = Device(sizes=True)
     for _ in range(4):
         parts = device.infer()
@@ -130,6 +131,35 @@ def test_sizes_that_the_host_waits_for_leave_now_and_then(monkeypatch: pytest.Mo
         first, second = (outcome for _, _, outcome in device.answer.result(0).ran)
         assert first.results is not None
         assert second.tensor is not None
+
+
+def test_sizes_leave_more_often_the_nearer_the_end_is() -> None:
+    spans: Dict[int, float] = {}
+
+    def leave(steps: int) -> List[int]:
+        """The steps, one a millisecond, after which something leaves."""
+        run, left = departures.Departures(spans, 3, 0.0), []
+        for step in range(1, steps + 1):
+            if run.due(step / 1e3):
+                run.left(step / 1e3)
+                left.append(step)
+        run.ended(steps / 1e3)
+        return left
+
+    def gaps(left: List[int]) -> List[int]:
+        return [after - before for before, after in zip(left, left[1:])]
+
+    unknown = leave(100)
+    assert all(20 <= gap <= 21 for gap in gaps(unknown))
+    known = leave(100)
+    assert known[0] in (50, 51)
+    assert gaps(known) == sorted(gaps(known), reverse=True)
+    assert known[-1] >= 97
+    assert len(known) < 8
+    longer = leave(150)  # than the last time
+    assert longer[: len(known)] == known
+    assert all(19 <= gap <= 21 for gap in gaps(longer)[len(known) :])
+    assert all(gap <= 201 for gap in gaps(leave(2000) + leave(2000)) if gap > 0)
 
 
 def test_what_is_there_can_be_used_though_the_rest_never_comes() -> None:

@@ -10,9 +10,13 @@ import torch
 from test_compiled_segments import FLOAT, WRAPPED, floats, integer
 
 from edge_offload.capture.course import Course, Node, Patch
+from edge_offload.capture.entries import Slot
 from edge_offload.capture.executor import DeviceSession
+from edge_offload.capture.keys import DTYPE_NUMBERS
+from edge_offload.capture.node_program import KERNEL
 from edge_offload.capture.segments import Step
 from edge_offload.capture.symbols import Formula
+from edge_offload.errors import BadInput
 
 N = 5  # the size that the calls are defined with
 
@@ -153,3 +157,98 @@ def test_a_formula_may_not_reach_outside_the_integers_of_a_call() -> None:
     device.put([1.0, 2.0, 3.0])
     assert device.run(3) is None
     assert not device.compiled
+
+
+#: y = x * 3; relu_(x) in place; read y, all of the same size every time; or the last call's results are wanted.
+SEGMENT = (0, 0, 7, 0, 8, 1)
+SEGMENT_DESCRIBED = (7, 0, 0, 0)
+
+
+class Static(Device):
+    """The same session with a segment as node 3, in which no integer varies."""
+
+    def __init__(self, words: Sequence[int], describe: bool, dead: Tuple[int, ...]) -> None:
+        super().__init__()
+        self.session.define_segment(5, struct.pack(f"<{len(words)}I", *words))
+        self.session.ahead.define(3, Node(5, (), (), ((0, 0, 1),), dead, integer(3), (), describe))
+
+    def infer(self) -> Any:
+        self.base += 100
+        (item,) = self.session.ahead.run(Course([(3, [])], [((), 0)], self.base, 1), None)
+        return item[2]
+
+    @property
+    def compiled(self) -> bool:
+        return self.session.ahead._programs.get(3) is not None
+
+
+def test_a_short_segment_is_compiled_too_and_undone() -> None:
+    device = Static(SEGMENT, False, (1,))
+    device.put([1.0, -2.0, 3.0, -4.0, 5.0])
+    x = torch.empty(0).set_(device.session.slots[1].storage)
+    for turn in range(4):
+        assert device.compiled == (turn > 0)
+        outcome = device.infer()
+        assert outcome.tensor.tolist() == [3, -6, 9, -12, 15]
+        assert x.tolist() == [1, 0, 3, 0, 5]
+        assert set(device.session.slots) == {1}
+        device.session.settle(0)
+        assert x.tolist() == [1, -2, 3, -4, 5]
+
+
+def test_a_short_segment_tells_what_its_last_call_returned() -> None:
+    device = Static(SEGMENT_DESCRIBED, True, ())
+    told: List[Any] = []
+    for _ in range(3):
+        device.put([1.0, -2.0, 3.0, -4.0, 5.0])
+        told.append(device.infer().results)
+        kept = torch.empty(0).set_(device.session.slots[device.base].storage)
+        assert kept.tolist() == [3, 0, 9, 0, 15]
+        device.session.settle(1)
+    assert device.compiled
+    assert told[0] == told[1] == told[2] == [["t", [0, 0, FLOAT, 0, [5], [1], 0, 20]]]
+
+
+def test_a_storage_that_shrank_is_not_looked_at_beyond_its_end() -> None:
+    session = DeviceSession()
+    for name, key in (
+        ("edge::alloc", whole(20)),
+        ("edge::download", tensor(0, 5)),
+        ("edge::resize", tensor(0, 5) + whole(8)),
+    ):
+        session.define_entry(name, key)
+    for number, words in enumerate(((0,), (1, 0), (2, 0))):
+        session.define_segment(number, struct.pack(f"<{len(words)}I", *words))
+    session.run(Step(0, 1, [], [], b"", []))
+    for _ in range(3):  # looked at, and compiled
+        session.run(Step(1, 2, [(0, 1)], [], b"", []))
+    session.run(Step(2, 2, [(0, 1)], [], b"", []))
+    assert session.allocated == 8
+    with pytest.raises(BadInput, match="beyond its storage"):
+        session.run(Step(1, 2, [(0, 1)], [], b"", []))
+
+
+def test_a_number_of_the_host_that_is_a_tensor_is_one_every_time() -> None:
+    """``mask[index] = True`` gets a tensor of the host, of no dimension."""
+    device = Device()
+    numbers = [len(ENTRIES), len(ENTRIES) + 1]
+    flag = b"Wb" + struct.pack("<BB", DTYPE_NUMBERS[torch.bool], 0)
+    mask = b"T" + struct.pack("<BBBqqqqB", DTYPE_NUMBERS[torch.bool], 0, 1, N, 1, 0, N, 0)
+    found = b"T" + struct.pack("<BBBqqqqB", DTYPE_NUMBERS[torch.int64], 0, 1, 2, 1, 0, 16, 1)
+    device.session.define_entry("aten::index_put_", mask + b"L" + struct.pack("<I", 1) + found + flag + b"B\0")
+    device.session.define_entry("edge::download", mask)
+    device.session.slots[1] = Slot(torch.zeros(N, dtype=torch.bool).untyped_storage())
+    device.session.slots[2] = Slot(torch.tensor([3, 1]).untyped_storage())
+    offset = len(mask) + 5 + 4
+    node = Node(
+        None, (numbers[0], 0, 1, numbers[1], 0), (Patch(0, offset, last(1)),), ((0, 0, 1), (1, 0, 2)), (),
+        struct.pack("<?15x", True), (), False,
+    )  # fmt: skip
+    device.session.ahead.define(7, node)
+    for size in (2, 1, 2, 1):
+        outcome = device.run(size)
+        assert device.compiled
+        assert outcome.tensor.tolist() == [False, size == 2, False, True, False]
+        device.session.settle(0)
+    (put, _) = device.session.ahead._programs[7]._instructions
+    assert put.how == KERNEL

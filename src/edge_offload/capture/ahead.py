@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import struct
 import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from edge_offload.capture.course import MAX_AHEAD, Course, Node, follow
+from edge_offload.capture.departures import Departures
 from edge_offload.capture.entries import Buffer, Entry
 from edge_offload.capture.keys import integer_offsets, integers_of
 from edge_offload.capture.node_compiler import compile_node
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 #: Distinct calls and segments, made from nodes, that are kept for the next time.
 MAX_CALLS = 4096
 MAX_SEGMENTS = 128
+#: Segments of so many calls at most are run as nodes are. In longer ones there are weights, which a program of a
+#: segment keeps at hand.
+MAX_SHORT = 64
 #: What the host reads leaves at once if what comes after it took at least so long the last time (seconds).
 LEAST_PAUSE_S = 2e-3
-#: Sizes that the host needs to go on leave, with all that is there, if so long has nothing left (seconds).
-SIZES_EVERY_S = 20e-3
 
 
 class Ahead:
@@ -41,6 +42,7 @@ class Ahead:
         self._programs: Dict[int, Optional[NodeProgram]] = {}  # None: there cannot be one
         self._tails: Dict[int, Tuple[List[int], List[Tuple[int, Formula]]]] = {}
         self._pauses: Dict[int, float] = {}  # from what a node returned to what was read next, or to the end
+        self._spans: Dict[int, float] = {}  # how long it took, from a node to the end
 
     def forget(self) -> None:
         """Drop all nodes."""
@@ -51,6 +53,7 @@ class Ahead:
         self._programs.clear()
         self._tails.clear()
         self._pauses.clear()
+        self._spans.clear()
 
     def define(self, number: int, node: Node) -> None:
         """Add a node, in place of the one that had this number."""
@@ -60,6 +63,7 @@ class Ahead:
         self._programs.pop(number, None)
         self._tails.pop(number, None)
         self._pauses.pop(number, None)
+        self._spans.pop(number, None)
         if number in self.nodes:
             for old in [key for key in self._segments if key[0] == number]:
                 del self._segments[old]
@@ -84,10 +88,11 @@ class Ahead:
             base = step.base + outcome.grown
         if base is None:
             raise ProtocolError("a course without a beginning")
+        ways = [(number, dict(edges)) for number, edges in course.nodes]
         read = ~before[0].segment if before is not None else None
         since_s, told, count = time.monotonic(), False, 0
-        left_s = since_s
         index = follow(course.first, kind)
+        departures = Departures(self._spans, course.nodes[index][0] if index is not None else -1, since_s)
         payloads = course.payloads
         reads = 0
         seen: Dict[int, int] = {}
@@ -96,11 +101,11 @@ class Ahead:
                 break  # once more around, after the host has read something: that is the next inference
             if read is not None and not told and self._pauses.get(read, LEAST_PAUSE_S) >= LEAST_PAUSE_S:
                 leave()
-                left_s, told = time.monotonic(), True
-            number, edges = course.nodes[index]
+                told = True
+                departures.left(time.monotonic())
+            number, edges = ways[index]
             try:
-                last = self._integers(number, since)
-                outcome = self._step(number, base, course.start, since, payloads)
+                outcome, last = self._step(number, base, course.start, since, payloads)
             except EdgeOffloadError:
                 break
             count += 1
@@ -113,12 +118,14 @@ class Ahead:
                 reads += 1
                 self._note_pause(read, since_s)
                 read, since_s, told = number, time.monotonic(), False
-            index = follow(edges, kind)
-            sizes = outcome.results is not None or bool(outcome.described)
-            if sizes and index is not None and time.monotonic() - left_s >= SIZES_EVERY_S:
-                leave()
-                left_s = time.monotonic()
+            index = edges.get(kind, edges.get(None))
+            if index is not None and (outcome.results is not None or outcome.described):
+                now_s = time.monotonic()
+                if departures.due(now_s):
+                    leave()
+                    departures.left(now_s)
         self._note_pause(read, since_s)
+        departures.ended(time.monotonic())
 
     def _note_pause(self, read: Optional[int], since_s: float) -> None:
         if read is not None:
@@ -158,27 +165,35 @@ class Ahead:
 
     def _step(
         self, number: int, base: int, start: int, since: List[Tuple[int, ...]], payloads: Optional[List[Buffer]]
-    ) -> Outcome:
+    ) -> Tuple[Outcome, Tuple[int, ...]]:
+        """The outcome of a node, and the integers of its last call."""
         node = self._node(number)
-        own: List[Buffer] = list(node.payloads) if payloads is None else payloads
-        step = Step(
-            node.segment or 0, base, node.live_at(base, start), node.dead, node.numbers, own, node.describe,
-            frozenset(node.wanted),
-        )  # fmt: skip
-        if node.segment is not None:
-            return self.session.run(step, speculative=True)
+        own: Sequence[Buffer] = node.payloads if payloads is None else payloads
         program = self._programs.get(number)
         if program is not None:
-            run = functools.partial(program.run, since=since)
-            return self.session.run(step, speculative=True, segment=self._plain[number][1], program=run)
-        segment = self._segment(number, node, since)
-        outcome = self.session.run(step, speculative=True, segment=segment)
+            return program.run(self.session, base, start, since, own)
+        last = self._integers(number, since)
+        step = Step(
+            node.segment or 0, base, node.live_at(base, start), node.dead, node.numbers, list(own), node.describe,
+            frozenset(node.wanted),
+        )  # fmt: skip
+        if node.segment is None:
+            segment = self._segment(number, node, since)
+            outcome = self.session.run(step, speculative=True, segment=segment)
+            if number not in self._programs:
+                indices, like = self._plain[number]
+                self._programs[number] = compile_node(
+                    node, like, segment,
+                    lambda call, changes: self._changed(indices[call], like.calls[call][0], changes),
+                )  # fmt: skip
+            return outcome, last
+        outcome = self.session.run(step, speculative=True)
         if number not in self._programs:
-            indices, like = self._plain[number]
-            self._programs[number] = compile_node(
-                node, like, segment, lambda call, changes: self._changed(indices[call], like.calls[call][0], changes)
-            )
-        return outcome
+            found = self.session.segments[node.segment]
+            self._programs[number] = None
+            if isinstance(found, Segment) and len(found.calls) <= MAX_SHORT:
+                self._programs[number] = compile_node(node, found, found, _unchanged)
+        return outcome, last
 
     def _segment(self, number: int, node: Node, since: List[Tuple[int, ...]]) -> Segment:
         """The calls of ``node`` with the integers of this time."""
@@ -245,6 +260,10 @@ class Ahead:
         else:
             self._calls.move_to_end(named)
         return found
+
+
+def _unchanged(call: int, changes: Sequence[Tuple[int, int]]) -> Entry:
+    raise ProtocolError("a segment's calls do not change")
 
 
 def described_to_wire(outcome: Outcome) -> Dict[str, Any]:

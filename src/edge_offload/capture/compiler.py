@@ -193,7 +193,7 @@ class _Compiler:
                 several.append((number, item if kind == "l" else -1, register))
                 if canonical in self._slotted:
                     kept = canonical not in self._dead
-                    made.append(Made(register, canonical, result.layout, ordinal + len(several) - 1, kept))
+                    made.append(Made(register, canonical, ordinal + len(several) - 1, kept))
         if not several:
             return NOTHING, (), ()
         if len(entry.results or ()) == 1 and several[0][1] == -1:

@@ -32,14 +32,26 @@ BATCH_NORM = "aten::native_batch_norm"
 
 
 class Slot:
-    """One storage, and the tensors that look into it, by layout."""
+    """One storage, and the tensors that look into it, by layout.
 
-    __slots__ = ("bound", "storage", "views")
+    It is given as such, or by a ``tensor`` that a kernel has made.
+    """
 
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.storage = storage
+    __slots__ = ("_storage", "_tensor", "bound", "views")
+
+    def __init__(self, storage: Optional[torch.UntypedStorage] = None, tensor: Optional[torch.Tensor] = None) -> None:
+        self._storage = storage
+        self._tensor = tensor
         self.bound = False  # whether a program may hold tensors of it
         self.views: Dict[Layout, torch.Tensor] = {}
+
+    @property
+    def storage(self) -> torch.UntypedStorage:
+        """The storage itself."""
+        if self._storage is None:
+            assert self._tensor is not None
+            self._storage = self._tensor.untyped_storage()
+        return self._storage
 
     def view(self, layout: Layout) -> torch.Tensor:
         """The tensor of ``layout``, made on first use.
@@ -50,7 +62,29 @@ class Slot:
         found = self.views.get(layout)
         if found is not None:
             return found
+        tensor = self._tensor
+        if tensor is None or not lies_so(tensor, layout):
+            tensor = self._look(layout)
+        self.views[layout] = tensor
+        return tensor
+
+    def forget_views(self) -> None:
+        """A tensor that looks into the storage looks otherwise now."""
+        self._storage, self._tensor = self.storage, None
+        self.views.clear()
+
+    def resize(self, nbytes: int) -> None:
+        """Give the storage another size: tensors that look into it may reach beyond it now."""
+        self.forget_views()
+        self.storage.resize_(nbytes)
+
+    def _look(self, layout: Layout) -> torch.Tensor:
         dtype = DTYPES[layout.dtype]
+        if self._tensor is not None and self._tensor.dtype == dtype and not layout.flags and not _flags(self._tensor):
+            try:
+                return torch.as_strided(self._tensor, layout.sizes, layout.strides, layout.offset)
+            except RuntimeError as error:
+                raise BadInput(f"a tensor of {layout.sizes} does not fit its storage: {error}") from None
         last = layout.offset + sum((size - 1) * stride for size, stride in zip(layout.sizes, layout.strides))
         if 0 not in layout.sizes and (last + 1) * dtype.itemsize > self.storage.nbytes():
             raise BadInput(f"a tensor of {layout.sizes} reaches beyond its storage of {self.storage.nbytes()} bytes")
@@ -60,7 +94,6 @@ class Slot:
             tensor = torch._conj(tensor)
         if layout.flags & 2:
             tensor = torch._neg_view(tensor)
-        self.views[layout] = tensor
         return tensor
 
 
@@ -203,10 +236,31 @@ def _no_kernel(*arguments: Any, **named: Any) -> Any:
 
 def layout_of(tensor: torch.Tensor) -> Layout:
     """How ``tensor`` lies in its storage."""
-    flags = (1 if tensor.is_conj() else 0) | (2 if tensor.is_neg() else 0)
     return Layout(
-        DTYPE_NUMBERS[tensor.dtype], flags, tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset())
+        DTYPE_NUMBERS[tensor.dtype], _flags(tensor), tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
     )
+
+
+def lies_so(tensor: torch.Tensor, layout: Layout) -> bool:
+    """Whether :func:`layout_of` of ``tensor`` is ``layout``."""
+    return (
+        tensor.shape == layout.sizes
+        and tensor.stride() == layout.strides
+        and tensor.storage_offset() == layout.offset
+        and tensor.dtype == DTYPES[layout.dtype]
+        and _flags(tensor) == layout.flags
+    )
+
+
+def described(tensor: torch.Tensor, kind: int, reference: int) -> List[Any]:
+    """What :meth:`Result.to_wire` says of a result."""
+    sizes, strides, nbytes = list(tensor.shape), list(tensor.stride()), tensor.untyped_storage().nbytes()
+    dtype = DTYPE_NUMBERS[tensor.dtype]
+    return [kind, reference, dtype, _flags(tensor), sizes, strides, tensor.storage_offset(), nbytes]
+
+
+def _flags(tensor: torch.Tensor) -> int:
+    return (1 if tensor.is_conj() else 0) | (2 if tensor.is_neg() else 0)
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ a journal of what it overwrites, so that it can be undone when the client turns 
 from __future__ import annotations
 
 import struct
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 from weakref import WeakSet
 
 import torch
@@ -52,6 +52,7 @@ class DeviceSession:
         self.entries: List[Union[Entry, EdgeOffloadError]] = []
         self.segments: Dict[int, Union[Segment, EdgeOffloadError]] = {}
         self.allocated = 0
+        self.leaving: Sequence[int] = []
         self._generators: Dict[int, torch.Generator] = {}
         self._journal: List[Undo] = []
         self.bound: WeakSet[Program] = WeakSet()
@@ -106,6 +107,11 @@ class DeviceSession:
         segment.finish()
         return segment
 
+    def sweep(self) -> None:
+        """Free what is ``leaving``: nobody waits for that, so it is done when the answer has gone."""
+        leaving, self.leaving = self.leaving, []
+        self.free(leaving)
+
     def free(self, storages: Sequence[int]) -> None:
         """Forget storages; unknown numbers are ignored (they may have been undone)."""
         for number in storages:
@@ -116,15 +122,8 @@ class DeviceSession:
 
     # -- running
 
-    def run(
-        self,
-        step: Step,
-        speculative: bool = False,
-        segment: Optional[Segment] = None,
-        program: Optional[Callable[[DeviceSession, Step, Optional[Undo]], Outcome]] = None,
-    ) -> Outcome:
-        """Run one step, remembering how to undo it if it is ``speculative``; ``segment`` in place of the step's own,
-        and ``program`` in place of both, touching the same storages.
+    def run(self, step: Step, speculative: bool = False, segment: Optional[Segment] = None) -> Outcome:
+        """Run one step, remembering how to undo it if it is ``speculative``; ``segment`` in place of the step's own.
 
         Raises:
             CallFailed: an operator raised. What ran before it has taken effect.
@@ -138,22 +137,24 @@ class DeviceSession:
         segment = found
         self.check_room(0)
         undo: Optional[Undo] = None
-        if speculative:
-            undo = Undo()
-            self._journal.append(undo)
-            known = dict(step.live)
-            for canonical in segment.written:
-                if canonical in known:
-                    slot = self.slot(known[canonical])
-                    undo.overwritten.append((slot, slot.storage.clone()))
-            if segment.random:
-                self._generator(0)
-                undo.generators = {number: found.get_state() for number, found in self._generators.items()}
         with torch.inference_mode():
-            if program is not None:
-                return program(self, step, undo)
+            if speculative:
+                known = dict(step.live)
+                written = [self.slot(known[canonical]) for canonical in segment.written if canonical in known]
+                undo = self.journal(written, segment.random)
             compiled = self._program(segment, step)
             return compiled.run(self, step, undo) if compiled is not None else self._run(segment, step, undo)
+
+    def journal(self, written: Sequence[Slot], random: bool) -> Undo:
+        """Remember how to undo the step that comes next, which writes to these storages, and perhaps draws numbers."""
+        undo = Undo()
+        self._journal.append(undo)
+        for slot in written:
+            undo.save(slot)
+        if random:
+            self._generator(0)
+            undo.generators = {number: found.get_state() for number, found in self._generators.items()}
+        return undo
 
     def _program(self, segment: Segment, step: Step) -> Optional[Program]:
         """What the segment was compiled to, or is now because such a step comes for the second time."""
@@ -239,9 +240,7 @@ class DeviceSession:
             for (_, known), value in zip(entry.results, returns):
                 for result, tensor in zip(known, value if isinstance(value, (list, tuple)) else (value,)):
                     if result.kind == NEW:
-                        slot = Slot(tensor.untyped_storage())
-                        slot.views[result.layout] = tensor  # type: ignore[index]
-                        new.append(slot)
+                        new.append(Slot(tensor=tensor))
             return new, outcome
         described: List[Any] = []
         entry.results = []
@@ -276,7 +275,7 @@ class DeviceSession:
         if found.kind == ARGUMENT and entry.parsed.tensors[found.ref] != found.layout:
             entry.fixed = False
             looked_at = slots[entry.parsed.tensor_references[found.ref]]
-            looked_at.views.clear()
+            looked_at.forget_views()
             self._unbind(looked_at)
         return found
 
@@ -290,7 +289,8 @@ class DeviceSession:
         if entry.name == RESIZE:
             self.check_room(arguments[1])
             self.allocated += arguments[1] - slots[0].storage.nbytes()
-            slots[0].storage.resize_(arguments[1])
+            slots[0].resize(arguments[1])
+            self._unbind(slots[0])
         elif entry.name == UPLOAD:
             spec = entry.parsed.hosts[0]
             slots[0].view(entry.parsed.tensors[0]).copy_(host_tensor(hosts, spec.dtype, spec.sizes))
@@ -335,7 +335,8 @@ class DeviceSession:
         if not 0 <= accepted <= len(self._journal):
             raise ProtocolError(f"{accepted} of {len(self._journal)} speculative steps cannot be accepted")
         for undo in reversed(self._journal[accepted:]):
-            undo.restore()
+            for slot in undo.restore():
+                self._unbind(slot)
             self.free(undo.created)
             for number, state in undo.generators.items():
                 self._generator(number).set_state(state)

@@ -12,7 +12,7 @@ import torch
 
 from edge_offload.capture.arriving import Arriving
 from edge_offload.capture.entries import Buffer
-from edge_offload.capture.recorder import Counters
+from edge_offload.capture.exchange import Counters
 from edge_offload.errors import Unsupported
 from edge_offload.execute.devices import facts
 from edge_offload.modes import Mode

@@ -8,19 +8,34 @@ from typing import Dict, List, Tuple
 import torch
 
 from edge_offload.capture.entries import Slot
+from edge_offload.capture.keys import DTYPE_NUMBERS, Layout
 
 
 @dataclass
 class Undo:
     """How to take one speculative step back."""
 
-    overwritten: List[Tuple[Slot, torch.UntypedStorage]] = field(default_factory=list)
+    overwritten: List[Tuple[Slot, torch.Tensor]] = field(default_factory=list)
     created: List[int] = field(default_factory=list)
     generators: Dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def restore(self) -> None:
-        """Put back what was overwritten."""
+    def save(self, slot: Slot) -> None:
+        """Keep the bytes of a storage that is about to be written."""
+        self.overwritten.append((slot, slot.view(_bytes(slot.storage.nbytes())).clone()))
+
+    def restore(self) -> List[Slot]:
+        """Put back what was overwritten; returns the storages that got back their size with it."""
+        resized: List[Slot] = []
         for slot, saved in self.overwritten:
-            if slot.storage.nbytes() != saved.nbytes():
-                slot.storage.resize_(saved.nbytes())
-            slot.storage.copy_(saved)
+            nbytes = saved.numel()
+            if slot.storage.nbytes() != nbytes:
+                slot.resize(nbytes)
+                resized.append(slot)
+            with torch.inference_mode():
+                slot.view(_bytes(nbytes)).copy_(saved)
+        return resized
+
+
+def _bytes(count: int) -> Layout:
+    """All of a storage."""
+    return Layout(DTYPE_NUMBERS[torch.uint8], 0, (count,), (1,), 0)

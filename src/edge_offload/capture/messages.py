@@ -181,6 +181,8 @@ def serve(
 ) -> List[Buffer]:
     """Do what one message asks; returns the buffers of the answer. Errors of the session become part of it.
 
+    What the client has dropped is there until the next message, or :meth:`DeviceSession.sweep`.
+
     ``ahead`` is given parts of the answer while the rest is computed, up to MAX_LEFT_BYTES of what is read; what is
     returned is what they lack.
     """
@@ -198,6 +200,7 @@ def serve(
             ahead(_answer(outcomes, ran))
             del outcomes[:], ran[:]
 
+    session.sweep()
     error: Optional[Dict[str, Any]] = None
     freed: List[int] = []
     fetched: List[Buffer] = []
@@ -220,14 +223,15 @@ def serve(
             outcomes.append(session.run(step, speculative=index >= message.speculative_from))
         if message.course is not None:
             before = (message.steps[-1], outcomes[-1]) if outcomes else None
-            for item in session.ahead.run(message.course, before, leave):
-                ran.append(item)
+            with torch.inference_mode():
+                for item in session.ahead.run(message.course, before, leave):
+                    ran.append(item)
         fetched = [_storage_bytes(session.slot(number).storage) for number in message.fetch]
     except CallFailed as failure:
         error = {"operator": failure.operator, "kind": failure.kind, "text": failure.text}
     except EdgeOffloadError as failure:
         error = {"operator": "", "kind": type(failure).__name__, "text": str(failure)}
-    session.free(freed)  # only now: a storage may be dropped after its last use in these very steps
+    session.leaving = freed  # not yet: a storage may be dropped after its last use in these very steps
     return _answer(outcomes, ran, fetched, error)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Set,
 import torch
 
 from edge_offload.capture.entries import ALLOC, ARGUMENT, DOWNLOAD, NEW, RESIZE, Entry, plain_number
-from edge_offload.capture.keys import Layout, Operand
+from edge_offload.capture.keys import Layout, Operand, integer_offsets, integers_of
 from edge_offload.capture.node_program import (
     ALLOCATION,
     BYTES,
@@ -43,7 +43,7 @@ def compile_node(
     """The program of a node; None if it has a call that needs looking at every time.
 
     Args:
-        node: it has ``words``.
+        node: one expected step.
         segment: its calls with the integers of their definitions.
         ran: the same with those of a time when it ran.
         changed: a call of the node with other integers, by its position.
@@ -57,10 +57,19 @@ def compile_node(
     instructions = compiler.instructions()
     if instructions is None:
         return None
+    written = [canonical for canonical, _, _ in node.live if canonical in segment.written]
+    tail = _tail(segment.calls[-1][0].key, changes.get(len(segment.calls) - 1, ()))
     return NodeProgram(
-        list(formulas), compiler.layouts, len(compiler.registers), instructions, node.numbers, frozenset(node.dead),
-        compiler.grown, changed,
+        node, list(formulas), compiler.layouts, len(compiler.registers), instructions, written, segment.random,
+        compiler.grown, tail, changed,
     )  # fmt: skip
+
+
+def _tail(key: bytes, changes: Sequence[Tuple[int, int]]) -> Tuple[Tuple[int, ...], List[Tuple[int, int]]]:
+    """The integers of a call, and which of them are values: (position, value)."""
+    offsets, _ = integer_offsets(key)
+    place = {offset: position for position, offset in enumerate(offsets)}
+    return integers_of(key), [(place[offset], value) for offset, value in changes if offset in place]
 
 
 class _Compiler:
@@ -150,7 +159,9 @@ class _Compiler:
                 assert isinstance(hole, Operand)
                 if hole.kind == "W":
                     raw = self._node.numbers[16 * (parts[0] + hole.number) :]
-                    arguments[position] = plain_number(raw, entry.parsed.numbers[hole.number])
+                    spec = entry.parsed.numbers[hole.number]
+                    plain = plain_number(raw, spec)
+                    arguments[position] = plain if spec.wrapped else torch.tensor(plain, dtype=spec.dtype)
                 else:
                     holes.append((position, operands[hole.number]))
             for position, items in entry.nested:
@@ -224,8 +235,9 @@ def _plain(entry: Entry) -> bool:
     for position, hole in entry.direct:
         if not isinstance(hole, Operand) or hole.kind not in "TW" or position >= entry.positional:
             return False
-    if any(not number.wrapped for number in entry.parsed.numbers):
-        return False
+    for argument, value in zip(entry.overload._schema.arguments, entry.arguments):  # type: ignore[union-attr]
+        if isinstance(value, Operand) and value.kind == "W" and argument.alias_info is not None:
+            return False  # a number of the host that is written to
     items = [item for _, values in entry.nested for item in values]
     return all(item is None or (isinstance(item, Operand) and item.kind == "T") for item in items)
 

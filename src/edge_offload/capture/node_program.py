@@ -3,23 +3,25 @@
 The calls of such a node differ from one inference to the next in integers alone: sizes and strides of operands, whole
 numbers among the arguments. A :class:`NodeProgram` knows where each of them goes, so that a call costs little more than
 its kernel. A result is a new storage where the schema promises one; a call of which that is not known beforehand is run
-by the session, as one that is new.
+by the session, as one that is new. A node in which no integer varies is run like this too, if it is short: a loop over
+classes runs it a hundred times in one inference.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from edge_offload.capture.entries import Entry, Result, Slot, host_copy, layout_of
+from edge_offload.capture.entries import Buffer, Entry, Slot, described, host_copy
 from edge_offload.capture.journal import Undo
 from edge_offload.capture.keys import Layout
-from edge_offload.capture.segments import CallFailed, Outcome, Step
+from edge_offload.capture.segments import CallFailed, Outcome
 from edge_offload.capture.symbols import Formula, Since, evaluate
 from edge_offload.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from edge_offload.capture.course import Node
     from edge_offload.capture.executor import DeviceSession
 
 #: Who runs a call: its kernel, this module, or the session.
@@ -79,32 +81,63 @@ class Instruction(NamedTuple):
 
 
 class NodeProgram:
-    """Runs a node whose integers are values of ``formulas`` (:mod:`~edge_offload.capture.node_compiler` makes it)."""
+    """Runs a node whose integers are values of ``formulas`` (:mod:`~edge_offload.capture.node_compiler` makes it).
+
+    Args:
+        written: storages, of those that existed before, to which it writes; ``random``: whether it draws numbers.
+        tail: integers of the last call, with holes: (position, value).
+    """
 
     def __init__(
-        self, formulas: Sequence[Formula], layouts: Sequence[Tuple[Layout, Holes]], registers: int,
-        instructions: Sequence[Instruction], numbers: bytes, dead: FrozenSet[int], grown: int,
+        self, node: Node, formulas: Sequence[Formula], layouts: Sequence[Tuple[Layout, Holes]], registers: int,
+        instructions: Sequence[Instruction], written: Sequence[int], random: bool, grown: int,
+        tail: Tuple[Sequence[int], Sequence[Tuple[int, int]]],
         changed: Callable[[int, Sequence[Tuple[int, int]]], Entry],
     ) -> None:  # fmt: skip
+        self._live = node.live
+        self._numbers = node.numbers
+        self._dead = frozenset(node.dead)
         self._formulas = formulas
         self._layouts = layouts
         self._plain = [layout if not holes else None for layout, holes in layouts]
-        self._registers = registers
+        self._registers: List[Optional[torch.Tensor]] = [None] * registers
         self._instructions = instructions
-        self._numbers = numbers
-        self._dead = dead
+        self._written = written
+        self._random = random
         self._grown = grown
+        self._tail = tail
         self._changed = changed
 
-    def run(self, session: DeviceSession, step: Step, undo: Optional[Undo], since: Since) -> Outcome:
-        """The outcome of the step; ``since``: integers of the inference's outcomes so far.
+    def run(
+        self, session: DeviceSession, base: int, start: int, since: Since, payloads: Sequence[Buffer]
+    ) -> Tuple[Outcome, Tuple[int, ...]]:
+        """The outcome of the step, and the integers of its last call.
+
+        Args:
+            base, start: numbers of the first new storage of the step, and of the inference.
+            since: integers of the inference's outcomes so far.
 
         Raises:
             CallFailed, ProtocolError, BadInput: as :meth:`DeviceSession.run`.
         """
-        run = _Run(self, session, step, undo, [evaluate(formula, since) for formula in self._formulas])
-        values, registers, made = run.values, run.registers, run.made
-        note, base, outcome = session.note, step.base, run.outcome
+        if torch.is_inference_mode_enabled():
+            return self._run(session, base, start, since, payloads)
+        with torch.inference_mode():
+            return self._run(session, base, start, since, payloads)
+
+    def _run(
+        self, session: DeviceSession, base: int, start: int, since: Since, payloads: Sequence[Buffer]
+    ) -> Tuple[Outcome, Tuple[int, ...]]:
+        values = [evaluate(formula, since) for formula in self._formulas]
+        session.check_room(0)
+        run = _Run(self, session, base, payloads, values)
+        slots, held, origin = run.slots, session.slots, (0, base, start)
+        for canonical, how, number in self._live:
+            number += origin[how]
+            slots[canonical] = held.get(number) or session.slot(number)
+        undo = run.undo = session.journal([slots[canonical] for canonical in self._written], self._random)
+        registers, made = run.registers, run.made
+        note, keep, outcome = session.note, session.keep, run.outcome
         for op in self._instructions:
             (
                 how, entry, kernel, template, named, fetched, holes, lists, integers, single, new, told, _, done,
@@ -131,12 +164,13 @@ class NodeProgram:
                     raise CallFailed(entry.name, error) from None
                 outputs = (returned,) if single else returned
                 for output, canonical, ordinal, kept in new:
-                    made[canonical] = outputs[output]
+                    tensor = made[canonical] = outputs[output]
                     if kept:
-                        session.keep(base + ordinal, run.slot(canonical), undo)
+                        slot = slots[canonical] = Slot(tensor=tensor)
+                        keep(base + ordinal, slot, undo)
                 if told is not None:
                     run.tell(op, outputs)
-                arguments = returned = outputs = None  # type: ignore[assignment]
+                arguments = returned = outputs = tensor = None  # type: ignore[assignment]
             elif how == READ:
                 outcome.tensor = host_copy(registers[holes[0][1]])  # type: ignore[arg-type]
             elif how == ALLOCATION:
@@ -147,27 +181,38 @@ class NodeProgram:
                 registers[register] = None
             for canonical in dropped:
                 made.pop(canonical, None)
-                run.slots.pop(canonical, None)
+                slots.pop(canonical, None)
         outcome.grown = max(outcome.grown, self._grown)
-        return outcome
+        plain, holes_of = self._tail
+        if not holes_of:
+            return outcome, plain  # type: ignore[return-value]
+        tail = list(plain)
+        for position, value in holes_of:
+            tail[position] = values[value]
+        return outcome, tuple(tail)
 
 
 class _Run:
     """One run of a program: what there is so far."""
 
+    __slots__ = (
+        "base", "layouts", "made", "outcome", "payloads", "program", "registers", "session", "slots", "undo", "values"
+    )  # fmt: skip
+
     def __init__(
-        self, program: NodeProgram, session: DeviceSession, step: Step, undo: Optional[Undo], values: List[int]
+        self, program: NodeProgram, session: DeviceSession, base: int, payloads: Sequence[Buffer], values: List[int]
     ) -> None:
         self.program = program
         self.session = session
-        self.step = step
-        self.undo = undo
+        self.base = base
+        self.payloads = payloads
         self.values = values
+        self.undo: Optional[Undo] = None
         self.outcome = Outcome()
         self.layouts: List[Optional[Layout]] = program._plain.copy()
-        self.registers: List[Optional[torch.Tensor]] = [None] * program._registers
+        self.registers: List[Optional[torch.Tensor]] = program._registers.copy()
         self.made: Dict[int, torch.Tensor] = {}
-        self.slots: Dict[int, Slot] = {canonical: session.slot(number) for canonical, number in step.live}
+        self.slots: Dict[int, Slot] = {}
 
     def slot(self, canonical: int) -> Slot:
         """The storage; one that a kernel has made gets its place when it is asked for."""
@@ -176,8 +221,7 @@ class _Run:
             tensor = self.made.get(canonical)
             if tensor is None:
                 raise ProtocolError(f"a node uses value {canonical} before it exists")
-            found = self.slots[canonical] = Slot(tensor.untyped_storage())
-            found.views[layout_of(tensor)] = tensor
+            found = self.slots[canonical] = Slot(tensor=tensor)
         return found
 
     def view(self, canonical: int, number: int, own: bool) -> torch.Tensor:
@@ -217,30 +261,29 @@ class _Run:
         (new,) = op.new
         slot = self.slots[new.canonical] = Slot(torch.UntypedStorage(size, device=self.session.device))
         if new.kept:
-            self.session.keep(self.step.base + new.ordinal, slot, self.undo)
+            self.session.keep(self.base + new.ordinal, slot, self.undo)
 
     def tell(self, op: Instruction, outputs: Sequence[torch.Tensor]) -> None:
         """What the results look like."""
-        described: List[Any] = []
+        found: List[Any] = []
         for output, (kind, reference, register) in enumerate(op.told or ()):
             tensor = outputs[output] if register < 0 else self.registers[register]
             assert tensor is not None
-            nbytes = tensor.untyped_storage().nbytes()
-            described.append(["t", Result(kind, reference, layout_of(tensor), nbytes).to_wire()])
-        self._told(op, described)
+            found.append(["t", described(tensor, kind, reference)])
+        self._told(op, found)
 
-    def _told(self, op: Instruction, described: Optional[List[Any]]) -> None:
+    def _told(self, op: Instruction, found: Optional[List[Any]]) -> None:
         if op.final:
-            self.outcome.results = described
-        elif described is not None:
-            self.outcome.described[op.call] = described
+            self.outcome.results = found
+        elif found is not None:
+            self.outcome.described[op.call] = found
 
     def whole(self, op: Instruction) -> None:
         """Have the session run a call."""
         changes = [(offset, self.values[value]) for offset, value in op.changes]
         entry = self.program._changed(op.call, changes) if changes else op.entry
         number, numbers, host, hosts = op.parts
-        raw, payloads = self.step.numbers[16 * number : 16 * numbers], self.step.payloads[host:hosts]
+        raw, payloads = self.program._numbers[16 * number : 16 * numbers], list(self.payloads[host:hosts])
         used = [self.slot(canonical) for canonical in op.references]
         kept = Outcome(self.outcome.tensor)
         new, outcome = self.session.call(entry, used, raw, payloads, kept, op.told is not None)
@@ -253,7 +296,8 @@ class _Run:
         for i, slot in enumerate(new):
             self.slots[op.first + i] = slot
             if op.first + i not in self.program._dead:
-                self.session.keep(self.step.base + ordinal + i, slot, self.undo)
+                self.session.keep(self.base + ordinal + i, slot, self.undo)
         self.outcome.grown = ordinal + len(new)
         if entry.overload is not None and not entry.fixed:  # an operand looks otherwise now
-            self.made = {n: tensor for n, tensor in self.made.items() if n not in op.references}
+            for canonical in op.references:
+                self.made.pop(canonical, None)

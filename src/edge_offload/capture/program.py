@@ -30,7 +30,6 @@ class Made(NamedTuple):
 
     register: int
     canonical: int
-    layout: Layout
     ordinal: int
     kept: bool
 
@@ -157,11 +156,10 @@ class Program:
                         values[register] = results[number] if item < 0 else results[number][item]
                     results = ()
                 returned = None  # a tensor lives no longer here than in a program that drops it after its last use
-                for register, canonical, layout, ordinal, kept in made:
+                for register, canonical, ordinal, kept in made:
                     tensor = values[register]
                     assert tensor is not None
-                    slot = slots[canonical] = Slot(tensor.untyped_storage())
-                    slot.views[layout] = tensor
+                    slot = slots[canonical] = Slot(tensor=tensor)
                     tensor = None
                     if kept:
                         session.keep(base + ordinal, slot, undo)

@@ -14,10 +14,7 @@ sizes on the same storages with the same host numbers. Otherwise the server undo
 
 from __future__ import annotations
 
-from collections import deque
-from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
-from typing import Any, Deque, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import torch
 
@@ -25,6 +22,7 @@ from edge_offload.capture.arriving import Arriving
 from edge_offload.capture.connect import say
 from edge_offload.capture.course import Course
 from edge_offload.capture.definitions import Definitions
+from edge_offload.capture.exchange import Exchange
 from edge_offload.capture.forms import Done, Piece
 from edge_offload.capture.handed import ASYNC, BARRIER, DYNAMIC, INFER, READ, Handed
 from edge_offload.capture.messages import Answer, Message, tensor_bytes
@@ -35,29 +33,11 @@ from edge_offload.capture.segments import Outcome, Step
 from edge_offload.capture.speculation import Speculation
 from edge_offload.capture.standby import Standby
 from edge_offload.capture.symbols import facts_of
-from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
+from edge_offload.errors import EdgeOffloadError, LinkLost
 from edge_offload.modes import Mode
 
-#: Messages with no answer awaited; each may carry the uploads of one segment.
-MAX_OUTSTANDING = 3
-#: More than there are: all of an answer.
-ALL = 1 << 62
 
-
-@dataclass
-class Counters:
-    """What the program has cost so far. A round trip: the caller blocked for a message that one of its own caused."""
-
-    round_trips: int = 0
-    messages: int = 0
-    segments: int = 0
-    defined: int = 0
-    speculated: int = 0
-    accepted: int = 0
-    undone: int = 0
-
-
-class Recorder:
+class Recorder(Exchange):
     """Handler of the native device: gets segments, returns what the host reads.
 
     Args:
@@ -68,31 +48,18 @@ class Recorder:
     """
 
     def __init__(self, native: Any, remote: Remote, mode: Mode, timeout_s: float = 120.0) -> None:
+        super().__init__(remote, Definitions(native), timeout_s)
         self.native = native
-        self.remote = remote
         self.mode = mode
-        self.timeout_s = timeout_s
-        self.counters = Counters()
         self._generation = 0
-        self._forget = False
-        self._freed: List[int] = []
-        self._unsettled: Optional[int] = None
         self._speculation: Optional[Speculation] = None
-        self._outstanding: Deque[Arriving] = deque()
-        self._failed: Optional[Exception] = None
         self._has_read = False
-        self._definitions = Definitions(native)
         self._standby = Standby()
         self._next = 0
         self._pieces: List[Piece] = []
         self._owed = 0
         self._dropped: List[int] = []
         self._predictor = self._new_predictor()
-
-    @property
-    def failed(self) -> bool:
-        """Whether the connection is lost; every later call raises why."""
-        return self._failed is not None
 
     def switch(self, mode: Mode) -> None:
         """Go on in another mode, with nothing learnt about what comes next. Nothing must be pending on the device."""
@@ -107,11 +74,9 @@ class Recorder:
 
         Using a tensor from before raises LinkLost: what it held is gone.
         """
-        self.remote = remote
+        self._start_with(remote)
         self._forget_definitions()
-        self._freed, self._forget, self._unsettled, self._speculation = [], False, None, None
-        self._outstanding.clear()
-        self._failed, self._has_read = None, False
+        self._speculation, self._has_read = None, False
         self._standby = Standby(self._next)
         self.switch(self.mode)
 
@@ -276,13 +241,11 @@ class Recorder:
             message.steps.append(_step(piece, describe))
         message.speculative_from = len(pieces)
         reason = pieces[-1].reason
-        branches = self._predictor.branches(done) if self._predictor is not None and done is not None else None
-        if branches is not None and done is not None and reason in (READ, DYNAMIC):
-            assert self._predictor is not None
-            since = self._predictor.since
-            future = self._speculate(
-                branches, Course([], branches.first, None, self._predictor.start, list(since)), message
-            )
+        predictor = self._predictor
+        branches = predictor.branches(done) if predictor is not None and done is not None else None
+        if predictor is not None and branches is not None and done is not None and reason in (READ, DYNAMIC):
+            course = Course([], branches.first, None, predictor.start, list(predictor.since))
+            future = self._speculate(branches, course, message)
             assert self._speculation is not None
             self._speculation.last = done.shape.integers[-1]
         else:
@@ -291,12 +254,9 @@ class Recorder:
         self._owed = 0
         self._has_read = self._has_read or reason == READ
         if reason == ASYNC:
-            self._outstanding.append(future)
-            while len(self._outstanding) > MAX_OUTSTANDING:
-                self._check(self._wait(self._outstanding.popleft()), 1)
+            self._await_later(future)
             return Outcome()
-        while self._outstanding:
-            self._check(self._wait(self._outstanding.popleft(), blocked=False), 1)
+        self._barrier(blocked=False)
         answer = self._wait(future, outcomes=len(pieces))
         if self._speculation is not None:
             self._speculation.waited = True
@@ -428,44 +388,6 @@ class Recorder:
     def _forget_definitions(self) -> None:
         self._definitions.forget()
         self._pieces, self._owed = [], 0
-
-    # -- messages
-
-    def _submit(self, message: Message, keep: bool = False) -> Arriving:
-        message.freed, self._freed = self._freed, []
-        message.accepted, self._unsettled = self._unsettled, None
-        message.forget, self._forget = self._forget, False
-        self._definitions.complete(message)
-        self.counters.defined = self._definitions.count
-        self.counters.messages += 1
-        try:
-            return self.remote.submit(message.to_wire(), keep)
-        except LinkLost as error:
-            self._failed = error
-            raise
-
-    def _wait(self, future: Arriving, blocked: bool = True, outcomes: int = ALL, ran: int = 0) -> Answer:
-        if blocked:
-            self.counters.round_trips += 1
-        try:
-            answer = future.until(outcomes, ran, self.timeout_s)
-        except FutureTimeout:
-            self._failed = LinkLost(f"the server did not answer within {self.timeout_s:g} s")
-            raise self._failed from None
-        except (LinkLost, ProtocolError) as error:
-            self._failed = error
-            raise
-        return answer
-
-    def _check(self, answer: Answer, needed: int) -> Outcome:
-        """The outcome of the last of the ``needed`` steps; raises what stopped it, if something did."""
-        if len(answer.outcomes) >= needed:
-            return answer.outcomes[needed - 1]
-        raise answer.error if answer.error is not None else ProtocolError("the server answered with too few results")
-
-    def _barrier(self) -> None:
-        while self._outstanding:
-            self._check(self._wait(self._outstanding.popleft()), 1)
 
     def query(self) -> None:
         """A device query of the program, which costs a round trip where every call does."""

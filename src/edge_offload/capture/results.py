@@ -42,7 +42,5 @@ def classify(
     for i, slot in enumerate(new):
         if slot.storage._cdata == storage._cdata:
             return Result(ALIAS, distinct + i, layout, storage.nbytes())
-    slot = Slot(storage)
-    slot.views[layout] = tensor
-    new.append(slot)
+    new.append(Slot(storage, tensor))
     return Result(NEW, 0, layout, storage.nbytes())

@@ -52,7 +52,7 @@ def facts_of(outcome: Outcome, last: Tuple[int, ...] = ()) -> Tuple[Tuple[int, .
             else:
                 for item in [value] if what == "t" else value:
                     found += item[4] if len(item) > 4 else []
-        return (*found, *last), tuple(max(-1, min(2, size)) for size in found)
+        return (*found, *last), tuple([size if -1 <= size <= 1 else 2 if size > 1 else -1 for size in found])
     tensor = outcome.tensor
     if tensor is None or tensor.numel() != 1 or tensor.is_complex():
         return last, ()
