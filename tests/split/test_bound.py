@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -153,7 +154,46 @@ def test_blocks_and_runs_are_found(compiled: None) -> None:
     costs = tuple(OperatorCost(0.0, 1e-5 if k == 4 else 1.0) for k in range(6))
     clocks = Clocks(Counts(Space(CostModel(located, costs, costs), [300.0]), 300.0))
     assert clocks.runs == [[0], [1], [3, 4], [5]]
-    assert {end: (skip.source, skip.side) for end, skip in clocks.skips.items()} == {3: (0, (2,))}
+    assert {end: (skip.source, skip.side, skip.early) for end, skip in clocks.skips.items()} == {3: (0, (2,), False)}
+
+
+def test_blocks_whose_projection_comes_first_are_followed(compiled: None) -> None:
+    chain = Chain(D(1, 2, 3, 3))
+    entry = chain.call("aten.conv2d.default", chain.tail, D(2, 2, 3, 1), None, [1, 1], [1, 0])
+    side = chain.call("aten.conv2d.default", Ref(entry), D(2, 2, 1, 1), None, [1, 1], [0, 0])
+    made = chain.call("aten.conv2d.default", Ref(entry), D(2, 2, 3, 1), None, [1, 1], [1, 0])
+    chain.call("aten.add.Tensor", Ref(made), Ref(side))
+    located = analyse(chain.finish(), {0: 2})
+    shares = []
+    for seed in range(3):
+        model = model_of(located, seed)
+        model = replace(model, robot=(*model.robot[:2], OperatorCost(0.2, 0.2), model.robot[3]))  # the main branch
+        model = replace(model, server=(*model.server[:2], OperatorCost(0.1, 0.1), model.server[3]))
+        for rate in RATES:
+            space = Space(model, [rate])
+            optimum = float(solve(space, Objective()).best.makespan_s[0])
+            clocks = Clocks(Counts(space, rate))
+            assert [(skip.source, skip.side, skip.early) for skip in clocks.skips.values()] == [(0, (1,), True)]
+            shares.append(clocks.least_makespan(3.0 * optimum) / optimum)
+    assert max(shares) <= 1 + 1e-7
+    assert min(shares) > 0.7
+    assert np.median(shares) > 0.9
+
+
+@pytest.mark.parametrize("classes", [0, 4])
+def test_clocks_count_every_row_that_is_sent(classes: int, compiled: None) -> None:
+    """A robot that would take far too long: nothing is faster than to send it all, and that is just what is found."""
+    chain = Chain(D(1, 2, 24, 3))
+    for _ in range(6):
+        chain.call("aten.conv2d.default", chain.tail, D(2, 2, 3, 1), None, [1, 1], [1, 0])
+    located = analyse(chain.finish(), {0: 2})
+    server = tuple(OperatorCost(0.001, 0.001) for _ in located.operators)
+    robot = tuple(OperatorCost(5.0, 5.0) for _ in located.operators)
+    space = Space(CostModel(located, robot, server, link=Link(0.002, 0.0)), [1e4])
+    best = float(space.score(space.server_only).makespan_s[0])
+    found = Clocks(Counts(space, 1e4), classes).least_makespan(3.0 * best)
+    assert found == pytest.approx(best, rel=1e-3)
+    assert found <= best * (1 + 1e-9)
 
 
 def test_more_labels_never_loosen_the_bound() -> None:

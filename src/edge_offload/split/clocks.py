@@ -54,6 +54,9 @@ class Step(ctypes.Structure):
         ("skip_least", _TABLES), ("skip_rows", _NUMBERS), ("skip_needed", _NUMBERS),
         *((name, _TABLES) for name in ("skip_robot", "skip_server")),
         *((name, _SECONDS) for name in ("skip_up", "skip_down", "source_down")),
+        ("early_rows", _NUMBERS), ("early_needed", _NUMBERS),
+        *((name, _TABLES) for name in ("early_least", "early_robot", "early_server")),
+        ("skip_given", _NUMBERS),
     )  # fmt: skip
 
 
@@ -63,12 +66,14 @@ class Skip:
 
     Attributes:
         source: the value at which the block begins.
-        side: operators from the source to the end, all behind the main branch; none: the source itself.
+        side: operators from the source to the end; none: the source itself.
+        early: whether these come before the main branch, not behind it.
         least: rows of the source that rows of the end (or of the first side operator) need.
     """
 
     source: int
     side: Tuple[int, ...]
+    early: bool
     least: np.ndarray
 
 
@@ -135,13 +140,20 @@ class Clocks:
         step.argument, step.length, step.needed = rows, entry.length, entry.needed
         step.least = self._table(least, int)
         step.robot, step.server = self._table(entry.robot_s), self._table(entry.server_s)
-        sources = {skip.source for skip in self.skips.values()}
-        step.opens, step.grain = int(value in sources), max(1, -(-rows // max(self._classes, 1)))
+        opened = [skip for skip in self.skips.values() if skip.source == value]
+        step.opens, step.grain = int(bool(opened)), max(1, -(-rows // max(self._classes, 1)))
         skip = self.skips.get(index)
         step.joins = int(skip is not None)
         if skip is not None:
             self._fill_skip(step, skip)
-        elif value + 1 < index:
+        if opened and opened[0].early:
+            first = operators[opened[0].side[0]]
+            step.early_rows, step.early_needed = first.length, first.needed
+            step.early_least = self._table(opened[0].least, int)
+            step.early_robot = self._table(np.sum([operators[k].robot_s for k in opened[0].side], axis=0))
+            step.early_server = self._table(np.sum([operators[k].server_s for k in opened[0].side], axis=0))
+            step.grain = max(1, -(-first.length // max(self._classes, 1)))
+        elif skip is None and value + 1 < index:
             ways = _ways([operators[k] for k in range(value + 1, index)])
             step.sides = len(ways)
             step.side_robot, step.side_server = self._table([w[0] for w in ways]), self._table([w[1] for w in ways])
@@ -150,7 +162,11 @@ class Clocks:
         operators = self.counts.operators
         step.source_down = operators[skip.source].down_s
         step.skip_least = self._table(skip.least, int)
-        if skip.side:
+        if skip.early:
+            step.skip_least = self._table(np.arange(len(skip.least)), int)
+            step.skip_given = 1
+            step.source_down = min(operators[k].down_s for k in skip.side)
+        elif skip.side:
             first = operators[skip.side[0]]
             step.skip_rows, step.skip_needed = first.length, first.needed
             step.skip_robot, step.skip_server = self._table(first.robot_s), self._table(first.server_s)
@@ -171,7 +187,7 @@ def _spine(counts: Counts) -> List[int]:
 
 def _skips(counts: Counts, spine: Sequence[int]) -> Dict[int, Skip]:
     """End of a block -> its skip, for plain blocks that do not overlap."""
-    on, free = set(spine), 0
+    on, free, after = set(spine), 0, dict(zip(spine, spine[1:]))
     found: Dict[int, Skip] = {}
     for before, index in zip([INPUT, *spine], spine):
         entry = counts.operators[index]
@@ -183,14 +199,19 @@ def _skips(counts: Counts, spine: Sequence[int]) -> Dict[int, Skip]:
         while source not in on and source != INPUT and len(counts.operators[source].args) == 1:
             side.insert(0, source)
             source = counts.operators[source].args[0][0]
-        if source not in on or source < free or side != list(range(before + 1, index)) or source == before:
+        if source not in on or source < free or source == before:
+            continue
+        early = bool(side) and side[0] == source + 1
+        if early and (before + 1 < index or side != list(range(source + 1, after[source]))):
+            continue
+        if not early and side != list(range(before + 1, index)):
             continue
         inner = [least] if side else []
         inner += [counts.operators[k].args[0][1] for k in side[1:]]
         if not all(_is_plain(table) for table in inner):
             continue
         first = counts.operators[side[0]].args[0][1] if side else least
-        found[index], free = Skip(source, tuple(side), first), index
+        found[index], free = Skip(source, tuple(side), early, first), index
     return found
 
 

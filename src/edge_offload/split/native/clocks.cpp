@@ -55,7 +55,7 @@ class Forward {
  private:
   // Note a state that has A and B rows of the argument, unless it cannot lead below the target.
   void put(const Key& key, int A, int B, const Point& p) {
-    if (f_.bound_before(w_, p) >= f_.target) return;
+    if (f_.hopeless(w_, A, B, p)) return;
     auto& fronts = ready_[key];
     if (fronts.empty()) fronts.resize(m_ * m_);
     Front& front = fronts[A * m_ + B];
@@ -67,7 +67,6 @@ class Forward {
   // none): the skip's side operators, or those between the argument and this operator.
   void ways(const Rows& skip, int A, int B, const Point& p, double at_robot, double at_server, double up) {
     if (s_.joins && s_.skip_rows) {
-      if (f_.bound_before(w_, {std::max(p.robot, at_robot), std::max(p.server, at_server), up}) >= f_.target) return;
       for (int e = 0; e <= s_.skip_needed && s_.skip_least[e] <= skip.second; e++) {
         const int c = s_.skip_needed - e, lacking = s_.skip_least[c] - skip.first;
         double start = p.robot;
@@ -89,6 +88,7 @@ class Forward {
 
   // Rows of a class, rounded up.
   int rounded(int rows) const { return std::min(s_.argument, (rows + s_.grain - 1) / s_.grain * s_.grain); }
+  int rounded_early(int rows) const { return std::min(s_.early_rows, (rows + s_.grain - 1) / s_.grain * s_.grain); }
 
   // A skip begins at the argument: what either side has of it when the step begins is noted, in classes.
   void open_skip(const std::vector<Front>& held) {
@@ -97,31 +97,63 @@ class Forward {
       for (const Point& p : held[i])
         for (int A = 0; A < m_; A++)
           for (int B = 0; B < m_; B++)
-            if (want_[A * m_ + B]) open_skip(a, b, A, B, p);
+            if (want_[A * m_ + B] && !f_.hopeless(w_, A, B, p)) {
+              if (s_.early_rows)
+                open_early(a, b, A, B, p);
+              else
+                open_skip(a, b, A, B, p);
+            }
     }
   }
 
   void open_skip(int a, int b, int A, int B, const Point& p) {
     const int as = rounded(std::max(a, A)), bs = B ? rounded(std::max(b, B)) : s_.argument, got = std::max(b, B);
-    for (int i = std::max(0, A - a); i <= A; i++) {  // rows that the robot is sent
+    exchange(a, b, {A, B}, {A, B}, p, [&](const Point& q, double at_robot, double at_server, double up, bool sent) {
+      ways({as, bs}, A, B, q, at_robot, at_server, up);
+      for (int rows = bs + 1; rows <= s_.argument; rows++) {  // more are sent for the skip alone
+        if (rounded(rows) != rows) continue;
+        const double begin = sent ? up : std::max(p.up, p.robot) + s_.message;
+        const int fewest = std::max(got, (rows - 1) / s_.grain * s_.grain + 1);  // all that the class stands for
+        ways({as, rows}, A, B, q, at_robot, at_server, begin + (fewest - got) * s_.up);
+      }
+    });
+  }
+
+  // The same where the skip has operators of its own, which come first: the robot makes c rows of them, and what the
+  // server will lack it is sent for nothing.
+  void open_early(int a, int b, int A, int B, const Point& p) {
+    for (int c = 0; c <= s_.early_needed; c++) {
+      const int e = s_.early_needed - c;
+      const double robot_s = s_.early_robot[c], server_s = s_.early_server[e];
+      if (f_.hopeless(w_, A, B, {p.robot + robot_s, p.server + server_s, p.up})) continue;
+      const Rows had(std::max(A, s_.early_least[c]), std::max(B, s_.early_least[e])), wanted(A, B);
+      exchange(a, b, had, wanted, p, [&](const Point& q, double at_robot, double at_server, double up, bool) {
+        put({rounded_early(c), 0, 0, 0}, A, B,
+            {std::max(q.robot + robot_s, at_robot), std::max(q.server + server_s, at_server), up});
+      });
+    }
+  }
+
+  // What the sides send each other to have so many rows: those that are lacking, and more as long as they are there
+  // before the rest of the run would have been computed for them. `wanted` are those that this operator reads.
+  template <class Note>
+  void exchange(int a, int b, const Rows& had, const Rows& wanted, const Point& p, const Note& note) const {
+    const int A = had.first, B = had.second;
+    const int robot_lacks = std::max(0, A - a), server_lacks = std::max(0, B - b);
+    const double robot_done = p.robot + s_.rest_robot[A - robot_lacks];
+    const double server_done = p.server + s_.rest_server[B - server_lacks];
+    for (int i = robot_lacks; i <= A; i++) {
       const double at_robot = i ? p.server + i * s_.down + f_.message + f_.latency : 0;
-      if (i > std::max(0, A - a) && at_robot >= p.robot + s_.rest_robot[std::min(A, a)]) break;
-      for (int j = std::max(0, B - b); j <= B; j++) {  // rows that the server is sent
+      if (i > robot_lacks && at_robot >= robot_done) break;
+      for (int j = server_lacks; j <= B; j++) {
         const double up = j ? std::max(p.up, p.robot) + j * s_.up + s_.message : p.up;
         const double at_server = j ? f_.latency + std::max(up, p.robot + j * s_.up_alone) : 0;
-        if (j > std::max(0, B - b) && at_server >= p.server + s_.rest_server[std::min(B, b)]) break;
+        if (j > server_lacks && at_server >= server_done) break;
         Point q = p;
         q.robot += s_.rest_robot[A - i];
         q.server += s_.rest_server[B - j];
-        if (f_.bound_before(w_, {std::max(q.robot, at_robot), std::max(q.server, at_server), up}) >= f_.target)
-          continue;
-        ways({as, bs}, A, B, q, at_robot, at_server, up);
-        for (int rows = bs + 1; rows <= s_.argument; rows++) {  // more are sent for the skip alone
-          if (rounded(rows) != rows) continue;
-          const double begin = j ? up : std::max(p.up, p.robot) + s_.message;
-          const int fewest = std::max(got, (rows - 1) / s_.grain * s_.grain + 1);  // all that the class stands for
-          ways({as, rows}, A, B, q, at_robot, at_server, begin + (fewest - got) * s_.up);
-        }
+        const Point later = {std::max(q.robot, at_robot), std::max(q.server, at_server), up};
+        if (!f_.hopeless(w_, wanted.first, wanted.second, later)) note(q, at_robot, at_server, up, j > 0);
       }
     }
   }
@@ -132,8 +164,7 @@ class Forward {
     f_.thin(front);
   }
 
-  // No skip begins: what is sent are the rows that are lacking, either way, both ways, or none. Whoever has more rows
-  // than are wanted is taken as one that has just those.
+  // No skip begins: whoever has more rows than are wanted is taken as one that has just those.
   void transfer(const Rows& skip, const std::vector<Front>& held) {
     std::vector<Front> robot(held), server(held), both(m_ * m_);
     for (int b = 0; b < m_; b++)
@@ -148,33 +179,20 @@ class Forward {
     for (int A = 0; A < m_; A++)
       for (int B = 0; B < m_; B++) {
         if (!want_[A * m_ + B]) continue;
-        for (Point p : both[A * m_ + B]) {
-          p.robot += s_.rest_robot[A];
-          p.server += s_.rest_server[B];
-          ways(skip, A, B, p, 0, 0, p.up);
-        }
-        for (int b = 0; b < B; b++)
-          for (const Point& p : robot[A * m_ + b]) send(skip, A, b, A, B, p);
-        if (w_ == 0) continue;  // the input is the robot's
-        for (int a = 0; a < A; a++) {
-          for (const Point& p : server[a * m_ + B]) send(skip, a, B, A, B, p);
-          for (int b = 0; b < B; b++)
-            for (const Point& p : held[a * m_ + b]) send(skip, a, b, A, B, p);
-        }
+        send(skip, A, B, A, B, both[A * m_ + B]);
+        for (int b = 0; b < B; b++) send(skip, A, b, A, B, robot[A * m_ + b]);
+        for (int a = 0; a < A; a++) send(skip, a, B, A, B, server[a * m_ + B]);
+        for (int a = 0; a < A; a++)
+          for (int b = 0; b < B; b++) send(skip, a, b, A, B, held[a * m_ + b]);
       }
   }
 
-  void send(const Rows& skip, int a, int b, int A, int B, Point p) {
-    const int i = A - a, j = B - b;
-    double up = p.up, at_robot = 0, at_server = 0;
-    if (j) {
-      up = std::max(p.up, p.robot) + j * s_.up + s_.message;
-      at_server = f_.latency + std::max(up, p.robot + j * s_.up_alone);
-    }
-    if (i) at_robot = p.server + i * s_.down + f_.message + f_.latency;
-    p.robot += s_.rest_robot[a];
-    p.server += s_.rest_server[b];
-    ways(skip, A, B, p, at_robot, at_server, up);
+  void send(const Rows& skip, int a, int b, int A, int B, const Front& front) {
+    for (const Point& p : front)
+      if (!f_.hopeless(w_, A, B, p))
+        exchange(a, b, {A, B}, {A, B}, p, [&](const Point& q, double at_robot, double at_server, double up, bool) {
+          ways(skip, A, B, q, at_robot, at_server, up);
+        });
   }
 
   // Robot and server make rows of the result.
@@ -189,14 +207,14 @@ class Forward {
             made(key, x, y, p, to[x * n_ + y]);
           } else if (s_.skip_rows) {
             made(key, x, y, with_side(key, x, y, p), to[x * n_ + y]);
-          } else if (s_.skip_least[y] <= key.server) {
+          } else if (s_.skip_given || s_.skip_least[y] <= key.server) {
             made(key, x, y, with_skip(key, x, p), to[x * n_ + y]);
           }
         }
       }
   }
 
-  // The skip itself is added: the robot may lack rows of it.
+  // The skip itself is added, or what was made of it at once: the robot may lack rows of it.
   Point with_skip(const Key& key, int x, Point p) const {
     const int lacking = s_.skip_least[x] - key.robot;
     if (lacking > 0) p.robot = std::max(p.robot, skip_at_robot(lacking));
@@ -247,13 +265,12 @@ class Forward {
   Held after_;
 };
 
-// When the server first has rows of a step's argument, which a skip begins at.
+// When the server is first done with what comes before a step, which a skip begins at.
 double first_at_server(const Held& held, int m) {
   double first = kNever;
   for (const auto& slice : held)
-    for (int a = 0; a < m; a++)
-      for (int b = 1; b < m; b++)
-        for (const Point& p : slice.second[a * m + b]) first = std::min(first, p.server);
+    for (int i = 0; i < m * m; i++)
+      for (const Point& p : slice.second[i]) first = std::min(first, p.server);
   return first > kBeyond ? 0 : first;
 }
 

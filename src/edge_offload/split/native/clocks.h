@@ -38,6 +38,10 @@ struct Step {
   const double *skip_robot, *skip_server;
   double skip_up, skip_down;  // per row of what is handed from the side to this operator
   double source_down;         // per row of the skip's source
+  int early_rows, early_needed;  // a skip that begins here has operators of its own before this one; 0: it has not
+  const int* early_least;        // rows of the argument that rows of these need
+  const double *early_robot, *early_server;
+  int skip_given;                // whether the server has all rows of the skip where it ends
 
   // Whether robot and server may make so many rows of the result. A result of one row is made by one of them.
   bool allowed(int x, int y) const { return x + y >= needed && (length > 1 || x + y <= 1); }
@@ -81,7 +85,7 @@ struct Search {
   double target, grid;
   int most, linked;
   std::vector<std::vector<double>> ahead;   // step -> [share][x][y]: seconds behind its compute
-  std::vector<std::vector<double>> before;  // step -> [share]: seconds from before its compute, whatever the rows
+  std::vector<std::vector<double>> before;  // step -> [A][B][share]: seconds from before its compute
 
   // Leave out what is beaten, and make points of one cell one until there are at most `most`.
   void thin(Front& front) const {
@@ -118,15 +122,16 @@ struct Search {
       best = kNever;
       for (int k = 0; k < s.sides; k++) best = std::min(best, robot * s.side_robot[k] + server * s.side_server[k]);
     }
-    if (s.joins && s.skip_rows) {
-      double least = kNever;
-      for (int x = 0; x <= s.skip_rows; x++) {
-        const int y = std::max(0, s.skip_needed - x);
-        least = std::min(least, robot * s.skip_robot[x] + server * s.skip_server[y]);
-      }
-      best += least;
-    }
-    return best;
+    if (s.joins) best += least_of(s.skip_rows, s.skip_needed, s.skip_robot, s.skip_server, robot, server);
+    return best + least_of(s.early_rows, s.early_needed, s.early_robot, s.early_server, robot, server);
+  }
+
+  static double least_of(int rows, int needed, const double* robot_s, const double* server_s, double robot,
+                         double server) {
+    double least = rows ? kNever : 0;
+    for (int x = 0; x < rows + (rows > 0); x++)
+      least = std::min(least, robot * robot_s[x] + server * server_s[std::max(0, needed - x)]);
+    return least;
   }
 
   // What must follow the last step: rows of the result that the robot did not make are sent to it.
@@ -219,17 +224,22 @@ struct Search {
     look_behind_the_last(result_down);
     for (int w = count - 1; w > 0; w--) look_behind(w);
     before.resize(count);
-    for (int w = 0; w < count; w++) {
-      const Step& s = steps[w];
-      const int n = s.length + 1;
-      before[w].assign(shares, kNever);
-      for (int i = 0; i < shares; i++)
-        for (int x = 0; x < n; x++)
-          for (int y = 0; y < n; y++)
-            if (s.allowed(x, y))
-              before[w][i] = std::min(
-                  before[w][i], share[i] * s.robot[x] + (1 - share[i]) * s.server[y] + ahead[w][(i * n + x) * n + y]);
-    }
+    for (int w = 0; w < count; w++) look_at(w);
+  }
+
+  // What must follow where a step begins: just so many rows are wanted of its argument.
+  void look_at(int w) {
+    const Step& s = steps[w];
+    const int n = s.length + 1, m = s.argument + 1;
+    before[w].assign(m * m * shares, kNever);
+    for (int x = 0; x < n; x++)
+      for (int y = 0; y < n; y++) {
+        if (!s.allowed(x, y)) continue;
+        double* least = &before[w][(s.least[x] * m + s.least[y]) * shares];
+        for (int i = 0; i < shares; i++)
+          least[i] = std::min(least[i], share[i] * s.robot[x] + (1 - share[i]) * s.server[y] +
+                                            ahead[w][(i * n + x) * n + y]);
+      }
   }
 
   // No plan that goes through this state behind step w is done sooner.
@@ -241,12 +251,13 @@ struct Search {
     return best;
   }
 
-  // The same before step w is taken; weaker.
-  double bound_before(int w, const Point& p) const {
-    double best = std::max(p.robot, p.server);
-    const std::vector<double>& v = before[w];
-    for (int i = 0; i < shares; i++) best = std::max(best, share[i] * p.robot + (1 - share[i]) * p.server + v[i]);
-    return best;
+  // Whether no plan that has just A and B rows of the argument when step w begins is done before the target.
+  bool hopeless(int w, int A, int B, const Point& p) const {
+    const double* least = &before[w][(A * (steps[w].argument + 1) + B) * shares];
+    if (p.robot >= target || p.server >= target) return true;
+    for (int i = 0; i < shares; i++)
+      if (share[i] * p.robot + (1 - share[i]) * p.server + least[i] >= target) return true;
+    return false;
   }
 };
 
