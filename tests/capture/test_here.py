@@ -50,6 +50,33 @@ print(json.dumps({"x": x.tolist(), "out": out.tolist(), "errors": errors, "drawn
                   "host": torch.equal(state, torch.get_rng_state()), "children": children,
                   "held": torch.cuda.memory_allocated()}))
 """
+MEMORY = """
+import gc, json, random, torch
+random.seed(1)
+kept = []
+for number in range(400):
+    size = random.choice([1, 15, 16, 17, 500, 513, 4097, 70001])
+    kept.append((number, torch.full((size,), float(number)).cuda()))
+    if len(kept) > 20:
+        del kept[random.randrange(len(kept))]
+intact = all(bool((tensor.cpu() == number).all()) for number, tensor in kept)
+turned = torch.arange(24.0).view(2, 3, 4).permute(2, 0, 1)
+stepped = torch.zeros(6).cuda()
+stepped[::2].copy_(torch.ones(3))
+spread = torch.empty(2, 3).copy_(torch.arange(3.0).cuda())
+halves = torch.zeros(3).cuda().copy_(torch.ones(3, dtype=torch.float16))
+grown = torch.arange(4.0).cuda().resize_(100000)
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+before = resident()
+many = [torch.ones(1 << 20, device="cuda") for _ in range(64)]
+held = resident()
+del many
+gc.collect()
+print(json.dumps({"intact": intact, "turned": torch.equal(turned.cuda().cpu(), turned), "stepped": stepped.tolist(),
+                  "spread": spread.tolist(), "halves": halves.tolist(), "grown": grown[:4].tolist(),
+                  "held": held - before, "after": resident() - before}))
+"""
 pytestmark = pytest.mark.skipif(
     build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
 )
@@ -95,6 +122,19 @@ def test_it_is_a_device_of_its_own_without_a_process_of_its_own() -> None:
     assert found["host"], "the CPU's generator is left alone"
     assert found["children"] == []
     assert found["held"] == 80
+
+
+def test_memory_of_the_device_is_used_again_and_given_back() -> None:
+    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--", sys.executable, "-c", MEMORY]
+    found = json.loads(run(command))
+    assert found["intact"], "what one tensor leaves, another may have, and nobody else"
+    assert found["turned"]
+    assert found["stepped"] == [1, 0, 1, 0, 1, 0]
+    assert found["spread"] == [[0, 1, 2]] * 2
+    assert found["halves"] == [1, 1, 1]
+    assert found["grown"] == [0, 1, 2, 3]
+    assert found["held"] > 200  # of 256 MiB
+    assert found["after"] < 100
 
 
 def test_operators_give_the_same_bits(tmp_path: pathlib.Path) -> None:

@@ -119,7 +119,7 @@ inline Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
   }
   TORCH_CHECK(self.device().is_cpu(), "edge_offload: cannot copy from the virtual device to ", self.device());
   if (source.numel() == 0) return self;
-  if (state().here) { read_here(source, [&](const Tensor& host) { self.copy_(host); }); return self; }
+  if (state().here) { read_here(source, [&](const Tensor& host) { copy_here(self, host); }); return self; }
   Hold hold;
   Tensor host = read(source);
   return self.copy_(host);

@@ -1,5 +1,6 @@
 // Host memory behind the device's storages, and the device's random generators, where this process computes.
 #pragma once
+#include "arena.h"
 #include "flush.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -14,7 +15,7 @@ struct BelowAll {
 };
 
 inline c10::Storage host_memory(int64_t bytes) {
-  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, c10::GetAllocator(c10::DeviceType::CPU), true);
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, &arena(), true);
 }
 
 // Has the handler compute what nobody had asked for so far.
@@ -65,6 +66,17 @@ inline Tensor host_of(const Tensor& t) {
   if (t.is_neg()) host._set_neg(true);
   look(context, host);
   return host;
+}
+
+// What `copy_` does, on the host. Most often both look alike: then it is one block.
+inline void copy_here(const Tensor& to, const Tensor& from) {
+  const auto *a = to.unsafeGetTensorImpl(), *b = from.unsafeGetTensorImpl();
+  if (a->dtype() == b->dtype() && a->sizes() == b->sizes() && a->strides() == b->strides() && a->is_non_overlapping_and_dense() &&
+      a->has_storage() && b->has_storage() && !a->is_conj() && !b->is_conj() && !a->is_neg() && !b->is_neg() && !from.is_quantized() && from.device().is_cpu() &&
+      from.const_data_ptr() != nullptr)
+    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+  else
+    to.copy_(from);
 }
 
 // A tensor of no elements, over a storage that nobody holds any more: a batch normalisation makes three that are not used.

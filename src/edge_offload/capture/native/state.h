@@ -135,7 +135,13 @@ struct alignas(64) State {
   const char* spoiled_by = "";
   uint64_t count_hits = 0, count_flushes = 0;
 };
-inline State& state() { static auto* s = new State; return *s; }  // never destroyed: storages outlive static destruction
+union Forever {  // never destroyed: storages outlive static destruction
+  State state;
+  Forever() : state() {}
+  ~Forever() {}
+};
+inline Forever forever;
+inline State& state() { return forever.state; }
 
 // Takes the lock on calls; lets go of the GIL while it has to wait, because the holder may need it.
 struct Hold {

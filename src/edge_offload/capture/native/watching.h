@@ -163,7 +163,7 @@ inline void read_here(const Tensor& source, Use use) {
 inline void write_here(const Tensor& self, const Tensor& source) {
   auto& s = state();
   BelowAll below;
-  if (!s.watched) { host_of(self).copy_(source); return; }
+  if (!s.watched) { copy_here(host_of(self), source); return; }
   Hold hold;
   const auto fate = note_or_wait(kUpload, [&](Key& key) {
     key.tensor(self);
@@ -174,7 +174,7 @@ inline void write_here(const Tensor& self, const Tensor& source) {
   if (fate == Fate::kWait) return;
   try {
     writes(self.storage().unsafeGetStorageImpl());
-    host_of(self).copy_(source);
+    copy_here(host_of(self), source);
   } catch (...) { give_up(""); throw; }
 }
 

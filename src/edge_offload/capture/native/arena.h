@@ -1,0 +1,119 @@
+// Host memory for what the program puts on the device: close together, in huge pages.
+//
+// Weights are read from one end to the other in every inference. One allocation of malloc's each, they are spread over pages
+// of 4 kB, and the processor waits for the translation of each of these and for the first line behind it. Memory that
+// becomes free is kept for blocks of its size, as the allocator of a GPU does; a region of which nothing is used any more
+// is emptied, and all such regions but one are given back.
+#pragma once
+#include <c10/core/Allocator.h>
+#include <c10/util/Exception.h>
+#include <c10/util/llvmMathExtras.h>
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace edge_offload {
+
+class Arena final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes == 0) return {nullptr, c10::Device(c10::DeviceType::CPU)};
+    std::lock_guard<std::mutex> hold(lock_);
+    auto* block = take(kind_of(bytes));
+    ++block->region->live;
+    return {block->data, block, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+
+ private:
+  static constexpr size_t kHuge = 2u << 20, kRegion = 16 * kHuge, kLine = 64;
+  static constexpr unsigned kSteps = 8;  // sizes between two powers of two
+  struct Region;
+  struct Block {
+    Region* region;
+    char* data;
+    unsigned kind;
+  };
+  struct Region {
+    char* base;
+    size_t bytes, used = 0, live = 0;
+    std::deque<Block> blocks;  // what has been cut from it
+
+    explicit Region(size_t wanted) : bytes((wanted + kHuge - 1) & ~(kHuge - 1)) {
+      auto* mapped = static_cast<char*>(mmap(nullptr, bytes + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+      TORCH_CHECK(mapped != MAP_FAILED, "edge_offload: not enough memory: you tried to allocate ", wanted, " bytes");
+      base = mapped + (-reinterpret_cast<uintptr_t>(mapped) & (kHuge - 1));  // whole huge pages
+      if (base > mapped) munmap(mapped, base - mapped);
+      if (base < mapped + kHuge) munmap(base + bytes, mapped + kHuge - base);
+      madvise(base, bytes, MADV_HUGEPAGE);  // a kernel that has none says no: pages are small then
+    }
+    ~Region() { munmap(base, bytes); }
+    Region(const Region&) = delete;
+    Region& operator=(const Region&) = delete;
+  };
+
+  std::mutex lock_;
+  std::vector<std::unique_ptr<Region>> regions_;
+  std::array<std::vector<Block*>, 64 * kSteps> spare_;  // by size
+
+  // Sizes are rounded up to lines, and to one of eight between two powers of two.
+  static unsigned kind_of(size_t bytes) {
+    const size_t lines = (bytes + kLine - 1) / kLine;
+    if (lines < kSteps) return static_cast<unsigned>(lines);
+    const unsigned octave = c10::llvm::Log2_64(lines);
+    const size_t step = size_t{1} << (octave - 3);
+    return (octave - 2) * kSteps + static_cast<unsigned>((lines - (size_t{1} << octave) + step - 1) / step);
+  }
+  static size_t bytes_of(unsigned kind) {
+    if (kind < kSteps) return kind * kLine;
+    return (size_t{kSteps + kind % kSteps} << (kind / kSteps - 1)) * kLine;
+  }
+
+  Block* take(unsigned kind) {
+    auto& spare = spare_[kind];
+    if (!spare.empty()) {
+      auto* block = spare.back();
+      spare.pop_back();
+      return block;
+    }
+    const size_t bytes = bytes_of(kind);
+    auto fits = [&](const std::unique_ptr<Region>& region) { return region->bytes - region->used >= bytes; };
+    auto found = std::find_if(regions_.rbegin(), regions_.rend(), fits);
+    if (found == regions_.rend()) {
+      regions_.push_back(std::make_unique<Region>(std::max(bytes, kRegion)));
+      found = regions_.rbegin();
+    }
+    auto& region = **found;
+    region.blocks.push_back({&region, region.base + region.used, kind});
+    region.used += bytes;
+    return &region.blocks.back();
+  }
+  void give(Block* block) {
+    auto* region = block->region;
+    std::lock_guard<std::mutex> hold(lock_);
+    spare_[block->kind].push_back(block);
+    if (--region->live == 0) empty(region);
+  }
+  void empty(Region* region) {
+    auto in_it = [&](Block* one) { return one->region == region; };
+    for (auto& spare : spare_) spare.erase(std::remove_if(spare.begin(), spare.end(), in_it), spare.end());
+    region->blocks.clear();
+    region->used = 0;
+    auto idle = [&](const std::unique_ptr<Region>& one) { return one.get() != region && one->live == 0; };
+    const auto other = std::find_if(regions_.begin(), regions_.end(), idle);
+    if (other != regions_.end()) regions_.erase(other);
+  }
+  static void release(void* block);
+};
+inline Arena& arena() { static auto* one = new Arena; return *one; }  // storages outlive static destruction
+inline void Arena::release(void* block) { arena().give(static_cast<Block*>(block)); }
+
+}  // namespace edge_offload
