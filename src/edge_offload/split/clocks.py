@@ -8,7 +8,8 @@ states. From the input on, for every number of rows that robot and server have m
 - where in a run of cheap element-wise operators rows are sent: they leave when the run's first operator is done, and
   whoever receives them need not compute the rest of the run for them;
 - of a block's skip: the rows on the server are counted in classes and rounded up, a download of them to the robot is
-  as fast as if it began with the block; a skip that is not a plain one counts by its work alone.
+  as fast as if it began with the block; where the skip's own operators come before the main branch, the server is sent
+  for nothing what the robot makes of them; a skip that is not a plain one counts by its work alone.
 
 A state whose clocks and whatever must follow reach the target is left out. No server is late for work that nobody uses:
 steps that a plan could do without are taken to be left out. The search is in C++ (``native/clocks.cpp``), built by the

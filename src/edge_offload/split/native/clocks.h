@@ -38,10 +38,10 @@ struct Step {
   const double *skip_robot, *skip_server;
   double skip_up, skip_down;  // per row of what is handed from the side to this operator
   double source_down;         // per row of the skip's source
-  int early_rows, early_needed;  // a skip that begins here has operators of its own before this one; 0: it has not
+  int early_rows, early_needed;  // of the operators that a skip which begins here has before this one; 0: it has none
   const int* early_least;        // rows of the argument that rows of these need
   const double *early_robot, *early_server;
-  int skip_given;                // whether the server has all rows of the skip where it ends
+  int skip_given;  // whether the server has all rows of the skip that ends here
 
   // Whether robot and server may make so many rows of the result. A result of one row is made by one of them.
   bool allowed(int x, int y) const { return x + y >= needed && (length > 1 || x + y <= 1); }
