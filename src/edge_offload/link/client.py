@@ -350,7 +350,7 @@ class Client:
             self.estimator.progress(now, *dialled.progress())
 
     def _poll_s(self, dialled: Dialled) -> float:
-        return max(0.0, min(dialled.due_s(), self._requests.due_s()) - time.monotonic())
+        return max(0.0, min(dialled.due_s(self.busy), self._requests.due_s()) - time.monotonic())
 
     def _ready(self, dialled: Dialled) -> None:
         with self._changed:

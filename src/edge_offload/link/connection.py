@@ -168,12 +168,13 @@ class Dialled:
         if self._tcp is not None:
             self._tcp.release()
 
-    def due_s(self) -> float:
-        """When :meth:`check` must be called next, at the latest."""
+    def due_s(self, busy: bool) -> float:
+        """When :meth:`check` must be called next, at the latest; ``busy``: answers are awaited."""
         now = time.monotonic()
         if not self.ready:
             return min(self._deadline_s(), now + 0.1)
-        return min(self._ping_due_s, self._pinged_s + ATTENTIVE_S if self.attentive else math.inf, now + 0.1)
+        look_s = now + 0.1 if busy or self._pings else math.inf  # else there is nothing whose progress could stop
+        return min(self._ping_due_s, self._pinged_s + ATTENTIVE_S if self.attentive else math.inf, look_s)
 
     def send(self, header: bytes, buffers: List[memoryview]) -> int:
         """Give one message to ZeroMQ; returns the bytes it takes on the wire.

@@ -30,8 +30,9 @@ KEEP_FOR = 8
 """Reads for which the bytes of inputs and results are kept, so that an inference can be recorded."""
 MAX_LEFT = 16
 """Times in a row that the program did something else than the inference that was waited for."""
-LOOK_S = 0.05
-"""While inferences are computed here anyway, whether the plan of the moment divides them is asked as often as that."""
+LOOK_S = 0.25
+"""While inferences are computed here anyway, whether the plan of the moment divides them is asked as often as that.
+What is known of an idle link changes no sooner (:class:`~edge_offload.link.estimate.prober.Prober`)."""
 SAY_AFTER = 8
 """Segments that could be no inference for the same reason, after which that is said."""
 

@@ -21,6 +21,9 @@ from edge_offload.manager.split_device import SplitRecorder
 from edge_offload.manager.split_here import SplitHereRecorder, here
 from edge_offload.split.networks import Network
 
+PROBE_S = 0.5
+"""Between probes of an idle link: what the program computes by itself shares its cores with them."""
+
 
 def from_environment() -> device.Installed:
     """Install as the launcher asked for in the environment (called once torch has been imported).
@@ -33,7 +36,7 @@ def from_environment() -> device.Installed:
         raise BadInput("mode split needs a server", remedy="name one with --server, or use mode lazy")
     libraries = device.built_libraries()
     client = Client(settings.server, keys=KeyStore(settings.keys) if settings.keys else None).start()
-    prober = Prober(client).start()
+    prober = Prober(client, PROBE_S).start()
     alone = libraries is not None and settings.device == "cpu"
     if alone and settings.threads:
         torch.set_num_threads(settings.threads)

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional, Tuple
 
 from edge_offload.errors import ProtocolError, Refused
 from edge_offload.link.replies import LinkState
@@ -28,6 +28,8 @@ RISING = 1.15
 SOONER = 16
 #: ... or when the prober looks next, every so many seconds.
 POLL_S = 0.02
+#: An idle link of which nothing is in doubt is looked at as rarely as that: each look wakes a sleeping thread.
+IDLE_POLL_S = 0.1
 UP, DOWN = 0, 1
 
 
@@ -50,6 +52,9 @@ class Prober:
         self._grown = [1, 1]
         self._heard = (-1, -1)
         self._before = (0.0, 0.0)
+        # what was heard when the prober last thought about it, and until when there is nothing to do unless more is
+        self._considered: Optional[Tuple[int, int]] = None
+        self._due_s = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edge_offload-prober", daemon=True)
         self.sent = 0
@@ -66,13 +71,23 @@ class Prober:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(min(POLL_S, self._interval_s / 4)):
+        while not self._stop.wait(min(self._pause_s(time.monotonic()), self._interval_s / 4)):
             self.step(time.monotonic())
+
+    def _pause_s(self, now: float) -> float:
+        """Until the next look."""
+        return POLL_S if self._considered is None else min(max(self._due_s - now, POLL_S), IDLE_POLL_S)
 
     def step(self, now: float) -> None:
         """Probe if it is time to."""
         client = self._client
-        if client.state is not LinkState.READY or client.busy:
+        if client.state is not LinkState.READY:
+            self._considered = None
+            return
+        if client.busy:
+            self._considered = None
+            return
+        if client.estimator.heard == self._considered and now < self._due_s:
             return
         reading = client.estimator.reading(now)
         quiet_s = min(reading.age_s, now - self._last_s)
@@ -83,8 +98,11 @@ class Prober:
         # what surprised, and what was too small, is followed up at once; what no size can tell is not
         mute = [small[way] and self._grown[way] >= MAX_GROWTH for way in (UP, DOWN)]
         again = any((small[way] or unsure[way]) and not mute[way] for way in (UP, DOWN))
-        if quiet_s < (self._interval_s / SOONER if again else self._interval_s):
+        wait_s = (self._interval_s / SOONER if again else self._interval_s) - quiet_s
+        if wait_s > 0:
+            self._considered, self._due_s = heard, now + wait_s
             return
+        self._considered = None
         self._last_s = now
         self.sent += 1
         for way in (UP, DOWN):
