@@ -7,15 +7,16 @@ import math
 import pathlib
 import random
 from dataclasses import replace
-from typing import List
+from typing import List, Tuple
 
 import pytest
 import torch
 from split_chains import Chain
+from torch import nn
 
 from edge_offload.commands.plan import bins
 from edge_offload.commands.profile import options_of
-from edge_offload.errors import BadInput
+from edge_offload.errors import BadInput, Unsupported
 from edge_offload.sequence.build import Program
 from edge_offload.split import profile as profiling
 from edge_offload.split.check import BadPlan, check
@@ -27,6 +28,7 @@ from edge_offload.split.networks import Network, classifier_input, synthetic_fra
 from edge_offload.split.plan import Side
 from edge_offload.split.planners import PLANNERS, Effort, Planner, plan_table
 from edge_offload.split.profile import Profile, cost_model, measure
+from edge_offload.split.runtime.tracing import trace
 from edge_offload.split.space import Space
 
 
@@ -55,6 +57,53 @@ def test_profile_round_trips_and_plans(tmp_path: pathlib.Path) -> None:
     assert planned.predicted_s <= model.alone_s
     draw(planned.plan, model, 1e6, tmp_path / "plan.png", "stack")
     assert (tmp_path / "plan.png").stat().st_size > 10_000
+
+
+class Maps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, picture: torch.Tensor) -> Tuple[torch.Tensor]:
+        return (self.layer(picture),)
+
+
+class Readout(nn.Module):
+    """Counts its inferences in a buffer; with ``sizes`` its result has as many values as the data says."""
+
+    def __init__(self, sizes: bool) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, maps: torch.Tensor) -> Tuple[torch.Tensor]:
+        self.count += 1
+        return (maps[maps > 0] if self.sizes else maps + 1,)
+
+
+class Counting(nn.Module):
+    def __init__(self, sizes: bool) -> None:
+        super().__init__()
+        self.network, self.readout = Maps(), Readout(sizes)
+
+    def forward(self, picture: torch.Tensor) -> Tuple[torch.Tensor]:
+        found: Tuple[torch.Tensor] = self.readout(*self.network(picture))
+        return found
+
+
+def test_timing_a_network_leaves_its_state_alone() -> None:
+    pictures = (torch.rand(1, 3, 16, 16),)
+    plain = Counting(sizes=False).eval()
+    with pytest.raises(Unsupported, match="changes its own buffers"):
+        trace("counting", plain, pictures)
+    assert plain.readout.count == 0
+    module = Counting(sizes=True).eval()
+    traced = trace("counting", module, pictures)
+    before = module.readout.count.clone()
+    assert traced.module is not None
+    with torch.no_grad():
+        assert torch.equal(traced.module(*pictures)[0], module(*pictures)[0])
+    assert module.readout.count == before + 1, "the robot's own inference, no other"
 
 
 def test_a_slow_network_is_timed_less_often_and_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,10 +81,7 @@ class Prober:
     def step(self, now: float) -> None:
         """Probe if it is time to."""
         client = self._client
-        if client.state is not LinkState.READY:
-            self._considered = None
-            return
-        if client.busy:
+        if client.state is not LinkState.READY or client.busy:
             self._considered = None
             return
         if client.estimator.heard == self._considered and now < self._due_s:

@@ -22,9 +22,10 @@ def trace(name: str, module: nn.Module, inputs: Sequence[torch.Tensor], axis: Op
     """Trace all of ``module``; a ``readout`` behind its ``network`` whose sizes depend on the data is one operator.
 
     Raises:
-        Unsupported: it cannot be traced, or nothing in it is local along any axis of its input.
+        Unsupported: it cannot be traced, changes its own buffers, or nothing in it is local along any input axis.
         BadInput: nothing in it is local along ``axis``.
     """
+    timed = _with_own_buffers(alias(module))
     module = alias(module)
     readout: Optional[nn.Module] = None
     with _ONE_AT_A_TIME:
@@ -37,7 +38,9 @@ def trace(name: str, module: nn.Module, inputs: Sequence[torch.Tensor], axis: Op
             program = from_module(network, inputs)
             with torch.no_grad():
                 program = opaque.append(program, readout, readout(*network(*inputs)))
-    return Network(name, program, located_along(name, program.sequence, axis), tuple(inputs), readout, module)
+    if program.sequence.rebinds:
+        raise Unsupported(f"{name} changes its own buffers in an inference", remedy="use another mode")
+    return Network(name, program, located_along(name, program.sequence, axis), tuple(inputs), readout, timed)
 
 
 def located_along(name: str, sequence: Any, axis: Optional[int]) -> LocalityMap:
@@ -50,6 +53,14 @@ def located_along(name: str, sequence: Any, axis: Optional[int]) -> LocalityMap:
         if not choices:
             raise BadInput(f"no operator of {name} is local along axis {axis} of its input")
     return analyse(sequence, choices[0])
+
+
+def _with_own_buffers(module: nn.Module) -> nn.Module:
+    """The module, which from now on can be run without changing what others know of it."""
+    for part in module.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            setattr(part, name, buffer.clone())
+    return module
 
 
 def alias(module: nn.Module) -> nn.Module:
