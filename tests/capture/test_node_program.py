@@ -7,16 +7,25 @@ from typing import Any, List, Sequence, Tuple
 
 import pytest
 import torch
+from native_runner import native_runner
 from test_compiled_segments import FLOAT, WRAPPED, floats, integer
 
 from edge_offload.capture.course import Course, Node, Patch
 from edge_offload.capture.entries import Slot
 from edge_offload.capture.executor import DeviceSession
 from edge_offload.capture.keys import DTYPE_NUMBERS
+from edge_offload.capture.native_nodes import library
 from edge_offload.capture.node_program import KERNEL
 from edge_offload.capture.segments import Step
 from edge_offload.capture.symbols import Formula
 from edge_offload.errors import BadInput
+
+
+@pytest.fixture(autouse=True, params=["python", "native"])
+def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it in pure Python, and in C++ where that takes the node."""
+    monkeypatch.setattr(library, "module", None if request.param == "python" else native_runner())
+
 
 N = 5  # the size that the calls are defined with
 
@@ -93,6 +102,7 @@ class Device:
         """Run the node for ``size``; its outcome, or None if it could not be run."""
         self.base += 100
         course = Course([(7, [])], [((), 0)], self.base, 1, [(size,)])
+        self.session.ahead.take(course)
         ran = list(self.session.ahead.run(course, None))
         return ran[0][2] if ran else None
 
@@ -174,7 +184,9 @@ class Static(Device):
 
     def infer(self) -> Any:
         self.base += 100
-        (item,) = self.session.ahead.run(Course([(3, [])], [((), 0)], self.base, 1), None)
+        course = Course([(3, [])], [((), 0)], self.base, 1)
+        self.session.ahead.take(course)
+        (item,) = self.session.ahead.run(course, None)
         return item[2]
 
     @property

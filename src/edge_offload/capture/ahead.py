@@ -43,6 +43,7 @@ class Ahead:
         self._tails: Dict[int, Tuple[List[int], List[Tuple[int, Formula]]]] = {}
         self._pauses: Dict[int, float] = {}  # from what a node returned to what was read next, or to the end
         self._spans: Dict[int, float] = {}  # how long it took, from a node to the end
+        self._ways: List[Tuple[int, Dict[Optional[Kind], int]]] = []  # of the latest course: nodes and what follows
 
     def forget(self) -> None:
         """Drop all nodes."""
@@ -54,6 +55,18 @@ class Ahead:
         self._tails.clear()
         self._pauses.clear()
         self._spans.clear()
+        self._ways = []
+
+    def take(self, course: Course) -> None:
+        """``course`` is the one that will be run next.
+
+        Raises:
+            ProtocolError: it refers to one before it, of which there is none, or leaves it.
+        """
+        if course.nodes is not None:
+            self._ways = [(number, dict(edges)) for number, edges in course.nodes]
+        elif not self._ways or any(node >= len(self._ways) for _, node in course.first):
+            raise ProtocolError("a course is said to be like the one before, but there is no such one")
 
     def define(self, number: int, node: Node) -> None:
         """Add a node, in place of the one that had this number."""
@@ -72,7 +85,7 @@ class Ahead:
     def run(
         self, course: Course, before: Optional[Tuple[Step, Outcome]], leave: Callable[[], None] = lambda: None
     ) -> Iterator[Tuple[int, int, Outcome]]:
-        """Run along ``course``, after the step ``before`` if there is one; in order the index of the
+        """Run along ``course`` (see :meth:`take`), after the step ``before`` if there is one; in order the index of the
         node, its first new storage, and its outcome.
 
         What cannot be run ends the run: the client will ask for it in another way, and gets the error then. ``leave``
@@ -88,11 +101,11 @@ class Ahead:
             base = step.base + outcome.grown
         if base is None:
             raise ProtocolError("a course without a beginning")
-        ways = [(number, dict(edges)) for number, edges in course.nodes]
+        ways = self._ways
         read = ~before[0].segment if before is not None else None
         since_s, told, count = time.monotonic(), False, 0
         index = follow(course.first, kind)
-        departures = Departures(self._spans, course.nodes[index][0] if index is not None else -1, since_s)
+        departures = Departures(self._spans, ways[index][0] if index is not None else -1, since_s)
         payloads = course.payloads
         reads = 0
         seen: Dict[int, int] = {}
@@ -167,11 +180,11 @@ class Ahead:
         self, number: int, base: int, start: int, since: List[Tuple[int, ...]], payloads: Optional[List[Buffer]]
     ) -> Tuple[Outcome, Tuple[int, ...]]:
         """The outcome of a node, and the integers of its last call."""
-        node = self._node(number)
-        own: Sequence[Buffer] = node.payloads if payloads is None else payloads
         program = self._programs.get(number)
         if program is not None:
-            return program.run(self.session, base, start, since, own)
+            return program.run(self.session, base, start, since, payloads)
+        node = self._node(number)
+        own: Sequence[Buffer] = node.payloads if payloads is None else payloads
         last = self._integers(number, since)
         step = Step(
             node.segment or 0, base, node.live_at(base, start), node.dead, node.numbers, list(own), node.describe,

@@ -1,6 +1,7 @@
-"""Building the native device on first use, once per torch, compiler and source, however many processes ask at once.
+"""Building the native libraries on first use, once per torch, compiler and source, however many processes ask at once.
 
-The two libraries are kept in ``$XDG_CACHE_HOME/edge_offload/ext`` (default ``~/.cache``).
+The robot's device is two of them, the server's runner of nodes a third. They are kept in
+``$XDG_CACHE_HOME/edge_offload/ext`` (default ``~/.cache``). ``python -m edge_offload.capture.build nodes`` builds one.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import List, Optional
+from typing import List, Optional, Sequence
 
 from edge_offload.errors import EdgeOffloadError, Unsupported
 
 SOURCES = pathlib.Path(__file__).parent / "native"
+#: Libraries of the robot's device, and of the server's executor.
+DEVICE, NODES = ("guard", "device"), ("nodes",)
 FLAGS = ("-O2", "-DNDEBUG", "-fno-plt", "-std=c++17", "-fvisibility=hidden", "-Wno-attributes")
 
 
@@ -84,11 +87,13 @@ def compiler() -> Optional[str]:
     return shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
 
 
-def cache_directory() -> pathlib.Path:
+def cache_directory(names: Sequence[str] = DEVICE) -> pathlib.Path:
     """Where the libraries for this torch, compiler and source are kept."""
     root = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "") or pathlib.Path.home() / ".cache")
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
+        if (source.stem in NODES) != (names == NODES):
+            continue
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     digest.update(" ".join(FLAGS).encode())
     found = compiler()
@@ -99,39 +104,52 @@ def cache_directory() -> pathlib.Path:
 
 
 def existing() -> Optional[Libraries]:
-    """The libraries if they have been built."""
-    directory = cache_directory()
-    libraries = Libraries(directory / "edge_offload_guard.so", directory / "edge_offload_device.so")
+    """The device's libraries if they have been built."""
+    libraries = Libraries(*_paths(DEVICE))
     return libraries if libraries.guard.exists() and libraries.device.exists() else None
 
 
+def nodes_path() -> pathlib.Path:
+    """Where the runner of nodes is, once it has been built."""
+    return _paths(NODES)[0]
+
+
 def build(wait_s: float = 900.0) -> Libraries:
-    """The libraries, built if need be. One process builds, others wait for it.
+    """The device's libraries, built if need be. One process builds, others wait for it.
 
     Raises:
         Unsupported: no compiler.
         BuildFailed: the compiler failed; the text ends with its last lines.
     """
-    found = existing()
-    if found is not None:
-        return found
+    return Libraries(*_build(DEVICE, wait_s))
+
+
+def build_nodes(wait_s: float = 900.0) -> pathlib.Path:
+    """The runner of nodes, as :func:`build`."""
+    return _build(NODES, wait_s)[0]
+
+
+def _paths(names: Sequence[str]) -> List[pathlib.Path]:
+    directory = cache_directory(names)
+    return [directory / f"edge_offload_{name}.so" for name in names]
+
+
+def _build(names: Sequence[str], wait_s: float) -> List[pathlib.Path]:
+    paths = _paths(names)
+    if all(path.exists() for path in paths):
+        return paths
     if compiler() is None:
         raise Unsupported(
             "the native device needs a C++ compiler, and none is installed", remedy="apt install g++, or set CXX"
         )
-    directory = cache_directory()
+    directory = paths[0].parent
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "lock").open("w") as lock:
+    with (directory / f"lock-{names[0]}").open("w") as lock:
         _lock(lock.fileno(), wait_s, directory)
-        found = existing()
-        if found is not None:
-            return found
-        for name in ("guard", "device"):
-            _compile(name, directory)
-    found = existing()
-    if found is None:
-        raise BuildFailed(f"the build left no library in {directory}")
-    return found
+        if not all(path.exists() for path in paths):
+            for name in names:
+                _compile(name, directory)
+    return paths
 
 
 def _lock(descriptor: int, wait_s: float, directory: pathlib.Path) -> None:
@@ -164,7 +182,7 @@ def _compile(name: str, directory: pathlib.Path) -> None:
         str(SOURCES / f"{name}.cpp"), "-o", str(temporary),
         f"-L{torch_root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch",
     ]  # fmt: skip
-    if name == "device":
+    if name != "guard":
         command += ["-ltorch_python", "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -183,8 +201,12 @@ def _torch_flag(torch_root: pathlib.Path) -> bool:
 
 
 def main() -> int:
-    """Build in this process and print where."""
-    print(build().device.parent)
+    """Build what the arguments name (default: the device) in this process, at low priority, and print where."""
+    names = tuple(sys.argv[1:]) or DEVICE
+    if names not in (DEVICE, NODES):
+        raise SystemExit(f"there is nothing named {' '.join(names)}: say {' '.join(DEVICE)}, or {' '.join(NODES)}")
+    os.nice(10)
+    print(_build(names, 900.0)[0].parent)
     return 0
 
 

@@ -118,7 +118,8 @@ class Course:
 
     Attributes:
         nodes: for each, the number of its definition, and (kind of outcome, index of the node that then follows);
-            None stands for any other kind.
+            None stands for any other kind. None in place of all of them: those of the course before, which says so
+            in a few bytes.
         first: the same for what comes before: the last step of the message, or nothing (then its kind is empty).
         base: number of the next new storage; None after a step, which says so itself.
         start: number of the inference's first new storage.
@@ -126,7 +127,7 @@ class Course:
         payloads: of the first node, in place of its own.
     """
 
-    nodes: List[Tuple[int, List[Edge]]]
+    nodes: Optional[List[Tuple[int, List[Edge]]]]
     first: List[Edge]
     base: Optional[int]
     start: int
@@ -145,11 +146,12 @@ def parse_course(data: Any) -> Tuple[Course, bool]:
         ValueError, TypeError: it is malformed.
     """
     nodes, first, base, start, since, own = data
-    if len(nodes) > MAX_NODES or len(since) > MAX_NODES:
+    count = len(nodes) if nodes is not None else MAX_NODES
+    if count > MAX_NODES or len(since) > MAX_NODES:
         raise ValueError("a course has too many nodes")
     course = Course(
-        [(_count(number), _edges(edges, len(nodes))) for number, edges in nodes],
-        _edges(first, len(nodes)),
+        [(_count(number), _edges(edges, count)) for number, edges in nodes] if nodes is not None else None,
+        _edges(first, count),
         _count(base) if base is not None else None,
         _count(start),
         [tuple(_whole(value) for value in item) for item in since],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional, Set, Tuple
 
+from edge_offload.capture.course import Edge
 from edge_offload.capture.entries import schema_checksum
 from edge_offload.capture.forms import Call, Definition, Forms
 from edge_offload.capture.messages import Message
 from edge_offload.capture.plans import Plan
+from edge_offload.capture.predict import Branches
 
 
 class Definitions:
@@ -30,6 +32,7 @@ class Definitions:
         self._calls: Dict[int, int] = {}
         self._new: List[Call] = []
         self._told = object()
+        self._branches: Optional[Branches] = None
 
     def forget(self) -> None:
         """The server knows nothing (any more)."""
@@ -37,6 +40,7 @@ class Definitions:
         self._calls.clear()
         self._new.clear()
         self._told = object()
+        self._branches = None
 
     def renumber(self) -> None:
         """Number the forms anew."""
@@ -73,6 +77,13 @@ class Definitions:
             plan.sent = self._told
             message.nodes.append((plan.slot, plan.node))
         return plan.slot
+
+    def nodes(self, branches: Branches, message: Message) -> Optional[List[Tuple[int, List[Edge]]]]:
+        """The nodes of a course along ``branches``; None if they are those of the one before."""
+        if branches is self._branches:
+            return None
+        self._branches = branches
+        return [(self.node(plan, message), edges) for plan, edges in zip(branches.plans, branches.edges)]
 
     def complete(self, message: Message) -> None:
         """Put in the calls that are new; the message is sent next."""

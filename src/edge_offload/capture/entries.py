@@ -53,6 +53,14 @@ class Slot:
             self._storage = self._tensor.untyped_storage()
         return self._storage
 
+    @property
+    def tensor(self) -> torch.Tensor:
+        """Some tensor in it."""
+        if self._tensor is None:
+            assert self._storage is not None
+            self._tensor = torch.empty(0, dtype=torch.uint8, device=self._storage.device).set_(self._storage)
+        return self._tensor
+
     def view(self, layout: Layout) -> torch.Tensor:
         """The tensor of ``layout``, made on first use.
 

@@ -6,6 +6,7 @@ a journal of what it overwrites, so that it can be undone when the client turns 
 
 from __future__ import annotations
 
+import mmap
 import struct
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 from weakref import WeakSet
@@ -43,11 +44,20 @@ MAX_PROGRAMS = 4
 
 
 class DeviceSession:
-    """Storages, entries and segments of one client, on ``device``."""
+    """Storages, entries and segments of one client, on ``device``.
 
-    def __init__(self, device: Union[str, torch.device] = "cpu", limits: Optional[Limits] = None) -> None:
+    Args:
+        running: memory in which it leaves the name of the operator that is running, for whoever looks after a crash.
+    """
+
+    def __init__(
+        self, device: Union[str, torch.device] = "cpu", limits: Optional[Limits] = None,
+        running: Optional[mmap.mmap] = None,
+    ) -> None:  # fmt: skip
         self.device = torch.device(device)
         self.limits = limits or Limits()
+        self.running = running
+        self._padded: Dict[str, bytes] = {}
         self.slots: Dict[int, Slot] = {}
         self.entries: List[Union[Entry, EdgeOffloadError]] = []
         self.segments: Dict[int, Union[Segment, EdgeOffloadError]] = {}
@@ -208,6 +218,14 @@ class DeviceSession:
 
     def note(self, entry: Entry) -> None:
         """Told of every call that is about to run."""
+        memory = self.running
+        if memory is None:
+            return
+        name = self._padded.get(entry.name)
+        if name is None:
+            size = len(memory)
+            name = self._padded[entry.name] = entry.name.encode()[:size].ljust(size, b"\0")
+        memory[:] = name
 
     def call(
         self, entry: Entry, slots: List[Slot], numbers: bytes, hosts: List[Buffer], outcome: Outcome, describe: bool

@@ -219,6 +219,8 @@ def serve(
             session.define_segment(number, words)
         for number, node in message.nodes:
             session.ahead.define(number, node)
+        if message.course is not None:
+            session.ahead.take(message.course)
         for index, step in enumerate(message.steps):
             outcomes.append(session.run(step, speculative=index >= message.speculative_from))
         if message.course is not None:

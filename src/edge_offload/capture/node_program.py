@@ -2,13 +2,15 @@
 
 The calls of such a node differ from one inference to the next in integers alone: sizes and strides of operands, whole
 numbers among the arguments. A :class:`NodeProgram` knows where each of them goes, so that a call costs little more than
-its kernel. A result is a new storage where the schema promises one; a call of which that is not known beforehand is run
-by the session, as one that is new. A node in which no integer varies is run like this too, if it is short: a loop over
+its kernel, and next to nothing more where the C++ runner (:mod:`~edge_offload.capture.native_nodes`) is there. A result
+is a new storage where the schema promises one; a call of which that is not known beforehand is run by the session, as
+one that is new. A node in which no integer varies is run like this too, if it is short: a loop over
 classes runs it a hundred times in one inference.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -16,9 +18,10 @@ import torch
 from edge_offload.capture.entries import Buffer, Entry, Slot, described, host_copy
 from edge_offload.capture.journal import Undo
 from edge_offload.capture.keys import Layout
+from edge_offload.capture.native_nodes import library
 from edge_offload.capture.segments import CallFailed, Outcome
 from edge_offload.capture.symbols import Formula, Since, evaluate
-from edge_offload.errors import ProtocolError
+from edge_offload.errors import BadInput, ProtocolError
 
 if TYPE_CHECKING:
     from edge_offload.capture.course import Node
@@ -94,42 +97,81 @@ class NodeProgram:
         tail: Tuple[Sequence[int], Sequence[Tuple[int, int]]],
         changed: Callable[[int, Sequence[Tuple[int, int]]], Entry],
     ) -> None:  # fmt: skip
-        self._live = node.live
+        self._live = list(node.live)
         self._numbers = node.numbers
+        self._payloads = node.payloads
         self._dead = frozenset(node.dead)
         self._formulas = formulas
-        self._layouts = layouts
+        self._layouts = list(layouts)
         self._plain = [layout if not holes else None for layout, holes in layouts]
         self._registers: List[Optional[torch.Tensor]] = [None] * registers
-        self._instructions = instructions
-        self._written = written
+        self._instructions = list(instructions)
+        self._written = list(written)
         self._random = random
         self._grown = grown
         self._tail = tail
         self._changed = changed
+        self._native: Optional[Any] = None
+        self._looked = False  # whether there can be one is known
 
     def run(
-        self, session: DeviceSession, base: int, start: int, since: Since, payloads: Sequence[Buffer]
-    ) -> Tuple[Outcome, Tuple[int, ...]]:
+        self, session: DeviceSession, base: int, start: int, since: Since,
+        payloads: Optional[Sequence[Buffer]] = None,
+    ) -> Tuple[Outcome, Tuple[int, ...]]:  # fmt: skip
         """The outcome of the step, and the integers of its last call.
 
         Args:
             base, start: numbers of the first new storage of the step, and of the inference.
             since: integers of the inference's outcomes so far.
+            payloads: in place of the node's own.
 
         Raises:
             CallFailed, ProtocolError, BadInput: as :meth:`DeviceSession.run`.
         """
-        if torch.is_inference_mode_enabled():
-            return self._run(session, base, start, since, payloads)
-        with torch.inference_mode():
-            return self._run(session, base, start, since, payloads)
-
-    def _run(
-        self, session: DeviceSession, base: int, start: int, since: Since, payloads: Sequence[Buffer]
-    ) -> Tuple[Outcome, Tuple[int, ...]]:
         values = [evaluate(formula, since) for formula in self._formulas]
         session.check_room(0)
+        if not self._looked and library.module is not None:
+            self._look(library.module, session)
+        if self._native is not None:
+            outcome = self._run_native(session, base, start, values)
+        else:
+            with torch.inference_mode():
+                outcome = self._run_here(session, base, start, self._payloads if payloads is None else payloads, values)
+        outcome.grown = max(outcome.grown, self._grown)
+        plain, holes_of = self._tail
+        if not holes_of:
+            return outcome, plain  # type: ignore[return-value]
+        tail = list(plain)
+        for position, value in holes_of:
+            tail[position] = values[value]
+        return outcome, tuple(tail)
+
+    def _look(self, native: Any, session: DeviceSession) -> None:
+        """Whether the C++ runner takes this node."""
+        self._looked = True
+        with contextlib.suppress(native.NotHere):
+            self._native = native.Node(
+                self._layouts, len(self._registers), self._instructions, self._live, self._written, Slot, session.device
+            )
+
+    def _run_native(self, session: DeviceSession, base: int, start: int, values: List[int]) -> Outcome:
+        undo = session.journal((), self._random)
+        limits, slots = session.limits, session.slots
+        undo.created, grown, undo.overwritten, told, results, tensor, failed = self._native.run(  # type: ignore[union-attr]
+            slots, base, start, values, limits.storage_bytes - session.allocated, limits.storages - len(slots),
+            session.running,
+        )  # fmt: skip
+        session.allocated += grown
+        if failed is not None:
+            call, error = failed
+            if call < 0:
+                raise BadInput(str(error))
+            raise CallFailed(self._instructions[call].entry.name, error)
+        return Outcome(tensor, results, told)
+
+    def _run_here(
+        self, session: DeviceSession, base: int, start: int, payloads: Sequence[Buffer], values: List[int]
+    ) -> Outcome:
         run = _Run(self, session, base, payloads, values)
         slots, held, origin = run.slots, session.slots, (0, base, start)
         for canonical, how, number in self._live:
@@ -182,14 +224,7 @@ class NodeProgram:
             for canonical in dropped:
                 made.pop(canonical, None)
                 slots.pop(canonical, None)
-        outcome.grown = max(outcome.grown, self._grown)
-        plain, holes_of = self._tail
-        if not holes_of:
-            return outcome, plain  # type: ignore[return-value]
-        tail = list(plain)
-        for position, value in holes_of:
-            tail[position] = values[value]
-        return outcome, tuple(tail)
+        return outcome
 
 
 class _Run:

@@ -263,8 +263,7 @@ class Recorder(Exchange):
         return self._check(answer, len(pieces))
 
     def _speculate(self, branches: Branches, course: Course, message: Message) -> Arriving:
-        for plan, edges in zip(branches.plans, branches.edges):
-            course.nodes.append((self._definitions.node(plan, message), edges))
+        course.nodes = self._definitions.nodes(branches, message)
         message.course = course
         future = self._submit(message)
         self._speculation = Speculation(branches.plans, branches.edges, branches.first, course.since, future)

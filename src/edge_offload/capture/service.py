@@ -11,6 +11,7 @@ from typing import Callable, Dict, List, Optional, Tuple
 
 from edge_offload.capture.blobs import BlobStore
 from edge_offload.capture.link_remote import END, HAVE, PUT, RESUME, RUN, SCHEMAS, STAGE
+from edge_offload.capture.native_nodes import Builder
 from edge_offload.capture.session import Session
 from edge_offload.errors import ProtocolError, Refused
 from edge_offload.link.peers import Peer, Request
@@ -75,6 +76,8 @@ class DeviceService:
         self._stop = threading.Event()
         self._reaper = threading.Thread(target=self._reap, name="edge_offload-leases", daemon=True)
         self._reaper.start()
+        self._builder = Builder()
+        self._builder.start()
 
     @property
     def handlers(self) -> Dict[str, Callable[[Request], None]]:
@@ -124,6 +127,7 @@ class DeviceService:
     def close(self) -> None:
         """End all sessions."""
         self._stop.set()
+        self._builder.stop()
         with self._lock:
             sessions, self._sessions = list(self._sessions.values()), {}
         for session in sessions:

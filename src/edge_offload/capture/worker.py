@@ -32,29 +32,15 @@ FULL_COLLECTION = 500
 
 
 def make_session(args: argparse.Namespace) -> DeviceSession:
-    """The session, with the limits of the command line, which notes each operator before it runs."""
+    """The session, with the limits of the command line, which leaves the operator's name where the parent finds it."""
     from edge_offload.capture.executor import DeviceSession
     from edge_offload.capture.segments import Limits
 
-    memory: Optional[mmap.mmap] = mmap.mmap(args.note, 0) if args.note >= 0 else None
-    size = len(memory) if memory is not None else 0
-    padded: Dict[str, bytes] = {}
-
-    class NotingSession(DeviceSession):
-        """Leaves the name of the operator that it is about to run where the parent finds it after a crash."""
-
-        def note(self, entry: Any) -> None:
-            if memory is None:
-                return
-            name = padded.get(entry.name)
-            if name is None:
-                name = padded[entry.name] = entry.name.encode()[:size].ljust(size, b"\0")
-            memory[:size] = name
-
+    memory = mmap.mmap(args.note, 0) if args.note >= 0 else None
     limits = Limits(
         storage_bytes=args.storage_bytes, storages=args.storages, segments=args.segments, entries=args.segments
     )
-    return NotingSession(args.device, limits)
+    return DeviceSession(args.device, limits, memory)
 
 
 def bound_memory(size: int) -> None:
@@ -71,6 +57,7 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
 
     from edge_offload.capture import payloads
     from edge_offload.capture.messages import refusal, serve
+    from edge_offload.capture.native_nodes import library
     from edge_offload.execute import devices, heap
 
     heap.keep_freed()
@@ -88,6 +75,7 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
     gc.disable()
     for count in itertools.count(1):
         gc.collect(2 if count % FULL_COLLECTION == 0 else 0)
+        library.look()
         try:
             header, buffers = channel.receive()
         except LinkLost:

@@ -1,0 +1,436 @@
+// A node of a course, run in one go: what capture/node_program.py does call by call, with no interpreter between calls.
+//
+// The executor builds a Node from the instructions of a NodeProgram whose calls are kernels, allocations and reads alone.
+// It holds no storage between two runs. What it is given comes from the session; what reaches beyond a storage is refused.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace edge_offload {
+
+using at::Tensor;
+using c10::IValue;
+
+// As in node_program.py.
+enum How { kKernel, kAllocation, kRead };
+enum Field { kSize, kStride, kOffset };
+enum Named { kSame, kFromStep, kFromStart };
+
+// The node does not fit what the session holds; its text is the client's error.
+struct Unfit : std::runtime_error { using std::runtime_error::runtime_error; };
+// It cannot be run here, but call by call it can.
+struct NotHere : std::runtime_error { using std::runtime_error::runtime_error; };
+
+constexpr int kMostPlaces = 1 << 20;
+
+struct Layout {
+  struct Hole { int field, dimension, value; };
+  at::ScalarType dtype;
+  std::vector<int64_t> sizes, strides;
+  int64_t offset;
+  std::vector<Hole> holes;
+};
+struct Call {
+  struct Fetched { int reg, place, layout; };
+  struct Hole { int position, reg; };
+  struct Several { int position; bool optional; std::vector<int> registers; };
+  struct Integer { int position, item, value; };
+  struct New { int output, place, ordinal; bool kept; };
+  struct Told { int kind, reference, reg; };
+  int how;
+  std::string name;
+  std::vector<IValue> arguments;
+  std::vector<Fetched> fetched;
+  std::vector<Hole> holes;
+  std::vector<Several> lists;
+  std::vector<Integer> integers;
+  std::vector<New> made;
+  std::vector<Told> told;
+  bool tells, final;
+  std::vector<int> done, dropped;
+  int index;
+  c10::optional<c10::OperatorHandle> op;
+};
+
+std::vector<int> numbers(const py::handle& items) {
+  std::vector<int> found;
+  for (auto item : items) found.push_back(item.cast<int>());
+  return found;
+}
+int64_t at_least_zero(int64_t value) {
+  if (value < 0) throw Unfit("a node asks for a negative size, stride or offset");
+  return value;
+}
+c10::OperatorHandle operator_of(const std::string& name) {
+  const auto dot = name.find('.', name.find("::") + 2);
+  const auto found = c10::Dispatcher::singleton().findSchema(
+      {name.substr(0, dot), dot == std::string::npos ? std::string() : name.substr(dot + 1)});
+  if (!found) throw NotHere(name);
+  return *found;
+}
+
+// What the host reads: a copy of its own, dense.
+Tensor host_copy(const Tensor& tensor) {
+  return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
+}
+// All bytes of a storage, as they are now.
+Tensor copy_of(const Tensor& tensor) {
+  const auto& storage = tensor.storage();
+  const auto bytes = static_cast<int64_t>(storage.nbytes());
+  auto whole = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(tensor.device()));
+  return whole.set_(storage, 0, {bytes}, {1}).clone();
+}
+// Some tensor in the storage of a slot.
+Tensor tensor_in(const py::object& slot) {
+  static PyObject* name = PyUnicode_InternFromString("tensor");
+  const auto found = py::reinterpret_steal<py::object>(PyObject_GetAttr(slot.ptr(), name));
+  if (!found) throw py::error_already_set();
+  return THPVariable_Unpack(found.ptr());
+}
+py::list described(const Tensor& tensor, int kind, int reference) {
+  py::list sizes, strides, found, item;
+  for (auto size : tensor.sizes()) sizes.append(size);
+  for (auto stride : tensor.strides()) strides.append(stride);
+  item.append(kind);
+  item.append(reference);
+  item.append(static_cast<int>(tensor.scalar_type()));
+  item.append((tensor.is_conj() ? 1 : 0) | (tensor.is_neg() ? 2 : 0));
+  item.append(sizes);
+  item.append(strides);
+  item.append(tensor.storage_offset());
+  item.append(static_cast<int64_t>(tensor.storage().nbytes()));
+  found.append("t");
+  found.append(item);
+  return found;
+}
+
+class Node {
+ public:
+  // `layouts`, `instructions`: a NodeProgram's; `registers`: how many there are; `live`: (place, how, number) of the
+  // storages that existed before, of which `written` are written to; `slot`: the class of slots.
+  Node(const py::list& layouts, int registers, const py::list& instructions, const py::list& live, const py::list& written,
+       const py::object& slot, c10::Device device)
+      : registers_(registers), slot_(slot), device_(device) {
+    for (auto item : live) {
+      const auto facts = py::cast<py::tuple>(item);
+      live_.push_back({facts[0].cast<int>(), facts[1].cast<int>(), facts[2].cast<int64_t>()});
+      if (live_.back().how > kFromStart) throw NotHere("a storage that is named in another way");
+      places_ = std::max(places_, place(live_.back().place) + 1);
+    }
+    for (auto item : layouts) layouts_.push_back(layout(py::cast<py::tuple>(item)));
+    for (auto item : instructions) calls_.push_back(call(item));
+    for (auto number : numbers(written)) {
+      check(number, places_);
+      written_.push_back(number);
+    }
+  }
+
+  // One run.
+  //
+  // Args: slots by the number of the storage, which new ones are added to; numbers of the first new storage of the step, and
+  // of the inference; `values` of the integers; how many bytes and storages the session may hold more; memory for the name
+  // of the operator that is running, or None.
+  // Returns (numbers of new storages, their bytes, saved: (slot, bytes before it was written) ..., results by call, results of
+  // the last call or None, what was read or None, None or (call, what was raised)). If the node does not fit the call is -1.
+  // What ran before an error has taken effect.
+  py::tuple run(const py::dict& slots, int64_t base, int64_t start, const std::vector<int64_t>& values, int64_t room, int64_t most,
+                const py::object& note) {
+    c10::InferenceMode inference;
+    Run now{*this, values, room, std::vector<Tensor>(registers_), std::vector<Tensor>(places_), {}};
+    py::list created, saved;
+    py::dict told;
+    int64_t kept = 0;
+    py::object results = py::none(), read = py::none(), failed = py::none();
+    py::buffer_info memory;
+    if (!note.is_none()) memory = py::cast<py::buffer>(note).request(true);
+    int index = -1;
+    try {
+      std::vector<py::object> held(places_);
+      const int64_t origin[] = {0, base, start};
+      for (const auto& item : live_) {
+        const auto number = origin[item.how] + item.number;
+        const auto found = py::reinterpret_steal<py::object>(PyLong_FromLongLong(number));
+        PyObject* slot = PyDict_GetItemWithError(slots.ptr(), found.ptr());
+        if (!slot) throw Unfit("storage " + std::to_string(number) + " does not exist: the call that should have made it failed, or it was freed");
+        held[item.place] = py::reinterpret_borrow<py::object>(slot);
+        now.places[item.place] = tensor_in(held[item.place]);
+      }
+      for (auto number : written_)
+        if (held[number]) saved.append(py::make_tuple(held[number], copy_of(now.places[number])));
+      for (const auto& call : calls_) {
+        if (memory.ptr) leave_name(call.name, memory);
+        index = -1;
+        for (const auto& item : call.fetched) now.registers[item.reg] = now.view(item.place, item.layout);
+        if (call.how == kKernel) {
+          now.prepare(call);
+          index = call.index;
+          call.op->callBoxed(now.stack);
+          index = -1;
+        } else if (call.how == kAllocation) {
+          now.allocate(call);
+        } else {
+          read = py::cast(host_copy(now.registers[call.holes[0].reg]));
+        }
+        for (const auto& item : call.made) {
+          auto& place = now.places[item.place];
+          if (call.how == kKernel) place = now.result(item.output);
+          if (!item.kept) continue;
+          const auto bytes = static_cast<int64_t>(place.storage().nbytes());
+          now.room -= bytes;
+          kept += bytes;
+          const py::int_ number(base + item.ordinal);
+          if (--most < 0 || PyDict_Contains(slots.ptr(), number.ptr()))
+            throw Unfit("storage " + std::to_string(base + item.ordinal) + " exists already, or the session holds too many");
+          const auto slot = py::reinterpret_steal<py::object>(
+              PyObject_CallFunctionObjArgs(slot_.ptr(), Py_None, py::reinterpret_steal<py::object>(THPVariable_Wrap(place)).ptr(), nullptr));
+          if (!slot || PyDict_SetItem(slots.ptr(), number.ptr(), slot.ptr())) throw py::error_already_set();
+          created.append(number);
+        }
+        if (call.tells) {
+          py::list found;
+          int output = 0;
+          for (const auto& item : call.told) {
+            found.append(described(item.reg < 0 ? now.result(output) : now.registers[item.reg], item.kind, item.reference));
+            ++output;
+          }
+          if (call.final) results = found;
+          else told[py::int_(call.index)] = found;
+        }
+        now.stack.clear();
+        for (auto number : call.done) now.registers[number] = Tensor();
+        for (auto number : call.dropped) now.places[number] = Tensor();
+      }
+    } catch (const Unfit& error) {
+      failed = py::make_tuple(-1, error.what());
+    } catch (...) {
+      torch::translate_exception_to_python(std::current_exception());
+      py::error_already_set raised;
+      if (!raised.matches(PyExc_Exception)) throw raised;
+      failed = py::make_tuple(index, raised.value());
+    }
+    return py::make_tuple(created, kept, saved, told, results, read, failed);
+  }
+
+ private:
+  struct Run {
+    const Node& node;
+    const std::vector<int64_t>& values;
+    int64_t room;
+    std::vector<Tensor> registers, places;  // of a place: some tensor in it
+    std::vector<IValue> stack;
+
+    int64_t value(int number) const { return values.at(number); }
+
+    // The storage of `place` in a layout: what a kernel returned, if it lies so.
+    Tensor view(int place, int number) {
+      const auto& found = places[place];
+      if (!found.defined()) throw Unfit("a node uses value " + std::to_string(place) + " before it exists");
+      const auto& known = node.layouts_[number];
+      c10::SmallVector<int64_t, 6> sizes(known.sizes.begin(), known.sizes.end()), strides(known.strides.begin(), known.strides.end());
+      int64_t offset = known.offset;
+      for (const auto& hole : known.holes)
+        (hole.field == kSize ? sizes[hole.dimension] : hole.field == kStride ? strides[hole.dimension] : offset) = at_least_zero(value(hole.value));
+      const bool plain = found.scalar_type() == known.dtype && !found.is_conj() && !found.is_neg();
+      if (plain && found.storage_offset() == offset && found.sizes() == c10::IntArrayRef(sizes) && found.strides() == c10::IntArrayRef(strides))
+        return found;
+      const auto& storage = found.storage();
+      const auto itemsize = static_cast<int64_t>(c10::elementSize(known.dtype));
+      __int128 last = offset;
+      bool empty = false;
+      for (size_t i = 0; i < sizes.size(); ++i) {
+        empty = empty || sizes[i] == 0;
+        last += static_cast<__int128>(sizes[i] - 1) * strides[i];  // less than 2^64 dimensions of less than 2^126
+        if (last > INT64_MAX) last = INT64_MAX;
+      }
+      if (!empty && (last + 1) * itemsize > static_cast<__int128>(storage.nbytes()))
+        throw Unfit("a tensor of a node reaches beyond its storage of " + std::to_string(storage.nbytes()) + " bytes");
+      const auto key = c10::computeDispatchKey(known.dtype, c10::kStrided, found.device());
+      auto made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(known.dtype));
+      made.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(sizes), c10::IntArrayRef(strides), offset);
+      return made;
+    }
+
+    // The arguments of a call, on the stack.
+    void prepare(const Call& call) {
+      stack.assign(call.arguments.begin(), call.arguments.end());
+      for (const auto& hole : call.holes) stack[hole.position] = registers[hole.reg];
+      for (const auto& several : call.lists) {
+        if (several.optional) {
+          c10::List<c10::optional<Tensor>> items;
+          items.reserve(several.registers.size());
+          for (auto reg : several.registers) items.push_back(reg >= 0 ? c10::optional<Tensor>(registers[reg]) : c10::nullopt);
+          stack[several.position] = std::move(items);
+        } else {
+          c10::List<Tensor> items;
+          items.reserve(several.registers.size());
+          for (auto reg : several.registers) items.push_back(registers[reg]);
+          stack[several.position] = std::move(items);
+        }
+      }
+      for (const auto& item : call.integers) {
+        auto& argument = stack[item.position];
+        if (item.item < 0) { argument = value(item.value); continue; }
+        auto items = argument.toIntVector();
+        items.at(item.item) = value(item.value);
+        argument = items;
+      }
+    }
+
+    void allocate(const Call& call) {
+      const auto size = call.integers.empty() ? call.arguments.at(0).toInt() : value(call.integers[0].value);
+      if (size < 0 || size > room) throw Unfit("the session would hold more than it may");
+      places[call.made.at(0).place] = at::empty({size}, at::TensorOptions().dtype(at::kByte).device(node.device_));
+    }
+
+    const Tensor& result(int output) const {
+      const auto& found = stack.at(output);
+      TORCH_CHECK(found.isTensor() && found.toTensor().defined(), "edge_offload: a kernel returned no tensor where it always did");
+      return found.toTensor();
+    }
+  };
+
+  static Layout layout(const py::tuple& item) {
+    const auto known = py::cast<py::tuple>(item[0]);
+    if (known[1].cast<int>() != 0) throw NotHere("a conjugated or negated view");
+    Layout found{static_cast<at::ScalarType>(known[0].cast<int>()), known[2].cast<std::vector<int64_t>>(), known[3].cast<std::vector<int64_t>>(),
+                 known[4].cast<int64_t>(), {}};
+    for (auto size : found.sizes) if (size < 0) throw NotHere("a negative size");
+    for (auto stride : found.strides) if (stride < 0) throw NotHere("a negative stride");
+    if (found.offset < 0 || found.sizes.size() != found.strides.size()) throw NotHere("a layout that is none");
+    for (auto hole : item[1]) {
+      const auto facts = numbers(hole);
+      if (facts[0] != kOffset && facts[1] >= static_cast<int>(found.sizes.size())) throw NotHere("a hole outside its layout");
+      found.holes.push_back({facts[0], facts[1], facts[2]});
+    }
+    return found;
+  }
+
+  Call call(const py::handle& op) {
+    Call found;
+    found.how = op.attr("how").cast<int>();
+    if (found.how > kRead) throw NotHere("a call for the session");
+    found.name = op.attr("entry").attr("name").cast<std::string>();
+    for (auto item : op.attr("fetched")) {
+      const auto facts = numbers(item);
+      check(facts[0], registers_);
+      places_ = std::max(places_, place(facts[1]) + 1);
+      check(facts[2], layouts_.size());
+      found.fetched.push_back({facts[0], facts[1], facts[2]});
+    }
+    for (auto item : op.attr("holes")) {
+      const auto facts = numbers(item);
+      check(facts[1], registers_);
+      found.holes.push_back({facts[0], facts[1]});
+    }
+    for (auto item : op.attr("integers")) {
+      const auto facts = numbers(item);
+      found.integers.push_back({facts[0], facts[1], facts[2]});
+    }
+    for (auto item : op.attr("new")) {
+      const auto facts = numbers(item);
+      places_ = std::max(places_, place(facts[1]) + 1);
+      found.made.push_back({facts[0], facts[1], facts[2], facts[3] != 0});
+    }
+    const py::object told = op.attr("told");
+    found.tells = !told.is_none();
+    if (found.tells) {
+      for (auto item : told) {
+        const auto facts = numbers(item);
+        if (facts[2] >= 0) check(facts[2], registers_);
+        found.told.push_back({facts[0], facts[1], facts[2]});
+      }
+    }
+    found.final = op.attr("final").cast<bool>();
+    found.done = numbers(op.attr("done"));
+    found.dropped = numbers(op.attr("dropped"));
+    for (auto number : found.done) check(number, registers_);
+    for (auto number : found.dropped) check(number, places_);
+    found.index = op.attr("call").cast<int>();
+    if (found.how == kKernel) arguments(op, found);
+    else if (found.how == kAllocation) found.arguments.push_back(op.attr("arguments").cast<py::list>()[0].cast<int64_t>());
+    return found;
+  }
+
+  // The arguments of a kernel, and what may be put into them.
+  void arguments(const py::handle& op, Call& found) {
+    found.op = operator_of(found.name);
+    const auto& schema = found.op->schema();
+    torch::jit::ToIValueAllowNumbersAsTensors numbers_too(true);
+    const auto positional = op.attr("arguments").cast<py::list>();
+    const auto named = op.attr("named").cast<py::dict>();
+    std::vector<int> filled;
+    for (const auto& hole : found.holes) filled.push_back(hole.position);
+    for (auto item : op.attr("lists")) {
+      const auto pair = py::cast<py::tuple>(item);
+      Call::Several several{pair[0].cast<int>(), false, numbers(pair[1])};
+      check(several.position, schema.arguments().size());
+      for (auto reg : several.registers) if (reg >= 0) check(reg, registers_);
+      const auto& type = schema.arguments()[several.position].type();
+      const auto list = type->cast<c10::ListType>();
+      if (!list) throw NotHere("a list of tensors where the schema has none");
+      several.optional = list->getElementType()->kind() == c10::TypeKind::OptionalType;
+      if (!several.optional && std::count(several.registers.begin(), several.registers.end(), -1)) throw NotHere("a list with a gap");
+      filled.push_back(several.position);
+      found.lists.push_back(std::move(several));
+    }
+    for (size_t i = 0; i < schema.arguments().size(); ++i) {
+      if (std::count(filled.begin(), filled.end(), static_cast<int>(i))) { found.arguments.emplace_back(); continue; }
+      const auto& argument = schema.arguments()[i];
+      py::object given;
+      if (i < positional.size()) given = positional[i];
+      else if (named.contains(argument.name())) given = named[argument.name().c_str()];
+      else throw NotHere("an argument is missing");
+      try {
+        found.arguments.push_back(torch::jit::toIValue(given, argument.type(), argument.N()));
+      } catch (const std::exception&) {
+        throw NotHere("an argument of another kind");
+      }
+    }
+    for (const auto& item : found.integers) {
+      check(item.position, found.arguments.size());
+      const auto& argument = found.arguments[item.position];
+      if (item.item < 0 ? !argument.isInt() : !argument.isIntList()) throw NotHere("a number that is no integer to the kernel");
+    }
+  }
+
+  static int place(int number) {
+    check(number, kMostPlaces);
+    return number;
+  }
+  static void check(int64_t number, int64_t count) {
+    if (number < 0 || number >= count) throw NotHere("a number beyond its range");
+  }
+  static void leave_name(const std::string& name, const py::buffer_info& memory) {
+    const auto size = static_cast<size_t>(memory.size * memory.itemsize), used = std::min(size, name.size());
+    std::memcpy(memory.ptr, name.data(), used);
+    std::memset(static_cast<char*>(memory.ptr) + used, 0, size - used);
+  }
+
+  struct Live { int place, how; int64_t number; };
+  int registers_, places_ = 0;
+  py::object slot_;
+  c10::Device device_;
+  std::vector<Live> live_;
+  std::vector<int> written_;
+  std::vector<Layout> layouts_;
+  std::vector<Call> calls_;
+};
+
+}  // namespace edge_offload
+
+PYBIND11_MODULE(edge_offload_nodes, module) {
+  module.doc() = "Nodes of a course, run without an interpreter between their calls.";
+  py::register_exception<edge_offload::NotHere>(module, "NotHere");
+  py::class_<edge_offload::Node>(module, "Node")
+      .def(py::init<const py::list&, int, const py::list&, const py::list&, const py::list&, const py::object&, c10::Device>())
+      .def("run", &edge_offload::Node::run);
+}

@@ -1,0 +1,296 @@
+"""The C++ runner of nodes does what the one in Python does, to the bit: results, storages, errors, undoing."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import Any, Dict, List, Optional, Tuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native_runner import native_runner
+from test_compiled_segments import FLOAT, WRAPPED, floats, integer
+
+from edge_offload.capture.course import Node, Patch
+from edge_offload.capture.executor import DeviceSession
+from edge_offload.capture.native_nodes import library
+from edge_offload.capture.segments import CallFailed, Limits, Step
+from edge_offload.capture.symbols import Formula
+from edge_offload.errors import BadInput, ProtocolError
+
+N = 6  # the size that the calls are defined with
+LONG = 4
+
+#: factor and constant: a size is factor * n + constant.
+Size = Tuple[int, int]
+
+
+def whole(value: int) -> bytes:
+    return b"I" + struct.pack("<q", value)
+
+
+class Maker:
+    """Writes the calls of a node on vectors, with a patch for every size."""
+
+    def __init__(self) -> None:
+        self.entries: List[Tuple[str, bytes]] = []
+        self.words: List[int] = []
+        self.patches: List[Patch] = []
+        self.values: List[Tuple[int, Size, int]] = [(0, (1, 0), FLOAT)]  # storage, size, dtype
+        self.numbers = b""
+
+    def tensor(self, index: int, number: int, size: Optional[Size] = None) -> Tuple[bytes, List[Tuple[int, Formula]]]:
+        _, own, dtype = self.values[index]
+        factor, constant = size or own
+        width = 8 if dtype == LONG else 4
+        now = factor * N + constant
+        key = b"T" + struct.pack("<BBBqqqqB", dtype, 0, 1, now, 1, 0, width * now, number)
+        return key, [(4, (factor, constant, ((1, 0, 0),), (), ()))]
+
+    def call(self, name: str, *parts: Any) -> None:
+        """``parts``: bytes, or (value, size or None); or a list of those."""
+        key, call = b"", len(self.entries)
+        storages: List[int] = []
+        used: List[int] = []
+
+        def add(part: Any) -> None:
+            nonlocal key
+            if isinstance(part, bytes):
+                key += part
+            elif isinstance(part, list):
+                key += b"L" + struct.pack("<I", len(part))
+                for item in part:
+                    add(item)
+            else:
+                storage = self.values[part[0]][0]
+                if storage not in storages:
+                    storages.append(storage)
+                used.append(storage)
+                made, holes = self.tensor(part[0], storages.index(storage), part[1])
+                self.patches.extend(Patch(call, len(key) + offset, formula) for offset, formula in holes)
+                key += made
+
+        for part in parts:
+            add(part)
+        self.entries.append((name, key))
+        self.words += [call, *used]
+
+    def new(self, size: Size, dtype: int = FLOAT) -> None:
+        self.values.append((self.values[-1][0] + 1 if len(self.values) > 1 else 1, size, dtype))
+
+    @property
+    def count(self) -> int:
+        """New storages."""
+        return len(self.values) - 1
+
+    def node(self, dead: Tuple[int, ...], describe: bool = False, wanted: Tuple[int, ...] = ()) -> Node:
+        return Node(
+            None, tuple(self.words), tuple(self.patches), ((0, 0, 1),), dead, self.numbers, (), describe, wanted
+        )
+
+
+def random_node(data: st.DataObject) -> Tuple[Maker, Node]:
+    maker = Maker()
+    for _ in range(data.draw(st.integers(2, 9))):
+        plain = [i for i, (_, _, dtype) in enumerate(maker.values) if dtype == FLOAT]
+        first = data.draw(st.sampled_from(plain))
+        size = maker.values[first][1]
+        what = data.draw(st.sampled_from(["mul", "add", "relu_", "add_", "cat", "sort", "alloc", "index", "put"]))
+        alike = [i for i in plain if maker.values[i][1] == size]
+        second = data.draw(st.sampled_from(alike))
+        if what == "mul":
+            maker.call("aten::mul.Tensor", (first, None), WRAPPED)
+            maker.numbers += integer(data.draw(st.integers(-3, 3)))
+            maker.new(size)
+        elif what == "add":
+            shorter = (size[0], size[1] - 1)
+            maker.call("aten::add.Tensor", (first, shorter), (second, shorter), whole(data.draw(st.integers(-2, 2))))
+            maker.new(shorter)
+        elif what == "relu_":
+            maker.call("aten::relu_", (first, None))
+        elif what == "add_":
+            maker.call("aten::add_.Tensor", (first, None), (second, None), whole(1))
+        elif what == "cat":
+            other = data.draw(st.sampled_from(plain))
+            more = maker.values[other][1]
+            maker.call("aten::cat", [(first, None), (other, None)], whole(0))
+            maker.new((size[0] + more[0], size[1] + more[1]))
+        elif what == "sort":
+            maker.call("aten::sort", (first, None), whole(-1), b"B\0")
+            maker.new(size)
+            maker.new(size, LONG)
+        elif what == "alloc":
+            call = len(maker.entries)
+            maker.call("edge::alloc", whole(4 * (size[0] * N + size[1])))
+            maker.patches.append(Patch(call, 1, (4 * size[0], 4 * size[1], ((1, 0, 0),), (), ())))
+            maker.new(size)
+            maker.call("aten::zero_", (len(maker.values) - 1, None))
+        else:
+            found = [i for i, (_, s, dtype) in enumerate(maker.values) if dtype == LONG and s == size]
+            if not found:
+                continue
+            index = data.draw(st.sampled_from(found))
+            if what == "index" or first == second:  # torch does not write a tensor to itself
+                maker.call("aten::index.Tensor", (first, None), [(index, None)])
+                maker.new(size)
+            else:
+                maker.call("aten::index_put_", (first, None), [(index, None)], (second, None), b"B\0")
+    if data.draw(st.booleans()):
+        maker.call("edge::download", (data.draw(st.integers(0, maker.count)), None))
+    if not maker.entries:
+        maker.call("aten::relu_", (0, None))
+    dead = tuple(sorted(data.draw(st.sets(st.integers(1, maker.count))))) if maker.count else ()
+    made = [i for i, (name, _) in enumerate(maker.entries) if name in ("aten::mul.Tensor", "aten::sort", "aten::relu_")]
+    wanted = tuple(sorted(data.draw(st.sets(st.sampled_from(made))))) if made else ()
+    final = maker.entries[-1][0]
+    describe = not final.startswith("edge::") and data.draw(st.booleans())
+    return maker, maker.node(dead, describe, tuple(item for item in wanted if item != len(maker.entries) - 1))
+
+
+class Device:
+    """A session with a node, and a vector in storage 1; nodes run in C++ if it is ``native``."""
+
+    def __init__(self, maker: Maker, node: Node, native: bool, **limits: int) -> None:
+        self.native = native
+        self.memory = mmap.mmap(-1, 32)
+        self.session = DeviceSession("cpu", Limits(**limits), self.memory)
+        for name, key in maker.entries:
+            self.session.define_entry(name, key)
+        self.session.ahead.define(7, node)
+        self.base = 100
+
+    def put(self, values: List[float]) -> None:
+        self.session.free([1])
+        first = len(self.session.entries)
+        size = len(values)
+        self.session.define_entry("edge::alloc", whole(4 * size))
+        key = b"T" + struct.pack("<BBBqqqqB", FLOAT, 0, 1, size, 1, 0, 4 * size, 0)
+        self.session.define_entry("edge::upload", key + b"P" + struct.pack("<BBq", FLOAT, 1, size))
+        self.session.define_segment(first, struct.pack("<3I", first, first + 1, 0))
+        self.session.run(Step(first, 1, [], [], b"", [floats(*values)]))
+
+    def run(self, size: int) -> Any:
+        """The outcome as plain values, or the error; and the state of the session."""
+        self.base += 100
+        library.module = native_runner() if self.native else None
+        try:
+            outcome, last = self.session.ahead._step(7, self.base, 1, [(size,)], None)
+        except (CallFailed, BadInput, ProtocolError) as error:
+            if isinstance(error, CallFailed):
+                return (error.operator, error.kind), error.text, self.state()
+            return "refused", self.state()
+        read = outcome.tensor.tolist() if outcome.tensor is not None else None
+        return read, outcome.results, outcome.described, outcome.grown, last, self.state()
+
+    def state(self) -> Tuple[Dict[int, bytes], int]:
+        """All bytes that it holds, by storage counted from the step's first, and how many."""
+        found = {}
+        for number in self.session.slots:
+            storage = self.session.slot(number).storage
+            found[number if number == 1 else number - self.base] = bytes(storage.tolist())
+        return found, self.session.allocated
+
+    @property
+    def runs_native(self) -> bool:
+        program = self.session.ahead._programs[7]
+        return program is not None and program._native is not None
+
+
+def pair(maker: Maker, node: Node, **limits: int) -> Tuple[Device, Device]:
+    return Device(maker, node, False, **limits), Device(maker, node, True, **limits)
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "module", None)
+    native_runner()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_node_gives_what_the_one_in_python_gives(data: st.DataObject) -> None:
+    maker, node = random_node(data)
+    python, native = pair(maker, node)
+    sizes = data.draw(st.lists(st.integers(3, 9), min_size=2, max_size=4))
+    for turn, size in enumerate([5, *sizes]):
+        x = torch.randn(max(size, 1), generator=torch.Generator().manual_seed(turn)).tolist()
+        python.put(x)
+        native.put(x)
+        assert python.run(size) == native.run(size)
+        assert not python.runs_native
+        assert native.runs_native or not turn
+        accepted = data.draw(st.integers(0, 1))
+        for device in (python, native):
+            device.session.settle(accepted)
+        assert python.state() == native.state()
+        for device in (python, native):
+            device.session.free([number for number in device.session.slots if number != 1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_what_does_not_fit_ends_both_in_the_same_state(data: st.DataObject) -> None:
+    """The vector is shorter than the node takes it for, sizes are nothing, or below nothing, or beyond all bounds."""
+    maker, node = random_node(data)
+    python, native = pair(maker, node)
+    for device in (python, native):
+        device.put([1.0, -2.0, 3.0, -4.0, 5.0])
+        device.run(5)
+        device.session.settle(0)
+    for size in data.draw(st.lists(st.sampled_from([6, 40, 1, 0, -3, 1 << 40, 1 << 61]), min_size=1, max_size=3)):
+        first, second = python.run(size), native.run(size)
+        assert first[0][:1] == second[0][:1] if isinstance(first[0], tuple) else first == second
+        assert first[-1] == second[-1]
+        for device in (python, native):
+            device.session.settle(0)
+        assert python.state() == native.state()
+    assert python.run(5) == native.run(5)
+
+
+def test_an_operator_that_raises_is_named_and_what_came_before_can_be_undone() -> None:
+    maker = Maker()
+    maker.call("aten::relu_", (0, None))
+    maker.call("aten::mul.Tensor", (0, None), WRAPPED)
+    maker.numbers = integer(3)
+    maker.new((1, 0))
+    maker.call("aten::add.Tensor", (0, (1, 0)), (1, (0, 5)), whole(1))  # of two sizes, unless n is 5
+    maker.new((1, 0))
+    python, native = pair(maker, maker.node(()))
+    for device in (python, native):
+        device.put([1.0, -2.0, 3.0, -4.0, 5.0, -6.0])
+        device.run(5)
+        device.session.settle(0)
+    first, second = python.run(6), native.run(6)
+    assert first == second
+    assert first[0] == ("aten::add.Tensor", "RuntimeError")
+    assert "must match the size" in first[1]
+    assert set(native.session.slots) == {1, native.base}
+    for device in (python, native):
+        assert bytes(device.memory).rstrip(b"\0") == b"aten::add.Tensor"
+        device.session.settle(0)
+        assert torch.empty(0).set_(device.session.slot(1).storage).tolist() == [1, -2, 3, -4, 5, -6]
+        assert set(device.session.slots) == {1}
+
+
+@pytest.mark.parametrize("limits", [{"storage_bytes": 100}, {"storages": 2}])
+def test_a_session_that_may_hold_no_more_is_told_so(limits: Dict[str, int]) -> None:
+    maker = Maker()
+    maker.call("edge::alloc", whole(4 * N))
+    maker.patches.append(Patch(0, 1, (4, 0, ((1, 0, 0),), (), ())))
+    maker.new((1, 0))
+    maker.call("edge::alloc", whole(4))
+    maker.new((0, 1))
+    dead = (2,) if "storages" in limits else ()
+    python, native = pair(maker, maker.node(dead), **limits)
+    for device in (python, native):
+        device.put([1.0, 2.0, 3.0])
+        device.run(4)
+        device.session.settle(0)
+    for device in (python, native):
+        if "storages" in limits:
+            device.session.limits = Limits(storages=1)
+        assert device.run(40)[0] == "refused"
+        device.session.settle(0)
+        assert set(device.session.slots) == {1}
