@@ -50,6 +50,31 @@ print(json.dumps({"x": x.tolist(), "out": out.tolist(), "errors": errors, "drawn
                   "host": torch.equal(state, torch.get_rng_state()), "children": children,
                   "held": torch.cuda.memory_allocated()}))
 """
+CROWD = """
+import json, threading, torch
+torch.set_num_threads(1)
+right = [False] * 6
+together = threading.Barrier(6)
+def infer(number):
+    x = torch.arange(64.0) + number
+    expected = x
+    for _ in range(20):
+        expected = (expected * 0.5 + number).relu()
+    together.wait()
+    found = []
+    for _ in range(150):
+        y = x.cuda()
+        for _ in range(20):
+            y = (y * 0.5 + number).relu()
+        found.append(torch.equal(y.cpu(), expected))
+    right[number] = all(found)
+threads = [threading.Thread(target=infer, args=(number,)) for number in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(json.dumps(right))
+"""
 MEMORY = """
 import gc, json, random, torch
 random.seed(1)
@@ -106,6 +131,12 @@ def test_programs_print_the_same_bits_as_on_the_cpu(on_the_cpu: Dict[str, Any], 
     found = outputs(run([*command, sys.executable, str(HERE / "run_programs.py"), *PROGRAMS, "surface"]))
     assert found.pop("surface") == "surface ok\n"
     assert found == on_the_cpu
+
+
+def test_calls_of_several_threads_are_noted_one_after_the_other() -> None:
+    server = ["--mode", "split", "--server", "tcp://127.0.0.1:9"]
+    command = [sys.executable, "-m", "edge_offload.cli", "exec", *server, "--", sys.executable, "-c", CROWD]
+    assert json.loads(run(command)) == [True] * 6
 
 
 def test_it_is_a_device_of_its_own_without_a_process_of_its_own() -> None:

@@ -78,8 +78,7 @@ class SplitHereRecorder(SplitRecorder):
         self._resting: Set[int] = set()
         self._unfit: Counter[str] = Counter()
         self._keep_for = self._left = 0
-        self._look_s = 0.0
-        native.compute_here(True)
+        native.compute_here(True, LOOK_S)
 
     # -- called by the device, under its lock
 
@@ -137,12 +136,12 @@ class SplitHereRecorder(SplitRecorder):
         self._tidy()
 
     def rested(self) -> None:
-        """What began like an inference that is computed here ended in a read; it was not noted, and changed nothing."""
+        """What began like an inference that is computed here ended in a read; it was not noted, and changed nothing.
+
+        Called for the first of them in a row, and then every :data:`LOOK_S` at most.
+        """
         self._series = None
-        now = time.monotonic()
-        if now >= self._look_s:
-            self._look_s = now + LOOK_S
-            self._tidy()
+        self._tidy()
 
     def memory(self, number: int) -> torch.Tensor:
         """The bytes of a storage that the device waited with.

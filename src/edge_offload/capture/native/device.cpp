@@ -273,7 +273,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("trust", &trust);
   m.def("refuse", [](std::unordered_map<std::string, std::string> names) { Hold hold; state().refused = std::move(names); });
   m.def("per_call", [](bool on) { state().per_call = on; });
-  m.def("compute_here", [](bool watched) { auto& s = state(); TORCH_CHECK(s.next_id == 1, "edge_offload: the device is in use"); s.here = true; s.watched = watched; });
+  m.def("compute_here", [](bool watched, double look_s) {
+    auto& s = state();
+    TORCH_CHECK(s.next_id == 1, "edge_offload: the device is in use");
+    s.here = true;
+    s.watched = watched;
+    s.look = std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(look_s));
+  }, py::arg("watched"), py::arg("look_s") = 0.0);
   m.def("keep", [](bool on) { state().keep = on; });
   m.def("owing", [](bool on) { state().owing = on; });
   m.def("wait_for", [](std::vector<uint32_t> segments) { state().awaited = std::move(segments); });

@@ -4,6 +4,7 @@
 // destructors of storages, which run wherever Python drops a tensor.
 #pragma once
 #include "keys.h"
+#include "lock.h"
 
 #include <c10/core/Allocator.h>
 #include <torch/extension.h>
@@ -105,8 +106,8 @@ struct alignas(64) State {
   bool watched = false;  // ... and noted as well: the handler hears of every segment that ends in a read
   bool spoiled = false;  // no inference that could be known: nothing is noted until the next read
   bool busy = false;     // the handler is running
-  alignas(64) std::recursive_mutex calls;
-  std::mutex deaths;
+  CallLock calls;
+  alignas(64) std::mutex deaths;
   std::vector<Death> dead;
   Segment pending;
   std::unordered_map<std::string_view, std::unique_ptr<Entry>> entries;  // the view is into Entry::key
@@ -129,6 +130,9 @@ struct alignas(64) State {
   std::vector<uint32_t> awaited, following;  // segments to wait for; those of them that the pending one begins like
   std::vector<uint32_t> known_here;          // segments that are computed here: what begins so is not noted, as a rule
   bool resting = false;                      // this one is not
+  std::chrono::steady_clock::duration look{};    // as often as that the handler hears of segments that rest
+  std::chrono::steady_clock::time_point heard;   // when it last did
+  uint64_t heard_after = 0;                      // ... and behind how many that it was told of
   uint32_t turn = 0;                         // for the exceptions
   std::vector<uint64_t> written;             // storages that were written since the handler last heard of it
   std::unordered_map<uint64_t, Context*> listed;  // guarded by `deaths`
@@ -145,7 +149,7 @@ inline State& state() { return forever.state; }
 
 // Takes the lock on calls; lets go of the GIL while it has to wait, because the holder may need it.
 struct Hold {
-  std::unique_lock<std::recursive_mutex> lock;
+  std::unique_lock<CallLock> lock;
   Hold() : lock(state().calls, std::try_to_lock) {
     if (!lock.owns_lock()) {
       if (PyGILState_Check()) { py::gil_scoped_release release; lock.lock(); } else lock.lock();

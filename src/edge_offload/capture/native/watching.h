@@ -121,6 +121,10 @@ inline void told(const Tensor& host) {
     if (!deaths && s.written.empty()) {
       s.spoiled = false;
       ++s.epoch;
+      const auto now = std::chrono::steady_clock::now();
+      if (s.heard_after == s.count_flushes && now - s.heard < s.look) return;
+      s.heard = now;
+      s.heard_after = s.count_flushes;
       py::gil_scoped_acquire gil;
       Busy busy;
       py::reinterpret_borrow<py::object>(s.handler).attr("rested")();
