@@ -119,6 +119,20 @@ def test_cut_link_is_noticed_and_heals(serve, connect, emulate, until, until_sta
     assert client.counters["connections"] >= 2
 
 
+def test_an_idle_link_beats_rarely_and_one_that_waits_as_often_as_ever(serve, connect, emulate):
+    emulator = emulate(serve().address)
+    timings = Timings(connect_s=10.0, handshake_s=30.0, heartbeat_s=0.05, idle_s=3600.0, silence_s=0.3)
+    client = connect(emulator.address, timings=timings)
+    client.wait_ready(PATIENCE_S)
+    client.request("echo", {}, timeout_s=PATIENCE_S).result(PATIENCE_S)
+    time.sleep(0.3)  # the first heartbeats come quickly all the same
+    emulator.cut("blackhole")
+    time.sleep(1.0)
+    assert client.state is LinkState.READY, "nothing was sent that could have been answered"
+    with pytest.raises(LinkLost, match="nothing heard"):
+        client.request("echo", {}, timeout_s=3600).result(PATIENCE_S)
+
+
 def test_corrupted_bytes_never_become_a_reply(serve, connect, emulate, until, until_state):
     listener = serve()
     emulator = emulate(listener.address)

@@ -330,7 +330,7 @@ class Client:
                     self._incoming.take(message, received_s, size, self._epoch, self._clock)
                 attentions = self._attentions
                 dialled.attentive = bool(attentions)
-                dialled.check()
+                dialled.check(self.busy)
                 for attention in attentions:
                     attention.note(time.monotonic(), dialled.quiet_since_s(), *dialled.progress())
                 self._measure(dialled)

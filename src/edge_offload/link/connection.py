@@ -38,6 +38,7 @@ class Timings:
         connect_s: for the TCP connection.
         handshake_s: from there to the server's welcome (four round trips).
         heartbeat_s: between pings; they also measure the clock offset and the round trip.
+        idle_s: the same while no request waits; longer than ``heartbeat_s``, it spares a robot that computes by itself.
         silence_s: without a sign of life before the connection is given up.
         backoff_cap_s: longest pause between two attempts.
     """
@@ -45,6 +46,7 @@ class Timings:
     connect_s: float = 0.5
     handshake_s: float = 1.5
     heartbeat_s: float = 0.25
+    idle_s: float = 0.25
     silence_s: float = 1.0
     backoff_cap_s: float = 0.5
 
@@ -123,8 +125,7 @@ class Dialled:
         self._pair = pair
         self._tcp: Optional[tcp.Connection] = None
         self._began_s = self._heard_s = time.monotonic()
-        self._ping_due_s = math.inf
-        self._pinged_s = -math.inf
+        self._beaten_s = self._pinged_s = -math.inf
         self._pings: Dict[int, _Ping] = {}
         self._ping_id = self._heartbeats = 0
         self._given = 0
@@ -174,7 +175,7 @@ class Dialled:
         if not self.ready:
             return min(self._deadline_s(), now + 0.1)
         look_s = now + 0.1 if busy or self._pings else math.inf  # else there is nothing whose progress could stop
-        return min(self._ping_due_s, self._pinged_s + ATTENTIVE_S if self.attentive else math.inf, look_s)
+        return min(self._beat_due_s(busy), self._pinged_s + ATTENTIVE_S if self.attentive else math.inf, look_s)
 
     def send(self, header: bytes, buffers: List[memoryview]) -> int:
         """Give one message to ZeroMQ; returns the bytes it takes on the wire.
@@ -214,8 +215,8 @@ class Dialled:
             yield from self._messages()
             raise
 
-    def check(self) -> None:
-        """Send heartbeats and look at the timeouts.
+    def check(self, busy: bool) -> None:
+        """Send heartbeats and look at the timeouts; ``busy``: answers are awaited.
 
         Raises:
             ConnectionLost: one ran out.
@@ -229,7 +230,7 @@ class Dialled:
         self._probe(now)
         if now - self.quiet_since_s() > self._timings.silence_s:
             raise ConnectionLost(f"nothing heard for {now - self._heard_s:.1f} s")
-        if now >= self._ping_due_s:
+        if now >= self._beat_due_s(busy):
             self._ping(now, heartbeat=True)
         elif self.attentive and now >= self._pinged_s + ATTENTIVE_S:
             self._ping(now, heartbeat=False)
@@ -240,6 +241,11 @@ class Dialled:
             return math.inf
         oldest = next(iter(self._pings.values()))
         return max(self._heard_s, oldest.sent_s, self._acked_s if oldest.acked_s is None else oldest.acked_s)
+
+    def _beat_due_s(self, busy: bool) -> float:
+        if self._heartbeats < 5:  # the first few come quickly: the clock offset is wanted for the first replies
+            return self._beaten_s + 0.02
+        return self._beaten_s + (self._timings.heartbeat_s if busy else self._timings.idle_s)
 
     def _deadline_s(self) -> float:
         return self._began_s + (self._timings.connect_s if self._tcp is None else self._timings.handshake_s)
@@ -281,7 +287,6 @@ class Dialled:
         if len(message.times) == 4:
             self._learn(message.times, now)
         self.ready = True
-        self._ping_due_s = now
         counters = self._tcp.counters() if self._tcp is not None else None
         if counters is not None:
             # the welcome answers all that was sent before it: what is acknowledged now is where counting begins
@@ -296,8 +301,7 @@ class Dialled:
         self._pinged_s = now
         if heartbeat:
             self._heartbeats += 1
-            # the first few come quickly: the clock offset is wanted for the first replies
-            self._ping_due_s = now + (0.02 if self._heartbeats < 5 else self._timings.heartbeat_s)
+            self._beaten_s = now
 
     def _ponged(self, message: Message, now: float) -> None:
         ping = self._pings.pop(message.id, None)

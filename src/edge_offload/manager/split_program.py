@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import json
 import os
 from typing import Any, Dict
@@ -13,16 +14,16 @@ import torch
 from edge_offload.capture import connect, device
 from edge_offload.capture.remote import WorkerRemote
 from edge_offload.errors import BadInput
-from edge_offload.link.client import Client
+from edge_offload.link.client import Client, Timings
 from edge_offload.link.estimate.prober import Prober
 from edge_offload.link.keys import KeyStore
 from edge_offload.manager.recorded_split import RecordedSplit
 from edge_offload.manager.split_device import SplitRecorder
 from edge_offload.manager.split_here import SplitHereRecorder, here
-from edge_offload.split.networks import Network
 
-PROBE_S = 0.5
-"""Between probes of an idle link: what the program computes by itself shares its cores with them."""
+IDLE_S = 1.0
+"""Between probes of an idle link, and between its heartbeats: what the program computes by itself shares its cores with
+them."""
 
 
 def from_environment() -> device.Installed:
@@ -35,15 +36,15 @@ def from_environment() -> device.Installed:
     if not settings.server:
         raise BadInput("mode split needs a server", remedy="name one with --server, or use mode lazy")
     libraries = device.built_libraries()
-    client = Client(settings.server, keys=KeyStore(settings.keys) if settings.keys else None).start()
-    prober = Prober(client, PROBE_S).start()
+    keys = KeyStore(settings.keys) if settings.keys else None
+    client = Client(settings.server, keys=keys, timings=Timings(idle_s=IDLE_S)).start()
+    prober = Prober(client, IDLE_S).start()
     alone = libraries is not None and settings.device == "cpu"
     if alone and settings.threads:
         torch.set_num_threads(settings.threads)
     remote = here() if alone else WorkerRemote(settings.device, settings.threads)
 
-    def opener(network: Network) -> RecordedSplit:
-        return RecordedSplit(network, client, settings.slowdown)
+    opener = functools.partial(RecordedSplit, client=client, slowdown=settings.slowdown)
 
     def make(native: Any, executor: Any, mode: Any) -> SplitRecorder:
         kind = SplitHereRecorder if alone else SplitRecorder

@@ -28,8 +28,8 @@ RISING = 1.15
 SOONER = 16
 #: ... or when the prober looks next, every so many seconds.
 POLL_S = 0.02
-#: An idle link of which nothing is in doubt is looked at as rarely as that: each look wakes a sleeping thread.
-IDLE_POLL_S = 0.1
+#: An idle link of which nothing is in doubt is looked at so many times an interval: each look wakes a sleeping thread.
+IDLE_LOOKS = 2
 UP, DOWN = 0, 1
 
 
@@ -71,12 +71,15 @@ class Prober:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(min(self._pause_s(time.monotonic()), self._interval_s / 4)):
+        while not self._stop.wait(self._pause_s(time.monotonic())):
             self.step(time.monotonic())
 
     def _pause_s(self, now: float) -> float:
         """Until the next look."""
-        return POLL_S if self._considered is None else min(max(self._due_s - now, POLL_S), IDLE_POLL_S)
+        poll_s = min(POLL_S, self._interval_s / 4)
+        if self._considered is None:
+            return poll_s
+        return min(max(self._due_s - now, poll_s), self._interval_s / IDLE_LOOKS)
 
     def step(self, now: float) -> None:
         """Probe if it is time to."""
