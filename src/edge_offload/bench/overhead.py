@@ -8,7 +8,8 @@ medians.
 
   edge-offload bench overhead --model movenet --pairs 200 --json overhead.json
 
-The copy is the yardstick's own error: what differs between two plain networks is not interception.
+The copy is the yardstick's own error: what differs between two plain networks is not interception. Where a process's
+memory lies makes a difference of its own, so the rounds are divided among several that begin anew (--starts).
 
 The process and the server share this machine: each is pinned to a core of its own, if there are two. The robot's own
 threads are one.
@@ -20,6 +21,7 @@ import argparse
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("--model", action="append", help="a model of the registry (movenet, mobilenet_v3_large)")
     parser.add_argument("--pairs", type=int, default=200, help="rounds of one inference each (200)")
+    parser.add_argument("--starts", type=int, default=4, help="processes that the rounds are divided among (4)")
     parser.add_argument("--lead", type=int, default=1,
                         help="untimed inferences of the same kind before each, as in a program that does nothing else "
                              "(1); 0: the two kinds in turn, each after the other has had the caches")  # fmt: skip
@@ -47,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload import records
     from edge_offload.errors import BadInput
 
-    if args.pairs < 1 or args.lead < 0:
-        raise BadInput("--pairs is at least 1, and --lead at least 0")
+    if not 1 <= args.starts <= args.pairs or args.lead < 0:
+        raise BadInput("--starts is at least 1, --pairs at least as many, and --lead at least 0")
     models, ways = args.model or ["movenet", "mobilenet_v3_large"], tuple(args.way or WAYS)
     found: List[Dict[str, Any]] = []
     if args.json and args.json.exists():
@@ -67,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
             assert server.stdout is not None
             address = server.stdout.readline().split()[2]
             for model in models:
-                for record in _measure(model, ways, args.pairs, args.lead, address, keys):
-                    found.append({**record, "lead": args.lead, "load_average": load})
+                for measured_now in _measure(model, ways, args, address, keys):
+                    found.append({**measured_now, "lead": args.lead, "load_average": load})
                     print(line(found[-1]), flush=True)
                     if args.json:
                         records.write(args.json, "overhead", found)
@@ -85,36 +88,57 @@ def _pinned(which: int) -> Callable[[], None]:
 
 
 def _measure(
-    model: str, ways: Sequence[str], pairs: int, lead: int, address: str, keys: str
+    model: str, ways: Sequence[str], args: argparse.Namespace, address: str, keys: str
 ) -> Iterator[Dict[str, Any]]:
-    from edge_offload.errors import RemoteError
-
-    program = [sys.executable, "-m", "edge_offload.bench.overhead_robot", model, str(pairs), str(lead), address, keys]
     remote = [way for way in ways if way != "local"]
     modes = [(["local"], "local")] if "local" in ways else []
     if remote:
         modes.append((["split", "--server", address, "--keys", keys], ",".join(remote)))
     for mode, wanted in modes:
-        command = [
-            sys.executable,
-            "-m",
-            "edge_offload.cli",
-            "exec",
-            "--threads",
-            "1",
-            "--mode",
-            *mode,
-            "--",
-            *program,
-            wanted,
-        ]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                              check=False, preexec_fn=_pinned(-1))  # fmt: skip
-        if done.returncode != 0:
-            raise RemoteError(f"the measured program ended with code {done.returncode}; it said why above")
-        for item in json.loads(done.stdout.splitlines()[-1]):
-            bar = max(SHARE * item["plain_s"], PER_OPERATOR_S * item["operators"])
-            yield {**item, "within": item["overhead_s"] <= bar}
+        seconds: Dict[str, List[List[float]]] = {way: [[], [], []] for way in wanted.split(",")}
+        for start in range(args.starts):
+            count = args.pairs // args.starts + (start < args.pairs % args.starts)
+            told = _start(mode, [model, str(count), str(args.lead), address, keys, wanted])
+            for way, of_kinds in seconds.items():
+                for mine, more in zip(of_kinds, told["seconds"][way]):
+                    mine += more
+        for way, of_kinds in seconds.items():
+            yield {**record(model, way, of_kinds, told["operators"]), "starts": args.starts}
+
+
+def _start(mode: Sequence[str], arguments: Sequence[str]) -> Dict[str, Any]:
+    from edge_offload.errors import RemoteError
+
+    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", "--mode", *mode, "--",
+               sys.executable, "-m", "edge_offload.bench.overhead_robot", *arguments]  # fmt: skip
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                          check=False, preexec_fn=_pinned(-1))  # fmt: skip
+    if done.returncode != 0:
+        raise RemoteError(f"the measured program ended with code {done.returncode}; it said why above")
+    told: Dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def record(model: str, way: str, seconds: Sequence[Sequence[float]], operators: int) -> Dict[str, Any]:
+    """Medians; the overhead is the median of the rounds' differences from the mean of the two plain networks.
+
+    Args:
+        seconds: of the plain network, of a copy of it, and of the intercepted one, by round.
+    """
+    plain, alike, other = seconds
+    plain_s = statistics.median([*plain, *alike])
+    overhead_s = statistics.median(c - (a + b) / 2 for a, b, c in zip(*seconds))
+    return {
+        "model": model,
+        "way": way,
+        "pairs": len(plain),
+        "operators": operators,
+        "plain_s": plain_s,
+        "intercepted_s": statistics.median(other),
+        "overhead_s": overhead_s,
+        "null_s": statistics.median(b - a for a, b in zip(plain, alike)),
+        "within": overhead_s <= max(SHARE * plain_s, PER_OPERATOR_S * operators),
+    }
 
 
 def line(record: Dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The measured program of ``bench overhead``: run by ``edge-offload exec``, prints its records as one line of JSON."""
+"""The measured program of ``bench overhead``: run by ``edge-offload exec``, prints its seconds as one line of JSON."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import functools
 import itertools
 import json
 import os
-import statistics
 import sys
 import time
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 
@@ -19,7 +18,6 @@ from edge_offload.capture.device import installed
 from edge_offload.errors import RemoteError
 from edge_offload.link.client import Client
 from edge_offload.link.keys import KeyStore
-from edge_offload.manager.recorded_split import RecordedSplit
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.manager.split_mode import SplitRunner
 from edge_offload.models import registry
@@ -49,32 +47,13 @@ def rounds(ways: Sequence[Way], count: int, lead: int) -> List[List[float]]:
     return found
 
 
-def record(model: str, way: str, found: Sequence[Sequence[float]], operators: int) -> Dict[str, Any]:
-    """Medians; the overhead is the median of the rounds' differences from the mean of the two plain networks.
-
-    Args:
-        found: of the plain network, of a copy of it, and of the intercepted one.
-    """
-    plain, alike, other = found
-    return {
-        "model": model,
-        "way": way,
-        "pairs": len(plain),
-        "operators": operators,
-        "plain_s": statistics.median([*plain, *alike]),
-        "intercepted_s": statistics.median(other),
-        "overhead_s": statistics.median(c - (a + b) / 2 for a, b, c in zip(*found)),
-        "null_s": statistics.median(b - a for a, b in zip(plain, alike)),
-    }
-
-
-def learn(recorder: Any, infer: Way, client: Client) -> None:
+def learn(recorder: Any, infer: Way) -> None:
     """Infer until the split of the inference is open, with a device-only plan.
 
     Raises:
         RemoteError: it does not get open.
     """
-    recorder.opener = lambda network: RecordedSplit(network, client, planner="device_only")
+    recorder.opener = functools.partial(recorder.opener, planner="device_only")
     until = time.monotonic() + OPEN_S
     while "plans by device_only" not in recorder.state():
         if time.monotonic() > until:
@@ -117,20 +96,19 @@ def main() -> int:
     virtual()
     operators = device.native.counters()["calls"] - before
     if device.recorder.mode is Mode.LOCAL:
-        found = [record(model, "local", rounds([*plain_ways, virtual], count, lead), operators)]
+        found = {"local": rounds([*plain_ways, virtual], count, lead)}
     else:
-        found = []
-        with Client(address, keys=KeyStore(keys)) as client:
-            client.wait_ready(30.0)
-            if "split" in ways:
-                learn(device.recorder, virtual, client)
-                found.append(record(model, "split", rounds([*plain_ways, virtual], count, lead), operators))
-            if "module" in ways:
-                timed = by_module(model, network, inputs, client, plain_ways, count, lead)
-                found.append(record(model, "module", timed, operators))
-            assert device.recorder.splits.inferences == 0
-            device.recorder.close()
-    print(json.dumps(found), file=out, flush=True)
+        found = {}
+        if "split" in ways:
+            learn(device.recorder, virtual)
+            found["split"] = rounds([*plain_ways, virtual], count, lead)
+        if "module" in ways:
+            with Client(address, keys=KeyStore(keys)) as client:
+                client.wait_ready(30.0)
+                found["module"] = by_module(model, network, inputs, client, plain_ways, count, lead)
+        assert device.recorder.splits.inferences == 0
+        device.recorder.close()
+    print(json.dumps({"operators": operators, "seconds": found}), file=out, flush=True)
     return 0
 
 
