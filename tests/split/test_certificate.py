@@ -55,9 +55,9 @@ def every_replicated_split(space: Space, objective: Objective) -> np.ndarray:
         options.append((*start, end))
         for last in (place for place in places if place > first):
             length = space.located.operators[last].length
-            options += [(*start, Recut(last, rows / length, flipped, handed), end)
-                        for rows in range(1, length)
-                        for flipped in (False, True) for handed in (False, True)]  # fmt: skip
+            options += [(*start, Recut(last, rows / length, flipped, *halos), end)
+                        for rows in range(1, length) for flipped in (False, True)
+                        for halos in ((False, False), (True, False), (False, True))]  # fmt: skip
     for recuts in options:
         scored = space.score(recuts)
         pairs = zip(scored.makespan_s, scored.energy_j)
@@ -90,6 +90,25 @@ def test_halos_that_are_handed_over_are_computed_once(flipped: bool) -> None:
     assert once[0] == twice[0], "the robot's rows are its own halos', too"
     for recuts in (twice, once):
         check(complete(space.located, *recuts, identity=space.identity), space.located, space.identity)
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_a_server_that_keeps_its_share_computes_no_halos_and_is_handed_them(flipped: bool) -> None:
+    space = space_of(0)
+    place = waists(space.located)[-1].after
+    end = Recut(space.last, 0.0)
+    own = space.ranges((Recut(place, 0.5, flipped), end))
+    robot, server = space.ranges((Recut(place, 0.5, flipped, kept=True), end))
+    halos = 0
+    for index, (low, high) in server.items():
+        length = space.located.operators[index].length
+        if index <= place:
+            assert (high <= length - length // 2) if flipped else (low >= length // 2)
+            halos += own[1][index][1] - own[1][index][0] - (high - low)
+            assert robot[index][0] <= own[0][index][0]
+            assert own[0][index][1] <= robot[index][1], "its own halos, too"
+    assert halos > 0
+    check(complete(space.located, robot, server, identity=space.identity), space.located, space.identity)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -2,14 +2,17 @@
 
 A *waist* is a place in the program over which a single value is handed on. A *replicated split* sends whole parts up at
 most twice: behind waist J the robot, which has made everything so far, sends a part of what is handed on; both sides
-compute their rows up to waist K, each with its own halos, or without: then the robot hands over what both would compute
-on the way. The robot sends its rows at K, and the server finishes. J at the input and K at J are included, so that
-device-only, server-only and every layer cut at a waist are of the family. The robot's rows may be any number, the first
-or the last ones, and payloads take the best codec.
+compute their rows up to waist K, each with its own halos, or the server without: then the robot hands over what both
+would compute on the way, or what lies outside the server's share of an operator's rows. The robot sends its rows at K,
+and the server finishes. J at the input and K at J are included, so that device-only, server-only and every layer cut at
+a waist are of the family. The robot's rows may be any number, the first or the last ones, and payloads take the best
+codec.
 """
 
 from __future__ import annotations
 
+import enum
+import itertools
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
@@ -29,6 +32,15 @@ class Waist:
 
     after: int
     value: int
+
+
+class Halos(enum.Enum):
+    """Who computes what both sides need between two waists: each for itself, the robot, or the robot what lies outside
+    the server's share."""
+
+    OWN = enum.auto()
+    HANDED = enum.auto()
+    KEPT = enum.auto()
 
 
 def waists(located: LocalityMap) -> List[Waist]:
@@ -82,7 +94,7 @@ class Search:
                 costs = space.model.robot if side is Side.ROBOT else space.model.server
                 whole[index + 1, column] = space.model.operator_s(side, index, high - low)
                 launch[index + 1, column] = costs[index].launch_s
-        self._cones: Dict[Tuple[Side, Range], Tuple[np.ndarray, Dict[int, Range]]] = {}
+        self._cones: Dict[Tuple[Side, Range, Halos], Tuple[np.ndarray, Dict[int, Range]]] = {}
         self._lefts: Dict[Range, np.ndarray] = {}
         self.whole, self.launch = whole.cumsum(axis=0), launch.cumsum(axis=0)
 
@@ -93,25 +105,26 @@ class Search:
         for waist in found:
             if (self._bound(waist, waist, np.zeros(1), np.ones(1)) < self.best).any():
                 self._offer(_recuts(self.space, waist, waist, 0.0, False))
-        for last in found[1:]:
-            length = self.space.located.length(last.value)
-            rows = np.arange(1, length)
-            if length < 2:
-                continue
-            for first in found:
-                if first.after >= last.after:
-                    break
-                if self._stop is not None and self._stop():
-                    return
-                costs = self._bound(first, last, (rows - 1) / length, (length - rows - 1) / length)
-                for count in rows[(costs < self.best[None, :]).any(axis=1)]:
-                    for flipped, handed in ((False, False), (True, False), (False, True), (True, True)):
-                        if (self._closer_bound(first, last, int(count), flipped, handed) < self.best).any():
-                            self._offer(_recuts(self.space, first, last, float(count) / length, flipped, handed))
-            self._cones.clear()
-            self._lefts.clear()
+        for kinds in ((Halos.OWN, Halos.HANDED), (Halos.KEPT,)):  # what wins most often first, should time run out
+            for last in found[1:]:
+                length = self.space.located.length(last.value)
+                rows = np.arange(1, length)
+                if length < 2:
+                    continue
+                for first in found:
+                    if first.after >= last.after:
+                        break
+                    if self._stop is not None and self._stop():
+                        return
+                    costs = self._bound(first, last, (rows - 1) / length, (length - rows - 1) / length)
+                    for count in rows[(costs < self.best[None, :]).any(axis=1)]:
+                        for halos, flipped in itertools.product(kinds, (False, True)):
+                            if (self._closer_bound(first, last, int(count), flipped, halos) < self.best).any():
+                                self._offer(_recuts(self.space, first, last, float(count) / length, flipped, halos))
+                self._cones.clear()
+                self._lefts.clear()
 
-    def _closer_bound(self, first: Waist, last: Waist, count: int, flipped: bool, handed: bool) -> np.ndarray:
+    def _closer_bound(self, first: Waist, last: Waist, count: int, flipped: bool, halos: Halos) -> np.ndarray:
         """Least cost at every bandwidth, with the halos of these very rows; if they are handed over, the server's
         seconds and what it is sent first are what the robot's rows leave at least."""
         length = self.space.located.length(last.value)
@@ -121,26 +134,30 @@ class Search:
         robot_s, _ = self._cone(last, Side.ROBOT, mine)
         before, middle, end = first.after + 1, last.after + 1, len(self.whole) - 1
         prefix, rest = self.whole[before, 0], self.whole[end, 1] - self.whole[middle, 1]
-        if handed:
+        if halos is Halos.HANDED:
             server_s = self._left(last, mine)
             low, high = 0, self._rows(last, (0, length), first.value) - self._rows(last, mine, first.value)
         else:
-            server_s, need = self._cone(last, Side.SERVER, theirs)
+            server_s, need = self._cone(last, Side.SERVER, theirs, halos)
             low, high = need.get(first.value, EMPTY)
         up_first = self._wire_s(first.value) * (high - low) / self.space.located.length(first.value)
         up_last = self._wire_s(last.value) * (count / length)
         robot, server = prefix + robot_s[before], server_s[before] + rest
         return self._cost(robot, server, prefix, rest, up_first, up_last, first.after < 0)
 
-    def _cone(self, last: Waist, side: Side, rows: Range) -> Tuple[np.ndarray, Dict[int, Range]]:
+    def _cone(self, last: Waist, side: Side, rows: Range,
+              halos: Halos = Halos.OWN) -> Tuple[np.ndarray, Dict[int, Range]]:  # fmt: skip
         """Seconds of a side from each operator up to ``last`` for ``rows`` there, and what it needs of every value."""
-        key = (side, rows)
+        key = (side, rows, halos)
+        share = 1.0 - (rows[1] - rows[0]) / self.space.located.length(last.value)
         if key not in self._cones:
             located, model = self.space.located, self.space.model
             need: Dict[int, Range] = {last.value: rows}
             seconds = np.zeros(last.after + 2)
             for index in range(last.after, -1, -1):
                 low, high = located.made(index, need)
+                if halos is Halos.KEPT and index < last.after and located.operators[index].kind is not Locality.GLOBAL:
+                    low, high = self.space.kept(index, share, rows[0] == 0, (low, high))
                 for number, part in located.footprint(index, low, high).items():
                     need[number] = union(need.get(number, EMPTY), part)
                 seconds[index] = seconds[index + 1] + model.operator_s(side, index, high - low)
@@ -209,10 +226,11 @@ class Search:
         return np.asarray(nbytes / self.space.bandwidths)
 
 
-def _recuts(space: Space, first: Waist, last: Waist, fraction: float, flipped: bool, handed: bool = False) -> Recuts:
+def _recuts(space: Space, first: Waist, last: Waist, fraction: float, flipped: bool,
+            halos: Halos = Halos.OWN) -> Recuts:  # fmt: skip
     recuts: List[Recut] = [Recut(space.last, 0.0)]
     if last.after > first.after:
-        recuts.append(Recut(last.after, fraction, flipped, handed))
+        recuts.append(Recut(last.after, fraction, flipped, halos is Halos.HANDED, halos is Halos.KEPT))
     if first.after >= 0:
         recuts.append(Recut(first.after, 1.0))
     return tuple(sorted(recuts))

@@ -38,6 +38,7 @@ class Recut:
     fraction: float
     flipped: bool = False
     handed: bool = False
+    kept: bool = False
 
 
 Recuts = Tuple[Recut, ...]
@@ -123,9 +124,12 @@ class Space:
         tail_on_robot = not recuts or recuts[-1].position < self.last or recuts[-1].fraction >= 0.5
         active = self._active(recuts)
         handed: Set[int] = set()
+        kept: Dict[int, Recut] = {}
         for before, recut in zip([-1, *(recut.position for recut in recuts)], recuts):
             if recut.handed:
                 handed.update(range(before + 1, recut.position + 1))
+            if recut.kept:
+                kept.update(dict.fromkeys(range(before + 1, recut.position + 1), recut))
 
         def decide(index: int, robot: Range, server: Range) -> Tuple[Range, Range]:
             low, high = union(robot, server)
@@ -136,6 +140,10 @@ class Space:
                 else:
                     here = robot[0] < robot[1] and (server[0] >= server[1] or tail_on_robot)
                 return ((low, high), EMPTY) if here else (EMPTY, (low, high))
+            if index in kept and index != kept[index].position:
+                mine = self.kept(index, kept[index].fraction, kept[index].flipped, server)
+                lacking = _without(server, mine)
+                return (union(robot, lacking) if lacking[0] < lacking[1] else robot), mine
             if recut is None:
                 return (robot, _without(server, robot)) if index in handed else (robot, server)
             share = round(recut.fraction * (high - low))
@@ -144,6 +152,13 @@ class Space:
             return (low, low + share), (low + share, high)
 
         return backward(self.located, decide)
+
+    def kept(self, index: int, fraction: float, flipped: bool, rows: Range) -> Range:
+        """Of ``rows`` of an operator, those of the server's share where the robot has ``fraction`` of them all."""
+        length = self.located.operators[index].length
+        cut = int(fraction * length + 1e-9)
+        low, high = (rows[0], min(rows[1], length - cut)) if flipped else (max(rows[0], cut), rows[1])
+        return (low, high) if low < high else EMPTY
 
     def positions(self, most: int = 24, largest: float = 4.0) -> List[int]:
         """Operators behind which little is handed on: candidates for recuts, ascending.
