@@ -180,6 +180,32 @@ def test_blocks_whose_projection_comes_first_are_followed(compiled: None) -> Non
     assert np.median(shares) > 0.9
 
 
+def test_rows_of_a_skip_that_the_server_lacks_are_sent(compiled: None) -> None:
+    """A wide skip over a narrow branch: what is handed over inside costs little, the skip much."""
+    for early, beside in ((False, False), (False, True), (True, True)):
+        chain = Chain(D(1, 8, 3, 3))
+        entry = chain.call("aten.conv2d.default", chain.tail, D(8, 8, 1, 1), None, [1, 1], [0, 0])
+        skip = Ref(entry)
+        if early:
+            skip = Ref(chain.call("aten.conv2d.default", skip, D(8, 8, 1, 1), None, [1, 1], [0, 0]))
+        chain.call("aten.conv2d.default", Ref(entry), D(1, 8, 1, 1), None, [1, 1], [0, 0])
+        made = chain.call("aten.conv2d.default", chain.tail, D(8, 1, 1, 1), None, [1, 1], [0, 0])
+        if beside and not early:
+            skip = Ref(chain.call("aten.conv2d.default", skip, D(8, 8, 1, 1), None, [1, 1], [0, 0]))
+        chain.call("aten.add.Tensor", Ref(made), skip)
+        located = analyse(chain.finish(), {0: 2})
+        shares = []
+        for seed in range(2):
+            model = replace(model_of(located, seed), codecs={})
+            for rate in (1000.0, 20000.0):
+                space = Space(model, [rate])
+                optimum = float(solve(space, Objective()).best.makespan_s[0])
+                shares.append(Clocks(Counts(space, rate)).least_makespan(3.0 * optimum) / optimum)
+        assert max(shares) <= 1 + 1e-7
+        assert min(shares) > 0.6
+        assert np.median(shares) > 0.9
+
+
 @pytest.mark.parametrize("classes", [0, 4])
 def test_clocks_count_every_row_that_is_sent(classes: int, compiled: None) -> None:
     """A robot that would take far too long: nothing is faster than to send it all, and that is just what is found."""

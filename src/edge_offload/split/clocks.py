@@ -7,9 +7,9 @@ states. From the input on, for every number of rows that robot and server have m
 - the queue of the downlink (every download takes its own time only);
 - where in a run of cheap element-wise operators rows are sent: they leave when the run's first operator is done, and
   whoever receives them need not compute the rest of the run for them;
-- of a block's skip: the rows on the server are counted in classes and rounded up, a download of them to the robot is
-  as fast as if it began with the block; where the skip's own operators come before the main branch, the server is sent
-  for nothing what the robot makes of them; a skip that is not a plain one counts by its work alone.
+- of a block's skip: what the server lacks at the end takes the uplink time but nothing waits for it within the block;
+  the robot's rows are counted in classes and rounded up, and a download of them is as fast as if it began with the
+  block; of its own operators only the first one takes time; a skip that is not a plain one counts by its work alone.
 
 A state whose clocks and whatever must follow reach the target is left out. No server is late for work that nobody uses:
 steps that a plan could do without are taken to be left out. The search is in C++ (``native/clocks.cpp``), built by the
@@ -52,12 +52,11 @@ class Step(ctypes.Structure):
         *((name, _SECONDS) for name in ("up", "up_alone", "down", "message")),
         ("sides", _NUMBERS), ("side_robot", _TABLES), ("side_server", _TABLES),
         ("opens", _NUMBERS), ("joins", _NUMBERS), ("grain", _NUMBERS),
-        ("skip_least", _TABLES), ("skip_rows", _NUMBERS), ("skip_needed", _NUMBERS),
+        ("skip_least", _TABLES), ("beside", _NUMBERS), ("skip_rows", _NUMBERS), ("skip_needed", _NUMBERS),
         *((name, _TABLES) for name in ("skip_robot", "skip_server")),
-        *((name, _SECONDS) for name in ("skip_up", "skip_down", "source_down")),
+        *((name, _SECONDS) for name in ("skip_up", "skip_down", "source_down", "source_up")),
         ("early_rows", _NUMBERS), ("early_needed", _NUMBERS),
         *((name, _TABLES) for name in ("early_least", "early_robot", "early_server")),
-        ("skip_given", _NUMBERS),
     )  # fmt: skip
 
 
@@ -83,7 +82,7 @@ class Clocks:
 
     Args:
         counts: the problem.
-        classes: of the skips' rows; 0 forgets skips altogether, but for the work of their operators.
+        classes: of the skips' rows on the robot; 0 forgets skips altogether, but for the work of their operators.
 
     Raises:
         Unsupported: no C++ compiler.
@@ -143,6 +142,8 @@ class Clocks:
         step.robot, step.server = self._table(entry.robot_s), self._table(entry.server_s)
         opened = [skip for skip in self.skips.values() if skip.source == value]
         step.opens, step.grain = int(bool(opened)), max(1, -(-rows // max(self._classes, 1)))
+        step.beside = int(any(skip.source < index < end and skip.side and not skip.early
+                              for end, skip in self.skips.items()))  # fmt: skip
         skip = self.skips.get(index)
         step.joins = int(skip is not None)
         if skip is not None:
@@ -151,8 +152,7 @@ class Clocks:
             first = operators[opened[0].side[0]]
             step.early_rows, step.early_needed = first.length, first.needed
             step.early_least = self._table(opened[0].least, int)
-            step.early_robot = self._table(np.sum([operators[k].robot_s for k in opened[0].side], axis=0))
-            step.early_server = self._table(np.sum([operators[k].server_s for k in opened[0].side], axis=0))
+            step.early_robot, step.early_server = self._table(first.robot_s), self._table(first.server_s)
             step.grain = max(1, -(-first.length // max(self._classes, 1)))
         elif skip is None and value + 1 < index:
             ways = _ways([operators[k] for k in range(value + 1, index)])
@@ -161,12 +161,12 @@ class Clocks:
 
     def _fill_skip(self, step: Step, skip: Skip) -> None:
         operators = self.counts.operators
-        step.source_down = operators[skip.source].down_s
+        step.source_down, step.source_up = operators[skip.source].down_s, operators[skip.source].up_s
         step.skip_least = self._table(skip.least, int)
         if skip.early:
             step.skip_least = self._table(np.arange(len(skip.least)), int)
-            step.skip_given = 1
             step.source_down = min(operators[k].down_s for k in skip.side)
+            step.source_up = min(operators[k].up_s for k in skip.side)
         elif skip.side:
             first = operators[skip.side[0]]
             step.skip_rows, step.skip_needed = first.length, first.needed

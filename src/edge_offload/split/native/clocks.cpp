@@ -5,7 +5,8 @@
 
 namespace {
 
-constexpr size_t kLongFront = 3000;  // points after which a front is thinned while it is being gathered
+constexpr double kAgo = -1e30;      // seconds: the uplink's work where nothing of a skip can be sent later
+constexpr size_t kLongFront = 400;  // points after which a front is thinned while it is being gathered
 
 using Rows = std::pair<int, int>;                 // of an open skip: on robot, on server
 using Held = std::map<Rows, std::vector<Front>>;  // -> [a][b]
@@ -64,22 +65,30 @@ class Forward {
   }
 
   // Note a state in each way to do what runs beside the transfers, which arrive at `at_robot` and `at_server` (0:
-  // none): the skip's side operators, or those between the argument and this operator.
-  void ways(const Rows& skip, int A, int B, const Point& p, double at_robot, double at_server, double up) {
+  // none) and take the uplink `wire` seconds: the skip's side operators, or those between argument and operator.
+  void ways(const Rows& skip, int A, int B, const Point& p, double at_robot, double at_server, double up, double wire) {
     if (s_.joins && s_.skip_rows) {
-      for (int e = 0; e <= s_.skip_needed && s_.skip_least[e] <= skip.second; e++) {
-        const int c = s_.skip_needed - e, lacking = s_.skip_least[c] - skip.first;
-        double start = p.robot;
+      for (int e = 0; e <= s_.skip_needed; e++) {
+        const int c = s_.skip_needed - e, lacking = s_.skip_least[c] - skip.first, late = s_.skip_least[e] - skip.second;
+        double start = p.robot, begin = p.server, work = p.work, queue = up, arrive = at_server;
         if (c && lacking > 0) start = std::max(start, skip_at_robot(lacking));
+        if (e && late > 0) {
+          work += late * s_.source_up;
+          begin = std::max(begin, work + f_.latency);
+          queue = std::max(queue, work + wire);
+          if (wire > 0) arrive = std::max(arrive, work + wire + f_.latency);
+        }
         put({skip.first, skip.second, e, at_robot > 0}, A, B,
-            {std::max(start + s_.skip_robot[c], at_robot), std::max(p.server + s_.skip_server[e], at_server), up});
+            {std::max(start + s_.skip_robot[c], at_robot), std::max(begin + s_.skip_server[e], arrive), queue, 0});
       }
     } else if (!s_.sides) {
-      put({skip.first, skip.second, 0, 0}, A, B, {std::max(p.robot, at_robot), std::max(p.server, at_server), up});
+      put({skip.first, skip.second, 0, 0}, A, B,
+          {std::max(p.robot, at_robot), std::max(p.server, at_server), up, p.work + wire});
     } else {
       for (int k = 0; k < s_.sides; k++)
         put({skip.first, skip.second, 0, 0}, A, B,
-            {std::max(p.robot + s_.side_robot[k], at_robot), std::max(p.server + s_.side_server[k], at_server), up});
+            {std::max(p.robot + s_.side_robot[k], at_robot), std::max(p.server + s_.side_server[k], at_server), up,
+             p.work + wire});
     }
   }
 
@@ -107,30 +116,28 @@ class Forward {
   }
 
   void open_skip(int a, int b, int A, int B, const Point& p) {
-    const int as = rounded(std::max(a, A)), bs = B ? rounded(std::max(b, B)) : s_.argument, got = std::max(b, B);
-    exchange(a, b, {A, B}, {A, B}, p, [&](const Point& q, double at_robot, double at_server, double up, bool sent) {
-      ways({as, bs}, A, B, q, at_robot, at_server, up);
-      for (int rows = bs + 1; rows <= s_.argument; rows++) {  // more are sent for the skip alone
-        if (rounded(rows) != rows) continue;
-        const double begin = sent ? up : std::max(p.up, p.robot) + s_.message;
-        const int fewest = std::max(got, (rows - 1) / s_.grain * s_.grain + 1);  // all that the class stands for
-        ways({as, rows}, A, B, q, at_robot, at_server, begin + (fewest - got) * s_.up);
-      }
+    const int as = rounded(std::max(a, A)), bs = std::max(b, B);
+    exchange(a, b, {A, B}, {A, B}, p, [&](Point q, double at_robot, double at_server, double up, double wire) {
+      if (wire == 0) up = std::max(up, p.robot);
+      q.work = bs == s_.argument ? kAgo : up - wire;
+      ways({as, bs}, A, B, q, at_robot, at_server, up, wire);
     });
   }
 
-  // The same where the skip has operators of its own, which come first: the robot makes c rows of them, and what the
-  // server will lack it is sent for nothing.
+  // The same where the skip has operators of its own, which come first: the robot makes c rows of them, the server e.
   void open_early(int a, int b, int A, int B, const Point& p) {
     for (int c = 0; c <= s_.early_needed; c++) {
-      const int e = s_.early_needed - c;
-      const double robot_s = s_.early_robot[c], server_s = s_.early_server[e];
-      if (f_.hopeless(w_, A, B, {p.robot + robot_s, p.server + server_s, p.up})) continue;
-      const Rows had(std::max(A, s_.early_least[c]), std::max(B, s_.early_least[e])), wanted(A, B);
-      exchange(a, b, had, wanted, p, [&](const Point& q, double at_robot, double at_server, double up, bool) {
-        put({rounded_early(c), 0, 0, 0}, A, B,
-            {std::max(q.robot + robot_s, at_robot), std::max(q.server + server_s, at_server), up});
-      });
+      for (int e = s_.early_needed - c; e <= s_.early_needed; e++) {
+        const double robot_s = s_.early_robot[c], server_s = s_.early_server[e];
+        if (f_.hopeless(w_, A, B, {p.robot + robot_s, p.server + server_s, p.up, 0})) break;
+        const Rows had(std::max(A, s_.early_least[c]), std::max(B, s_.early_least[e])), wanted(A, B);
+        exchange(a, b, had, wanted, p, [&](const Point& q, double at_robot, double at_server, double up, double wire) {
+          if (wire == 0) up = std::max(up, p.robot);
+          put({rounded_early(c), e, 0, 0}, A, B,
+              {std::max(q.robot + robot_s, at_robot), std::max(q.server + server_s, at_server), up,
+               e == s_.early_needed ? kAgo : std::max(up, q.robot + robot_s)});
+        });
+      }
     }
   }
 
@@ -153,7 +160,8 @@ class Forward {
         q.robot += s_.rest_robot[A - i];
         q.server += s_.rest_server[B - j];
         const Point later = {std::max(q.robot, at_robot), std::max(q.server, at_server), up};
-        if (!f_.hopeless(w_, wanted.first, wanted.second, later)) note(q, at_robot, at_server, up, j > 0);
+        if (!f_.hopeless(w_, wanted.first, wanted.second, later))
+          note(q, at_robot, at_server, up, j ? j * s_.up + s_.message : 0.0);
       }
     }
   }
@@ -176,22 +184,28 @@ class Forward {
         both[a * m_ + b] = robot[a * m_ + b];
         if (b < m_ - 1) add(both[a * m_ + b], both[a * m_ + b + 1]);
       }
-    for (int A = 0; A < m_; A++)
-      for (int B = 0; B < m_; B++) {
-        if (!want_[A * m_ + B]) continue;
-        send(skip, A, B, A, B, both[A * m_ + B]);
-        for (int b = 0; b < B; b++) send(skip, A, b, A, B, robot[A * m_ + b]);
-        for (int a = 0; a < A; a++) send(skip, a, B, A, B, server[a * m_ + B]);
-        for (int a = 0; a < A; a++)
-          for (int b = 0; b < B; b++) send(skip, a, b, A, B, held[a * m_ + b]);
-      }
+    for (int i = 0; i < m_ * m_; i++) {
+      const int a = i / m_, b = i % m_;
+      if (robot[i].empty() && server[i].empty() && both[i].empty()) continue;
+      if (want_[i]) send(skip, a, b, a, b, both[i]);
+      if (!robot[i].empty())
+        for (int B = b + 1; B < m_; B++)
+          if (want_[a * m_ + B]) send(skip, a, b, a, B, robot[i]);
+      if (!server[i].empty())
+        for (int A = a + 1; A < m_; A++)
+          if (want_[A * m_ + b]) send(skip, a, b, A, b, server[i]);
+      if (!held[i].empty())
+        for (int A = a + 1; A < m_; A++)
+          for (int B = b + 1; B < m_; B++)
+            if (want_[A * m_ + B]) send(skip, a, b, A, B, held[i]);
+    }
   }
 
   void send(const Rows& skip, int a, int b, int A, int B, const Front& front) {
     for (const Point& p : front)
       if (!f_.hopeless(w_, A, B, p))
-        exchange(a, b, {A, B}, {A, B}, p, [&](const Point& q, double at_robot, double at_server, double up, bool) {
-          ways(skip, A, B, q, at_robot, at_server, up);
+        exchange(a, b, {A, B}, {A, B}, p, [&](const Point& q, double at_robot, double at_server, double up, double wire) {
+          ways(skip, A, B, q, at_robot, at_server, up, wire);
         });
   }
 
@@ -207,17 +221,22 @@ class Forward {
             made(key, x, y, p, to[x * n_ + y]);
           } else if (s_.skip_rows) {
             made(key, x, y, with_side(key, x, y, p), to[x * n_ + y]);
-          } else if (s_.skip_given || s_.skip_least[y] <= key.server) {
-            made(key, x, y, with_skip(key, x, p), to[x * n_ + y]);
+          } else {
+            made(key, x, y, with_skip(key, x, y, p), to[x * n_ + y]);
           }
         }
       }
   }
 
   // The skip itself is added, or what was made of it at once: the robot may lack rows of it.
-  Point with_skip(const Key& key, int x, Point p) const {
+  Point with_skip(const Key& key, int x, int y, Point p) const {
     const int lacking = s_.skip_least[x] - key.robot;
     if (lacking > 0) p.robot = std::max(p.robot, skip_at_robot(lacking));
+    const int late = s_.skip_least[y] - key.server;
+    if (late > 0) {
+      p.up = std::max(p.up, p.work + late * s_.source_up);
+      p.server = std::max(p.server, p.work + late * s_.source_up + f_.latency);
+    }
     return p;
   }
 
@@ -247,9 +266,11 @@ class Forward {
   void made(const Key& key, int x, int y, Point p, Front& front) {
     p.robot += s_.robot[x];
     p.server += s_.server[y];
-    const bool open_robot = key.robot > 0 && !s_.joins, open_server = key.server > 0 && !s_.joins;
+    const bool open_robot = s_.beside || (key.robot > 0 && !s_.joins);
+    const bool open_server = s_.beside || (key.server > 0 && !s_.joins);
     if (f_.linked && x == 0 && !open_robot) p.robot = std::max(p.robot, p.server + f_.message + f_.latency);
-    p.up = std::max(p.up, p.robot);
+    if (s_.joins) p.work = kAgo;
+    if (p.work <= kAgo) p.up = std::max(p.up, p.robot);
     if (f_.linked && y == 0 && !open_server) p.server = std::max(p.server, p.robot);
     if (f_.bound(w_, x, y, p) >= f_.target) return;
     front.push_back(p);
@@ -278,7 +299,7 @@ double run(const Search& search, double result_down) {
   const int first_rows = search.input + 1;
   Held held;
   held[{0, 0}].resize(first_rows * first_rows);
-  held[{0, 0}][search.input * first_rows].push_back({0, 0, 0});
+  held[{0, 0}][search.input * first_rows].push_back({0, 0, 0, kAgo});
   double first_server = 0;
   for (int w = 0; w < search.count; w++) {
     const Step& s = search.steps[w];
@@ -308,7 +329,7 @@ double run(const Search& search, double result_down) {
 extern "C" double least_makespan(int count, const Step* steps, int input, double latency, double message, int shares,
                                  const double* share, double target, double grid, int most, double result_down,
                                  int linked) {
-  Search search{count, steps, input, latency, message, shares, share, target, grid, most, linked, {}, {}};
+  Search search{count, steps, input, latency, message, shares, share, target, grid, most, linked, 0, {}, {}};
   search.look_ahead(result_down);
   return run(search, result_down);
 }

@@ -1,6 +1,7 @@
 // Points, fronts, steps, and what must follow each state of the search by clocks (clocks.cpp, clocks.py).
 //
-// A point is three clocks: robot, server, uplink. A front holds the points of one choice of rows that no other point
+// A point is three clocks: robot, server, uplink; and while a skip is open, the uplink's without its idle time, which
+// what is sent of the skip may have filled. A front holds the points of one choice of rows that no other point
 // of it beats; where it grows too long, points of one cell become one that is nowhere later.
 //
 // Names: a, b are rows of a step's argument that robot and server made themselves, A, B rows that they have when it
@@ -20,7 +21,7 @@ constexpr double kBeyond = 1e29;  // whatever is later than this stands for neve
 constexpr int kLookedAt = 28;     // rows at which what must follow is computed; the others take the next one's
 
 struct Point {
-  double robot, server, up;
+  double robot, server, up, work;
 };
 using Front = std::vector<Point>;
 
@@ -34,42 +35,32 @@ struct Step {
   const double *side_robot, *side_server;
   int opens, joins, grain;     // a skip begins at the argument; ends here; rows per class
   const int* skip_least;       // rows of the skip's source that rows of the first side operator (or of this one) need
+  int beside;                  // whether a skip is open whose operators come behind this one: they need nothing of it
   int skip_rows, skip_needed;  // length of side operator; 0: this operator itself reads the skip
   const double *skip_robot, *skip_server;
-  double skip_up, skip_down;  // per row of what is handed from the side to this operator
-  double source_down;         // per row of the skip's source
+  double skip_up, skip_down;      // per row of what is handed from the side to this operator
+  double source_down, source_up;  // per row of the skip's source
   int early_rows, early_needed;  // of the operators that a skip which begins here has before this one; 0: it has none
   const int* early_least;        // rows of the argument that rows of these need
   const double *early_robot, *early_server;
-  int skip_given;  // whether the server has all rows of the skip that ends here
 
   // Whether robot and server may make so many rows of the result. A result of one row is made by one of them.
   bool allowed(int x, int y) const { return x + y >= needed && (length > 1 || x + y <= 1); }
 };
 
-// Drop the points that another one beats in all three clocks; the rest is sorted by the robot's.
+// Drop the points that another one beats in all clocks; the rest is sorted by the robot's.
 void undominated(Front& front) {
   std::sort(front.begin(), front.end(), [](const Point& x, const Point& y) {
-    return std::tie(x.robot, x.server, x.up) < std::tie(y.robot, y.server, y.up);
+    return std::tie(x.robot, x.server, x.up, x.work) < std::tie(y.robot, y.server, y.up, y.work);
   });
-  static thread_local std::vector<std::pair<double, double>> stairs;  // server ascending, up descending
-  stairs.clear();
   size_t kept = 0;
   for (const Point& p : front) {
-    auto it = std::upper_bound(stairs.begin(), stairs.end(), p.server,
-                               [](double v, const std::pair<double, double>& s) { return v < s.first; });
-    if (it != stairs.begin() && std::prev(it)->second <= p.up) continue;
-    auto from = std::lower_bound(stairs.begin(), stairs.end(), p.server,
-                                 [](const std::pair<double, double>& s, double v) { return s.first < v; });
-    auto to = from;
-    while (to != stairs.end() && to->second >= p.up) ++to;
-    if (from == to) {
-      stairs.insert(from, {p.server, p.up});
-    } else {
-      *from = {p.server, p.up};
-      stairs.erase(from + 1, to);
+    bool beaten = false;
+    for (size_t i = kept; i-- > 0 && !beaten;) {
+      const Point& q = front[i];
+      beaten = q.server <= p.server && q.up <= p.up && q.work <= p.work;
     }
-    front[kept++] = p;
+    if (!beaten) front[kept++] = p;
   }
   front.resize(kept);
 }
@@ -84,6 +75,7 @@ struct Search {
   const double* share;  // of the robot in the mixtures of paths that bound what must follow
   double target, grid;
   int most, linked;
+  mutable int told = 0;                     // the mixture that told last that a state is hopeless
   std::vector<std::vector<double>> ahead;   // step -> [share][x][y]: seconds behind its compute
   std::vector<std::vector<double>> before;  // step -> [A][B][share]: seconds from before its compute
 
@@ -108,6 +100,7 @@ struct Search {
         q.robot = std::min(q.robot, p.robot);
         q.server = std::min(q.server, p.server);
         q.up = std::min(q.up, p.up);
+        q.work = std::min(q.work, p.work);
       }
       front.resize(kept);
       undominated(front);
@@ -255,8 +248,13 @@ struct Search {
   bool hopeless(int w, int A, int B, const Point& p) const {
     const double* least = &before[w][(A * (steps[w].argument + 1) + B) * shares];
     if (p.robot >= target || p.server >= target) return true;
+    auto late = [&](int i) { return share[i] * p.robot + (1 - share[i]) * p.server + least[i] >= target; };
+    if (late(told)) return true;
     for (int i = 0; i < shares; i++)
-      if (share[i] * p.robot + (1 - share[i]) * p.server + least[i] >= target) return true;
+      if (late(i)) {
+        told = i;
+        return true;
+      }
     return false;
   }
 };
