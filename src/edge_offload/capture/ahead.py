@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
-from edge_offload.capture.course import MAX_AHEAD, Course, Node, follow
+from edge_offload.capture.course import MAX_AHEAD, MAX_PAYLOAD, Course, Node, follow
 from edge_offload.capture.departures import Departures
 from edge_offload.capture.entries import Buffer, Entry
 from edge_offload.capture.keys import integer_offsets, integers_of
@@ -44,6 +44,8 @@ class Ahead:
         self._pauses: Dict[int, float] = {}  # from what a node returned to what was read next, or to the end
         self._spans: Dict[int, float] = {}  # how long it took, from a node to the end
         self._ways: List[Tuple[int, Dict[Optional[Kind], int]]] = []  # of the latest course: nodes and what follows
+        self._uploads: List[Optional[bytes]] = []  # what its first node got, None where that is long
+        self._given: Optional[List[Buffer]] = None  # what it gets in the course that is taken
 
     def forget(self) -> None:
         """Drop all nodes."""
@@ -56,6 +58,7 @@ class Ahead:
         self._pauses.clear()
         self._spans.clear()
         self._ways = []
+        self._uploads = []
 
     def take(self, course: Course) -> None:
         """``course`` is the one that will be run next.
@@ -67,6 +70,15 @@ class Ahead:
             self._ways = [(number, dict(edges)) for number, edges in course.nodes]
         elif not self._ways or any(node >= len(self._ways) for _, node in course.first):
             raise ProtocolError("a course is said to be like the one before, but there is no such one")
+        self._given = None
+        if course.payloads is not None:
+            known = self._uploads + [None] * len(course.payloads)
+            given = [before if item is None else item for item, before in zip(course.payloads, known)]
+            self._given = [item for item in given if item is not None]
+            if len(self._given) < len(given):
+                raise ProtocolError("a course leaves out an upload that the one before has not")
+            sizes = [memoryview(item).nbytes for item in self._given]
+            self._uploads = [bytes(item) if size <= MAX_PAYLOAD else None for item, size in zip(self._given, sizes)]
 
     def define(self, number: int, node: Node) -> None:
         """Add a node, in place of the one that had this number."""
@@ -106,7 +118,7 @@ class Ahead:
         since_s, told, count = time.monotonic(), False, 0
         index = follow(course.first, kind)
         departures = Departures(self._spans, ways[index][0] if index is not None else -1, since_s)
-        payloads = course.payloads
+        payloads: Optional[Sequence[Buffer]] = self._given
         reads = 0
         seen: Dict[int, int] = {}
         while index is not None and count < MAX_AHEAD:
@@ -177,7 +189,7 @@ class Ahead:
         return node
 
     def _step(
-        self, number: int, base: int, start: int, since: List[Tuple[int, ...]], payloads: Optional[List[Buffer]]
+        self, number: int, base: int, start: int, since: List[Tuple[int, ...]], payloads: Optional[Sequence[Buffer]]
     ) -> Tuple[Outcome, Tuple[int, ...]]:
         """The outcome of a node, and the integers of its last call."""
         program = self._programs.get(number)

@@ -124,7 +124,7 @@ class Course:
         base: number of the next new storage; None after a step, which says so itself.
         start: number of the inference's first new storage.
         since: integers of the inference's outcomes so far.
-        payloads: of the first node, in place of its own.
+        payloads: of the first node, in place of its own; None for one that is as in the course before.
     """
 
     nodes: Optional[List[Tuple[int, List[Edge]]]]
@@ -132,7 +132,7 @@ class Course:
     base: Optional[int]
     start: int
     since: List[Tuple[int, ...]] = field(default_factory=list)
-    payloads: Optional[List[Buffer]] = None
+    payloads: Optional[List[Optional[Buffer]]] = None
 
     def to_wire(self) -> List[Any]:
         """All but the payloads, which travel as a step's do."""

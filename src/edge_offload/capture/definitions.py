@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
-from edge_offload.capture.course import Edge
-from edge_offload.capture.entries import schema_checksum
+from edge_offload.capture.course import MAX_PAYLOAD, Edge
+from edge_offload.capture.entries import Buffer, schema_checksum
 from edge_offload.capture.forms import Call, Definition, Forms
 from edge_offload.capture.messages import Message
 from edge_offload.capture.plans import Plan
@@ -33,6 +33,7 @@ class Definitions:
         self._new: List[Call] = []
         self._told = object()
         self._branches: Optional[Branches] = None
+        self._uploads: List[Optional[bytes]] = []
 
     def forget(self) -> None:
         """The server knows nothing (any more)."""
@@ -41,6 +42,7 @@ class Definitions:
         self._new.clear()
         self._told = object()
         self._branches = None
+        self._uploads = []
 
     def renumber(self) -> None:
         """Number the forms anew."""
@@ -84,6 +86,14 @@ class Definitions:
             return None
         self._branches = branches
         return [(self.node(plan, message), edges) for plan, edges in zip(branches.plans, branches.edges)]
+
+    def uploads(self, payloads: Sequence[Buffer]) -> List[Optional[Buffer]]:
+        """What a course's first node gets, with None for what it got in the course before."""
+        known = self._uploads + [None] * len(payloads)
+        short = [memoryview(payload).nbytes <= MAX_PAYLOAD for payload in payloads]
+        self._uploads = [bytes(payload) if keep else None for payload, keep in zip(payloads, short)]
+        return [None if own is not None and own == before else payload
+                for payload, own, before in zip(payloads, self._uploads, known)]  # fmt: skip
 
     def complete(self, message: Message) -> None:
         """Put in the calls that are new; the message is sent next."""

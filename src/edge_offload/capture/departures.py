@@ -1,8 +1,8 @@
 """When sizes that the host needs to go on leave for it: seldom while much is still to be computed, often near the end.
 
 Whatever leaves costs both sides time, and the host is quicker to make use of sizes than the server is to compute them.
-All that matters is that little is left to do for it when the last sizes come. So they leave whenever half of the time
-that remained at the last departure is over, if it is known from the last time how long all of it takes.
+All that matters is that little is left to do for it when the last sizes come. So they leave whenever three quarters of
+the time that remained at the last departure are over, if it is known from the last time how long all of it takes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Dict
 #: Where it is not known how long it takes, and where it takes longer than the last time (seconds).
 SIZES_EVERY_S = 20e-3
 #: No more often, and no more seldom, than that (seconds).
-LEAST_S, MOST_S = 2e-3, 200e-3
+LEAST_S, MOST_S = 4e-3, 200e-3
+#: How many times what remains must be over since the last departure.
+PASSED = 3
 
 
 class Departures:
@@ -33,7 +35,7 @@ class Departures:
     def due(self, now_s: float) -> bool:
         """Whether what is there should leave."""
         remaining_s = self._end_s - now_s
-        wait_s = SIZES_EVERY_S if remaining_s <= 0 else min(max(remaining_s, LEAST_S), MOST_S)
+        wait_s = SIZES_EVERY_S if remaining_s <= 0 else min(max(PASSED * remaining_s, LEAST_S), MOST_S)
         return now_s - self._left_s >= wait_s
 
     def left(self, now_s: float) -> None:

@@ -21,8 +21,6 @@ from edge_offload.capture.messages import tensor_bytes
 from edge_offload.capture.symbols import Kind
 
 MAX_CACHED = 1 << 12
-#: Uploads of an inference's first step that are small enough to be looked at: are they the same every time?
-MAX_KEPT = 4 << 10
 Integers = Tuple[Tuple[int, ...], ...]
 
 _INTEGER, _ZERO = struct.Struct("<q").unpack_from, bytes(8)
@@ -223,9 +221,8 @@ class Forms:
             segment, canonicals, live = None, (), tuple(order)
             numbers = b"".join(piece.numbers for piece in pieces)
         uploads = [payload for piece in pieces for payload in piece.payloads]
-        largest = MAX_KEPT if opens else MAX_PAYLOAD  # an input is seldom the same twice
         kept = tuple(
-            bytes(memoryview(tensor_bytes(payload)).cast("B")) if payload.nbytes <= largest else None
+            bytes(memoryview(tensor_bytes(payload)).cast("B")) if payload.nbytes <= MAX_PAYLOAD else None
             for payload in uploads
         )
         return Done(shape, segment, canonicals, first.base, live, dead, numbers, kept, last.reason, opens)

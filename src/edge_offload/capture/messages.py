@@ -6,6 +6,7 @@ speculative. Its answer has one result per step that ran, and at most one error.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -65,11 +66,11 @@ class Message:
         large: List[Buffer] = []
         steps = []
 
-        def pack(payloads: Sequence[Buffer]) -> List[int]:
-            sizes = [
-                payload.nbytes if isinstance(payload, Named) else memoryview(payload).nbytes for payload in payloads
-            ]
+        def pack(payloads: Sequence[Optional[Buffer]]) -> List[Optional[int]]:
+            sizes = [_size(payload) for payload in payloads]
             for payload, size in zip(payloads, sizes):
+                if payload is None or size is None:
+                    continue
                 if size <= SMALL:
                     small.append(bytes(payload))
                 else:
@@ -89,7 +90,7 @@ class Message:
         if self.segments:
             facts["segments"] = [list(segment) for segment in self.segments]
         if self.freed:
-            facts["freed"] = _packed(self.freed)
+            facts["freed"] = _steps_of(self.freed)
         if self.fetch:
             facts["fetch"] = _packed(self.fetch)
         if self.forget:
@@ -144,16 +145,18 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
             message.entries.append((_text(name), _raw(key), claimed, _count(schema)))
         message.first_entry = _count(facts.get("first_entry", 0))
         message.segments = [(_count(number), _raw(words)) for number, words in facts.get("segments", ())]
-        message.freed = list(_words(facts.get("freed", b"")))
+        message.freed = list(itertools.accumulate(map(_count, facts.get("freed", ()))))
         message.fetch = list(_words(facts.get("fetch", b"")))
         message.nodes = [(_count(number), parse_node(node)) for number, node in facts.get("nodes", ())]
         used = 0
 
-        def unpack(sizes: Any) -> List[Buffer]:
+        def unpack(sizes: Any) -> List[Any]:
             nonlocal used
-            payloads: List[Buffer] = []
+            payloads: List[Optional[Buffer]] = []
             for size in sizes:
-                if _count(size) > SMALL:
+                if size is None:
+                    payloads.append(None)
+                elif _count(size) > SMALL:
                     payloads.append(large.pop(0))
                 else:
                     payloads.append(small[used : used + size])
@@ -166,7 +169,7 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
                 _count(segment), _count(base), list(zip(pairs[::2], pairs[1::2])), _words(dead), _raw(numbers), []
             )
             step.describe = bool(describe)
-            step.payloads = unpack(sizes)
+            step.payloads = unpack(map(_count, sizes))
             message.steps.append(step)
         if "course" in facts:
             message.course, own = parse_course(facts["course"])
@@ -343,6 +346,18 @@ def tensor_bytes(tensor: torch.Tensor) -> Buffer:
 
 def _storage_bytes(storage: torch.UntypedStorage) -> Buffer:
     return tensor_bytes(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu())
+
+
+def _size(payload: Optional[Buffer]) -> Optional[int]:
+    if payload is None:
+        return None
+    return payload.nbytes if isinstance(payload, Named) else memoryview(payload).nbytes
+
+
+def _steps_of(values: Sequence[int]) -> List[int]:
+    """The first of ``values`` when they rise, and how far each is from the one before: mostly a byte each."""
+    rising = sorted(values)
+    return [value - before for before, value in zip([0, *rising], rising)]
 
 
 def _packed(values: Sequence[int]) -> bytes:

@@ -228,7 +228,10 @@ class Knowledge:
             last.reason == DYNAMIC,
             wanted,
         )
-        return Plan(self.form, self._slot, node, last.shape.integers, tuple(formulas), dead, told, self._uploads)
+        uploads = self._uploads
+        if general is not None and len(general._uploads) == len(uploads):  # an input has changed elsewhere if not here
+            uploads = tuple([own if own == other else None for own, other in zip(uploads, general._uploads)])
+        return Plan(self.form, self._slot, node, last.shape.integers, tuple(formulas), dead, told, uploads)
 
     def _operands(self, general: Optional[Knowledge]) -> List[Tuple[int, int]]:
         """How the number of each storage is found that existed before; where it stood once, as in other places."""

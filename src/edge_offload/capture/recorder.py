@@ -180,10 +180,8 @@ class Recorder(Exchange):
             return
         course = Course([], branches.first, base, start, [] if opens else list(predictor.since))
         assumed = plan.uploads[len(payloads) :]
-        course.payloads = [
-            *(tensor_bytes(payload) for payload in payloads),
-            *(item for item in assumed if item is not None),
-        ]
+        made = [tensor_bytes(payload) for payload in payloads]
+        course.payloads = self._definitions.uploads([*made, *(item for item in assumed if item is not None)])
         try:
             self._speculate(branches, course, Message())
         except Forgotten:
