@@ -37,6 +37,7 @@ def check(server: Optional[str] = None, keys: Optional[str] = None) -> List[Find
         _devices,
         _compiler,
         _virtual_device,
+        _executor,
         _codecs,
         _ros,
         _npm,
@@ -127,6 +128,17 @@ def _virtual_device() -> List[Finding]:
         return [Finding(WARN, what, f"native{forced}, but it cannot be built: no C++ compiler", "apt install g++")]
     detail = f"native{forced}, not built yet for torch {version}{kernels}; the first 'edge-offload exec' does it"
     return [Finding(OK, what, detail)]
+
+
+def _executor() -> List[Finding]:
+    """How a server runs the steps of programs whose sizes depend on data."""
+    from edge_offload.capture import build
+
+    what = "server's steps"
+    if build.compiler() is None:
+        return [Finding(WARN, what, "of data-dependent sizes run in Python: no C++ compiler", "apt install g++")]
+    when = "built" if build.nodes_path().exists() else "not built yet; the first 'edge-offload serve' does it"
+    return [Finding(OK, what, f"of data-dependent sizes run in C++, {when}")]
 
 
 def _codecs() -> List[Finding]:
