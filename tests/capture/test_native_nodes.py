@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import pathlib
 import struct
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -15,7 +16,7 @@ from test_compiled_segments import FLOAT, WRAPPED, floats, integer
 
 from edge_offload.capture.course import Node, Patch
 from edge_offload.capture.executor import DeviceSession
-from edge_offload.capture.native_nodes import library
+from edge_offload.capture.native_nodes import Library, library
 from edge_offload.capture.segments import CallFailed, Limits, Step
 from edge_offload.capture.symbols import Formula
 from edge_offload.errors import BadInput, ProtocolError
@@ -294,3 +295,14 @@ def test_a_session_that_may_hold_no_more_is_told_so(limits: Dict[str, int]) -> N
         assert device.run(40)[0] == "refused"
         device.session.settle(0)
         assert set(device.session.slots) == {1}
+
+
+def test_a_library_that_does_not_load_leaves_the_work_to_python(tmp_path: pathlib.Path) -> None:
+    broken = tmp_path / "edge_offload_nodes.so"
+    found = Library()
+    found._path = broken
+    found.look()  # not built yet
+    broken.write_bytes(b"no library")
+    for _ in range(2):
+        found.look()
+        assert found.module is None

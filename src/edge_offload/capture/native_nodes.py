@@ -32,10 +32,11 @@ class Library:
     def __init__(self) -> None:
         self.module: Optional[Any] = None
         self._path: Optional[pathlib.Path] = None
+        self._useless = False  # it does not load here
 
     def look(self) -> None:
         """Load it if it has been built by now; costs next to nothing when that was done, or is not to be had."""
-        if self.module is not None:
+        if self.module is not None or self._useless:
             return
         if self._path is None:
             self._path = build.nodes_path()
@@ -44,8 +45,13 @@ class Library:
         loader = importlib.machinery.ExtensionFileLoader(NAME, str(self._path))
         spec = importlib.util.spec_from_file_location(NAME, str(self._path), loader=loader)
         assert spec is not None
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
+        try:
+            module = importlib.util.module_from_spec(spec)
+            loader.exec_module(module)
+        except (ImportError, OSError) as error:
+            self._useless = True
+            _log.warning("steps of data-dependent size run in Python: %s; without that file it is built anew", error)
+            return
         self.module = module
 
 
