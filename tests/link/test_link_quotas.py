@@ -1,6 +1,8 @@
 """What one robot may take of the link, whatever it asks for: the others still get in."""
 
 import contextlib
+import threading
+import time
 
 import pytest
 import zmq
@@ -8,6 +10,7 @@ import zmq
 from edge_offload.errors import Refused
 from edge_offload.link.client import Client
 from edge_offload.link.keys import KeyStore
+from edge_offload.link.tcp import Connection
 
 PATIENCE_S = 60.0
 
@@ -51,3 +54,22 @@ def test_handshakes_that_say_nothing_are_bounded_per_robot(serve, robots, raw_de
         client.wait_ready(PATIENCE_S)
         assert client.request("echo", {"a": 1}).result(PATIENCE_S).body == {"a": 1}
     assert not any(peer.poll(0, zmq.POLLIN) for peer in silent)
+
+
+def test_a_quiet_robot_is_looked_at_seldom(serve, keys, monkeypatch):
+    looks = 0
+    counters = Connection.counters
+
+    def counted(self):
+        nonlocal looks
+        looks += threading.current_thread().name == "edge_offload-gate"
+        return counters(self)
+
+    listener = serve()
+    with Client(listener.address, keys=keys) as client:
+        client.wait_ready(PATIENCE_S)
+        client.request("echo", {}).result(PATIENCE_S)
+        monkeypatch.setattr(Connection, "counters", counted)
+        time.sleep(1.0)
+        assert client.request("echo", {"a": 1}).result(PATIENCE_S).body == {"a": 1}
+    assert 2 <= looks <= 40, "every 10 ms would be 100"

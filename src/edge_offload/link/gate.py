@@ -28,8 +28,12 @@ from edge_offload.link.sparingly import Sparingly
 log = logging.getLogger(__name__)
 rare = Sparingly(log)
 
+# how long until the next look: at least, and at most
 TICK_S = 0.01
+IDLE_S = 0.1
 REFRESH_S = 0.25
+# faster than that no peer fills its bound between two looks
+FASTEST_BYTES_PER_S = 2e9
 # what a peer may send before its first message is delivered: greeting, handshake and hello
 PRELUDE_BYTES = 256 << 10
 # delivered, yet still on its way through the kernel's and libzmq's own buffers
@@ -165,16 +169,20 @@ class Gate:
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._zap, zmq.POLLIN)
+        # its descriptor, not the socket: the listener's thread reads it, too, under the lock
+        poller.register(self._monitor.getsockopt(zmq.FD), zmq.POLLIN)
         looked_s = refreshed_s = 0.0
+        wait_s = TICK_S
         while not self._stop.is_set():
-            if poller.poll(int(TICK_S * 1e3)):
+            ready = dict(poller.poll(int(wait_s * 1e3)))
+            if self._zap in ready:
                 self._answer()
             now = time.monotonic()
-            if now - looked_s >= TICK_S:
+            if ready or now - looked_s >= TICK_S:
                 looked_s = now
                 with self._lock:
                     self._read_events()
-                    self._look(now)
+                    wait_s = self._look(now)
                     if now - refreshed_s >= REFRESH_S:
                         refreshed_s = now
                         self._refresh_allow_list()
@@ -216,7 +224,9 @@ class Gate:
             rare.warning("link: cut the connection of %s: %s", name, reason)
         self._forget(door.tcp.descriptor)
 
-    def _look(self, now: float) -> None:
+    def _look(self, now: float) -> float:
+        """Break connections that are over a bound; returns the seconds until the next could be."""
+        wait_s = IDLE_S
         for door in list(self._doors.values()):
             counters = door.tcp.counters()
             if counters is None:
@@ -229,8 +239,13 @@ class Gate:
                     self._break(door, "too many bytes before hello")
                 elif now - door.opened_s > self._hello_timeout_s:
                     self._break(door, "no hello in time")
+                wait_s = TICK_S
             elif counters.received - door.delivered > self._bound:
                 self._break(door, "message over the size limit")
+            else:
+                left = self._bound - (counters.received - door.delivered)
+                wait_s = min(wait_s, max(TICK_S, left / FASTEST_BYTES_PER_S))
+        return wait_s
 
     def _turn_out(self, now: float) -> None:
         """Cut peers whose key was revoked; forget handshakes that led to nothing."""
