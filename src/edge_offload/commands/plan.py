@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--latency", type=float, default=0.0013, metavar="SECONDS", help="one way (default 0.0013)")
     parser.add_argument("--request", type=float, default=0.0, metavar="SECONDS", help="the runtime's own per inference")
     parser.add_argument("--no-codecs", action="store_true", help="send everything raw")
-    parser.add_argument("--seconds", type=float, default=6.0, help="time budget of the search (default 6)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="time budget of the search (default 8)")
     parser.add_argument("--certify", action="store_true", help="say how far each plan is from the best at most")
     parser.add_argument("--bound", type=int, metavar="LABELS",
                         help="look for better plans and bound the makespan of all plans from below, keeping so many "

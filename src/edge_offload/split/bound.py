@@ -15,6 +15,7 @@ have become.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Tuple, TypeVar
 
@@ -24,8 +25,11 @@ from edge_offload.split.clocks import Clocks
 from edge_offload.split.counts import Counts
 from edge_offload.split.footprint import Range
 from edge_offload.split.labels import Search
+from edge_offload.split.objective import Objective
+from edge_offload.split.plan import Side
 from edge_offload.split.planners import PlanTable
 from edge_offload.split.potentials import Potential
+from edge_offload.split.shares import refine
 from edge_offload.split.space import Scored, Space
 
 Item = TypeVar("Item")
@@ -40,12 +44,14 @@ class Limits:
         labels: partial plans that are kept per operator; a twentieth of them when looking for a better plan.
         width: share of the makespan that comparing tails on a grid may cost the bound.
         rows: values of more rows than this are too many for the search by clocks.
+        moves: of the server's rows, before the bound is looked for.
     """
 
     gap: float = 0.03
     labels: int = 100000
     width: float = 0.005
     rows: int = 128
+    moves: int = 3000
 
 
 def improve_and_bound(space: Space, table: PlanTable,
@@ -101,6 +107,7 @@ def better_plan(space: Space, counts: Counts, makespan: float, search: Search, i
 def _improved(space: Space, table: PlanTable, index: int, limits: Limits) -> Tuple[PlanTable, float]:
     """The table with the best plan that a narrow search and the one for the bound come by; the bound."""
     counts = Counts(space, float(space.bandwidths[index]))
+    table = _with_better(space, table, index, _moved(space, table, index, limits.moves))
     makespan = table.predicted_s[index]
     alone = float(space.score(space.device_only).makespan_s[index])
     quick = min(_by_clocks(counts, min(makespan, alone), limits), alone)
@@ -108,9 +115,10 @@ def _improved(space: Space, table: PlanTable, index: int, limits: Limits) -> Tup
         return table, quick
     narrow = Search(counts, makespan, max(limits.labels // 20, 1), limits.width * makespan)
     narrow.run()
-    table = _with_better(space, table, index, counts, narrow)
-    bound, search = _bound(space, counts, index, table.predicted_s[index], limits, narrow.potentials)
-    return _with_better(space, table, index, counts, search), max(bound, quick)
+    table = _with_better(space, table, index, better_plan(space, counts, makespan, narrow, index))
+    makespan = table.predicted_s[index]
+    bound, search = _bound(space, counts, index, makespan, limits, narrow.potentials)
+    return _with_better(space, table, index, better_plan(space, counts, makespan, search, index)), max(bound, quick)
 
 
 def _by_clocks(counts: Counts, makespan: float, limits: Limits) -> float:
@@ -125,8 +133,16 @@ def _by_clocks(counts: Counts, makespan: float, limits: Limits) -> float:
         return 0.0
 
 
-def _with_better(space: Space, table: PlanTable, index: int, counts: Counts, search: Search) -> PlanTable:
-    scored = better_plan(space, counts, table.predicted_s[index], search, index)
+def _moved(space: Space, table: PlanTable, index: int, moves: int) -> Optional[Scored]:
+    """The table's plan at one bandwidth with the server's rows moved, if that is faster."""
+    alone = Space(space.model, [float(space.bandwidths[index])], space.codecs)
+    steps = [{step.operator: (step.low, step.high) for step in table.plans[index].steps(side)} for side in Side]
+    known = alone.score_ranges(steps[0], steps[1])
+    (found,) = refine(alone, Objective(), [known], moves, random.Random(0))
+    return space.score_ranges(found.robot, found.server) if found.makespan_s[0] < known.makespan_s[0] else None
+
+
+def _with_better(space: Space, table: PlanTable, index: int, scored: Optional[Scored]) -> PlanTable:
     if scored is None:
         return table
     plan = check(space.plan(scored, float(space.bandwidths[index])), space.located, space.identity)

@@ -6,7 +6,8 @@ server_only    the server computes everything
 dsccs          the best layer partition: minimum cut, and every single cut through the program order
 spso_ga        layer partition that saves energy under a deadline, by a swarm with genetic operators
 loss_de        Intra-DP: local-operator split by differential evolution
-loss_beam      LOPInfer Alg. 1: beam search over recuts, then large-neighbourhood search. The default.
+loss_beam      LOPInfer Alg. 1: beam search over recuts, then large-neighbourhood search; then the server's rows are
+               moved operator by operator. The default.
 ============== =============================================================================================
 
 :class:`Planner` is the way in. The two LOSS planners start from the baselines and keep the best plan seen, so that
@@ -29,7 +30,8 @@ from edge_offload.split.cost import CostModel
 from edge_offload.split.mincut import layer_partition
 from edge_offload.split.objective import Objective
 from edge_offload.split.plan import Plan
-from edge_offload.split.replicated import Search
+from edge_offload.split.replicated import Search, one_input
+from edge_offload.split.shares import refine
 from edge_offload.split.space import Recut, Recuts, Scored, Space, best_of, fraction_grid, insert, without
 
 WORTHWHILE = 0.01
@@ -46,11 +48,12 @@ class Effort:
 
     Attributes:
         seconds: time budget for a whole table; checked between evaluations.
-        evaluations: limit on evaluated plans, for results that do not depend on the machine's load.
+        evaluations: limit on evaluated plans, for results that do not depend on the machine's load; the default planner
+            moves the server's rows so many times, too.
         seed: of every random choice.
     """
 
-    seconds: float = 6.0
+    seconds: float = 8.0
     evaluations: int = 400
     seed: int = 0
 
@@ -244,7 +247,15 @@ def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
     """LOPInfer Alg. 1. Phase I: baselines, what differential evolution finds in a third of the budget, then a beam of
     recut lists that grows by one recut at a time. Phase II: large-neighbourhood search around each bandwidth's best
     plan, until nothing improves. Then every replicated split that could be better by 1 % or more, as far as the budget
-    goes."""
+    goes. The last quarter of the time moves the server's rows, operator by operator."""
+    until = time.monotonic() + effort.seconds
+    best = _recut(space, objective, replace(effort, seconds=0.75 * effort.seconds))
+    chooser = random.Random(effort.seed)
+    return refine(space, objective, best, effort.evaluations, chooser, lambda: time.monotonic() >= until)
+
+
+def _recut(space: Space, objective: Objective, effort: Effort) -> Choice:
+    """What :func:`loss_beam` finds among lists of recuts."""
     stop = _Stop(space, effort)
     every: List[Scored] = [scored for choice in _baselines(space, objective, effort) for scored in choice]
     every += loss_de(space, objective, replace(effort, seconds=effort.seconds / 3, evaluations=effort.evaluations // 3))
@@ -257,15 +268,10 @@ def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
                     return best
                 _keep(best, space.score(insert(tail, Recut(position, fraction))), objective)
     best = _neighbourhoods(space, objective, best, positions, stop, random.Random(effort.seed))
-    if _one_input(space):
+    if one_input(space.located):
         costs = np.array([_cost(objective, scored, index) for index, scored in enumerate(best)])
         Search(space, objective, costs * (1.0 - WORTHWHILE), lambda scored: _keep(best, scored, objective), stop).run()
     return best
-
-
-def _one_input(space: Space) -> bool:
-    consumers = space.located.sequence.consumers()
-    return sum(bool(consumers[number]) for number in space.located.sequence.inputs) == 1
 
 
 def _neighbourhoods(space: Space, objective: Objective, best: Choice, positions: Sequence[int],

@@ -43,6 +43,12 @@ class Halos(enum.Enum):
     KEPT = enum.auto()
 
 
+def one_input(located: LocalityMap) -> bool:
+    """Whether a single input is used, which waists begin at."""
+    consumers = located.sequence.consumers()
+    return sum(bool(consumers[number]) for number in located.sequence.inputs) == 1
+
+
 def waists(located: LocalityMap) -> List[Waist]:
     """All waists in program order, the network's one input first, without the end."""
     count = len(located.operators)

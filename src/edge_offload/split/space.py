@@ -142,10 +142,10 @@ class Space:
                 return ((low, high), EMPTY) if here else (EMPTY, (low, high))
             if index in kept and index != kept[index].position:
                 mine = self.kept(index, kept[index].fraction, kept[index].flipped, server)
-                lacking = _without(server, mine)
+                lacking = remainder(server, mine)
                 return (union(robot, lacking) if lacking[0] < lacking[1] else robot), mine
             if recut is None:
-                return (robot, _without(server, robot)) if index in handed else (robot, server)
+                return (robot, remainder(server, robot)) if index in handed else (robot, server)
             share = round(recut.fraction * (high - low))
             if recut.flipped:
                 return (high - share, high), (low, high - share)
@@ -251,7 +251,7 @@ class Space:
         return Payload(take("raw_bytes"), take("coded_bytes"), take("encode_s"), take("decode_s"), take("pieces"))
 
 
-def _without(rows: Range, other: Range) -> Range:
+def remainder(rows: Range, other: Range) -> Range:
     """``rows`` that ``other`` does not cover; all of them where two stretches would be left."""
     low = other[1] if other[0] <= rows[0] < other[1] else rows[0]
     high = other[0] if other[0] < rows[1] <= other[1] else rows[1]

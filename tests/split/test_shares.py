@@ -1,0 +1,88 @@
+"""Plans by the server's rows of every operator: what other plans are among them, and that moving rows pays."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from split_chains import Chain
+from split_plans import random_plan
+
+from edge_offload.sequence import Ref
+from edge_offload.split.check import check
+from edge_offload.split.cost import CostModel, Link, OperatorCost
+from edge_offload.split.locality import LocalityMap, analyse
+from edge_offload.split.objective import Objective
+from edge_offload.split.plan import Side
+from edge_offload.split.shares import ranges, refine, server_rows
+from edge_offload.split.space import Recut, Space
+
+
+def blocks(count: int, rows: int) -> LocalityMap:
+    """Residual blocks of two convolutions."""
+    chain = Chain(torch.randn(1, 2, rows, 3, dtype=torch.double))
+    entry = chain.call("aten.relu.default", chain.tail)
+    for _ in range(count):
+        for _ in range(2):
+            weight = torch.randn(2, 2, 3, 1, dtype=torch.double)
+            made = chain.call("aten.conv2d.default", chain.tail, weight, None, [1, 1], [1, 0])
+        entry = chain.call("aten.add.Tensor", Ref(made), Ref(entry))
+    return analyse(chain.finish(), {0: 2})
+
+
+def space_of(located: LocalityMap, rate: float = 300.0) -> Space:
+    robot = tuple(OperatorCost(0.001, 0.02) for _ in located.operators)
+    server = tuple(OperatorCost(0.0002, 0.004) for _ in located.operators)
+    return Space(CostModel(located, robot, server, link=Link(0.002, 0.001)), [rate])
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+@pytest.mark.parametrize("way", ["own", "handed", "kept"])
+def test_splits_of_other_searches_are_found_again_from_their_rows(flipped: bool, way: str) -> None:
+    space = space_of(blocks(3, 16))
+    middle = Recut(6, 0.5, flipped, handed=way == "handed", kept=way == "kept")
+    for recuts in (space.device_only, space.server_only, (middle, Recut(space.last, 0.0))):
+        scored = space.score(recuts)
+        rows, counted_back = server_rows(space, scored)
+        again = space.score_ranges(*ranges(space, rows, counted_back))
+        assert (again.robot, again.server) == (scored.robot, scored.server)
+
+
+def test_a_row_less_on_the_server_is_made_by_the_robot_and_handed_over() -> None:
+    space = space_of(blocks(2, 16))
+    rows = [16] * len(space.located.operators)
+    rows[1] = 10
+    robot, server = ranges(space, rows, False)
+    assert (robot[1], server[1]) == ((10, 16), (0, 10))
+    assert robot.keys() == {0, 1}
+    assert server[2] == (0, 16)
+    robot, server = ranges(space, rows, True)
+    assert (robot[1], server[1]) == ((0, 6), (6, 16))
+
+
+def test_moving_rows_makes_plans_faster_and_keeps_them_right() -> None:
+    space = space_of(blocks(3, 16))
+    start = [min((space.score(space.device_only), space.score(space.server_only)), key=lambda s: s.makespan_s[0])]
+    few, many = (refine(space, Objective(), start, tries, random.Random(0))[0] for tries in (5, 600))
+    assert many.makespan_s[0] < 0.9 * start[0].makespan_s[0]
+    assert many.makespan_s[0] <= few.makespan_s[0] <= start[0].makespan_s[0]
+    check(space.plan(many, 300.0), space.located, space.identity)
+
+
+def test_what_moves_from_any_plan_is_a_plan_and_no_slower() -> None:
+    located = blocks(2, 12)
+    space = space_of(located)
+    for seed in range(8):
+        plan = random_plan(located, random.Random(seed))
+        steps = [{step.operator: (step.low, step.high) for step in plan.steps(side)} for side in Side]
+        start = space.score_ranges(steps[0], steps[1])
+        (found,) = refine(space, Objective(), [start], 40, random.Random(seed))
+        assert found.makespan_s[0] <= start.makespan_s[0]
+        check(space.plan(found, 300.0), located, space.identity)
+
+
+def test_it_stops_when_told() -> None:
+    space = space_of(blocks(2, 12))
+    start = [space.score(space.server_only)]
+    assert refine(space, Objective(), start, 500, random.Random(0), lambda: True) == start
