@@ -127,8 +127,7 @@ def _by_clocks(counts: Counts, makespan: float, limits: Limits) -> float:
         return 0.0
     target = makespan / (1.0 + limits.gap)
     try:
-        found = Clocks(counts, classes=0).least_makespan(target)
-        return found if found >= target else Clocks(counts).least_makespan(target)
+        return Clocks(counts).least_makespan(target)
     except Unsupported:  # no compiler: labels alone
         return 0.0
 

@@ -11,9 +11,11 @@ states. From the input on, for every number of rows that robot and server have m
   the robot's rows are counted in classes and rounded up, and a download of them is as fast as if it began with the
   block; of its own operators only the first one takes time; a skip that is not a plain one counts by its work alone.
 
-A state whose clocks and whatever must follow reach the target is left out. No server is late for work that nobody uses:
-steps that a plan could do without are taken to be left out. The search is in C++ (``native/clocks.cpp``), built by the
-system's compiler on first use.
+A state whose clocks and whatever must follow reach the target is left out. What must follow is known from mixtures of
+paths at first (``native/clocks.h``). A search without skips goes forward with those; if it finds something below the
+target, fronts of what must follow without skips go backward through what it held (``native/tails.h``), and the search
+that follows skips leaves out what these exclude. No server is late for work that nobody uses: steps that a plan could
+do without are taken to be left out. The search is in C++, built by the system's compiler on first use.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from edge_offload.errors import Unsupported
 from edge_offload.split.counts import INPUT, Counted, Counts
 
 SOURCE = pathlib.Path(__file__).with_name("native") / "clocks.cpp"
-HEADER = SOURCE.with_suffix(".h")
+HEADERS = tuple(SOURCE.with_name(name) for name in ("clocks.h", "tails.h"))
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC")
 SHARES = (0.0, 0.03, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.45, 0.65, 0.85, 1.0)
 """Of the robot in the mixtures of paths that bound what must follow."""
@@ -107,13 +109,15 @@ class Clocks:
             most: clocks that are kept per number of rows.
             grid: share of the target by which clocks differ that may become one, where there are more.
         """
-        linked = not any(step.sides for step in self._steps)
+        free = [step for step in self._steps if step.sides]
+        linked = all(step.skip_rows or step.early_rows for step in free)
         shares = np.array(SHARES)
         last = self.counts.operators[-1]
         return float(self._library.least_makespan(
             _NUMBERS(len(self.runs)), self._steps, _NUMBERS(self.counts.input_length), _SECONDS(self.counts.latency_s),
             _SECONDS(self.counts.message_s), _NUMBERS(len(shares)), _TABLES(shares.ctypes.data), _SECONDS(target),
             _SECONDS(grid * target), _NUMBERS(most), _SECONDS(last.down_s), _NUMBERS(linked),
+            _NUMBERS(not free), _NUMBERS(bool(self.skips)),
         ))  # fmt: skip
 
     def _table(self, values: Union[Sequence[float], np.ndarray], kind: type = float) -> int:
@@ -154,7 +158,7 @@ class Clocks:
             step.early_least = self._table(opened[0].least, int)
             step.early_robot, step.early_server = self._table(first.robot_s), self._table(first.server_s)
             step.grain = max(1, -(-first.length // max(self._classes, 1)))
-        elif skip is None and value + 1 < index:
+        if value + 1 < index:
             ways = _ways([operators[k] for k in range(value + 1, index)])
             step.sides = len(ways)
             step.side_robot, step.side_server = self._table([w[0] for w in ways]), self._table([w[1] for w in ways])
@@ -264,7 +268,8 @@ def library() -> ctypes.CDLL:
     if compiler is None:
         raise Unsupported("the search by clocks needs a C++ compiler, and none is installed",
                           remedy="apt install g++, or set CXX")  # fmt: skip
-    recipe = Recipe("edge_offload_clocks", SOURCE, (compiler,), FLAGS, depends=(HEADER.read_text(encoding="utf-8"),))
+    headers = tuple(header.read_text(encoding="utf-8") for header in HEADERS)
+    recipe = Recipe("edge_offload_clocks", SOURCE, (compiler,), FLAGS, depends=headers)
     loaded = ctypes.CDLL(str(recipe.build()))
     loaded.least_makespan.restype = ctypes.c_double
     return loaded

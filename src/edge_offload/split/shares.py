@@ -20,6 +20,8 @@ from edge_offload.split.objective import Objective
 from edge_offload.split.replicated import one_input, waists
 from edge_offload.split.space import Scored, Space, remainder
 
+SHARES = tuple(k / 28 for k in range(1, 14))
+"""Of the robot where the server has the same share of every operator."""
 Ranges = Tuple[Dict[int, Range], Dict[int, Range]]
 
 
@@ -52,23 +54,34 @@ def ranges(space: Space, rows: Sequence[int], counted_back: bool) -> Ranges:
     return backward(space.located, decide)
 
 
+def even(space: Space, share: float, until: int) -> Tuple[int, ...]:
+    """Rows of the server that leave the robot such a share of every operator before ``until``, and nothing behind."""
+    lengths = [entry.length for entry in space.located.operators]
+    return tuple(length - int(share * length + 1e-9) * (index < until) for index, length in enumerate(lengths))
+
+
 def refine(space: Space, objective: Objective, best: Sequence[Scored], tries: int, chooser: random.Random,
            stop: Callable[[], bool] = lambda: False) -> List[Scored]:  # fmt: skip
     """The plans, one per bandwidth of the space, or better ones that moving the server's rows has led to.
 
-    A move gives the server a row more or less of each operator of a stretch, in proportion to their lengths.
-    Plans that are as good are taken, too, so that moves add up.
+    It begins with even shares up to a place. A move gives the server a row more or less of each operator of a stretch,
+    in proportion to their lengths. Plans that are as good are taken, too, so that moves add up.
     """
     found = list(best)
     count = len(space.located.operators)
-    places = [range(count + 1), sorted({0, count, *_behind_waists(space)})]
+    waist = _behind_waists(space)
+    places = [range(count + 1), sorted({0, count, *waist})]
+    starts = [even(space, share, end) for end in waist[1 :: len(waist) // 16 + 1] for share in SHARES]
+    starts = chooser.sample(starts, min(len(starts), tries // 4))
     seen: Set[Tuple[Tuple[int, ...], bool]] = set()
     for attempt in range(tries):
         if stop():
             break
-        index = attempt % len(found)
-        rows, counted_back = server_rows(space, found[index])
-        moved = _moved(space, rows, chooser.choice(places), chooser)
+        if attempt < len(starts):
+            moved, counted_back = starts[attempt], False
+        else:
+            rows, counted_back = server_rows(space, found[attempt % len(found)])
+            moved = _moved(space, rows, chooser.choice(places), chooser)
         if (moved, counted_back) in seen:
             continue
         seen.add((moved, counted_back))

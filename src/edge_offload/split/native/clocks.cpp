@@ -1,5 +1,5 @@
 // Least makespan of robot and server over all counts of rows, forward through the network: see clocks.py.
-#include "clocks.h"
+#include "tails.h"
 
 #include <map>
 
@@ -24,8 +24,18 @@ struct Key {
 // One step forward: what is held of its argument becomes what is held of its result.
 class Forward {
  public:
-  Forward(const Search& search, int w, double first_server)
-      : f_(search), s_(search.steps[w]), w_(w), m_(s_.argument + 1), n_(s_.length + 1), first_server_(first_server) {
+  // Without tails no skip is followed.
+  Forward(const Search& search, const Tails* tails, int w, double first_server)
+      : f_(search),
+        tails_(tails),
+        s_(search.steps[w]),
+        w_(w),
+        m_(s_.argument + 1),
+        n_(s_.length + 1),
+        opens_(tails && s_.opens),
+        joins_(tails && s_.joins),
+        linked_(tails ? search.linked : search.plainly_linked),
+        first_server_(first_server) {
     want_.assign(m_ * m_, 0);
     for (int x = 0; x < n_; x++)
       for (int y = 0; y < n_; y++)
@@ -39,7 +49,7 @@ class Forward {
       for (const Front& front : slice.second) empty = empty && front.empty();
       if (empty) continue;
       ready_.clear();
-      if (s_.opens)
+      if (opens_)
         open_skip(slice.second);
       else
         transfer(slice.first, slice.second);
@@ -54,9 +64,14 @@ class Forward {
   }
 
  private:
+  // Whether nothing that has just A and B rows of the argument now is done before the target.
+  bool hopeless(int A, int B, const Point& p) const {
+    return f_.hopeless(w_, A, B, p) || (tails_ && tails_->late_before(w_, A, B, p));
+  }
+
   // Note a state that has A and B rows of the argument, unless it cannot lead below the target.
   void put(const Key& key, int A, int B, const Point& p) {
-    if (f_.hopeless(w_, A, B, p)) return;
+    if (hopeless(A, B, p)) return;
     auto& fronts = ready_[key];
     if (fronts.empty()) fronts.resize(m_ * m_);
     Front& front = fronts[A * m_ + B];
@@ -67,7 +82,7 @@ class Forward {
   // Note a state in each way to do what runs beside the transfers, which arrive at `at_robot` and `at_server` (0:
   // none) and take the uplink `wire` seconds: the skip's side operators, or those between argument and operator.
   void ways(const Rows& skip, int A, int B, const Point& p, double at_robot, double at_server, double up, double wire) {
-    if (s_.joins && s_.skip_rows) {
+    if (joins_ && s_.skip_rows) {
       for (int e = 0; e <= s_.skip_needed; e++) {
         const int c = s_.skip_needed - e, lacking = s_.skip_least[c] - skip.first, late = s_.skip_least[e] - skip.second;
         double start = p.robot, begin = p.server, work = p.work, queue = up, arrive = at_server;
@@ -81,7 +96,7 @@ class Forward {
         put({skip.first, skip.second, e, at_robot > 0}, A, B,
             {std::max(start + s_.skip_robot[c], at_robot), std::max(begin + s_.skip_server[e], arrive), queue, 0});
       }
-    } else if (!s_.sides) {
+    } else if (!s_.sides || joins_) {
       put({skip.first, skip.second, 0, 0}, A, B,
           {std::max(p.robot, at_robot), std::max(p.server, at_server), up, p.work + wire});
     } else {
@@ -106,7 +121,7 @@ class Forward {
       for (const Point& p : held[i])
         for (int A = 0; A < m_; A++)
           for (int B = 0; B < m_; B++)
-            if (want_[A * m_ + B] && !f_.hopeless(w_, A, B, p)) {
+            if (want_[A * m_ + B] && !hopeless(A, B, p)) {
               if (s_.early_rows)
                 open_early(a, b, A, B, p);
               else
@@ -129,7 +144,7 @@ class Forward {
     for (int c = 0; c <= s_.early_needed; c++) {
       for (int e = s_.early_needed - c; e <= s_.early_needed; e++) {
         const double robot_s = s_.early_robot[c], server_s = s_.early_server[e];
-        if (f_.hopeless(w_, A, B, {p.robot + robot_s, p.server + server_s, p.up, 0})) break;
+        if (hopeless(A, B, {p.robot + robot_s, p.server + server_s, p.up, 0})) break;
         const Rows had(std::max(A, s_.early_least[c]), std::max(B, s_.early_least[e])), wanted(A, B);
         exchange(a, b, had, wanted, p, [&](const Point& q, double at_robot, double at_server, double up, double wire) {
           if (wire == 0) up = std::max(up, p.robot);
@@ -160,7 +175,7 @@ class Forward {
         q.robot += s_.rest_robot[A - i];
         q.server += s_.rest_server[B - j];
         const Point later = {std::max(q.robot, at_robot), std::max(q.server, at_server), up};
-        if (!f_.hopeless(w_, wanted.first, wanted.second, later))
+        if (!hopeless(wanted.first, wanted.second, later))
           note(q, at_robot, at_server, up, j ? j * s_.up + s_.message : 0.0);
       }
     }
@@ -203,7 +218,7 @@ class Forward {
 
   void send(const Rows& skip, int a, int b, int A, int B, const Front& front) {
     for (const Point& p : front)
-      if (!f_.hopeless(w_, A, B, p))
+      if (!hopeless(A, B, p))
         exchange(a, b, {A, B}, {A, B}, p, [&](const Point& q, double at_robot, double at_server, double up, double wire) {
           ways(skip, A, B, q, at_robot, at_server, up, wire);
         });
@@ -211,13 +226,13 @@ class Forward {
 
   // Robot and server make rows of the result.
   void compute(const Key& key, const std::vector<Front>& fronts) {
-    auto& to = after_[s_.joins ? Rows(0, 0) : Rows(key.robot, key.server)];
+    auto& to = after_[joins_ ? Rows(0, 0) : Rows(key.robot, key.server)];
     if (to.empty()) to.resize(n_ * n_);
     for (int x = 0; x < n_; x++)
       for (int y = std::max(0, s_.needed - x); y < n_; y++) {
         if (!s_.allowed(x, y)) continue;
         for (const Point& p : fronts[s_.least[x] * m_ + s_.least[y]]) {
-          if (!s_.joins) {
+          if (!joins_) {
             made(key, x, y, p, to[x * n_ + y]);
           } else if (s_.skip_rows) {
             made(key, x, y, with_side(key, x, y, p), to[x * n_ + y]);
@@ -266,20 +281,22 @@ class Forward {
   void made(const Key& key, int x, int y, Point p, Front& front) {
     p.robot += s_.robot[x];
     p.server += s_.server[y];
-    const bool open_robot = s_.beside || (key.robot > 0 && !s_.joins);
-    const bool open_server = s_.beside || (key.server > 0 && !s_.joins);
-    if (f_.linked && x == 0 && !open_robot) p.robot = std::max(p.robot, p.server + f_.message + f_.latency);
-    if (s_.joins) p.work = kAgo;
+    const bool open_robot = s_.beside || (key.robot > 0 && !joins_);
+    const bool open_server = s_.beside || (key.server > 0 && !joins_);
+    if (linked_ && x == 0 && !open_robot) p.robot = std::max(p.robot, p.server + f_.message + f_.latency);
+    if (joins_) p.work = kAgo;
     if (p.work <= kAgo) p.up = std::max(p.up, p.robot);
-    if (f_.linked && y == 0 && !open_server) p.server = std::max(p.server, p.robot);
-    if (f_.bound(w_, x, y, p) >= f_.target) return;
+    if (linked_ && y == 0 && !open_server) p.server = std::max(p.server, p.robot);
+    if (f_.bound(w_, x, y, p) >= f_.target || (tails_ && tails_->late_after(w_, x, y, p))) return;
     front.push_back(p);
     if (front.size() > kLongFront) f_.thin(front);
   }
 
   const Search& f_;
+  const Tails* tails_;
   const Step& s_;
   const int w_, m_, n_;
+  const bool opens_, joins_, linked_;
   const double first_server_;                // when the server first has anything of the open skip's source
   std::vector<char> want_;                   // [A][B]: whether some rows of the result need just these
   std::map<Key, std::vector<Front>> ready_;  // -> [A][B]
@@ -295,7 +312,9 @@ double first_at_server(const Held& held, int m) {
   return first > kBeyond ? 0 : first;
 }
 
-double run(const Search& search, double result_down) {
+// Least makespan; `each` is given what is held behind every step. Without tails no skip is followed.
+template <class Each>
+double run(const Search& search, const Tails* tails, double result_down, const Each& each) {
   const int first_rows = search.input + 1;
   Held held;
   held[{0, 0}].resize(first_rows * first_rows);
@@ -303,12 +322,13 @@ double run(const Search& search, double result_down) {
   double first_server = 0;
   for (int w = 0; w < search.count; w++) {
     const Step& s = search.steps[w];
-    if (s.opens) first_server = first_at_server(held, s.argument + 1);
-    held = Forward(search, w, first_server).from(held);
+    if (tails && s.opens) first_server = first_at_server(held, s.argument + 1);
+    held = Forward(search, tails, w, first_server).from(held);
     bool none = true;
     for (const auto& slice : held)
       for (const Front& front : slice.second) none = none && front.empty();
     if (none) return search.target;
+    each(held);
   }
   const Step& last = search.steps[search.count - 1];
   const int n = last.length + 1;
@@ -328,8 +348,12 @@ double run(const Search& search, double result_down) {
 
 extern "C" double least_makespan(int count, const Step* steps, int input, double latency, double message, int shares,
                                  const double* share, double target, double grid, int most, double result_down,
-                                 int linked) {
-  Search search{count, steps, input, latency, message, shares, share, target, grid, most, linked, 0, {}, {}};
+                                 int linked, int plainly_linked, int follow) {
+  Search search{count, steps, input, latency, message, shares, share, target, grid, most, linked, plainly_linked, 0, {}, {}};
   search.look_ahead(result_down);
-  return run(search, result_down);
+  std::vector<Fronts> plain;
+  const double found = run(search, nullptr, result_down, [&](const Held& held) { plain.push_back(held.begin()->second); });
+  if (found >= target || !follow) return found;
+  const Tails tails(search, plain, result_down);
+  return std::max(found, run(search, &tails, result_down, [](const Held&) {}));
 }

@@ -74,7 +74,7 @@ struct Search {
   int shares;
   const double* share;  // of the robot in the mixtures of paths that bound what must follow
   double target, grid;
-  int most, linked;
+  int most, linked, plainly_linked;
   mutable int told = 0;                     // the mixture that told last that a state is hopeless
   std::vector<std::vector<double>> ahead;   // step -> [share][x][y]: seconds behind its compute
   std::vector<std::vector<double>> before;  // step -> [A][B][share]: seconds from before its compute
@@ -109,22 +109,10 @@ struct Search {
   }
 
   // Least cost of what runs beside a step's main argument, where a second on either side costs so much.
-  double least_side(const Step& s, double robot, double server) const {
-    double best = 0;
-    if (s.sides) {
-      best = kNever;
-      for (int k = 0; k < s.sides; k++) best = std::min(best, robot * s.side_robot[k] + server * s.side_server[k]);
-    }
-    if (s.joins) best += least_of(s.skip_rows, s.skip_needed, s.skip_robot, s.skip_server, robot, server);
-    return best + least_of(s.early_rows, s.early_needed, s.early_robot, s.early_server, robot, server);
-  }
-
-  static double least_of(int rows, int needed, const double* robot_s, const double* server_s, double robot,
-                         double server) {
-    double least = rows ? kNever : 0;
-    for (int x = 0; x < rows + (rows > 0); x++)
-      least = std::min(least, robot * robot_s[x] + server * server_s[std::max(0, needed - x)]);
-    return least;
+  static double least_side(const Step& s, double robot, double server) {
+    double best = s.sides ? kNever : 0;
+    for (int k = 0; k < s.sides; k++) best = std::min(best, robot * s.side_robot[k] + server * s.side_server[k]);
+    return best;
   }
 
   // What must follow the last step: rows of the result that the robot did not make are sent to it.
