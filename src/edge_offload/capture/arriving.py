@@ -53,6 +53,8 @@ class Arriving(Future):
             TimeoutError: it took longer (that of concurrent.futures).
             LinkLost, ProtocolError: the rest will not come, and it is needed.
         """
+        if self._has(outcomes, ran):
+            return self.so_far
         with self._changed:
             now = time.monotonic()
             self._awaited_s = self._awaited_s or now

@@ -23,6 +23,7 @@ from edge_offload.capture.symbols import Kind
 MAX_CACHED = 1 << 12
 Integers = Tuple[Tuple[int, ...], ...]
 
+_NONE: FrozenSet[int] = frozenset()
 _INTEGER, _ZERO = struct.Struct("<q").unpack_from, bytes(8)
 
 
@@ -75,8 +76,9 @@ class Piece:
     @staticmethod
     def of(handed: Handed) -> Piece:
         """What the device handed over."""
-        live = tuple(zip(handed.live[::2], handed.live[1::2]))
-        dead = frozenset(handed.dead)
+        names = iter(handed.live)
+        live = tuple(zip(names, names))
+        dead = frozenset(handed.dead) if handed.dead else _NONE
         return Piece(handed.segment, handed.base, live, dead, handed.numbers, handed.payloads, handed.reason)
 
 
@@ -187,8 +189,7 @@ class Forms:
         last = pieces[-1]
         first = pieces[0]
         if len(pieces) == 1:
-            canonicals = tuple(number for number, _ in last.live)
-            live = tuple(storage for _, storage in last.live)
+            canonicals, live = tuple(zip(*last.live)) or ((), ())
             dead = self._dropped(last)
             shape = self._shapes.get((last.segment, last.reason))
             if shape is None:
@@ -220,16 +221,17 @@ class Forms:
             shape = self._shape(tuple(entries), tuple(references), last.reason)
             segment, canonicals, live = None, (), tuple(order)
             numbers = b"".join(piece.numbers for piece in pieces)
-        uploads = [payload for piece in pieces for payload in piece.payloads]
-        kept = tuple(
-            bytes(memoryview(tensor_bytes(payload)).cast("B")) if payload.nbytes <= MAX_PAYLOAD else None
-            for payload in uploads
-        )
+        kept: Tuple[Optional[bytes], ...] = ()
+        for piece in pieces:
+            if piece.payloads:
+                kept += tuple(_short(payload) for payload in piece.payloads)
         return Done(shape, segment, canonicals, first.base, live, dead, numbers, kept, last.reason, opens)
 
     def _dropped(self, piece: Piece) -> FrozenSet[int]:
         """Which of the new storages of a piece are dropped: their numbers from 0 on."""
-        before, after = self._dead.get(piece.segment, (frozenset(), frozenset()))
+        if not piece.dead:
+            return piece.dead
+        before, after = self._dead.get(piece.segment, (_NONE, _NONE))
         if before != piece.dead:
             older = [number for number, _ in piece.live]
             after = frozenset(number - bisect.bisect_left(older, number) for number in piece.dead)
@@ -267,6 +269,11 @@ class Forms:
         if form == len(self._skeleton_lists):
             self._skeleton_lists.append((skeletons, references))
         return Shape(form, entries, tuple(call.integers for call in calls))
+
+
+def _short(payload: torch.Tensor) -> Optional[bytes]:
+    """The bytes of what was uploaded, if they are few."""
+    return bytes(memoryview(tensor_bytes(payload)).cast("B")) if payload.nbytes <= MAX_PAYLOAD else None
 
 
 def _bound(cache: Dict[Any, Any]) -> None:

@@ -11,7 +11,7 @@ from edge_offload.capture.course import FROM_START, FROM_STEP, SAME, Node, Patch
 from edge_offload.capture.forms import Call, Done, Integers
 from edge_offload.capture.handed import DYNAMIC, READ
 from edge_offload.capture.sizes import Sizes
-from edge_offload.capture.symbols import Kind, Since
+from edge_offload.capture.symbols import Kind, Since, evaluate
 from edge_offload.errors import ProtocolError
 
 _INTEGER = struct.Struct("<q")
@@ -39,34 +39,49 @@ class Plan:
         self.dead = dead
         self.uploads = uploads
         self._integers = integers
-        self._places = places
-        self._worked_out: Optional[Tuple[List[Tuple[int, ...]], Optional[Integers]]] = None
+        formulas = list(dict.fromkeys(patch.formula for patch in node.patches))  # most are those of others too
+        number = {formula: index for index, formula in enumerate(formulas)}
+        self._formulas = formulas
+        self._changes: Dict[int, List[Tuple[int, int]]] = {}
+        for (call, item), patch in zip(places, node.patches):
+            self._changes.setdefault(call, []).append((item, number[patch.formula]))
+        self._origins = [(how, value) for _, how, value in node.live]
         self._told = told or {}
+        self._said: Dict[int, Tuple[int, ...]] = {}
 
     def integers(self, since: Since) -> Optional[Integers]:
         """The integers of each call's key; None if they cannot be worked out."""
-        if not self._places:
+        if not self._changes:
             return self._integers
-        found = self._worked_out  # it is asked for at every call whose result has a size that was not known
-        if found is None or found[0] != since:
-            found = self._worked_out = list(since), self._work_out(since)
-        return found[1]
+        try:
+            values = [evaluate(formula, since) for formula in self._formulas]
+        except ProtocolError:
+            return None
+        calls = list(self._integers)
+        for call, items in self._changes.items():
+            integers = list(calls[call])
+            for item, which in items:
+                integers[item] = values[which]
+            calls[call] = tuple(integers)
+        return tuple(calls)
 
     def foretold(
-        self, since: Since, results: Dict[int, List[Any]]
+        self, integers: Integers, results: Dict[int, List[Any]]
     ) -> List[Tuple[Call, bytes, Tuple[int, ...], List[Any]]]:
         """The calls whose ``results`` the server has said: one like each, its key and integers now, what it returns.
 
-        They depend on nothing but the call's key, so they hold for every call that has it.
+        They depend on nothing but the call's key, so they hold for every call that has it; what was said last of a call
+        is not said again.
+
+        Args:
+            integers: those of each call's key.
         """
-        integers = self.integers(since)
-        if integers is None:
-            return []
         found = []
         for number, described in results.items():
             like = self._told.get(number)
-            if like is None:
+            if like is None or self._said.get(number) == integers[number]:
                 continue
+            self._said[number] = integers[number]
             key = bytearray(like.key)
             for offset, old, new in zip(like.offsets, like.integers, integers[number]):
                 if old != new:
@@ -74,26 +89,18 @@ class Plan:
             found.append((like, bytes(key), integers[number], described))
         return found
 
-    def _work_out(self, since: Since) -> Optional[Integers]:
-        try:
-            values = self.node.integers_at(since)
-        except ProtocolError:
-            return None
-        changed: Dict[int, List[int]] = {}
-        for (call, item), value in zip(self._places, values):
-            integers = changed.get(call)
-            if integers is None:
-                integers = changed[call] = list(self._integers[call])
-            integers[item] = value
-        calls = list(self._integers)
-        for call, integers in changed.items():
-            calls[call] = tuple(integers)
-        return tuple(calls)
+    def _live(self, base: int, start: int) -> Tuple[int, ...]:
+        origins = (0, base, start)  # SAME, FROM_STEP, FROM_START
+        return tuple([origins[how] + value for how, value in self._origins])
 
-    def same_as(self, done: Done, start: int, since: Since) -> bool:
+    def same_as(self, done: Done, start: int, integers: Optional[Integers]) -> bool:
         """Whether the node's outcome is that of ``done``, whose first new storages the node's are.
 
         What ``done`` dropped may be more: a storage that was kept for nothing is freed later.
+
+        Args:
+            start: number of the inference's first new storage.
+            integers: those of each call's key in the node.
         """
         node = self.node
         return (
@@ -101,11 +108,8 @@ class Plan:
             and node.numbers == done.numbers
             and (not node.payloads or node.payloads == done.payloads)
             and self.dead <= done.dead
-            and tuple(number for _, number in node.live_at(done.base, start)) == done.live
-            and (
-                (node.segment is not None and node.segment == done.segment)
-                or self.integers(since) == done.shape.integers
-            )
+            and self._live(done.base, start) == done.live
+            and ((node.segment is not None and node.segment == done.segment) or integers == done.shape.integers)
         )
 
 

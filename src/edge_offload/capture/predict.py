@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 from edge_offload.capture.calls import Call, Category
+from edge_offload.capture.contexts import CONTEXTS, Contexts, Trail
 from edge_offload.capture.course import Edge
 from edge_offload.capture.forms import Call as NativeCall
 from edge_offload.capture.forms import Done, Forms
@@ -22,25 +23,11 @@ from edge_offload.capture.symbols import REACH, Kind
 
 MAX_NODES = 1024
 MAX_HISTORY = 8192
-CONTEXTS = (6, 3, 2, 1)
-MAX_CONTEXTS = 65536
 MAX_STEPS = 1024
-#: How often a step has to follow others before that is taken for a rule.
-SURE = 2
 #: So far at most where no upload ends an inference: who reads first would wait for all of it.
 MAX_ENDLESS = 8
 #: After so many everything is learnt anew.
 MAX_SITES = 8192
-
-#: Stands for every kind of outcome.
-ANY: Kind = (-9,)
-#: Contexts that count, by their order, only while they have always told the same.
-STRICT = (1, 2)
-#: Marks a number of steps among them.
-COUNT: Kind = (-8,)
-#: A step and the kind of its outcome.
-Item = Tuple[int, Kind]
-
 
 #: A form, the one before it, and how many steps of the inference came before.
 Site = Tuple[int, int, int]
@@ -51,7 +38,7 @@ class State:
     """Where in the program one is: a place in the cycle, or the last few steps; steps since the inference began."""
 
     position: int
-    trail: Tuple[Item, ...]
+    trail: Trail
     steps: int
 
     def site(self, form: int) -> Site:
@@ -84,12 +71,10 @@ class Predictor:
         self._min_repeats = min_repeats
         self._known: Dict[int, Knowledge] = {}
         self._sites: Dict[Site, Knowledge] = {}
-        self._steps = 0
         self._opened = 0
         self._history: Deque[Tuple[int, int, bool]] = deque(maxlen=MAX_HISTORY)
-        self._trail: Tuple[Item, ...] = ()
-        self._varied: Set[Tuple[Item, ...]] = set()  # contexts that more than one step has followed
-        self._after: Dict[Tuple[Item, ...], Tuple[int, int]] = {}
+        self._contexts = Contexts(self._reason, MAX_STEPS)
+        self._place = self._contexts.first()
         self._cycle: List[int] = []
         self._position = 0
         self._search_at = 4
@@ -115,31 +100,32 @@ class Predictor:
     def begin(self, done: Done) -> None:
         """``done`` is the next step; its outcome is not known yet."""
         if done.opens:
-            self.start, self.since, self._bases, self._steps = done.base, [], [], 0
+            self.start, self.since, self._bases = done.base, [], []
+            self._place = self._contexts.opened(self._place)
             self._opened += 1
 
     def add(self, done: Done, confirmed: bool) -> None:
         """Learn from what the program did, after :meth:`begin`."""
-        form = done.shape.form
-        state = self._state()
-        self._missed = self._missed or self._next(state) != form
-        site = state.site(form)
-        if form not in self._known:
-            self._known[form] = self._knowledge(form)
-        if site not in self._sites:
-            self._sites[site] = self._knowledge(form)
-        for knowledge in (self._known[form], self._sites[site]):
+        form, place = done.shape.form, self._place
+        if not self._missed:
+            self._missed = self._expected() != form
+        site = (form, place.trail[-1][0] if place.trail else -1, place.steps)
+        general, here = self._known.get(form), self._sites.get(site)
+        if general is None:
+            general = self._known[form] = self._knowledge(form)
+        if here is None:
+            here = self._sites[site] = self._knowledge(form)
+        for knowledge in (general, here):
             if knowledge.learn(done, self.since, self.start, confirmed, self._bases):
                 self._version += 1
-        self._steps = min(self._steps + 1, MAX_STEPS)
         self.since.append(done.integers)
         self._bases.append(done.base)
         if len(self.since) > 4 * REACH:
             del self.since[REACH:-REACH]
-        for context in dict.fromkeys(self._contexts(self._trail, state.steps)):
-            self._note(context, form)
+        if place.note(form):
+            self._version += 1
         self._history.append((form, done.reason, bool(done.payloads)))
-        self._trail = (*self._trail[-CONTEXTS[0] + 1 :], (form, done.kind))
+        self._place = self._contexts.after(place, form, done.kind)
         if self._cycle:
             if self._cycle[self._position] == form:
                 self._position = (self._position + 1) % len(self._cycle)
@@ -233,49 +219,20 @@ class Predictor:
             yield kind, State(position, trail, min(state.steps + 1, MAX_STEPS))
 
     def _state(self) -> State:
-        trail = ((self._trail[-1][0], ()),) if self._cycle else self._trail
-        return State(self._position if self._cycle else 0, trail, self._steps)
+        place = self._place
+        if not self._cycle:
+            return State(0, place.trail, place.steps)
+        return State(self._position, ((place.trail[-1][0], ()),), place.steps)
+
+    def _expected(self) -> Optional[int]:
+        if self._cycle:
+            return self._cycle[self._position]
+        return self._contexts.expected_of(self._place.followers)
 
     def _next(self, state: State) -> Optional[int]:
         if self._cycle:
             return self._cycle[state.position]
-        guess: Optional[int] = None
-        for order, context in enumerate(self._contexts(state.trail, state.steps)):
-            form, sure = self._after.get(context, (None, 0))
-            if sure >= SURE and (order not in STRICT or context not in self._varied):
-                return form
-            guess = form if guess is None else guess
-        return guess
-
-    def _contexts(self, trail: Tuple[Item, ...], steps: int) -> List[Tuple[Item, ...]]:
-        """The last few steps, as they may tell what is next: with the kinds of their outcomes, and without.
-
-        How many ``steps`` of the inference there were says when a loop over classes ends. The size of a result decides
-        what is computed next more often than a number that is read.
-        """
-        bare = tuple((form, ANY) for form, _ in trail)
-        counted = [((steps, COUNT), trail[-1]), trail[-1:], ((steps, COUNT), bare[-1])] if trail else []
-        found = [trail[-length:] for length in CONTEXTS if len(trail) >= length]
-        plain = [bare[-length:] for length in CONTEXTS if len(trail) >= length]
-        if found and self._reason(trail[-1][0]) == READ:
-            return [*counted, *found[:-1], *plain[:-1], found[-1], plain[-1]]
-        return counted + found + plain
-
-    def _note(self, context: Tuple[Item, ...], form: int) -> None:
-        """``form`` came after ``context``. What has come once says less than what always comes after fewer steps."""
-        if len(self._after) > MAX_CONTEXTS:
-            self._after.clear()
-            self._varied.clear()
-        known, sure = self._after.get(context, (form, 0))
-        if known == form:
-            now = (form, min(sure + 1, 2 * SURE))
-        else:
-            now = (known, sure - 1) if sure > 1 else (form, 1)
-            self._varied.add(context)
-        if now != (known, sure):
-            self._after[context] = now
-            if now[0] != known or not sure or (now[1] >= SURE) != (sure >= SURE):
-                self._version += 1
+        return self._contexts.expected(state.trail, state.steps)
 
     def _plan(self, site: Site) -> Optional[Plan]:
         """What is known of the form where it stands now; where it stood anywhere, if that says more."""

@@ -25,12 +25,12 @@ from edge_offload.capture.definitions import Definitions
 from edge_offload.capture.exchange import Exchange
 from edge_offload.capture.forms import Done, Piece
 from edge_offload.capture.handed import ASYNC, BARRIER, DYNAMIC, INFER, READ, Handed
-from edge_offload.capture.messages import Answer, Message, tensor_bytes
+from edge_offload.capture.messages import Message, tensor_bytes
 from edge_offload.capture.plans import Plan
 from edge_offload.capture.predict import Branches, Predictor
 from edge_offload.capture.remote import Forgotten, Remote
 from edge_offload.capture.segments import Outcome, Step
-from edge_offload.capture.speculation import Speculation
+from edge_offload.capture.speculation import Ran, Speculation
 from edge_offload.capture.standby import Standby
 from edge_offload.capture.symbols import facts_of
 from edge_offload.errors import EdgeOffloadError, LinkLost
@@ -209,18 +209,20 @@ class Recorder(Exchange):
         self._pieces.append(piece)
         self._owed += 1
         if piece.reason == INFER:
-            outcome = self._described(piece)
-            return outcome if outcome is not None else self._run(self._pieces[-self._owed :], None)
+            described = self._described(piece)
+            return described if described is not None else self._run(self._pieces[-self._owed :], None)
         opens = self._predictor.opens(piece.uploads)
         done = self._definitions.forms.done(self._pieces, self._dropped, opens)
         self._predictor.begin(done)
-        outcome = self._taken(done)
-        confirmed = outcome is not None
-        if outcome is None:
+        ran = self._taken(done)
+        if ran is not None:
+            outcome, facts = ran.outcome, ran.facts
+        else:
             outcome = self._run(self._pieces[-self._owed :], done)
+            facts = facts_of(outcome, done.shape.integers[-1])
         self._pieces, self._owed = [], 0
-        done.integers, done.kind = facts_of(outcome, done.shape.integers[-1])
-        self._predictor.add(done, confirmed)
+        done.integers, done.kind = facts
+        self._predictor.add(done, confirmed=ran is not None)
         if self._predictor.full and self._speculation is None:
             self._predictor = self._new_predictor()
         elif self._speculation is None:
@@ -267,32 +269,16 @@ class Recorder(Exchange):
         self._speculation = Speculation(branches.plans, branches.edges, branches.first, course.since, future)
         return future
 
-    def _answered(self, ahead: Speculation) -> Answer:
-        """What there is of the answer, with the next step that ran ahead if there is one.
+    def _ran_next(self, ahead: Speculation) -> Optional[Ran]:
+        """The next step that ran ahead if there is one.
 
         The server sends what it has as it goes: waiting for more of the same answer is no other round trip.
         """
-        answer = self._wait(ahead.future, blocked=not ahead.waited, outcomes=0, ran=ahead.taken + 1)
-        ahead.waited = True
-        self._foretell(ahead, answer)
-        return answer
-
-    def _foretell(self, ahead: Speculation, answer: Answer) -> None:
-        """Have the device know what the calls return that the server has run ahead, before the program makes them."""
-        if ahead.last is not None:
-            before = [facts_of(outcome, ahead.last)[0] for outcome in answer.outcomes[-1:]]
-            ahead.since, ahead.last = [*ahead.since, *before], None
-        while ahead.told is not None and ahead.told < len(answer.ran):
-            index, _, outcome = answer.ran[ahead.told]
-            plan = ahead.plans[index]
-            if outcome.described:
-                self._definitions.forms.foretell(plan.foretold(ahead.since, outcome.described))
-            integers = plan.integers(ahead.since)
-            if integers is None:
-                ahead.told = None
-            else:
-                ahead.told += 1
-                ahead.since.append(facts_of(outcome, integers[-1])[0])
+        if len(ahead.ran) <= ahead.taken or not ahead.waited:
+            answer = self._wait(ahead.future, blocked=not ahead.waited, outcomes=0, ran=ahead.taken + 1)
+            ahead.waited = True
+            ahead.take_in(answer, self._definitions.forms)
+        return ahead.ran[ahead.taken] if ahead.taken < len(ahead.ran) else None
 
     def _described(self, piece: Piece) -> Optional[Outcome]:
         """The results of the last call of a segment that ends inside a step, if the server has run that ahead.
@@ -302,47 +288,41 @@ class Recorder(Exchange):
         ahead, predictor = self._speculation, self._predictor
         if ahead is None or predictor is None:
             return None
-        answer = self._answered(ahead)
-        if ahead.taken < len(answer.ran):
-            index, _, outcome = answer.ran[ahead.taken]
-            plan = ahead.plans[index]
+        ran = self._ran_next(ahead)
+        if ran is not None:
             # kept: the device may have forgotten what it consists of before it has to be run after all
             piece.definition = self._definitions.forms.definition(piece.segment)
             piece.calls += len(piece.definition.calls)
             number = piece.calls - 1
             call = piece.definition.calls[-1]
-            skeletons, _ = predictor.forms.calls(plan.form)
-            results = outcome.described.get(number)
-            if results is not None and number < len(skeletons) and skeletons[number] == call.skeleton:
-                since = [] if predictor.opens(piece.uploads) else predictor.since
-                integers = plan.integers(since)
-                if integers is not None and integers[number] == call.integers:
-                    return Outcome(results=results)
-        self._over(ahead, len(answer.ran))
+            skeletons, _ = predictor.forms.calls(ran.plan.form)
+            results = ran.outcome.described.get(number)
+            alike = number < len(skeletons) and skeletons[number] == call.skeleton
+            if results is not None and alike and ran.integers[number] == call.integers:
+                return Outcome(results=results)
+        self._over(ahead, len(ahead.future.so_far.ran))
         return None
 
-    def _taken(self, done: Done) -> Optional[Outcome]:
-        """The outcome of ``done`` if the server has run exactly that ahead; otherwise the speculation is over."""
+    def _taken(self, done: Done) -> Optional[Ran]:
+        """What ran ahead if it is exactly ``done``; otherwise the speculation is over."""
         ahead, predictor = self._speculation, self._predictor
         if ahead is None or predictor is None:
             return None
-        if not ahead.may_go_on_with(done, predictor.start, predictor.since):
+        if ahead.taken >= len(ahead.ran):
+            ahead.take_in(ahead.future.so_far, self._definitions.forms)
+        if not ahead.may_go_on_with(done, predictor.start):
             self._over(ahead, ahead.taken + 1)  # whatever runs, it is not this
             return None
-        answer = self._answered(ahead)
-        if ahead.taken < len(answer.ran):
-            ended = ahead.future.ended
-            index, base, outcome = answer.ran[ahead.taken]
-            plan = ahead.plans[index]
-            if base == done.base and plan.same_as(done, predictor.start, predictor.since):
-                ahead.taken += 1
-                self.counters.speculated += 1
-                self.counters.accepted += 1
-                self._freed += [done.base + number for number in done.dead - plan.dead]
-                if ended and ahead.taken == len(answer.ran):
-                    self._settle(ahead.taken)
-                return outcome
-        self._over(ahead, len(answer.ran))
+        ran = self._ran_next(ahead)
+        if ran is not None and ran.base == done.base and ran.plan.same_as(done, predictor.start, ran.integers):
+            ahead.taken += 1
+            self.counters.speculated += 1
+            self.counters.accepted += 1
+            self._freed += [done.base + number for number in done.dead - ran.plan.dead]
+            if ahead.future.ended and ahead.taken == len(ahead.future.so_far.ran):
+                self._settle(ahead.taken)
+            return ran
+        self._over(ahead, len(ahead.future.so_far.ran))
         return None
 
     def _over(self, ahead: Speculation, ran: int) -> None:

@@ -7,6 +7,7 @@ of their bytes, which the server keeps on its disk. The latter is gone with its 
 
 from __future__ import annotations
 
+import functools
 import struct
 from dataclasses import dataclass, field
 from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
@@ -104,7 +105,7 @@ class Use:
                 following = following + _fresh(call) if call.claimed is not None else None
         return use
 
-    @property
+    @functools.cached_property
     def idle(self) -> bool:
         """Whether there is nothing to remember."""
         return not (self.made or self.uploads or self.computed or self.generators)
@@ -166,12 +167,12 @@ class Retained:
             keep: whether its large payloads are on the server's disk.
             failed: something in it raised, so that it is not known how far it came.
         """
-        if use.idle:
-            return
         self.used.update(use.generators)
+        if use.computed:
+            self.free([storage for canonical, storage in piece.live if canonical in use.computed])
+        if not (use.made or use.uploads):
+            return
         live = dict(piece.live)
-        for canonical in use.computed:
-            self.free([live[canonical]] if canonical in live else [])
         if failed:
             self.free([live[canonical] for canonical, _, _ in use.uploads if canonical in live])
             return
@@ -189,8 +190,8 @@ class Retained:
     def free(self, storages: Sequence[int]) -> None:
         """They are gone, or hold something else."""
         for storage in storages:
-            held = self._held.pop(storage, None)
-            if held is not None:
+            if storage in self._held:
+                held = self._held.pop(storage)
                 self._small_bytes -= sum(_small(data) for data in held.uploads.values())
 
     def messages(self, before: int) -> Iterator[Message]:

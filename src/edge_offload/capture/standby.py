@@ -71,8 +71,10 @@ class Standby:
         if not (over or failed):
             return
         for each, use in self._unsure:
-            self.retained.note(each, use, first or each.reason == ASYNC, failed)
-        self.retained.free(self._freed)
+            if not use.idle:
+                self.retained.note(each, use, first or each.reason == ASYNC, failed)
+        if self._freed:
+            self.retained.free(self._freed)
         self._unsure, self._freed = [], []
 
     def again(self, piece: Optional[Piece]) -> Tuple[List[Piece], List[int]]:

@@ -1,0 +1,90 @@
+"""What is expected after the last few steps: going from place to place tells the same as asking every context."""
+
+from __future__ import annotations
+
+import random
+from typing import Dict, List, Optional, Set, Tuple
+
+import pytest
+
+from edge_offload.capture import contexts
+from edge_offload.capture.contexts import Contexts, Trail
+from edge_offload.capture.handed import DYNAMIC, READ
+
+STEPS = 64
+
+
+def reason(form: int) -> int:
+    return READ if form % 2 else DYNAMIC
+
+
+class EveryContext:
+    """Looks each context up anew, at every step."""
+
+    def __init__(self) -> None:
+        self.known: Dict[Trail, Tuple[int, int]] = {}
+        self.varied: Set[Trail] = set()
+
+    def of(self, trail: Trail, steps: int) -> List[Trail]:
+        bare = tuple((form, contexts.ANY) for form, _ in trail)
+        if not trail:
+            return []
+        count = (steps, contexts.COUNT)
+        lengths = [length for length in contexts.CONTEXTS if len(trail) >= length]
+        found, plain = [trail[-n:] for n in lengths], [bare[-n:] for n in lengths]
+        counted = [(count, trail[-1]), trail[-1:], (count, bare[-1])]
+        if reason(trail[-1][0]) == READ:
+            return [*counted, *found[:-1], *plain[:-1], found[-1], plain[-1]]
+        return counted + found + plain
+
+    def expected(self, trail: Trail, steps: int) -> Optional[int]:
+        guess: Optional[int] = None
+        for order, context in enumerate(self.of(trail, steps)):
+            form, sure = self.known.get(context, (None, 0))
+            if sure >= contexts.SURE and (order not in contexts.STRICT or context not in self.varied):
+                return form
+            guess = form if guess is None else guess
+        return guess
+
+    def note(self, trail: Trail, steps: int, form: int) -> None:
+        for context in set(self.of(trail, steps)):
+            known, sure = self.known.get(context, (form, 0))
+            if known == form:
+                self.known[context] = form, min(sure + 1, 2 * contexts.SURE)
+            else:
+                self.known[context] = (known, sure - 1) if sure > 1 else (form, 1)
+                self.varied.add(context)
+
+
+@pytest.mark.parametrize("places", [contexts.MAX_PLACES, 20])
+@pytest.mark.parametrize("seed", range(4))
+def test_places_tell_what_their_contexts_tell(seed: int, places: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contexts, "MAX_PLACES", places)
+    random_ = random.Random(seed)
+    plain, known = EveryContext(), Contexts(reason, STEPS)
+    trail: Trail = ()
+    steps, place = 0, known.first()
+    differ = 0
+    for turn in range(1200):
+        if turn % 12 == 0:
+            steps, place = 0, known.opened(place)
+        form = turn % 12 if random_.random() < 0.9 else random_.randrange(12)
+        kind = (random_.randrange(3),) if form % 3 == 0 else ()
+        expected = plain.expected(trail, steps)
+        assert known.expected_of(place.followers) == expected
+        assert known.expected(trail, steps) == expected
+        differ += expected != form
+        plain.note(trail, steps, form)
+        place.note(form)
+        place = known.after(place, form, kind)
+        trail = (*trail[1 - contexts.CONTEXTS[0] :], (form, kind))
+        steps = min(steps + 1, STEPS)
+    assert 50 < differ < 600  # it was neither always right nor never
+
+
+def test_a_place_says_when_something_else_is_to_be_expected() -> None:
+    known = Contexts(reason, STEPS)
+    place = known.after(known.first(), 2, ())
+    assert [place.note(4) for _ in range(5)] == [True, True, False, False, False]
+    assert [place.note(6) for _ in range(4)] == [False, False, True, True]
+    assert known.expected_of(place.followers) == 6
