@@ -123,8 +123,9 @@ def test_the_bound_by_clocks_is_below_what_brute_force_finds_and_close(seed: int
     for rate in RATES:
         space = Space(model, [rate])
         optimum = float(solve(space, Objective()).best.makespan_s[0])
-        found = Clocks(Counts(space, rate)).least_makespan(3.0 * optimum)
-        assert 0.7 * optimum < found <= optimum * (1 + 1e-7)
+        clocks = Clocks(Counts(space, rate))
+        assert 0.8 * optimum < clocks.least_makespan(3.0 * optimum) <= optimum * (1 + 1e-7)
+        assert clocks.least_makespan(1.01 * optimum) <= optimum * (1 + 1e-7), "left out what it must not"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -175,35 +176,44 @@ def test_blocks_whose_projection_comes_first_are_followed(compiled: None) -> Non
             clocks = Clocks(Counts(space, rate))
             assert [(skip.source, skip.side, skip.early) for skip in clocks.skips.values()] == [(0, (1,), True)]
             shares.append(clocks.least_makespan(3.0 * optimum) / optimum)
+            assert clocks.least_makespan(1.01 * optimum) <= optimum * (1 + 1e-7)
     assert max(shares) <= 1 + 1e-7
-    assert min(shares) > 0.7
-    assert np.median(shares) > 0.9
+    assert min(shares) > 0.88
+    assert np.median(shares) > 0.95
 
 
-def test_rows_of_a_skip_that_the_server_lacks_are_sent(compiled: None) -> None:
-    """A wide skip over a narrow branch: what is handed over inside costs little, the skip much."""
-    for early, beside in ((False, False), (False, True), (True, True)):
-        chain = Chain(D(1, 8, 3, 3))
-        entry = chain.call("aten.conv2d.default", chain.tail, D(8, 8, 1, 1), None, [1, 1], [0, 0])
-        skip = Ref(entry)
-        if early:
-            skip = Ref(chain.call("aten.conv2d.default", skip, D(8, 8, 1, 1), None, [1, 1], [0, 0]))
-        chain.call("aten.conv2d.default", Ref(entry), D(1, 8, 1, 1), None, [1, 1], [0, 0])
-        made = chain.call("aten.conv2d.default", chain.tail, D(8, 1, 1, 1), None, [1, 1], [0, 0])
-        if beside and not early:
-            skip = Ref(chain.call("aten.conv2d.default", skip, D(8, 8, 1, 1), None, [1, 1], [0, 0]))
-        chain.call("aten.add.Tensor", Ref(made), skip)
-        located = analyse(chain.finish(), {0: 2})
-        shares = []
-        for seed in range(2):
-            model = replace(model_of(located, seed), codecs={})
-            for rate in (1000.0, 20000.0):
-                space = Space(model, [rate])
-                optimum = float(solve(space, Objective()).best.makespan_s[0])
-                shares.append(Clocks(Counts(space, rate)).least_makespan(3.0 * optimum) / optimum)
-        assert max(shares) <= 1 + 1e-7
-        assert min(shares) > 0.6
-        assert np.median(shares) > 0.9
+@pytest.mark.parametrize(
+    ("early", "beside", "least", "median"),
+    [(False, False, 0.95, 0.99), (False, True, 0.88, 0.92), (True, True, 0.78, 0.95)],
+)
+def test_rows_of_a_skip_that_the_server_lacks_are_sent(
+    early: bool, beside: bool, least: float, median: float, compiled: None
+) -> None:
+    """A wide skip over a narrow branch: what is handed over inside costs little, the skip much. A bound that forgets
+    the skip, or gives the server its rows or those of its operators for nothing, has smaller shares."""
+    chain = Chain(D(1, 8, 3, 3))
+    entry = chain.call("aten.conv2d.default", chain.tail, D(8, 8, 1, 1), None, [1, 1], [0, 0])
+    skip = Ref(entry)
+    if early:
+        skip = Ref(chain.call("aten.conv2d.default", skip, D(8, 8, 1, 1), None, [1, 1], [0, 0]))
+    chain.call("aten.conv2d.default", Ref(entry), D(1, 8, 1, 1), None, [1, 1], [0, 0])
+    made = chain.call("aten.conv2d.default", chain.tail, D(8, 1, 1, 1), None, [1, 1], [0, 0])
+    if beside and not early:
+        skip = Ref(chain.call("aten.conv2d.default", skip, D(8, 8, 1, 1), None, [1, 1], [0, 0]))
+    chain.call("aten.add.Tensor", Ref(made), skip)
+    located = analyse(chain.finish(), {0: 2})
+    shares = []
+    for seed in range(3):
+        model = replace(model_of(located, seed), codecs={})
+        for rate in (1000.0, 4000.0):
+            space = Space(model, [rate])
+            optimum = float(solve(space, Objective()).best.makespan_s[0])
+            clocks = Clocks(Counts(space, rate))
+            shares.append(clocks.least_makespan(3.0 * optimum) / optimum)
+            assert clocks.least_makespan(1.01 * optimum) <= optimum * (1 + 1e-7)
+    assert max(shares) <= 1 + 1e-7
+    assert min(shares) > least
+    assert np.median(shares) > median
 
 
 @pytest.mark.parametrize("classes", [0, 4])
