@@ -33,6 +33,8 @@ from edge_offload.split.shares import refine
 from edge_offload.split.space import Scored, Space
 
 Item = TypeVar("Item")
+FINE = 64
+"""Clocks that are kept per number of rows where few do not reach."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,9 @@ def _by_clocks(counts: Counts, makespan: float, limits: Limits) -> float:
         return 0.0
     target = makespan / (1.0 + limits.gap)
     try:
-        return Clocks(counts).least_makespan(target)
+        clocks = Clocks(counts)
+        found = clocks.least_makespan(target)
+        return found if found >= target else max(found, clocks.least_makespan(target, most=FINE))
     except Unsupported:  # no compiler: labels alone
         return 0.0
 

@@ -41,6 +41,8 @@ SHARES = (0.0, 0.03, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.45, 0.65, 0.85, 1.
 """Of the robot in the mixtures of paths that bound what must follow."""
 CHEAP = 0.004
 """An element-wise operator below this share of the server's time may be taken together with the one before it."""
+LONG = 64
+"""Rows of a block's source above which operators of its skip that come first are not followed: too many choices."""
 
 _NUMBERS, _TABLES, _SECONDS = ctypes.c_int, ctypes.c_void_p, ctypes.c_double
 
@@ -208,6 +210,8 @@ def _skips(counts: Counts, spine: Sequence[int]) -> Dict[int, Skip]:
             continue
         early = bool(side) and side[0] == source + 1
         if early and (before + 1 < index or side != list(range(source + 1, after[source]))):
+            continue
+        if early and counts.operators[source].length > LONG:
             continue
         if not early and side != list(range(before + 1, index)):
             continue

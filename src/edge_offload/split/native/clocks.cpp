@@ -139,10 +139,11 @@ class Forward {
     });
   }
 
-  // The same where the skip has operators of its own, which come first: the robot makes c rows of them, the server e.
+  // The same where the skip has operators of its own, which come first: the robot makes c rows of them, the fewest of a
+  // class, the server e.
   void open_early(int a, int b, int A, int B, const Point& p) {
-    for (int c = 0; c <= s_.early_needed; c++) {
-      for (int e = s_.early_needed - c; e <= s_.early_needed; e++) {
+    for (int e = 0; e <= s_.early_needed; e++) {
+      for (int c = s_.early_needed - e; c <= s_.early_needed; c = rounded_early(c) + 1) {
         const double robot_s = s_.early_robot[c], server_s = s_.early_server[e];
         if (hopeless(A, B, {p.robot + robot_s, p.server + server_s, p.up, 0})) break;
         const Rows had(std::max(A, s_.early_least[c]), std::max(B, s_.early_least[e])), wanted(A, B);
