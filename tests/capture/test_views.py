@@ -95,3 +95,24 @@ def test_memory_order_is_kept() -> None:
     assert is_dense(layout_of(wanted))
     assert laid_out(given_, layout_of(wanted)).stride() == wanted.stride()
     assert torch.equal(laid_out(given_, layout_of(wanted)), given_)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_part_of_an_axis_that_is_divided_is_found(channels_last) -> None:
+    """As key points lie among a detector's channels: (x, y) pairs behind the box."""
+    base = torch.arange(3.0 * 57 * 4 * 5).reshape(3, 57, 4, 5)
+    base = base.contiguous(memory_format=torch.channels_last) if channels_last else base
+    for wanted in (base[:, 5:39].unflatten(1, (17, 2)), base.permute(0, 2, 3, 1)[..., 6:57].unflatten(3, (17, 3))):
+        assert torch.equal(look(base, layout_of(base), layout_of(wanted)), wanted)
+    beyond = layout_of(torch.zeros(3, 57, 4, 5))._replace(
+        sizes=(3, 4, 5, 18, 3), strides=(1140, 5, 1, 60, 20), offset=600
+    )
+    with pytest.raises(Unsupported):
+        look(torch.zeros(3, 57, 4, 5), layout_of(torch.zeros(3, 57, 4, 5)), beyond)
+
+
+def test_nothing_is_found_in_what_is_empty() -> None:
+    base = torch.zeros(0, 57)
+    assert look(base, layout_of(base), layout_of(base.reshape(3, 0))).shape == (3, 0)
+    with pytest.raises(Unsupported, match="beyond its end"):
+        look(base, layout_of(base), layout_of(torch.zeros(4)))

@@ -7,8 +7,9 @@ from typing import List, NamedTuple
 import torch
 
 #: Why a segment ended (``native/state.h``, Reason): a host read, results that are not known here, results whose shape
-#: depends on data, enough uploads, every call being one, a barrier.
-READ, INFER, DYNAMIC, ASYNC, CALL, BARRIER = range(6)
+#: depends on data, enough uploads, every call being one, a barrier, sizes that depend on data in a program whose
+#: calls are computed in its own process.
+READ, INFER, DYNAMIC, ASYNC, CALL, BARRIER, CUT = range(7)
 
 
 class Handed(NamedTuple):

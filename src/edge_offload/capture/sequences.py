@@ -17,16 +17,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from edge_offload.capture.entries import ALLOC, DOWNLOAD, NEW, UPLOAD, Entry, Slot, plain_number
 from edge_offload.capture.executor import DeviceSession
 from edge_offload.capture.expansions import encoder_layer
+from edge_offload.capture.folding import Folded, fold
 from edge_offload.capture.forms import Definition
 from edge_offload.capture.keys import DTYPES, Layout, Operand
 from edge_offload.capture.messages import tensor_bytes
-from edge_offload.capture.segments import Segment, Step
+from edge_offload.capture.segments import Outcome, Segment, Step
 from edge_offload.capture.views import is_dense, laid_out, look
 from edge_offload.errors import EdgeOffloadError, Unsupported
 from edge_offload.execute.sequence_runner import SequenceRunner
 from edge_offload.sequence.build import Program, from_graph_module
 
 MAX_CALLS = 20_000
+BASE = 1 << 60
+"""Number of the first storage that a segment makes where it is run to see what it does."""
 _COPY = "aten::copy_"
 _FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-1}
@@ -131,8 +134,9 @@ def capture(
     Raises:
         Unsupported: it cannot be told as a function, or does not give ``expected``.
     """
-    made = _run(recorded, live, storages, numbers, payloads, expected[-1])
-    tracer = _Tracer(recorded.segment, {number: storages[storage] for number, storage in live}, numbers)
+    made, folded, found_there = _run(recorded, live, storages, numbers, payloads, expected[-1])
+    constants = {**{number: storages[storage] for number, storage in live}, **found_there}
+    tracer = _Tracer(recorded.segment, constants, numbers, made, folded)
     try:
         with torch.no_grad():
             traced = make_fx(torch.func.functionalize(tracer, remove="mutations"), tracing_mode="fake",
@@ -158,20 +162,18 @@ def _settled(entry: Entry) -> bool:
 def _run(
     recorded: Recorded, live: Sequence[Tuple[int, int]], storages: Mapping[int, torch.UntypedStorage], numbers: bytes,
     payloads: Sequence[torch.Tensor], expected: torch.Tensor,
-) -> Tuple[Tuple[int, ...], ...]:  # fmt: skip
-    """Run the segment as the executor does, and so learn what each result is; numbers of the storages each call makes.
+) -> Tuple[Tuple[Tuple[int, ...], ...], Folded, Dict[int, torch.UntypedStorage]]:  # fmt: skip
+    """Run the segment as the executor does, and so learn what each result is.
 
     Args:
         expected: what was read last.
+
+    Returns:
+        Numbers of the storages each call makes; what is the same each time, and its storages.
     """
-    session = DeviceSession("cpu")
-    for _, storage in live:
-        session.slots[storage] = Slot(storages[storage])
     older = {number for number, _ in live}
-    # every new storage is dropped after its last use: nobody holds one here
-    dead = [number for number in range(recorded.made_from + len(recorded.segment.calls) * 64) if number not in older]
-    step = Step(0, 1 << 60, live, dead, numbers, [tensor_bytes(payload) for payload in payloads])
-    outcome = session.run(step, segment=recorded.segment)
+    names = range(recorded.made_from + len(recorded.segment.calls) * 64)
+    _, outcome = _play(recorded, live, storages, numbers, payloads, frozenset(names) - older)
     assert outcome.tensor is not None
     compare(outcome.tensor, expected, "the recorded inference, run here,")
     made: List[Tuple[int, ...]] = []
@@ -182,7 +184,24 @@ def _run(
         count += entry.name == ALLOC
         made.append(tuple(range(following, following + count)))
         following += count
-    return tuple(made)
+    folded = fold(recorded.segment, made, older)
+    if not folded.storages:
+        return tuple(made), folded, {}
+    session, _ = _play(recorded, live, storages, numbers, payloads, frozenset(names) - older - folded.storages)
+    places = {number: place for place, number in enumerate(number for call in made for number in call)}
+    return tuple(made), folded, {number: session.slots[BASE + places[number]].storage for number in folded.storages}
+
+
+def _play(
+    recorded: Recorded, live: Sequence[Tuple[int, int]], storages: Mapping[int, torch.UntypedStorage], numbers: bytes,
+    payloads: Sequence[torch.Tensor], dead: FrozenSet[int],
+) -> Tuple[DeviceSession, Outcome]:  # fmt: skip
+    """Run a segment in a session of its own; of what it makes, ``dead`` is dropped after its last use."""
+    session = DeviceSession("cpu")
+    for _, storage in live:
+        session.slots[storage] = Slot(storages[storage])
+    step = Step(0, BASE, live, sorted(dead), numbers, [tensor_bytes(payload) for payload in payloads])
+    return session, session.run(step, segment=recorded.segment)
 
 
 def compare(found: torch.Tensor, expected: torch.Tensor, what: str, slack: float = 1.0) -> None:
@@ -212,8 +231,12 @@ class _Cell:
 class _Tracer:
     """Issues the calls of a segment on whatever tensors stand for the uploads; called by torch's tracer."""
 
-    def __init__(self, segment: Segment, storages: Mapping[int, torch.UntypedStorage], numbers: bytes) -> None:
+    def __init__(
+        self, segment: Segment, storages: Mapping[int, torch.UntypedStorage], numbers: bytes,
+        made: Sequence[Tuple[int, ...]], folded: Folded,
+    ) -> None:  # fmt: skip
         self._segment = segment
+        self._made, self._folded = made, folded
         self._storages = storages
         self._constants: Dict[Tuple[int, Layout], torch.Tensor] = {}
         self._scalars: Dict[Tuple[int, int], Any] = {}
@@ -224,7 +247,7 @@ class _Tracer:
         }
         place = 0
         for index, (entry, references, _) in enumerate(segment.calls):
-            for number, layout in entry.operands:
+            for number, layout in entry.operands if index not in folded.calls else ():
                 storage = storages.get(references[number])
                 if storage is not None and (references[number], layout) not in self._constants:
                     self._constants[references[number], layout] = Slot(storage).view(layout).clone()
@@ -240,15 +263,19 @@ class _Tracer:
         following = self._segment.first_new
         for index, (entry, references, least) in enumerate(self._segment.calls):
             following = max(following, least)
-            if entry.name == ALLOC:
+            if index in self._folded.calls:
+                following += len(self._made[index])
+            elif entry.name == ALLOC:
                 cells[following] = _Cell(entry.parsed.arguments[0])
                 following += 1
             elif entry.name == UPLOAD:
-                self._write(cells[references[0]], references[0], entry.parsed.tensors[0], next(uploads))
-            elif entry.name == _COPY and cells[references[0]].tensor is None:
+                held = references[0] in self._rewritten
+                self._write(cells[references[0]], entry.parsed.tensors[0], next(uploads), held)
+            elif entry.name == _COPY and len(entry.operands) == 2:
                 reference, layout = entry.operands[1]
                 source = self._tensor(cells, references[reference], layout)
-                self._write(cells[references[0]], references[0], entry.parsed.tensors[0], source)
+                held = references[0] in self._rewritten or self._written_last.get(references[reference], -1) > index
+                self._write(cells[references[0]], entry.parsed.tensors[0], source, held)
             elif entry.name == DOWNLOAD:
                 found = self._tensor(cells, references[0], entry.parsed.tensors[0])
                 written_later = self._written_last.get(references[0], -1) > index
@@ -259,19 +286,23 @@ class _Tracer:
                     following += 1
         return tuple(read)
 
-    def _write(self, cell: _Cell, canonical: int, layout: Layout, source: torch.Tensor) -> None:
-        """Copy ``source`` into a look at a storage; one that fills fresh memory becomes what is in it."""
+    def _write(self, cell: _Cell, layout: Layout, source: torch.Tensor, held: bool) -> None:
+        """Copy ``source`` into a look at a storage; one that fills all of it becomes what is in it.
+
+        Args:
+            held: whether one of the two is written later, which the other must not see.
+        """
         dtype = DTYPES[layout.dtype]
         whole = layout.offset == 0 and not layout.flags and is_dense(layout)
-        if cell.tensor is not None or not whole or _elements(layout) * dtype.itemsize != cell.nbytes:
+        if not whole or _elements(layout) * dtype.itemsize != cell.nbytes:
             self._look(cell, layout).copy_(source)
             return
         converted = source if source.dtype == dtype else torch.ops.aten._to_copy.default(source, dtype=dtype)
         if tuple(converted.shape) != layout.sizes:
             converted = torch.ops.aten.expand.default(converted, list(layout.sizes))
         cell.tensor, cell.held = laid_out(converted, layout), layout
-        if cell.tensor is source and canonical in self._rewritten:
-            cell.tensor = torch.ops.aten.clone.default(source)  # what is written later must not be the source itself
+        if held and converted.dtype == source.dtype:
+            cell.tensor = torch.ops.aten.clone.default(cell.tensor)
 
     def _tensor(self, cells: Mapping[int, _Cell], canonical: int, layout: Layout) -> torch.Tensor:
         constant = self._constants.get((canonical, layout))

@@ -35,8 +35,10 @@ def look(base: torch.Tensor, held: Layout, wanted: Layout) -> torch.Tensor:
         raise Unsupported(f"a {DTYPES[held.dtype]} tensor is looked at as {DTYPES[wanted.dtype]}, or conjugated")
     if same(held, wanted):
         return base
-    if 0 in wanted.sizes or 0 in held.sizes:
-        raise Unsupported("an empty tensor is looked at in another shape")
+    if 0 in wanted.sizes:  # there is nothing in it
+        return torch.zeros(wanted.sizes, dtype=DTYPES[wanted.dtype])
+    if 0 in held.sizes:
+        raise Unsupported("an empty tensor is looked at beyond its end")
     start = wanted.offset - held.offset
     if start < 0:
         raise Unsupported("a tensor is looked at from before its beginning")
@@ -48,7 +50,13 @@ def look(base: torch.Tensor, held: Layout, wanted: Layout) -> torch.Tensor:
     if not _dense(sizes, tuple(held.strides[axis] for axis in order)):
         raise Unsupported("a tensor with gaps is looked at in another shape")
     physical = base if order == sorted(order) else aten.permute.default(base, order)
-    return _regular(physical, sizes, wanted, start)
+    try:
+        return _regular(physical, sizes, wanted, start)
+    except Unsupported:
+        parts = _parts(physical, sizes, wanted, start)
+        if parts is None:
+            raise
+        return parts
 
 
 def same(one: Layout, other: Layout) -> bool:
@@ -110,8 +118,7 @@ def _regular(physical: torch.Tensor, sizes: Sizes, wanted: Layout, start: int) -
     if start == 0 and _dense(wanted.sizes, wanted.strides) and _product(wanted.sizes) == count:
         whole: torch.Tensor = aten.view.default(physical, list(wanted.sizes))
         return whole
-    own = [axis for axis, size in enumerate(wanted.sizes) if size > 1 and wanted.strides[axis] > 0]
-    own.sort(key=lambda axis: -wanted.strides[axis])
+    own = _own(wanted)
     cut = _Cut([], [], [])
     above = count
     for axis in own:
@@ -133,6 +140,47 @@ def _regular(physical: torch.Tensor, sizes: Sizes, wanted: Layout, start: int) -
     found = _cut(found, cut)
     if above > 1:
         found = aten.select.int(found, len(own), 0)
+    return _arranged(found, own, wanted)
+
+
+def _own(wanted: Layout) -> List[int]:
+    """The axes that go through memory, from far apart to near."""
+    own = [axis for axis, size in enumerate(wanted.sizes) if size > 1 and wanted.strides[axis] > 0]
+    return sorted(own, key=lambda axis: -wanted.strides[axis])
+
+
+def _parts(physical: torch.Tensor, sizes: Sizes, wanted: Layout, start: int) -> Optional[torch.Tensor]:
+    """The look as one slice of each axis, some of which are then reshaped to several; None if it is more than that."""
+    own = _own(wanted)
+    cut, shape = _Cut(list(sizes), [], []), []
+    above = _product(sizes)
+    rest = list(own)
+    for size in sizes:
+        step = above // size
+        group = [axis for axis in rest if step <= wanted.strides[axis] < above]
+        rest = rest[len(group) :]
+        extent = step
+        for axis in reversed(group):
+            if wanted.strides[axis] != extent:
+                return None
+            extent *= wanted.sizes[axis]
+        place, start = divmod(start, step)
+        if place + extent // step > size:
+            return None
+        cut.starts.append(place)
+        cut.lengths.append(extent // step)
+        shape += [wanted.sizes[axis] for axis in group]
+        above = step
+    if rest or start:
+        return None
+    found = _cut(physical, cut)
+    if shape != cut.lengths:
+        found = aten.view.default(found, shape)
+    return _arranged(found, own, wanted)
+
+
+def _arranged(found: torch.Tensor, own: Sequence[int], wanted: Layout) -> torch.Tensor:
+    """A tensor whose axes are ``own``, with the axes of ``wanted``."""
     order = [own.index(axis) for axis in sorted(own)]
     if order != sorted(order):
         found = aten.permute.default(found, order)

@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 import torch
 
 from edge_offload.capture.forms import Done, Piece
-from edge_offload.capture.handed import READ
+from edge_offload.capture.handed import CUT, READ
 from edge_offload.capture.joined import Joined, join
 from edge_offload.capture.messages import Message
 from edge_offload.capture.remote import Remote
@@ -29,6 +29,8 @@ from edge_offload.capture.segments import Outcome
 from edge_offload.capture.sequences import Calls, Recorded, compare, obstacle
 from edge_offload.errors import EdgeOffloadError, LinkLost, Unsupported
 from edge_offload.manager.recorded_split import RecordedSplit
+from edge_offload.manager.runners import Attempt
+from edge_offload.manager.split_cut import with_reads
 from edge_offload.manager.split_inferences import Inference, record
 from edge_offload.manager.split_owing import OwingRecorder, copied
 from edge_offload.manager.split_reads import Held, Series
@@ -129,7 +131,7 @@ class SplitRecorder(OwingRecorder):
 
     def _known(self, piece: Piece) -> Optional[Inference]:
         """The inference that a step may be."""
-        if piece.reason != READ or not piece.payloads:
+        if piece.reason not in (READ, CUT) or not piece.payloads:
             return None
         key = (piece.segment, piece.live, piece.numbers)
         found = self._inferences.get(key)
@@ -149,6 +151,25 @@ class SplitRecorder(OwingRecorder):
 
     def _together(self, inference: Inference, runner: RecordedSplit, piece: Piece) -> Optional[Outcome]:
         """The result of a step by robot and server together; None if the device is to compute it."""
+        attempt = self._attempt(inference, runner, piece)
+        if attempt is None:
+            return None
+        tensors = [copied(tensor) for tensor in attempt.outputs]
+        if not inference.checked and inference.later:
+            self._hold(Held(inference, piece.base, tensors, None, place=0))
+            return None
+        if not inference.checked:
+            self._check_once(inference, piece, tensors[0])
+        if inference.problem:
+            return None
+        self._count(runner, piece, attempt)
+        owed = self._owe(inference, piece, bool(inference.later))
+        if inference.later:
+            self._hold(Held(inference, piece.base, tensors, owed))
+        return Outcome(tensors[0])
+
+    def _attempt(self, inference: Inference, runner: RecordedSplit, piece: Piece) -> Optional[Attempt]:
+        """What robot and server computed together, if they did."""
         if runner.obstacle(piece.payloads) is not None or runner.stays_local(piece.payloads):
             return None
         local_s = sorted(inference.seconds)[len(inference.seconds) // 2] if inference.seconds else 0.0
@@ -159,14 +180,10 @@ class SplitRecorder(OwingRecorder):
             self._failed_at(inference, error)
             return None
         inference.failures = 0
-        tensors = [copied(tensor) for tensor in attempt.outputs]
-        if not inference.checked and inference.later:
-            self._hold(Held(inference, piece.base, tensors, None, place=0))
-            return None
-        if not inference.checked:
-            self._check_once(inference, piece, tensors[0])
-        if inference.problem:
-            return None
+        return attempt
+
+    def _count(self, runner: RecordedSplit, piece: Piece, attempt: Attempt) -> None:
+        """A step whose result is given to the program."""
         planned = runner.planned(piece.payloads)
         counted = runner.counted
         if planned is not None and counted is not None:
@@ -175,10 +192,6 @@ class SplitRecorder(OwingRecorder):
         self.splits.bytes_up += attempt.bytes_up
         self.splits.bytes_down += attempt.bytes_down
         self.counters.round_trips += 1
-        owed = self._owe(inference, piece, bool(inference.later))
-        if inference.later:
-            self._hold(Held(inference, piece.base, tensors, owed))
-        return Outcome(tensors[0])
 
     def _failed_at(self, inference: Inference, error: Exception) -> None:
         """A link comes back; an operator that fails on a part of its rows will fail again."""
@@ -281,9 +294,10 @@ class SplitRecorder(OwingRecorder):
     def _begin(self, inference: Inference, pieces: Sequence[Piece], expected: Sequence[torch.Tensor]) -> None:
         """An inference has come often enough, and its reads gave ``expected``: have it recorded if it can be."""
         definitions = [self._definitions.forms.definition(piece.segment) for piece in pieces]
-        joined = join(pieces, definitions)
+        told = [*definitions[:-1], with_reads(definitions[-1], inference.uses.read, self._definitions.forms)]
+        joined = join(pieces, told)
         recorded = self._calls.read(joined.definition)
-        why = obstacle(recorded, joined.live, len(pieces))
+        why = obstacle(recorded, joined.live, len(expected))
         if why is not None and len(pieces) > 1:  # then perhaps up to its first read
             inference.later = ()
             return self._begin(inference, pieces[:1], expected[:1])

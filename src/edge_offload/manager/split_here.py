@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any, List, Optional, Set, Union
+from typing import Any, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 
 from edge_offload.capture.entries import Slot
 from edge_offload.capture.executor import DeviceSession
-from edge_offload.capture.forms import Piece
-from edge_offload.capture.handed import BARRIER, READ, Handed
+from edge_offload.capture.forms import Done, Piece
+from edge_offload.capture.handed import BARRIER, CUT, READ, Handed
 from edge_offload.capture.remote import InProcessRemote
-from edge_offload.capture.segments import Limits
-from edge_offload.errors import LinkLost
+from edge_offload.capture.segments import Limits, Outcome
+from edge_offload.capture.sequences import compare
+from edge_offload.errors import LinkLost, Unsupported
 from edge_offload.execute.devices import facts
 from edge_offload.execute.heap import keep_freed
-from edge_offload.manager.split_device import REPEATS, Opener, SplitRecorder
+from edge_offload.manager.recorded_split import RecordedSplit
+from edge_offload.manager.split_cut import Cut, held, put
+from edge_offload.manager.split_device import REPEATS, ROUNDING, Opener, SplitRecorder
 from edge_offload.manager.split_inferences import Inference
+from edge_offload.manager.split_owing import copied
 
 KEEP_FOR = 8
 """Reads for which the bytes of inputs and results are kept, so that an inference can be recorded."""
@@ -33,6 +37,8 @@ MAX_LEFT = 16
 LOOK_S = 0.25
 """While inferences are computed here anyway, whether the plan of the moment divides them is asked as often as that.
 What is known of an idle link changes no sooner (:class:`~edge_offload.link.estimate.prober.Prober`)."""
+MAX_RUNS = 4 * REPEATS
+"""Of an inference that is cut, without the same being used of it twice and kept."""
 SAY_AFTER = 8
 """Segments that could be no inference for the same reason, after which that is said."""
 
@@ -77,6 +83,8 @@ class SplitHereRecorder(SplitRecorder):
         self._awaited: Set[int] = set()
         self._resting: Set[int] = set()
         self._unfit: Counter[str] = Counter()
+        self._cut: Optional[Cut] = None
+        self._unchecked: List[torch.Tensor] = []
         self._keep_for = self._left = 0
         native.compute_here(True, LOOK_S)
 
@@ -105,12 +113,7 @@ class SplitHereRecorder(SplitRecorder):
             seconds: since its first call.
             written: storages that were written and had been there before, since this was last told.
         """
-        self._next = base
-        self._freed += self._hold_back(freed)
-        self._renew(generation)
-        changed = set(written)
-        for key in [key for key, item in self._inferences.items() if item.reads & changed]:
-            self._drop(key)
+        self._heard(generation, base, freed, written)
         if isinstance(segment, str):
             self._unfit[segment] += 1
             if segment and self._unfit[segment] == SAY_AFTER:
@@ -119,11 +122,7 @@ class SplitHereRecorder(SplitRecorder):
                 self._conclude()
             self._series = None
         else:
-            self.counters.segments += 1
-            kept: Any = payloads
-            piece = Piece(segment, base, tuple(zip(live[::2], live[1::2])), frozenset(dead), numbers, kept, READ)
-            if self._slowdown > 1.0:
-                time.sleep((self._slowdown - 1.0) * seconds)
+            piece = self._piece(segment, base, live, dead, numbers, payloads, READ, seconds)
             inference = self._known(piece)
             if inference is not None:
                 inference.seconds.append(seconds * self._slowdown)
@@ -134,6 +133,112 @@ class SplitHereRecorder(SplitRecorder):
                 self._follow(piece, tensor)
         self._keep_for -= self._keep_for > 0
         self._tidy()
+
+    def cut(
+        self,
+        generation: int,
+        segment: int,
+        base: int,
+        live: List[int],
+        dead: List[int],
+        freed: List[int],
+        numbers: bytes,
+        payloads: List[Optional[torch.Tensor]],
+        seconds: float,
+        written: List[int],
+    ) -> bool:
+        """A segment that the device has computed ended where sizes begin that depend on data; see :meth:`computed`.
+
+        Returns:
+            Whether the device is to tell what the program uses of it (:meth:`used`).
+        """
+        self._heard(generation, base, freed, written)
+        self._conclude()
+        piece = self._piece(segment, base, live, dead, numbers, payloads, CUT, seconds)
+        inference = self._known(piece)
+        self._cut = None
+        if inference is not None:
+            inference.seconds.append(seconds * self._slowdown)
+            if inference.definition is None and not inference.problem:
+                inference.runs += 1
+                self._cut = Cut(inference, piece)
+                if inference.runs >= REPEATS - 1:
+                    self._keep_for = KEEP_FOR + 1
+        self._tidy()
+        return self._cut is not None
+
+    def used(self, items: Sequence[Tuple[int, int, int, Optional[torch.Tensor]]]) -> None:
+        """The program has read something behind a :meth:`cut`.
+
+        Args:
+            items: what it used until then of what the segment had made: (storage, number in the segment, the call that
+                reads all of it, its contents at the cut; None where they were not kept).
+        """
+        cut, self._cut = self._cut, None
+        if cut is None or cut.inference.problem:
+            return
+        inference, piece = cut
+        inference.uses.add(piece, items, self._definitions.forms)
+        values, kept = inference.uses.values, all(payload is not None for payload in piece.payloads)
+        if inference.runs >= REPEATS and values and kept and inference.uses.told:
+            self._begin(inference, [piece], values)
+        elif inference.runs >= MAX_RUNS:
+            inference.problem = "the program uses something else of it each time"
+
+    def _heard(self, generation: int, base: int, freed: List[int], written: List[int]) -> None:
+        """What the device tells with every segment."""
+        self._next = base
+        self._freed += self._hold_back(freed)
+        self._renew(generation)
+        changed = set(written)
+        for key in [key for key, item in self._inferences.items() if item.reads & changed]:
+            self._drop(key)
+
+    def _piece(
+        self, segment: int, base: int, live: List[int], dead: List[int], numbers: bytes,
+        payloads: List[Optional[torch.Tensor]], reason: int, seconds: float,
+    ) -> Piece:  # fmt: skip
+        """A segment that the device has computed."""
+        self.counters.segments += 1
+        if self._slowdown > 1.0:
+            time.sleep((self._slowdown - 1.0) * seconds)
+        kept: Any = payloads
+        return Piece(segment, base, tuple(zip(live[::2], live[1::2])), frozenset(dead), numbers, kept, reason)
+
+    def _run(self, pieces: Sequence[Piece], done: Optional[Done]) -> Outcome:
+        outcome = super()._run(pieces, done)
+        unchecked, self._unchecked = self._unchecked, []
+        if unchecked:
+            self._check_cut(pieces[-1], unchecked)
+        return outcome
+
+    def _together(self, inference: Inference, runner: RecordedSplit, piece: Piece) -> Optional[Outcome]:
+        """See :class:`SplitRecorder`; of an inference that is cut, the program goes on with what was divided."""
+        if piece.reason != CUT:
+            return super()._together(inference, runner, piece)
+        attempt = self._attempt(inference, runner, piece)
+        if attempt is None:
+            return None
+        tensors = [copied(tensor) for tensor in attempt.outputs]
+        if not inference.checked:  # the first time the device computes it too
+            self._unchecked = tensors
+            return None
+        self._count(runner, piece, attempt)
+        self._owe(inference, put(self._session, piece, inference.uses, tensors), False)
+        return Outcome()
+
+    def _check_cut(self, piece: Piece, tensors: Sequence[torch.Tensor]) -> None:
+        """The first results of a divided inference beside the device's."""
+        inference = self._known(piece)
+        if inference is None:
+            return
+        inference.checked = True
+        try:
+            for mine, expected in zip(tensors, held(self._session, piece, inference.uses)):
+                compare(mine, expected, "the split", ROUNDING)
+        except Unsupported as error:
+            inference.problem = str(error)
+            self._tell(f"{inference.name} is computed here: {error}")
 
     def rested(self) -> None:
         """What began like an inference that is computed here ended in a read; it was not noted, and changed nothing.

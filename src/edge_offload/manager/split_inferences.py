@@ -15,6 +15,7 @@ from edge_offload.capture.joined import Joined
 from edge_offload.capture.sequences import Recorded, capture
 from edge_offload.errors import LinkLost
 from edge_offload.manager.recorded_split import RecordedSplit
+from edge_offload.manager.split_cut import Uses
 from edge_offload.manager.split_reads import Later
 from edge_offload.split.networks import Network
 from edge_offload.split.runtime.tracing import located_along
@@ -35,6 +36,7 @@ class Inference:
     examples: List[torch.Tensor] = field(default_factory=list)
     made: Tuple[int, ...] = ()
     later: Tuple[Later, ...] = ()
+    uses: Uses = field(default_factory=Uses)
     runner: Optional[RecordedSplit] = None
     checked: bool = False
     touched: int = 0

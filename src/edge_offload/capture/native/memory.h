@@ -42,8 +42,29 @@ inline void look(Context* context, const Tensor& host) {
     c10::raw::intrusive_ptr::decref(host.unsafeGetTensorImpl());
   }
 }
+// What a cut segment made is used behind the cut.
+[[gnu::noinline]] inline void note_use(const Context& context, const c10::TensorImpl* mine) {
+  auto& s = state();
+  for (const auto& use : s.uses) if (use.id == context.id) return;
+  const auto bytes = static_cast<int64_t>(mine->storage().nbytes()), item = static_cast<int64_t>(mine->dtype().itemsize());
+  auto whole = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(mine->storage()), c10::DispatchKeySet(kKey), mine->dtype());
+  if (mine->is_non_overlapping_and_dense() && mine->storage_offset() == 0 && mine->numel() * item == bytes)
+    whole.unsafeGetTensorImpl()->set_sizes_and_strides(mine->sizes(), mine->strides());
+  else
+    whole.unsafeGetTensorImpl()->set_sizes_contiguous(c10::IntArrayRef(bytes / item));
+  Key key(kDownload);
+  key.tensor(whole);
+  Tensor value;
+  if (s.keep && context.memory) {  // nothing has written to it since the cut: this is the first that names it
+    auto host = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(context.memory), c10::DispatchKeySet(c10::DispatchKey::CPU), mine->dtype());
+    host.unsafeGetTensorImpl()->set_sizes_and_strides(whole.sizes(), whole.strides());
+    value = host.clone(at::MemoryFormat::Contiguous);
+  }
+  s.uses.push_back({context.id, context.canonical, special(kDownload, key)->index, value});
+}
 // A tensor of the host that looks like this one of the device, which is over the memory of the context.
 inline c10::TensorImpl* Context::seen(const c10::TensorImpl* mine) const {
+  if (cut()) note_use(*this, mine);
   for (const auto& slot : looked) {
     auto* host = slot.load(std::memory_order_acquire);
     if (!host) break;

@@ -69,11 +69,17 @@ inline void forget_if_many() {
 }
 
 inline void announce_if_complete();
+inline void note_use(const Context& context, const c10::TensorImpl* mine);
 
 inline void note(const Entry* entry, const Key& key) {
   auto& segment = state().pending;
   // whatever may throw comes first: half a call in the segment would spoil those after it
   for (auto* storage : key.references) context_of(storage);
+  if (state().cut)
+    for (const auto* t : key.tensors) {
+      const auto* context = context_of(t->storage().unsafeGetStorageImpl());
+      if (context->cut()) note_use(*context, t->unsafeGetTensorImpl());
+    }
   c10::SmallVector<Tensor, 2> payloads;
   for (const auto& payload : key.payloads) {
     if (state().here && !state().waiting && !state().keep) { payloads.emplace_back(); continue; }  // nobody will look at it

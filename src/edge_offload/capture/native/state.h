@@ -30,7 +30,7 @@ constexpr size_t kFlushWords = 1u << 15;
 constexpr size_t kMaxEntries = 1u << 18;  // distinct calls, and segments, before everything is learnt anew
 constexpr size_t kMaxSegments = 1u << 16;
 
-enum Reason : int { kRead = 0, kInfer = 1, kDynamic = 2, kAsync = 3, kCall = 4, kBarrier = 5 };
+enum Reason : int { kRead = 0, kInfer = 1, kDynamic = 2, kAsync = 3, kCall = 4, kBarrier = 5, kCut = 6 };
 
 // What one result of a call looks like.
 struct Out {
@@ -73,6 +73,7 @@ struct Context {  // the owner of a device storage: what its fake pointer stands
   bool spare = false;   // among the spares of a thread, as long as it has no bytes
   ~Context();
   inline c10::TensorImpl* seen(const c10::TensorImpl* mine) const;
+  inline bool cut() const;  // made by the segment whose uses the handler learns
 };
 
 struct Segment {  // the pending one
@@ -92,6 +93,7 @@ struct Known {  // a segment that has been defined
   std::vector<uint32_t> words;
 };
 struct Death { uint64_t id, epoch; uint32_t canonical; bool fresh; };
+struct Use { uint64_t id; uint32_t canonical, entry; Tensor value; };  // a storage, the read that tells all of it, and its bytes if they are kept
 
 struct Bytes128 { uint64_t low, high; bool operator==(const Bytes128& o) const { return low == o.low && high == o.high; } };
 struct Hash128 { size_t operator()(const Bytes128& b) const { return b.low ^ (b.high * 0x9e3779b97f4a7c15ull); } };
@@ -135,6 +137,9 @@ struct alignas(64) State {
   uint64_t heard_after = 0;                      // ... and behind how many that it was told of
   uint32_t turn = 0;                         // for the exceptions
   std::vector<uint64_t> written;             // storages that were written since the handler last heard of it
+  uint64_t cut = 0;                          // a segment that ended in the middle of an inference,
+  bool cut_read = false;                     // ... behind which something has been read; and what is used of it
+  std::vector<Use> uses;
   std::unordered_map<uint64_t, Context*> listed;  // guarded by `deaths`
   const char* spoiled_by = "";
   uint64_t count_hits = 0, count_flushes = 0;
@@ -146,6 +151,7 @@ union Forever {  // never destroyed: storages outlive static destruction
 };
 inline Forever forever;
 inline State& state() { return forever.state; }
+inline bool Context::cut() const { return fresh && epoch == state().cut; }
 
 // Takes the lock on calls; lets go of the GIL while it has to wait, because the holder may need it.
 struct Hold {

@@ -29,6 +29,53 @@ inline void give_up(const char* why) {
   else if (!state().spoiled) spoil(why);
 }
 
+// How long ago a segment began, in seconds.
+inline double seconds_of(const Segment& segment) {
+  return segment.words.empty() ? 0.0 : std::chrono::duration<double>(std::chrono::steady_clock::now() - segment.began).count();
+}
+// What comes now has sizes that depend on data, and is computed here. What led there, if anything was uploaded in it, may
+// be most of an inference that comes again: the segment ends here, and the program goes on with what it left.
+inline void cut() {
+  auto& s = state();
+  const char* const why = "has sizes that depend on data";
+  if (s.pending.payloads.empty()) { give_up(why); return; }
+  if (s.waiting) {
+    const auto& words = s.pending.words;
+    if (std::none_of(s.following.begin(), s.following.end(), [&](uint32_t id) { return s.known.at(id)->words.size() == words.size(); })) {
+      leave();
+      return;
+    }
+    s.waiting = false;
+    flush(kCut);
+  } else {
+    const double seconds = seconds_of(s.pending);
+    std::vector<uint64_t> written;
+    written.swap(s.written);
+    Ended ended;
+    py::gil_scoped_acquire gil;
+    Told told(ended);
+    Busy busy;
+    const bool learns = py::cast<bool>(py::reinterpret_borrow<py::object>(s.handler).attr("cut")(
+        s.generation, ended.id, ended.base, told.live, told.dead, told.freed, told.numbers, told.payloads, seconds, written));
+    if (learns) s.cut = ended.epoch;
+  }
+  s.spoiled = true;
+  s.spoiled_by = "";
+}
+// The inference that was cut is over: the handler learns what the program used of what it left.
+inline void tell_uses() {
+  auto& s = state();
+  s.cut = 0;
+  s.cut_read = false;
+  std::vector<Use> uses;
+  uses.swap(s.uses);
+  py::gil_scoped_acquire gil;
+  py::list items;
+  for (const auto& use : uses) items.append(py::make_tuple(use.id, use.canonical, use.entry, use.value.defined() ? py::object(py::cast(use.value)) : py::object(py::none())));
+  Busy busy;
+  py::reinterpret_borrow<py::object>(s.handler).attr("used")(items);
+}
+
 // Those of some segments that go on, or begin, with this call.
 inline std::vector<uint32_t> alike(const std::vector<uint32_t>& segments, const Entry& entry, const Key& key) {
   auto& s = state();
@@ -131,10 +178,11 @@ inline void told(const Tensor& host) {
       return;
     }
   }
-  const double seconds = s.pending.words.empty() ? 0.0 : std::chrono::duration<double>(std::chrono::steady_clock::now() - s.pending.began).count();
+  const double seconds = seconds_of(s.pending);
   std::vector<uint64_t> written;
   written.swap(s.written);
   s.spoiled = false;
+  s.cut_read = s.cut != 0;  // what the program uses of it is of interest until it uploads something
   Ended ended;
   if (spoiled && ended.deaths.empty() && written.empty()) return;
   py::gil_scoped_acquire gil;
@@ -169,6 +217,7 @@ inline void write_here(const Tensor& self, const Tensor& source) {
   BelowAll below;
   if (!s.watched) { copy_here(host_of(self), source); return; }
   Hold hold;
+  if (s.cut_read) tell_uses();
   const auto fate = note_or_wait(kUpload, [&](Key& key) {
     key.tensor(self);
     key.tag('P'); key.put(static_cast<uint8_t>(source.scalar_type())); key.put(static_cast<uint8_t>(source.dim()));
@@ -201,7 +250,7 @@ inline void compute(const c10::OperatorHandle& op, Stack* stack) {
     Key key(&schema);
     for (size_t i = 0; i < arguments; ++i) key.value((*stack)[first + i], schema.name().c_str());
     entry = lookup(key);
-    if (!entry && has_dynamic_results(op, *stack, first)) give_up("has sizes that depend on data");
+    if (!entry && has_dynamic_results(op, *stack, first)) cut();
     else {
       if (!entry) entry = intern(key.view(), c10::toString(op.operator_name()));
       const auto fate = note_or_wait(*entry, key);

@@ -1,0 +1,135 @@
+"""Programs whose ends have sizes that depend on data, under ``edge-offload exec --mode split``; one JSON line each."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import sys
+import time
+
+import torch
+from divided import divide_everything
+from torch import nn
+
+from edge_offload.capture.device import installed
+
+torch.set_num_threads(1)
+recorder = installed().recorder
+splits = recorder.splits
+divide_everything(recorder)
+seldom = []
+
+
+class Detector(nn.Module):
+    """Boxes and scores of a grid."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 12, 3, padding=1), nn.SiLU()
+        )
+        self.boxes, self.scores = nn.Conv2d(12, 4, 1), nn.Conv2d(12, 3, 3, padding=1)
+
+    def forward(self, picture):
+        maps = self.body(picture)
+        before = torch.empty_like(maps)
+        before.copy_(maps)
+        maps.mul_(0.5)
+        maps = maps + before
+        boxes = self.boxes(maps).flatten(2).transpose(1, 2)[0]
+        height, width = maps.shape[2:]
+        lines = [torch.arange(count, device=maps.device) for count in (height, width)]  # the same in each inference
+        grid = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).reshape(-1, 2).to(boxes.dtype)
+        scale = torch.full((2,), 2.0, dtype=boxes.dtype, device=maps.device)
+        corners = boxes[:, :2] + grid * scale
+        scale.mul_(3.0)
+        boxes = torch.cat([corners, boxes[:, 2:] * scale], 1)
+        scores = self.scores(maps).flatten(2).transpose(1, 2)[0].sigmoid()
+        return maps, boxes, scores
+
+
+def above(net, picture):
+    """As a detector ends: what is above a threshold, class by class; how many differs each time."""
+    _, boxes, scores = net(picture)
+    found = []
+    for label in range(scores.shape[1]):
+        score = scores[:, label]
+        keep = score > score.mean()
+        found += [boxes[keep], score[keep]]
+    return [torch.cat([item.flatten() for item in found]).cpu()]
+
+
+def in_place(net, picture):
+    """What the first part left is changed before it is read."""
+    _, boxes, scores = net(picture)
+    best = scores.amax(1)
+    keep = (best > best.mean()).nonzero()[:, 0]
+    boxes[:, 2:].add_(boxes[:, :2])
+    boxes.mul_(2.0)
+    return [boxes[keep].cpu(), scores[keep].cpu()]
+
+
+def maps_too(net, picture):
+    """All of what the first part left is used, a map among it in parts."""
+    maps, boxes, scores = net(picture)
+    best = scores.amax(1)
+    top = best.topk(5).indices
+    chosen = boxes[best > best.mean()]
+    return [chosen.cpu(), boxes[top].cpu(), maps[:, ::2, 1:-1].mean((2, 3)).cpu()]
+
+
+def now_and_then(net, picture):
+    """The maps are used seldom: not while it is learnt what is used."""
+    maps, boxes, scores = net(picture)
+    best = scores.amax(1)
+    found = [boxes[best > best.mean()]]
+    if seldom:
+        found.append(maps.mean((2, 3)))
+    return [item.cpu() for item in found]
+
+
+def server_gone(net, picture):
+    """As ``above``; see :func:`main`."""
+    return above(net, picture)
+
+
+SITUATIONS = {"above": above, "in place": in_place, "maps too": maps_too, "now and then": now_and_then,
+              "server gone": server_gone}  # fmt: skip
+
+
+def distance(found, wanted):
+    if [item.shape for item in found] != [item.shape for item in wanted]:
+        return float("inf")
+    return max(float((got - want).abs().max() / want.abs().max().clamp(min=1e-9)) for got, want in zip(found, wanted))
+
+
+@torch.no_grad()
+def main(names):
+    for name in names:
+        infer = SITUATIONS[name]
+        torch.manual_seed(len(name))
+        mine = Detector().double().eval()
+        there = copy.deepcopy(mine).to("cuda")
+        before, worst, sizes = dataclasses.asdict(splits), 0.0, set()
+        end = time.monotonic() + 120.0
+        while splits.operators_split < before["operators_split"] + 12 and time.monotonic() < end:
+            picture = torch.rand((1, 3, 24, 32), dtype=torch.float64)
+            seldom[:] = [True] if splits.operators_split % 4 == 3 else []
+            found = infer(there, picture.to("cuda"))
+            sizes.add(found[0].shape[0])
+            worst = max(worst, distance(found, infer(mine, picture)))
+            time.sleep(0.01)
+        if infer is server_gone:
+            clients = {item.runner._client for item in recorder._inferences.values() if item.runner is not None}
+            for client in clients:
+                client.close()
+            for _ in range(5):
+                picture = torch.rand((1, 3, 24, 32), dtype=torch.float64)
+                worst = max(worst, distance(infer(there, picture.to("cuda")), infer(mine, picture)))
+        facts = {"distance": worst, "sizes": len(sizes), "state": recorder.state()}
+        after = dataclasses.asdict(splits)
+        print(json.dumps({"situation": name, "before": before, "after": after, **facts}), flush=True)
+
+
+main(sys.argv[1:] or list(SITUATIONS))
