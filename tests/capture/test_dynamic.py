@@ -81,6 +81,16 @@ def test_a_formula_of_formulas_of_formulas_is_refused() -> None:
         parse_formula(inner)
 
 
+@pytest.mark.parametrize("value", [1 << 61, (1 << 64) - 1, -(1 << 61)])
+def test_numbers_of_storages_that_would_not_fit_are_refused(value: int) -> None:
+    node = [None, b"", [], [[0, 1, value]], [], b"", [], False, []]
+    with pytest.raises(ProtocolError, match="malformed node"):
+        parse_node(node)
+    course = [None, [], abs(value), 0, [], False]
+    with pytest.raises(ValueError, match="number of things"):
+        parse_course(course)
+
+
 def test_a_formula_holds_for_the_next_size() -> None:
     samples: List[Since] = [[(n, 4), (m,)] for n, m in ((7, 3), (9, 3), (12, 5), (3, 2))]
     column = tuple(16 * first[0] for first, _ in samples)

@@ -25,6 +25,8 @@ SAME, FROM_STEP, FROM_START = range(3)
 MAX_NODES = 2048
 MAX_AHEAD = 2048
 MAX_PAYLOAD = 64 << 10
+#: Numbers of storages are below: with an offset they still fit 64 bits.
+MOST_STORAGES = 1 << 61
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def parse_node(data: Any) -> Node:
             bool(describe),
             tuple(_count(call) for call in wanted),
         )
-        if any(how > FROM_START for _, how, _ in node.live):
+        if any(how > FROM_START or abs(value) >= MOST_STORAGES for _, how, value in node.live):
             raise ValueError("a storage is named in no known way")
     except (TypeError, ValueError, OverflowError, struct.error) as error:
         raise ProtocolError(f"malformed node: {error}") from None
@@ -175,14 +177,14 @@ def _edges(data: Any, count: int) -> List[Edge]:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < MOST_STORAGES:
         raise ValueError(f"{value!r} is not a number of things")
     return value
 
 
 def _whole(value: Any) -> int:
-    if type(value) is not int:
-        raise ValueError(f"{value!r} is not an integer")
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"{value!r} is not an integer of 64 bits")
     return value
 
 

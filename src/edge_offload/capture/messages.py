@@ -16,7 +16,7 @@ import torch
 
 from edge_offload.capture.ahead import described_to_wire
 from edge_offload.capture.blobs import Named
-from edge_offload.capture.course import Course, Node, parse_course, parse_node
+from edge_offload.capture.course import MOST_STORAGES, Course, Node, parse_course, parse_node
 from edge_offload.capture.entries import Buffer, host_tensor
 from edge_offload.capture.executor import DeviceSession
 from edge_offload.capture.keys import DTYPE_NUMBERS, DTYPES
@@ -165,9 +165,9 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
 
         for segment, base, live, dead, numbers, sizes, describe in facts["steps"]:
             pairs = _words(live)
-            step = Step(
-                _count(segment), _count(base), list(zip(pairs[::2], pairs[1::2])), _words(dead), _raw(numbers), []
-            )
+            if _count(base) >= MOST_STORAGES:
+                raise ValueError("a step makes a storage of too high a number")
+            step = Step(_count(segment), base, list(zip(pairs[::2], pairs[1::2])), _words(dead), _raw(numbers), [])
             step.describe = bool(describe)
             step.payloads = unpack(map(_count, sizes))
             message.steps.append(step)
