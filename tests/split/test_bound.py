@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import List
 
 import numpy as np
 import pytest
@@ -230,6 +231,22 @@ def test_clocks_count_every_row_that_is_sent(classes: int, compiled: None) -> No
     found = Clocks(Counts(space, 1e4), classes).least_makespan(3.0 * best)
     assert found == pytest.approx(best, rel=1e-3)
     assert found <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("gap", "asked"), [(0.03, [False]), (0.05, [False, True]), (0.2, [False])])
+def test_more_clocks_are_kept_where_few_nearly_reach(
+    gap: float, asked: List[bool], compiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = Space(model_of(network(3, rows=12, operators=6), 3), [300.0])
+    finer: List[bool] = []
+
+    def told(clocks: Clocks, target: float, most: int = 0) -> float:
+        finer.append(most > 0)
+        return target * 1.03 / (1.0 + gap)
+
+    monkeypatch.setattr(Clocks, "least_makespan", told)
+    improve_and_bound(space, plan_table(space, "server_only"), Limits(labels=100))
+    assert finer == asked
 
 
 def test_more_labels_never_loosen_the_bound() -> None:

@@ -82,6 +82,28 @@ def test_what_moves_from_any_plan_is_a_plan_and_no_slower() -> None:
         check(space.plan(found, 300.0), located, space.identity)
 
 
+def test_moves_that_cost_a_little_lead_out_of_a_plan_that_no_move_betters() -> None:
+    space = space_of(blocks(4, 20), 600.0)
+    (stuck,) = refine(space, Objective(), [space.score(space.server_only)], 300, random.Random(1))
+    for seed in range(3):
+        plain, daring = (refine(space, Objective(), [stuck], 400, random.Random(seed), slack=slack)[0]
+                         for slack in (0.0, 0.03))  # fmt: skip
+        assert plain.makespan_s[0] == pytest.approx(stuck.makespan_s[0])
+        assert daring.makespan_s[0] < 0.95 * stuck.makespan_s[0]
+        check(space.plan(daring, 600.0), space.located, space.identity)
+
+
+@pytest.mark.parametrize("slack", [0.002, 0.1, 1.0])
+def test_moves_that_cost_never_end_in_a_worse_plan(slack: float) -> None:
+    space = space_of(blocks(3, 16))
+    space = Space(space.model, [100.0, 300.0, 900.0])
+    starts = [space.score(space.server_only), space.score(space.device_only), space.score((Recut(6, 0.5),))]
+    for start in starts:
+        found = refine(space, Objective(), [start] * 3, 60, random.Random(0), slack=slack)
+        for at, scored in enumerate(found):
+            assert scored.makespan_s[at] <= start.makespan_s[at]
+
+
 def test_it_stops_when_told() -> None:
     space = space_of(blocks(2, 12))
     start = [space.score(space.server_only)]

@@ -33,8 +33,12 @@ from edge_offload.split.shares import refine
 from edge_offload.split.space import Scored, Space
 
 Item = TypeVar("Item")
-FINE = 64
-"""Clocks that are kept per number of rows where few do not reach."""
+FINE = 32
+"""Clocks that are kept per number of rows where few do not reach, but nearly do."""
+NEAR = 0.06
+"""Gap up to which more clocks are worth their time."""
+SLACK = 0.002
+"""Share by which a move of the server's rows may make a plan slower, at first."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Limits:
         labels: partial plans that are kept per operator; a twentieth of them when looking for a better plan.
         width: share of the makespan that comparing tails on a grid may cost the bound.
         rows: values of more rows than this are too many for the search by clocks.
-        moves: of the server's rows, before the bound is looked for.
+        moves: of the server's rows, before the bound is looked for; and twice as many that may make the plan slower.
     """
 
     gap: float = 0.03
@@ -131,7 +135,9 @@ def _by_clocks(counts: Counts, makespan: float, limits: Limits) -> float:
     try:
         clocks = Clocks(counts)
         found = clocks.least_makespan(target)
-        return found if found >= target else max(found, clocks.least_makespan(target, most=FINE))
+        if target <= found or found * (1.0 + NEAR) < makespan:
+            return found
+        return max(found, clocks.least_makespan(target, most=FINE))
     except Unsupported:  # no compiler: labels alone
         return 0.0
 
@@ -141,7 +147,8 @@ def _moved(space: Space, table: PlanTable, index: int, moves: int) -> Optional[S
     alone = Space(space.model, [float(space.bandwidths[index])], space.codecs)
     steps = [{step.operator: (step.low, step.high) for step in table.plans[index].steps(side)} for side in Side]
     known = alone.score_ranges(steps[0], steps[1])
-    (found,) = refine(alone, Objective(), [known], moves, random.Random(0))
+    near = refine(alone, Objective(), [known], moves, random.Random(0))
+    (found,) = refine(alone, Objective(), near, 2 * moves, random.Random(0), slack=SLACK)
     return space.score_ranges(found.robot, found.server) if found.makespan_s[0] < known.makespan_s[0] else None
 
 

@@ -61,18 +61,21 @@ def even(space: Space, share: float, until: int) -> Tuple[int, ...]:
 
 
 def refine(space: Space, objective: Objective, best: Sequence[Scored], tries: int, chooser: random.Random,
-           stop: Callable[[], bool] = lambda: False) -> List[Scored]:  # fmt: skip
+           stop: Callable[[], bool] = lambda: False, slack: float = 0.0) -> List[Scored]:  # fmt: skip
     """The plans, one per bandwidth of the space, or better ones that moving the server's rows has led to.
 
     It begins with even shares up to a place. A move gives the server a row more or less of each operator of a stretch,
     in proportion to their lengths. Plans that are as good are taken, too, so that moves add up.
+
+    With ``slack`` it begins with the plans that it is given and goes on from plans that cost up to this share more,
+    too; the share falls to 0 with the tries (threshold accepting: Dueck and Scheuer, 1990).
     """
-    found = list(best)
+    found, held = list(best), list(best)
     count = len(space.located.operators)
     waist = _behind_waists(space)
     places = [range(count + 1), sorted({0, count, *waist})]
     starts = [even(space, share, end) for end in waist[1 :: len(waist) // 16 + 1] for share in SHARES]
-    starts = chooser.sample(starts, min(len(starts), tries // 4))
+    starts = [] if slack else chooser.sample(starts, min(len(starts), tries // 4))
     seen: Set[Tuple[Tuple[int, ...], bool]] = set()
     for attempt in range(tries):
         if stop():
@@ -80,7 +83,7 @@ def refine(space: Space, objective: Objective, best: Sequence[Scored], tries: in
         if attempt < len(starts):
             moved, counted_back = starts[attempt], False
         else:
-            rows, counted_back = server_rows(space, found[attempt % len(found)])
+            rows, counted_back = server_rows(space, held[attempt % len(held)])
             moved = _moved(space, rows, chooser.choice(places), chooser)
         if (moved, counted_back) in seen:
             continue
@@ -89,8 +92,12 @@ def refine(space: Space, objective: Objective, best: Sequence[Scored], tries: in
             scored = space.score_ranges(*ranges(space, moved, counted_back))
         except BadInput:  # rows that no one side has
             continue
+        worse = 1.0 + slack * (1.0 - attempt / tries)
         for at, known in enumerate(found):
-            if _cost(objective, scored, at) <= _cost(objective, known, at):
+            cost = _cost(objective, scored, at)
+            if cost <= worse * _cost(objective, held[at], at):
+                held[at] = scored
+            if cost <= _cost(objective, known, at):
                 found[at] = scored
     return found
 
