@@ -33,9 +33,9 @@ from edge_offload.split.shares import refine
 from edge_offload.split.space import Scored, Space
 
 Item = TypeVar("Item")
-FINE = 32
+FINE = 48
 """Clocks that are kept per number of rows where few do not reach, but nearly do."""
-NEAR = 0.06
+NEAR = 0.08
 """Gap up to which more clocks are worth their time."""
 SLACK = 0.002
 """Share by which a move of the server's rows may make a plan slower, at first."""
