@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from edge_offload.execute import heap
+
 CHILD = """
 import resource, threading, torch
 from edge_offload.execute.heap import keep_freed
@@ -40,3 +42,24 @@ def test_memory_that_was_given_back_is_taken_again_without_page_faults() -> None
         pytest.skip("this C library's allocator cannot be told")
     assert before > 10_000, "80 MiB that are mapped anew are 20,480 pages"
     assert max(after) < before / 20, "in the main thread, and in others"
+
+
+def test_an_executor_gets_jemalloc_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    inherited = {"PATH": "/bin", "EDGE_OFFLOAD_EXEC_MODE": "replay"}
+    monkeypatch.setattr(heap, "jemalloc", lambda: None)
+    assert heap.of_executor(inherited) == {"PATH": "/bin"}
+    monkeypatch.setattr(heap, "jemalloc", lambda: "/lib/libjemalloc.so.2")
+    made = heap.of_executor(inherited)
+    assert (made["LD_PRELOAD"], made["PATH"]) == ("/lib/libjemalloc.so.2", "/bin")
+    own = {"LD_PRELOAD": "/mine.so", "MALLOC_CONF": "x"}
+    assert heap.of_executor(own) == own, "the user's choice stands"
+
+
+def test_jemalloc_serves_the_executor() -> None:
+    if heap.jemalloc() is None:
+        pytest.skip("jemalloc is not installed: apt install libjemalloc2")
+    code = "import torch; torch.ones(8 << 20); print('jemalloc' in open('/proc/self/maps').read())"
+    made = heap.of_executor({"PATH": "/usr/bin"})
+    done = subprocess.run([sys.executable, "-c", code], env=made, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
+    assert not done.stderr, "it complains of its options"

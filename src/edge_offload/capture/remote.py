@@ -14,6 +14,7 @@ from edge_offload.capture.channel import Channel
 from edge_offload.capture.entries import Buffer
 from edge_offload.capture.messages import Answer, parse_answer, serve
 from edge_offload.errors import LinkLost, ProtocolError
+from edge_offload.execute.heap import of_executor
 
 _NUMBERS = ("total_memory", "major", "minor", "multi_processor_count")
 
@@ -138,10 +139,11 @@ class WorkerRemote:
 
     def __init__(self, device: str = "cpu", threads: int = 0, start_timeout_s: float = 240.0) -> None:
         ours, theirs = socket.socketpair()
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("EDGE_OFFLOAD_EXEC")}
         command = [sys.executable, "-m", "edge_offload.capture.worker", str(theirs.fileno())]
         command += ["--device", device, "--threads", str(threads)]
-        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], env=of_executor(os.environ), stdin=subprocess.DEVNULL
+        )
         theirs.close()
         self.bytes_up = self.bytes_down = self.messages = 0
         self._channel = Channel(ours)

@@ -18,6 +18,7 @@ from edge_offload.capture.blobs import BlobStore
 from edge_offload.capture.channel import Channel
 from edge_offload.capture.entries import Buffer
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError, RemoteError
+from edge_offload.execute.heap import of_executor
 from edge_offload.link.peers import Peer, Request
 
 if TYPE_CHECKING:
@@ -181,11 +182,8 @@ class Session:
         try:
             command = [sys.executable, "-m", "edge_offload.capture.worker", str(theirs.fileno())]
             command += [*self._options, "--note", str(note)]
-            environment = {
-                name: value for name, value in os.environ.items() if not name.startswith("EDGE_OFFLOAD_EXEC")
-            }
             process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno(), note], env=environment, stdin=subprocess.DEVNULL
+                command, pass_fds=[theirs.fileno(), note], env=of_executor(os.environ), stdin=subprocess.DEVNULL
             )
             self._note = mmap.mmap(note, NOTE_BYTES)
         finally:

@@ -133,12 +133,15 @@ def _virtual_device() -> List[Finding]:
 def _executor() -> List[Finding]:
     """How a server runs the steps of programs whose sizes depend on data."""
     from edge_offload.capture import build
+    from edge_offload.execute.heap import jemalloc
 
+    heap = "with jemalloc" if jemalloc() is not None else "with glibc's allocator (faster: apt install libjemalloc2)"
     what = "server's steps"
     if build.compiler() is None:
-        return [Finding(WARN, what, "of data-dependent sizes run in Python: no C++ compiler", "apt install g++")]
+        detail = f"of data-dependent sizes run in Python, {heap}: no C++ compiler"
+        return [Finding(WARN, what, detail, "apt install g++")]
     when = "built" if build.nodes_path().exists() else "not built yet; the first 'edge-offload serve' does it"
-    return [Finding(OK, what, f"of data-dependent sizes run in C++, {when}")]
+    return [Finding(OK, what, f"of data-dependent sizes run in C++, {when}, {heap}")]
 
 
 def _codecs() -> List[Finding]:
