@@ -149,4 +149,6 @@ def test_two_programs_on_one_server_do_not_see_each_other(serving: Serving, tmp_
     time.sleep(1.0)
     for program in programs:
         program.kill()
-        counted(program.communicate()[0].rpartition("\n")[0])
+        told = program.communicate()[0].rpartition("\n")[0]
+        assert told, "it did nothing"
+        counted(told)

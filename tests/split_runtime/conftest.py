@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
@@ -118,3 +119,19 @@ def robot(keys):
     for item in made:
         item.client.close()
         item.offloaded.close()
+
+
+@pytest.fixture(scope="session")
+def told_by(server, keys):
+    """told_by(script) -> what a program under ``exec --mode split`` printed, a line of JSON each, by situation."""
+
+    def run(script):
+        program = [sys.executable, str(pathlib.Path(__file__).with_name(script))]
+        command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "split", "--server", server.address,
+                   "--keys", str(keys), "--", *program]  # fmt: skip
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+        assert done.returncode == 0
+        return {item["situation"]: item for item in map(json.loads, done.stdout.splitlines())}
+
+    return run

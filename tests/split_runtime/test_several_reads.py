@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
 
 from edge_offload.capture import build
 
-HERE = pathlib.Path(__file__).parent
 pytestmark = pytest.mark.skipif(
     build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
 )
 
 
 @pytest.fixture(scope="module")
-def told(server, keys):
-    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "split", "--server", server.address,
-               "--keys", str(keys), "--", sys.executable, str(HERE / "several_reads_app.py")]  # fmt: skip
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert done.returncode == 0
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    return {item["situation"]: item for item in found}
+def told(told_by):
+    return told_by("several_reads_app.py")
 
 
 @pytest.mark.parametrize("situation", ["heads", "between", "encoder", "vision"])
