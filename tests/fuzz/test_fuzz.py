@@ -10,11 +10,9 @@ import pytest
 
 from edge_offload import records
 from edge_offload.bench.fuzz import fuzz
-from edge_offload.bench.fuzz_calls import entry, mangle, tensor_item
+from edge_offload.bench.fuzz_calls import entry, mangle, replaced, tensor_item
 from edge_offload.capture.executor import DeviceSession, Step
 from edge_offload.capture.messages import Message, parse_answer, serve
-
-JUNK = [None, True, -1, 1 << 40, 1 << 62, 1.5, "", "aten::mul.Tensor", b"", b"12345678", [], [[]], {}, {"a": 1}]
 
 
 def square() -> Message:
@@ -29,17 +27,6 @@ def square() -> Message:
     message.segments = [(0, struct.pack("<8I", 0, 1, 0, 2, 0, 0, 3, 1))]
     message.steps = [Step(0, 1, [], [], b"", [struct.pack("<4f", 1, 2, 3, 4)])]
     return message
-
-
-def replaced(facts: object, draw: random.Random) -> object:
-    """The same with one value somewhere in it replaced."""
-    if isinstance(facts, dict) and facts and draw.random() < 0.9:
-        key = draw.choice(sorted(facts))
-        return {**facts, key: replaced(facts[key], draw)}
-    if isinstance(facts, list) and facts and draw.random() < 0.9:
-        place = draw.randrange(len(facts))
-        return [*facts[:place], replaced(facts[place], draw), *facts[place + 1 :]]
-    return draw.choice(JUNK)
 
 
 def test_a_device_answers_whatever_it_is_sent() -> None:

@@ -7,6 +7,7 @@ Robots that are trusted and mean no good send, by turns drawn from --seed:
   infer     pictures for a model, with a description or a payload that was tampered with (mode server)
   garbled   messages of the virtual device (edge-offload exec) with bits flipped
   calls     calls that fit their operator's schema, with arguments that need not make sense
+  courses   what the server is to run ahead, for sizes that depend on data, with parts of it replaced
 
 and strangers open connections: bytes that are no protocol, handshakes with an unknown key or without one. Meanwhile two
 honest sessions of another robot, a virtual device and a model, check every result bit by bit.
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 MESSAGES, CONNECTIONS = 2000, 200
 FULL, FULL_CONNECTIONS = 100_000, 10_000
 #: Share of each kind of message.
-SHARES = {"raw": 0.62, "requests": 0.20, "infer": 0.10, "garbled": 0.03, "calls": 0.05}
+SHARES = {"raw": 0.57, "requests": 0.20, "infer": 0.10, "garbled": 0.03, "calls": 0.05, "courses": 0.05}
 CHECK_EVERY_S = 0.5
 TELL_EVERY_S = 30.0
 #: Bytes that the server may have grown since a tenth of all this: a few of the largest messages that it takes.
@@ -125,11 +126,13 @@ class _Attack:
     def __init__(self, address: str, public: str, keys: Any, clients: Sequence[Client], messages: int,
                  connections: int, seed: int) -> None:  # fmt: skip
         from edge_offload.bench.fuzz_calls import Caller
+        from edge_offload.bench.fuzz_courses import CourseSender
         from edge_offload.bench.fuzz_peers import Babbler, Requester, Strangers
         from edge_offload.chaos import net
         from edge_offload.chaos.robot import MODEL
 
         self.caller = Caller(clients[0], random.Random(seed))
+        self.courses = CourseSender(clients[0], random.Random(seed + 6))
         self.requester = Requester(clients[1], MODEL, net.inputs()[0].numpy(), random.Random(seed + 1))
         self.babbler = Babbler(address, public, keys.pair("client"), random.Random(seed + 2))
         self.strangers = Strangers(address, public, random.Random(seed + 3))
@@ -141,7 +144,7 @@ class _Attack:
         self._threads = [
             threading.Thread(target=self._guarded, args=(work, *arguments))
             for work, *arguments in (
-                (self._call, wanted["garbled"], wanted["calls"], random.Random(seed + 4)),
+                (self._call, {kind: wanted[kind] for kind in ("garbled", "calls", "courses")}, random.Random(seed + 4)),
                 (self._request, wanted["requests"], wanted["infer"], random.Random(seed + 5)),
                 (self._intrude, wanted["raw"], connections),
             )
@@ -167,11 +170,13 @@ class _Attack:
         except Exception as error:
             self.problems.append(f"the attack broke off: {type(error).__name__}: {error}")
 
-    def _call(self, garbled: int, calls: int, draw: random.Random) -> None:
-        for kind in _shuffled({"garbled": garbled, "calls": calls}, draw):
-            (self.caller.garble if kind == "garbled" else self.caller.call)()
+    def _call(self, counts: Dict[str, int], draw: random.Random) -> None:
+        send = {"garbled": self.caller.garble, "calls": self.caller.call, "courses": self.courses.send}
+        for kind in _shuffled(counts, draw):
+            send[kind]()
             self.sent[kind] += 1
         self.caller.drain()
+        self.courses.drain()
 
     def _request(self, requests: int, infers: int, draw: random.Random) -> None:
         for kind in _shuffled({"requests": requests, "infer": infers}, draw):
@@ -255,15 +260,19 @@ def _watched(attack: _Attack, server: Process, honest: Client, wanted: int) -> D
         failures.append(f"{strangers.let_in} strangers were let in")
     if strangers.most_bytes > HANDSHAKE_BYTES:
         failures.append(f"a stranger was told {strangers.most_bytes} bytes")
-    failures += [f"an executor's end names no operator: {error}" for error in attack.caller.unnamed[:5]]
-    outcomes = {f"call: {name}": count for name, count in attack.caller.outcomes.items()}
+    caller, courses = attack.caller, attack.courses
+    unnamed = [*caller.unnamed, *courses.unnamed]
+    failures += [f"an executor's end names no operator: {error}" for error in unnamed[:5]]
+    outcomes = {f"call: {name}": count for name, count in caller.outcomes.items()}
+    outcomes.update({f"course: {name}": count for name, count in courses.outcomes.items()})
+    outcomes["course: steps run ahead"] = courses.ran
     outcomes.update({f"request: {name}": count for name, count in attack.requester.outcomes.items()})
     outcomes.update({"raw: read": attack.babbler.read, "raw: connections cut": attack.babbler.cut})
     return {
         "seconds": time.monotonic() - began,
         "sent": attack.sent,
         "outcomes": outcomes,
-        "crashes": dict(attack.caller.crashes),
+        "crashes": dict(caller.crashes + courses.crashes),
         "strangers": {**strangers.kinds, "let in": strangers.let_in, "most bytes told": strangers.most_bytes},
         "checks": sum(witness.checks for witness in witnesses),
         "server_begin": begin,

@@ -16,6 +16,22 @@ from typing import Any, Counter, List, Optional, Sequence, Tuple
 CALL_S = 60.0
 #: Calls on their way at once: when one ends the session, those behind it are refused and test nothing.
 MOST_WAITING = 4
+JUNK: List[Any] = [
+    None,
+    True,
+    -1,
+    1 << 40,
+    1 << 62,
+    1.5,
+    "",
+    "aten::mul.Tensor",
+    b"",
+    b"12345678",
+    [],
+    [[]],
+    {},
+    {"a": 1},
+]
 
 
 class DeviceWitness:
@@ -91,16 +107,14 @@ class RawDevice:
         return answer
 
 
-class Caller:
-    """A trusted robot that means no good.
+class Hostile:
+    """A trusted robot that means no good, on the virtual device.
 
     Attributes:
-        outcomes: what became of its calls.
+        outcomes: what became of its messages.
         crashes: executors that ended, by the operator that the error names.
         unnamed: errors of executors that ended without naming the operator of one of the calls.
     """
-
-    STORAGES = 6
 
     def __init__(self, client: Any, generator: random.Random) -> None:
         self.outcomes: Counter[str] = collections.Counter()
@@ -108,25 +122,9 @@ class Caller:
         self.unnamed: List[str] = []
         self._client = client
         self._generator = generator
-        self._schemas = list(_schemas())
         self._device: Optional[RawDevice] = None
-        self._entries = 0
-        self._base = 0
         self._waiting: List[Future] = []
         self._called_names: collections.deque[str] = collections.deque(maxlen=64)
-
-    def call(self) -> None:
-        """A call that fits the schema of an operator."""
-        name, message = self._message()
-        self._send(name, message)
-
-    def garble(self) -> None:
-        """A message of the device, cut or with bits flipped; then one that brings the session to order again."""
-        name, message = self._message()
-        buffers = [bytearray(buffer) for buffer in message.to_wire()]
-        mangle(buffers, self._generator)
-        self._send(name, buffers)
-        self._reset()
 
     def drain(self) -> None:
         """Wait for everything and end the session."""
@@ -134,11 +132,84 @@ class Caller:
             self._settle(self._waiting.pop(0))
         self._close()
 
+    @property
+    def _lost(self) -> bool:
+        return self._device is None or self._device.lost
+
+    def _open(self) -> None:
+        """A new session in place of the one before."""
+        self._close()
+        self._device = RawDevice(self._client)
+
+    def _send(self, names: Sequence[str], message: Any) -> None:
+        """Send what calls ``names``: a message, or its buffers."""
+        assert self._device is not None
+        self._called_names.extend(names)
+        device = self._device
+        answer = device.send(message)
+        answer.add_done_callback(lambda done: self._called(device, done))
+        self._waiting.append(answer)
+        if len(self._waiting) >= MOST_WAITING:
+            self._settle(self._waiting.pop(0))
+
+    def _settle(self, answer: Future) -> None:
+        answer.exception(CALL_S + 1)
+
+    def _called(self, device: RawDevice, done: Future) -> None:
+        error = done.exception()
+        if error is None:
+            self._answered(done.result())
+            return
+        self.outcomes[type(error).__name__] += 1
+        lost, device.lost = device.lost, True  # what follows would be refused: it builds upon this one
+        if lost or "executor process of this session ended" not in str(error):
+            return
+        found = re.search(r"while running (\S+)", str(error))
+        # the note may hold what the session's own bookkeeping ran last
+        if found and (found.group(1) in self._called_names or found.group(1).startswith("edge::")):
+            self.crashes[found.group(1)] += 1
+        else:
+            self.unnamed.append(str(error)[:300])
+
+    def _answered(self, answer: Any) -> None:
+        self.outcomes["ran" if answer.error is None else type(answer.error).__name__] += 1
+
+    def _close(self) -> None:
+        if self._device is not None:
+            ended = self._client.request("device.end", {"session": self._device.session}, timeout_s=CALL_S)
+            ended.exception(CALL_S + 1)
+            self._device = None
+
+
+class Caller(Hostile):
+    """Makes calls that fit their operator's schema, with arguments that need not make sense."""
+
+    STORAGES = 6
+
+    def __init__(self, client: Any, generator: random.Random) -> None:
+        super().__init__(client, generator)
+        self._schemas = list(_schemas())
+        self._entries = 0
+        self._base = 0
+
+    def call(self) -> None:
+        """A call that fits the schema of an operator."""
+        name, message = self._message()
+        self._send([name], message)
+
+    def garble(self) -> None:
+        """A message of the device, cut or with bits flipped; then one that brings the session to order again."""
+        name, message = self._message()
+        buffers = [bytearray(buffer) for buffer in message.to_wire()]
+        mangle(buffers, self._generator)
+        self._send([name], buffers)
+        self._reset()
+
     def _message(self) -> Tuple[str, Any]:
         from edge_offload.capture.executor import Step
         from edge_offload.capture.messages import Message
 
-        if self._device is None or self._device.lost:
+        if self._lost:
             self._open()
         elif self._entries >= 5000:
             self._reset()
@@ -155,68 +226,29 @@ class Caller:
         self._base += 16
         return name, message
 
-    def _send(self, name: str, message: Any) -> None:
-        assert self._device is not None
-        self._called_names.append(name)
-        device = self._device
-        answer = device.send(message)
-        answer.add_done_callback(lambda done: self._called(device, done))
-        self._waiting.append(answer)
-        if len(self._waiting) >= MOST_WAITING:
-            self._settle(self._waiting.pop(0))
-
-    def _settle(self, answer: Future) -> None:
-        answer.exception(CALL_S + 1)
-
-    def _called(self, device: RawDevice, done: Future) -> None:
-        error = done.exception()
-        if error is None:
-            problem = done.result().error
-            self.outcomes["ran" if problem is None else type(problem).__name__] += 1
-            return
-        self.outcomes[type(error).__name__] += 1
-        lost, device.lost = device.lost, True  # what follows would be refused: it builds upon this one
-        if lost or "executor process of this session ended" not in str(error):
-            return
-        found = re.search(r"while running (\S+)", str(error))
-        # the note may hold what the session's own bookkeeping ran last
-        if found and (found.group(1) in self._called_names or found.group(1).startswith("edge::")):
-            self.crashes[found.group(1)] += 1
-        else:
-            self.unnamed.append(str(error)[:300])
-
     def _open(self) -> None:
         """A session with storages of several sizes, numbered from 1."""
-        self._close()
-        self._device = RawDevice(self._client)
+        super()._open()
         self._define()
 
     def _define(self) -> None:
         from edge_offload.capture.executor import Step
         from edge_offload.capture.messages import Message
 
-        assert self._device is not None
         message = Message()
         for n in range(self.STORAGES):
             message.entries.append(("edge::alloc", b"I" + struct.pack("<q", 64 << (2 * n)), None, 0))
         message.segments = [(0, struct.pack(f"<{self.STORAGES}I", *range(self.STORAGES)))]
         message.steps, message.speculative_from = [Step(0, 1, [], [], b"", [])], 1
-        self._send("edge::alloc", message)
+        self._send(["edge::alloc"], message)
         self._entries, self._base = self.STORAGES, 1000
 
     def _reset(self) -> None:
         from edge_offload.capture.messages import Message
 
-        assert self._device is not None
         last = self._base + 16
-        self._send("edge::alloc", Message(forget=True, freed=[*range(1, self.STORAGES + 1), *range(1000, last)]))
+        self._send(["edge::alloc"], Message(forget=True, freed=[*range(1, self.STORAGES + 1), *range(1000, last)]))
         self._define()
-
-    def _close(self) -> None:
-        if self._device is not None:
-            ended = self._client.request("device.end", {"session": self._device.session}, timeout_s=CALL_S)
-            ended.exception(CALL_S + 1)
-            self._device = None
 
     def _key(self, arguments: Sequence[str]) -> Tuple[bytes, List[int]]:
         references: List[int] = []
@@ -305,6 +337,24 @@ def mangle(buffers: List[bytearray], draw: random.Random) -> None:
             victim += noise(draw, draw.randrange(1, 40))
     if draw.random() < 0.05:
         del buffers[draw.randrange(len(buffers))]
+
+
+def replaced(facts: Any, draw: random.Random) -> Any:
+    """Facts, as they were read off the wire, with one value somewhere in them replaced."""
+    if isinstance(facts, dict) and facts and draw.random() < 0.9:
+        key = draw.choice(sorted(facts))
+        return {**facts, key: replaced(facts[key], draw)}
+    if isinstance(facts, (list, tuple)) and facts and draw.random() < 0.9:
+        place = draw.randrange(len(facts))
+        return [*facts[:place], replaced(facts[place], draw), *facts[place + 1 :]]
+    if type(facts) is int and draw.random() < 0.7:
+        value = draw.choice([facts - 1, facts + 1, 2 * facts, -facts, facts + 8, draw.randrange(16), (1 << 61) - 1])
+        return max(-(1 << 63), min((1 << 64) - 1, value))  # what msgpack can say
+    if isinstance(facts, bytes) and facts and draw.random() < 0.7:
+        changed = bytearray(facts)
+        mangle([changed], draw)
+        return bytes(changed)
+    return draw.choice(JUNK)
 
 
 def _schemas() -> Any:

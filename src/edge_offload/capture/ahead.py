@@ -266,6 +266,8 @@ class Ahead:
             segment.add(entry, node.words[position + 1 : stop])
             indices.append(index)
             position = stop
+        if not indices:
+            raise ProtocolError("a node has no calls")
         segment.finish()
         return indices, segment
 

@@ -169,7 +169,7 @@ class _Compiler:
             for item, (_, known) in zip(new, [r for r in ran.results or () if r[1][0].kind == NEW]):
                 self._made[item.canonical] = known[0].layout
         told: Optional[Tuple[Tuple[int, int, int], ...]] = None
-        if asked:
+        if asked and how in (KERNEL, WHOLE):
             told = () if how == WHOLE else self._told(ran, operands)
         over = [n for n in dict.fromkeys(references) if self._last[n] == index and n in self._dead]
         over += [item.canonical for item in new if item.canonical not in self._last and item.canonical in self._dead]

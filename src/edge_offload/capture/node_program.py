@@ -173,11 +173,13 @@ class NodeProgram:
         self, session: DeviceSession, base: int, start: int, payloads: Sequence[Buffer], values: List[int]
     ) -> Outcome:
         run = _Run(self, session, base, payloads, values)
+        undo = run.undo = session.journal((), self._random)
         slots, held, origin = run.slots, session.slots, (0, base, start)
         for canonical, how, number in self._live:
             number += origin[how]
             slots[canonical] = held.get(number) or session.slot(number)
-        undo = run.undo = session.journal([slots[canonical] for canonical in self._written], self._random)
+        for canonical in self._written:
+            undo.save(slots[canonical])
         registers, made = run.registers, run.made
         note, keep, outcome = session.note, session.keep, run.outcome
         for op in self._instructions:

@@ -184,9 +184,6 @@ class Node {
           auto& place = now.places[item.place];
           if (call.how == kKernel) place = now.result(item.output);
           if (!item.kept) continue;
-          const auto bytes = static_cast<int64_t>(place.storage().nbytes());
-          now.room -= bytes;
-          kept += bytes;
           const py::int_ number(base + item.ordinal);
           if (--most < 0 || PyDict_Contains(slots.ptr(), number.ptr()))
             throw Unfit("storage " + std::to_string(base + item.ordinal) + " exists already, or the session holds too many");
@@ -194,6 +191,9 @@ class Node {
               PyObject_CallFunctionObjArgs(slot_.ptr(), Py_None, py::reinterpret_steal<py::object>(THPVariable_Wrap(place)).ptr(), nullptr));
           if (!slot || PyDict_SetItem(slots.ptr(), number.ptr(), slot.ptr())) throw py::error_already_set();
           created.append(number);
+          const auto bytes = static_cast<int64_t>(place.storage().nbytes());
+          now.room -= bytes;
+          kept += bytes;
         }
         if (call.tells) {
           py::list found;
