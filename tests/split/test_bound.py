@@ -233,20 +233,29 @@ def test_clocks_count_every_row_that_is_sent(classes: int, compiled: None) -> No
     assert found <= best * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("gap", "asked"), [(0.03, [False]), (0.05, [False, True]), (0.2, [False])])
+@pytest.mark.parametrize(
+    ("gaps", "asked"),
+    [
+        ([0.03], [0]),
+        ([0.05, 0.03], [0, 48]),
+        ([0.05, 0.045], [0, 48]),
+        ([0.05, 0.035, 0.03], [0, 48, 96]),
+        ([0.2], [0]),
+    ],
+)
 def test_more_clocks_are_kept_where_few_nearly_reach(
-    gap: float, asked: List[bool], compiled: None, monkeypatch: pytest.MonkeyPatch
+    gaps: List[float], asked: List[int], compiled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = Space(model_of(network(3, rows=12, operators=6), 3), [300.0])
-    finer: List[bool] = []
+    kept: List[int] = []
 
     def told(clocks: Clocks, target: float, most: int = 0) -> float:
-        finer.append(most > 0)
-        return target * 1.03 / (1.0 + gap)
+        kept.append(most)
+        return target * 1.03 / (1.0 + gaps[len(kept) - 1])
 
     monkeypatch.setattr(Clocks, "least_makespan", told)
     improve_and_bound(space, plan_table(space, "server_only"), Limits(labels=100))
-    assert finer == asked
+    assert kept == asked
 
 
 def test_more_labels_never_loosen_the_bound() -> None:

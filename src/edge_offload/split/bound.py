@@ -33,10 +33,8 @@ from edge_offload.split.shares import refine
 from edge_offload.split.space import Scored, Space
 
 Item = TypeVar("Item")
-FINE = 48
-"""Clocks that are kept per number of rows where few do not reach, but nearly do."""
-NEAR = 0.08
-"""Gap up to which more clocks are worth their time."""
+FINER = ((48, 0.08), (96, 0.04))
+"""Clocks that are kept per number of rows where fewer do not reach, and up to which gap they are worth their time."""
 SLACK = 0.002
 """Share by which a move of the server's rows may make a plan slower, at first."""
 
@@ -135,9 +133,11 @@ def _by_clocks(counts: Counts, makespan: float, limits: Limits) -> float:
     try:
         clocks = Clocks(counts)
         found = clocks.least_makespan(target)
-        if target <= found or found * (1.0 + NEAR) < makespan:
-            return found
-        return max(found, clocks.least_makespan(target, most=FINE))
+        for most, near in FINER:
+            if target <= found or found * (1.0 + near) < makespan:
+                break
+            found = max(found, clocks.least_makespan(target, most=most))
+        return found
     except Unsupported:  # no compiler: labels alone
         return 0.0
 
