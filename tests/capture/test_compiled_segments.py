@@ -12,7 +12,7 @@ import torch
 
 from edge_offload.capture.executor import DeviceSession, Step
 from edge_offload.capture.segments import CallFailed
-from edge_offload.errors import BadInput
+from edge_offload.errors import BadInput, Unsupported
 
 FLOAT, INT = 6, 4
 WIDTH = 4
@@ -209,3 +209,22 @@ def test_an_operator_that_fails_is_named_and_what_ran_before_it_has_happened(dev
         with pytest.raises(CallFailed, match="div_"):
             device.run(0, 20 + turn, [(1, 1)], [], integer(0), [floats(-1, turn, 2, 3)])
         assert device.run(1, 50, [(0, 20 + turn)]).tolist() == [0, turn, 2, 3]
+
+
+def test_a_dtype_that_is_not_known_here_is_refused_by_name_every_time(device: Device) -> None:
+    device.weight(1, 1.5, -2, 3, 0.25)
+    device.session.define_entry("edge::download", tensor(0, dtype=70))
+    device.define(0, len(ENTRIES), 0)
+    for turn in range(3):
+        with pytest.raises(Unsupported, match="'edge::download': dtype number 70 is not supported"):
+            device.run(0, 10 + turn, [(0, 1)])
+
+
+def test_a_conjugate_of_real_numbers_is_refused(device: Device) -> None:
+    device.weight(1, 1.5, -2, 3, 0.25)
+    item = bytearray(tensor(0))
+    item[2] = 1  # flags: a conjugate
+    device.session.define_entry("edge::download", bytes(item))
+    device.define(0, len(ENTRIES), 0)
+    with pytest.raises(BadInput, match="does not fit its storage"):
+        device.run(0, 10, [(0, 1)])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import Future
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import pytest
+import torch
 from native_runner import native_runner
 
 from edge_offload.bench.fuzz_courses import ROUNDS, CourseSender
@@ -55,8 +56,18 @@ def held(session: DeviceSession) -> Tuple[List[int], int, int]:
 
 
 @pytest.fixture(autouse=True)
-def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Memory whose contents are undefined holds 255 in both: that is what torch fills it with on request."""
+    storage = torch.UntypedStorage
+
+    def filled(size: int, **device: Any) -> torch.UntypedStorage:
+        return storage(size, **device).fill_(255)
+
     monkeypatch.setattr(library, "module", None)
+    monkeypatch.setattr(torch, "UntypedStorage", filled)
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("seed", range(3))

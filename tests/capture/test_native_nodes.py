@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import pathlib
 import struct
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Tuple
 
 import pytest
 import torch
@@ -14,79 +14,32 @@ from hypothesis import strategies as st
 from native_runner import native_runner
 from test_compiled_segments import FLOAT, WRAPPED, floats, integer
 
+from edge_offload.bench.fuzz_courses import FOUND, LONG, Calls, times_found
 from edge_offload.capture.course import Node, Patch
 from edge_offload.capture.executor import DeviceSession
+from edge_offload.capture.limits import Limits
 from edge_offload.capture.native_nodes import Library, library
-from edge_offload.capture.segments import CallFailed, Limits, Step
-from edge_offload.capture.symbols import Formula
+from edge_offload.capture.segments import CallFailed, Step
 from edge_offload.errors import BadInput, ProtocolError
-
-N = 6  # the size that the calls are defined with
-LONG = 4
-
-#: factor and constant: a size is factor * n + constant.
-Size = Tuple[int, int]
 
 
 def whole(value: int) -> bytes:
     return b"I" + struct.pack("<q", value)
 
 
-class Maker:
-    """Writes the calls of a node on vectors, with a patch for every size."""
+class Maker(Calls):
+    """Writes the calls of a node on vectors, the first of which existed before."""
 
     def __init__(self) -> None:
-        self.entries: List[Tuple[str, bytes]] = []
-        self.words: List[int] = []
-        self.patches: List[Patch] = []
-        self.values: List[Tuple[int, Size, int]] = [(0, (1, 0), FLOAT)]  # storage, size, dtype
+        super().__init__([(0, (1, 0), FLOAT)])
         self.numbers = b""
-
-    def tensor(self, index: int, number: int, size: Optional[Size] = None) -> Tuple[bytes, List[Tuple[int, Formula]]]:
-        _, own, dtype = self.values[index]
-        factor, constant = size or own
-        width = 8 if dtype == LONG else 4
-        now = factor * N + constant
-        key = b"T" + struct.pack("<BBBqqqqB", dtype, 0, 1, now, 1, 0, width * now, number)
-        return key, [(4, (factor, constant, ((1, 0, 0),), (), ()))]
-
-    def call(self, name: str, *parts: Any) -> None:
-        """``parts``: bytes, or (value, size or None); or a list of those."""
-        key, call = b"", len(self.entries)
-        storages: List[int] = []
-        used: List[int] = []
-
-        def add(part: Any) -> None:
-            nonlocal key
-            if isinstance(part, bytes):
-                key += part
-            elif isinstance(part, list):
-                key += b"L" + struct.pack("<I", len(part))
-                for item in part:
-                    add(item)
-            else:
-                storage = self.values[part[0]][0]
-                if storage not in storages:
-                    storages.append(storage)
-                used.append(storage)
-                made, holes = self.tensor(part[0], storages.index(storage), part[1])
-                self.patches.extend(Patch(call, len(key) + offset, formula) for offset, formula in holes)
-                key += made
-
-        for part in parts:
-            add(part)
-        self.entries.append((name, key))
-        self.words += [call, *used]
-
-    def new(self, size: Size, dtype: int = FLOAT) -> None:
-        self.values.append((self.values[-1][0] + 1 if len(self.values) > 1 else 1, size, dtype))
 
     @property
     def count(self) -> int:
         """New storages."""
         return len(self.values) - 1
 
-    def node(self, dead: Tuple[int, ...], describe: bool = False, wanted: Tuple[int, ...] = ()) -> Node:
+    def made(self, dead: Tuple[int, ...], describe: bool = False, wanted: Tuple[int, ...] = ()) -> Node:
         return Node(
             None, tuple(self.words), tuple(self.patches), ((0, 0, 1),), dead, self.numbers, (), describe, wanted
         )
@@ -102,7 +55,7 @@ def random_node(data: st.DataObject) -> Tuple[Maker, Node]:
         alike = [i for i in plain if maker.values[i][1] == size]
         second = data.draw(st.sampled_from(alike))
         if what == "mul":
-            maker.call("aten::mul.Tensor", (first, None), WRAPPED)
+            maker.call("aten::mul.Tensor", first, WRAPPED)
             maker.numbers += integer(data.draw(st.integers(-3, 3)))
             maker.new(size)
         elif what == "add":
@@ -110,44 +63,46 @@ def random_node(data: st.DataObject) -> Tuple[Maker, Node]:
             maker.call("aten::add.Tensor", (first, shorter), (second, shorter), whole(data.draw(st.integers(-2, 2))))
             maker.new(shorter)
         elif what == "relu_":
-            maker.call("aten::relu_", (first, None))
+            maker.call("aten::relu_", first)
         elif what == "add_":
-            maker.call("aten::add_.Tensor", (first, None), (second, None), whole(1))
+            maker.call("aten::add_.Tensor", first, second, whole(1))
         elif what == "cat":
             other = data.draw(st.sampled_from(plain))
             more = maker.values[other][1]
-            maker.call("aten::cat", [(first, None), (other, None)], whole(0))
+            maker.call("aten::cat", [first, other], whole(0))
             maker.new((size[0] + more[0], size[1] + more[1]))
         elif what == "sort":
-            maker.call("aten::sort", (first, None), whole(-1), b"B\0")
+            maker.call("aten::sort", first, whole(-1), b"B\0")
             maker.new(size)
             maker.new(size, LONG)
         elif what == "alloc":
             call = len(maker.entries)
-            maker.call("edge::alloc", whole(4 * (size[0] * N + size[1])))
-            maker.patches.append(Patch(call, 1, (4 * size[0], 4 * size[1], ((1, 0, 0),), (), ())))
+            maker.call("edge::alloc", whole(4 * (size[0] * FOUND + size[1])))
+            maker.patches.append(Patch(call, 1, times_found(4 * size[0], 4 * size[1])))
             maker.new(size)
-            maker.call("aten::zero_", (len(maker.values) - 1, None))
+            maker.call("aten::zero_", len(maker.values) - 1)
         else:
             found = [i for i, (_, s, dtype) in enumerate(maker.values) if dtype == LONG and s == size]
             if not found:
                 continue
             index = data.draw(st.sampled_from(found))
             if what == "index" or first == second:  # torch does not write a tensor to itself
-                maker.call("aten::index.Tensor", (first, None), [(index, None)])
+                maker.call("aten::index.Tensor", first, [index])
                 maker.new(size)
             else:
-                maker.call("aten::index_put_", (first, None), [(index, None)], (second, None), b"B\0")
+                maker.call("aten::index_put_", first, [index], second, b"B\0")
     if data.draw(st.booleans()):
-        maker.call("edge::download", (data.draw(st.integers(0, maker.count)), None))
+        maker.call("edge::download", data.draw(st.integers(0, maker.count)))
     if not maker.entries:
-        maker.call("aten::relu_", (0, None))
+        maker.call("aten::relu_", 0)
     dead = tuple(sorted(data.draw(st.sets(st.integers(1, maker.count))))) if maker.count else ()
-    made = [i for i, (name, _) in enumerate(maker.entries) if name in ("aten::mul.Tensor", "aten::sort", "aten::relu_")]
+    made = [
+        i for i, (name, *_) in enumerate(maker.entries) if name in ("aten::mul.Tensor", "aten::sort", "aten::relu_")
+    ]
     wanted = tuple(sorted(data.draw(st.sets(st.sampled_from(made))))) if made else ()
     final = maker.entries[-1][0]
     describe = not final.startswith("edge::") and data.draw(st.booleans())
-    return maker, maker.node(dead, describe, tuple(item for item in wanted if item != len(maker.entries) - 1))
+    return maker, maker.made(dead, describe, tuple(item for item in wanted if item != len(maker.entries) - 1))
 
 
 class Device:
@@ -157,8 +112,8 @@ class Device:
         self.native = native
         self.memory = mmap.mmap(-1, 32)
         self.session = DeviceSession("cpu", Limits(**limits), self.memory)
-        for name, key in maker.entries:
-            self.session.define_entry(name, key)
+        for item in maker.entries:
+            self.session.define_entry(*item)
         self.session.ahead.define(7, node)
         self.base = 100
 
@@ -252,13 +207,13 @@ def test_what_does_not_fit_ends_both_in_the_same_state(data: st.DataObject) -> N
 
 def test_an_operator_that_raises_is_named_and_what_came_before_can_be_undone() -> None:
     maker = Maker()
-    maker.call("aten::relu_", (0, None))
-    maker.call("aten::mul.Tensor", (0, None), WRAPPED)
+    maker.call("aten::relu_", 0)
+    maker.call("aten::mul.Tensor", 0, WRAPPED)
     maker.numbers = integer(3)
     maker.new((1, 0))
     maker.call("aten::add.Tensor", (0, (1, 0)), (1, (0, 5)), whole(1))  # of two sizes, unless n is 5
     maker.new((1, 0))
-    python, native = pair(maker, maker.node(()))
+    python, native = pair(maker, maker.made(()))
     for device in (python, native):
         device.put([1.0, -2.0, 3.0, -4.0, 5.0, -6.0])
         device.run(5)
@@ -278,13 +233,13 @@ def test_an_operator_that_raises_is_named_and_what_came_before_can_be_undone() -
 @pytest.mark.parametrize("limits", [{"storage_bytes": 100}, {"storages": 2}])
 def test_a_session_that_may_hold_no_more_is_told_so(limits: Dict[str, int]) -> None:
     maker = Maker()
-    maker.call("edge::alloc", whole(4 * N))
-    maker.patches.append(Patch(0, 1, (4, 0, ((1, 0, 0),), (), ())))
+    maker.call("edge::alloc", whole(4 * FOUND))
+    maker.patches.append(Patch(0, 1, times_found(4, 0)))
     maker.new((1, 0))
     maker.call("edge::alloc", whole(4))
     maker.new((0, 1))
     dead = (2,) if "storages" in limits else ()
-    python, native = pair(maker, maker.node(dead), **limits)
+    python, native = pair(maker, maker.made(dead), **limits)
     for device in (python, native):
         device.put([1.0, 2.0, 3.0])
         device.run(4)
@@ -295,6 +250,23 @@ def test_a_session_that_may_hold_no_more_is_told_so(limits: Dict[str, int]) -> N
         assert device.run(40)[0] == "refused"
         device.session.settle(0)
         assert set(device.session.slots) == {1}
+
+
+def test_one_answer_brings_back_no_more_than_a_session_may_hold() -> None:
+    """A tensor may be larger than its storage: its elements lie in the same place."""
+    maker = Maker()
+    maker.entries.append(("edge::download", b"T" + struct.pack("<BBBqqqqB", FLOAT, 0, 1, 300, 0, 0, 4, 0)))
+    maker.words += [0, 0]
+    python, native = pair(maker, maker.made(()), storage_bytes=2500)
+    for device in (python, native):
+        device.put([2.5])
+        for _ in range(3):
+            device.session.returned = 0
+            assert device.run(1)[0] == [2.5] * 300
+            assert device.run(1)[0] == [2.5] * 300
+            assert device.run(1)[0] == "refused"
+    assert native.runs_native
+    assert not python.runs_native
 
 
 def test_a_library_that_does_not_load_leaves_the_work_to_python(tmp_path: pathlib.Path) -> None:

@@ -16,7 +16,8 @@ honest sessions of another robot, a virtual device and a model, check every resu
   edge-offload bench fuzz --full                100,000 messages and 10,000 connections
   edge-offload bench fuzz --seed 7 --json fuzz.json
 
-An executor that a call crashes ends its own session, with an error that names the operator; the crashes are listed.
+An executor that a call crashes ends its own session, with an error that names the operator; the crashes are listed. An
+error in the executor's own code counts as a failure.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ FULL, FULL_CONNECTIONS = 100_000, 10_000
 SHARES = {"raw": 0.57, "requests": 0.20, "infer": 0.10, "garbled": 0.03, "calls": 0.05, "courses": 0.05}
 CHECK_EVERY_S = 0.5
 TELL_EVERY_S = 30.0
-#: Bytes that the server may have grown since a tenth of all this: a few of the largest messages that it takes.
+#: Bytes that a session of the device may hold, and that one answer may bring back at most.
+DEVICE_MEMORY = 64 << 20
+#: Bytes that the server may have grown since a tenth of all this: a few of the largest messages and answers.
 MORE_MEMORY = 256 << 20
 #: Samples of the server's memory that are kept of a run, and that are shown.
 SAMPLES, SHOWN = 100, 10
@@ -100,7 +103,7 @@ def fuzz(messages: int, connections: int, seed: int) -> Dict[str, Any]:
             server_keys.trust_client(name, keys.new_pair("client").public)
         words = [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1"]
         words += ["--keys", str(root / "server"), "--weights-cache", str(root / "blobs"), "--allow", MODEL]
-        words += ["--device-memory-mb", "256", "--device-seconds", str(CALL_LIMIT_S), "--lease", "1"]
+        words += ["--device-memory-mb", str(DEVICE_MEMORY >> 20), "--device-seconds", str(CALL_LIMIT_S), "--lease", "1"]
         server = Process(words)
         try:
             address = server.wait_line("listening on ").split()[2]
@@ -261,8 +264,9 @@ def _watched(attack: _Attack, server: Process, honest: Client, wanted: int) -> D
     if strangers.most_bytes > HANDSHAKE_BYTES:
         failures.append(f"a stranger was told {strangers.most_bytes} bytes")
     caller, courses = attack.caller, attack.courses
-    unnamed = [*caller.unnamed, *courses.unnamed]
-    failures += [f"an executor's end names no operator: {error}" for error in unnamed[:5]]
+    for sender in (caller, courses):
+        failures += [f"an executor's end names no operator: {error}" for error in sender.unnamed[:5]]
+        failures += sender.failed[:5]
     outcomes = {f"call: {name}": count for name, count in caller.outcomes.items()}
     outcomes.update({f"course: {name}": count for name, count in courses.outcomes.items()})
     outcomes["course: steps run ahead"] = courses.ran

@@ -114,12 +114,14 @@ class Hostile:
         outcomes: what became of its messages.
         crashes: executors that ended, by the operator that the error names.
         unnamed: errors of executors that ended without naming the operator of one of the calls.
+        failed: what went wrong in executors' own code; nothing should.
     """
 
     def __init__(self, client: Any, generator: random.Random) -> None:
         self.outcomes: Counter[str] = collections.Counter()
         self.crashes: Counter[str] = collections.Counter()
         self.unnamed: List[str] = []
+        self.failed: List[str] = []
         self._client = client
         self._generator = generator
         self._device: Optional[RawDevice] = None
@@ -128,8 +130,6 @@ class Hostile:
 
     def drain(self) -> None:
         """Wait for everything and end the session."""
-        while self._waiting:
-            self._settle(self._waiting.pop(0))
         self._close()
 
     @property
@@ -173,8 +173,12 @@ class Hostile:
 
     def _answered(self, answer: Any) -> None:
         self.outcomes["ran" if answer.error is None else type(answer.error).__name__] += 1
+        if "the executor failed" in str(answer.error):
+            self.failed.append(str(answer.error)[:300])
 
     def _close(self) -> None:
+        while self._waiting:
+            self._settle(self._waiting.pop(0))
         if self._device is not None:
             ended = self._client.request("device.end", {"session": self._device.session}, timeout_s=CALL_S)
             ended.exception(CALL_S + 1)

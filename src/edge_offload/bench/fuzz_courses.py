@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import struct
-from typing import Any, List, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import msgpack
 
@@ -17,6 +17,7 @@ from edge_offload.bench.fuzz_calls import Hostile, entry, mangle, replaced, tens
 from edge_offload.capture.course import FROM_START, FROM_STEP, Course, Edge, Node, Patch
 from edge_offload.capture.messages import Message
 from edge_offload.capture.segments import Step
+from edge_offload.capture.symbols import Formula
 
 #: Numbers that are uploaded, and how many of them calls are defined with.
 SIZE, FOUND = 8, 4
@@ -30,24 +31,28 @@ ROUNDS = 100
 STORAGES = 64
 
 
+#: (factor, constant) of a vector's size: factor times how many were found, plus the constant.
+Size = Tuple[int, int]
+
+
 class Calls:
     """Writes the calls of a node on vectors whose sizes follow from how many numbers were found.
 
     Attributes:
-        entries: definitions of the calls.
+        entries: definitions of the calls, of which ``first`` is the first one's number.
         words, patches: of the node.
+        values: what there is to compute with, at first what existed before: storage, size, dtype.
     """
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, values: Sequence[Tuple[int, Size, int]], first: int = 0) -> None:
         self.entries: List[Any] = []
         self.words: List[int] = []
         self.patches: List[Patch] = []
-        #: per value: number of its storage, (found, constant) of which its size is the sum, dtype
-        self.values: List[Tuple[int, Tuple[int, int], int]] = [(0, (0, SIZE), FLOAT), (1, (1, 0), LONG)]
+        self.values = list(values)
         self._first = first
 
     def call(self, name: str, *parts: Any) -> None:
-        """``parts``: bytes, an index of a value, or a list of those."""
+        """``parts``: bytes, index of a value, (index, size that it is looked at with), or a list of those."""
         key, call = b"", len(self.entries)
         storages: List[int] = []
         used: List[int] = []
@@ -61,12 +66,14 @@ class Calls:
                 for item in part:
                     add(item)
             else:
-                storage, (factor, constant), dtype = self.values[part]
+                index, size = part if isinstance(part, tuple) else (part, None)
+                storage, own, dtype = self.values[index]
+                factor, constant = size or own
                 if storage not in storages:
                     storages.append(storage)
                 used.append(storage)
                 if factor:
-                    self.patches.append(Patch(call, len(key) + 4, _found(factor, constant)))
+                    self.patches.append(Patch(call, len(key) + 4, times_found(factor, constant)))
                 key += tensor_item([factor * FOUND + constant], None, dtype, storages.index(storage))
 
         for part in parts:
@@ -74,7 +81,7 @@ class Calls:
         self.entries.append(entry(name, key))
         self.words += [self._first + call, *used]
 
-    def new(self, size: Tuple[int, int], dtype: int = FLOAT) -> None:
+    def new(self, size: Size, dtype: int = FLOAT) -> None:
         """The call before made a vector of ``size``."""
         self.values.append((max(number for number, _, _ in self.values) + 1, size, dtype))
 
@@ -98,7 +105,7 @@ class Calls:
             self.new(size)
             self.new(size, LONG)
         elif what == 4:
-            self.patches.append(Patch(len(self.entries), 1, _found(4 * size[0], 4 * size[1])))
+            self.patches.append(Patch(len(self.entries), 1, times_found(4 * size[0], 4 * size[1])))
             self.call("edge::alloc", _whole(4 * (size[0] * FOUND + size[1])))
             self.new(size)
             self.call("aten::zero_", len(self.values) - 1)
@@ -158,7 +165,7 @@ class CourseSender(Hostile):
             entry("aten::nonzero", vector),
             entry("aten::relu_", vector),
         ]
-        calls = Calls(len(own))
+        calls = Calls([(0, (0, SIZE), FLOAT), (1, (1, 0), LONG)], len(own))
         calls.call("aten::index_select", 0, _whole(0), 1)
         calls.new((1, 0))
         for _ in range(draw.randrange(8)):
@@ -207,8 +214,8 @@ def tampered(message: Message, draw: random.Random, *fields: str) -> List[bytear
     return buffers
 
 
-def _found(factor: int, constant: int) -> Any:
-    """As a formula: so many times what was found, plus a constant."""
+def times_found(factor: int, constant: int) -> Formula:
+    """So many times what was found, plus a constant."""
     return factor, constant, ((1, 0, 0),), (), ()
 
 

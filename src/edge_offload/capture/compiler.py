@@ -29,6 +29,8 @@ def compile_segment(segment: Segment, step: Step) -> Optional[Program]:
         asked = index in step.wanted or (index == final and step.describe)
         if asked and index != final:
             return None  # how many storages it makes may differ from time to time
+        if entry.refused is not None:
+            return None
         if not (entry.name in _SPECIAL or asked or _settled(entry)):
             return None
         whole.append(asked or entry.overload is None or not (entry.fixed and _plain(entry)))
@@ -46,7 +48,7 @@ def compile_segment(segment: Segment, step: Step) -> Optional[Program]:
 
 def _settled(entry: Entry) -> bool:
     """Whether it can run, and makes the same storages every time; one that makes none may resize what it gets."""
-    if entry.overload is None or entry.refused is not None or entry.results is None:
+    if entry.overload is None or entry.results is None:
         return False
     return entry.fixed or not _new_layouts(entry)
 

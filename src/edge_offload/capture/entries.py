@@ -88,20 +88,26 @@ class Slot:
 
     def _look(self, layout: Layout) -> torch.Tensor:
         dtype = DTYPES[layout.dtype]
-        if self._tensor is not None and self._tensor.dtype == dtype and not layout.flags and not _flags(self._tensor):
-            try:
+        try:
+            if (
+                self._tensor is not None
+                and self._tensor.dtype == dtype
+                and not layout.flags
+                and not _flags(self._tensor)
+            ):
                 return torch.as_strided(self._tensor, layout.sizes, layout.strides, layout.offset)
-            except RuntimeError as error:
-                raise BadInput(f"a tensor of {layout.sizes} does not fit its storage: {error}") from None
-        last = layout.offset + sum((size - 1) * stride for size, stride in zip(layout.sizes, layout.strides))
-        if 0 not in layout.sizes and (last + 1) * dtype.itemsize > self.storage.nbytes():
-            raise BadInput(f"a tensor of {layout.sizes} reaches beyond its storage of {self.storage.nbytes()} bytes")
-        tensor = torch.empty(0, dtype=dtype, device=self.storage.device)
-        tensor.set_(self.storage, layout.offset, layout.sizes, layout.strides)
-        if layout.flags & 1:
-            tensor = torch._conj(tensor)
-        if layout.flags & 2:
-            tensor = torch._neg_view(tensor)
+            last = layout.offset + sum((size - 1) * stride for size, stride in zip(layout.sizes, layout.strides))
+            held = self.storage.nbytes()
+            if 0 not in layout.sizes and (last + 1) * dtype.itemsize > held:
+                raise BadInput(f"a tensor of {layout.sizes} reaches beyond its storage of {held} bytes")
+            tensor = torch.empty(0, dtype=dtype, device=self.storage.device)
+            tensor.set_(self.storage, layout.offset, layout.sizes, layout.strides)
+            if layout.flags & 1:
+                tensor = torch._conj(tensor)
+            if layout.flags & 2:
+                tensor = torch._neg_view(tensor)
+        except RuntimeError as error:
+            raise BadInput(f"a tensor of {layout.sizes} does not fit its storage: {error}") from None
         return tensor
 
 

@@ -32,11 +32,13 @@ from edge_offload.capture.entries import (
     host_tensor,
     plain_number,
 )
+from edge_offload.capture.generators import Generators
 from edge_offload.capture.journal import Undo
 from edge_offload.capture.keys import GeneratorMarker, Operand
+from edge_offload.capture.limits import Limits
 from edge_offload.capture.program import Program, signature
 from edge_offload.capture.results import classify
-from edge_offload.capture.segments import CallFailed, Limits, Outcome, Segment, Step
+from edge_offload.capture.segments import CallFailed, Outcome, Segment, Step
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, RemoteError
 
 #: So often is one segment compiled: one whose operands keep changing is run call by call.
@@ -63,7 +65,8 @@ class DeviceSession:
         self.segments: Dict[int, Union[Segment, EdgeOffloadError]] = {}
         self.allocated = 0
         self.leaving: Sequence[int] = []
-        self._generators: Dict[int, torch.Generator] = {}
+        self.returned = 0
+        self._generators = Generators(self.device)
         self._journal: List[Undo] = []
         self.bound: WeakSet[Program] = WeakSet()
         self.ahead = Ahead(self)
@@ -162,8 +165,7 @@ class DeviceSession:
         for slot in written:
             undo.save(slot)
         if random:
-            self._generator(0)
-            undo.generators = {number: found.get_state() for number, found in self._generators.items()}
+            undo.generators = self._generators.states()
         return undo
 
     def _program(self, segment: Segment, step: Step) -> Optional[Program]:
@@ -313,23 +315,22 @@ class DeviceSession:
             spec = entry.parsed.hosts[0]
             slots[0].view(entry.parsed.tensors[0]).copy_(host_tensor(hosts, spec.dtype, spec.sizes))
         elif entry.name == DOWNLOAD:
-            outcome = Outcome(host_copy(slots[0].view(entry.parsed.tensors[0])), outcome.results)
+            outcome = Outcome(self.read(slots[0].view(entry.parsed.tensors[0])), outcome.results)
         elif entry.name == STATE:
-            outcome = Outcome(self._generator(arguments[0]).get_state(), outcome.results)
+            outcome = Outcome(self._generators.get(arguments[0]).get_state(), outcome.results)
         elif entry.name == RESTORE:
             spec = entry.parsed.hosts[0]
-            self._generator(arguments[0]).set_state(host_tensor(hosts, spec.dtype, spec.sizes).clone())
+            self._generators.get(arguments[0]).set_state(host_tensor(hosts, spec.dtype, spec.sizes).clone())
         else:
             (seed,) = struct.unpack_from("<Q", numbers)
-            generator = self._generator(arguments[0])
-            generator.manual_seed(seed)
+            self._generators.get(arguments[0]).manual_seed(seed)
         return [], outcome
 
     def _operand(
         self, entry: Entry, hole: Any, tensors: List[torch.Tensor], numbers: bytes, hosts: List[Buffer]
     ) -> Any:
         if isinstance(hole, GeneratorMarker):
-            return self._generator(hole.number)
+            return self._generators.get(hole.number)
         if hole.kind == "T":
             return tensors[hole.number]
         if hole.kind == "P":
@@ -356,11 +357,10 @@ class DeviceSession:
             for slot in undo.restore():
                 self._unbind(slot)
             self.free(undo.created)
-            for number, state in undo.generators.items():
-                self._generator(number).set_state(state)
+            self._generators.restore(undo.generators)
         self._journal.clear()
 
-    # -- storages and generators
+    # -- storages
 
     def _unbind(self, slot: Slot) -> None:
         """No program may go on holding tensors of ``slot``."""
@@ -387,17 +387,14 @@ class DeviceSession:
 
     def check_room(self, size: int) -> None:
         """Raise BadInput if ``size`` bytes more are too many."""
-        if size < 0 or self.allocated + size > self.limits.storage_bytes:
-            raise BadInput(
-                f"the session would hold more than its {self.limits.storage_bytes >> 20} MiB",
-                remedy="free tensors, or raise the server's memory limit per session",
-            )
+        self.limits.check_held(self.allocated, size)
 
-    def _generator(self, number: int) -> torch.Generator:
-        found = self._generators.get(number)
-        if found is None:
-            if len(self._generators) >= 1024:
-                raise BadInput("the session uses too many random generators")
-            own = number == 0 and self.device.type == "cpu"
-            found = self._generators[number] = torch.default_generator if own else torch.Generator(device=self.device)
-        return found
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the host reads of ``tensor``."""
+        self.bring_back(tensor.numel() * tensor.element_size())
+        return host_copy(tensor)
+
+    def bring_back(self, size: int) -> None:
+        """The answer under way gets ``size`` bytes more, or BadInput is raised."""
+        self.limits.check_answer(self.returned + size)
+        self.returned += size

@@ -199,8 +199,8 @@ class _Reader:
         self.dtype(dtype)
         sizes, strides = self.dims(dims), self.dims(dims)
         offset, _storage_bytes, storage = self.take("qqB")
-        if offset < 0:
-            raise ProtocolError("malformed call: a negative offset")
+        if offset < 0 or flags > 3:
+            raise ProtocolError("malformed call: a tensor with a negative offset or flags that are none")
         self.parsed.tensors.append(Layout(dtype, flags, sizes, strides, offset))
         self.parsed.tensor_references.append(len(self.parsed.storages))
         self.parsed.storages.append(storage)

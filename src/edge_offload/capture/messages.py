@@ -204,6 +204,7 @@ def serve(
             del outcomes[:], ran[:]
 
     session.sweep()
+    session.returned = 0
     error: Optional[Dict[str, Any]] = None
     freed: List[int] = []
     fetched: List[Buffer] = []
@@ -231,7 +232,10 @@ def serve(
             with torch.inference_mode():
                 for item in session.ahead.run(message.course, before, leave):
                     ran.append(item)
-        fetched = [_storage_bytes(session.slot(number).storage) for number in message.fetch]
+        for number in message.fetch:
+            storage = session.slot(number).storage
+            session.bring_back(storage.nbytes())
+            fetched.append(_storage_bytes(storage))
     except CallFailed as failure:
         error = {"operator": failure.operator, "kind": failure.kind, "text": failure.text}
     except EdgeOffloadError as failure:

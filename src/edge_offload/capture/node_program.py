@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 
 import torch
 
-from edge_offload.capture.entries import Buffer, Entry, Slot, described, host_copy
+from edge_offload.capture.entries import Buffer, Entry, Slot, described
 from edge_offload.capture.journal import Undo
 from edge_offload.capture.keys import Layout
 from edge_offload.capture.native_nodes import library
@@ -159,9 +159,10 @@ class NodeProgram:
         limits, slots = session.limits, session.slots
         undo.created, grown, undo.overwritten, told, results, tensor, failed = self._native.run(  # type: ignore[union-attr]
             slots, base, start, values, limits.storage_bytes - session.allocated, limits.storages - len(slots),
-            session.running,
+            limits.storage_bytes - session.returned, session.running,
         )  # fmt: skip
         session.allocated += grown
+        session.returned += tensor.nbytes if tensor is not None else 0
         if failed is not None:
             call, error = failed
             if call < 0:
@@ -216,7 +217,7 @@ class NodeProgram:
                     run.tell(op, outputs)
                 arguments = returned = outputs = tensor = None  # type: ignore[assignment]
             elif how == READ:
-                outcome.tensor = host_copy(registers[holes[0][1]])  # type: ignore[arg-type]
+                outcome.tensor = session.read(registers[holes[0][1]])  # type: ignore[arg-type]
             elif how == ALLOCATION:
                 run.allocate(op)
             else:

@@ -24,17 +24,6 @@ class CallFailed(EdgeOffloadError):
         self.text = str(error)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one session may hold."""
-
-    storage_bytes: int = 8 << 30
-    storages: int = 1_000_000
-    entries: int = 1_000_000
-    segments: int = 1_000_000
-    words: int = 1 << 20
-
-
 class Segment:
     """Calls in order, each with the canonical numbers of the storages that it touches.
 

@@ -34,7 +34,7 @@ FULL_COLLECTION = 500
 def make_session(args: argparse.Namespace) -> DeviceSession:
     """The session, with the limits of the command line, which leaves the operator's name where the parent finds it."""
     from edge_offload.capture.executor import DeviceSession
-    from edge_offload.capture.segments import Limits
+    from edge_offload.capture.limits import Limits
 
     memory = mmap.mmap(args.note, 0) if args.note >= 0 else None
     limits = Limits(

@@ -18,8 +18,9 @@ from edge_offload.capture.entries import Slot
 from edge_offload.capture.executor import DeviceSession
 from edge_offload.capture.forms import Done, Piece
 from edge_offload.capture.handed import BARRIER, CUT, READ, Handed
+from edge_offload.capture.limits import Limits
 from edge_offload.capture.remote import InProcessRemote
-from edge_offload.capture.segments import Limits, Outcome
+from edge_offload.capture.segments import Outcome
 from edge_offload.capture.sequences import compare
 from edge_offload.errors import LinkLost, Unsupported
 from edge_offload.execute.devices import facts

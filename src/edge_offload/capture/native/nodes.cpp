@@ -137,13 +137,13 @@ class Node {
   // One run.
   //
   // Args: slots by the number of the storage, which new ones are added to; numbers of the first new storage of the step, and
-  // of the inference; `values` of the integers; how many bytes and storages the session may hold more; memory for the name
-  // of the operator that is running, or None.
+  // of the inference; `values` of the integers; how many bytes and storages the session may hold more; how many bytes may be
+  // read; memory for the name of the operator that is running, or None.
   // Returns (numbers of new storages, their bytes, saved: (slot, bytes before it was written) ..., results by call, results of
   // the last call or None, what was read or None, None or (call, what was raised)). If the node does not fit the call is -1.
   // What ran before an error has taken effect.
   py::tuple run(const py::dict& slots, int64_t base, int64_t start, const std::vector<int64_t>& values, int64_t room, int64_t most,
-                const py::object& note) {
+                int64_t readable, const py::object& note) {
     c10::InferenceMode inference;
     Run now{*this, values, room, std::vector<Tensor>(registers_), std::vector<Tensor>(places_), {}};
     py::list created, saved;
@@ -178,7 +178,10 @@ class Node {
         } else if (call.how == kAllocation) {
           now.allocate(call);
         } else {
-          read = py::cast(host_copy(now.registers[call.holes[0].reg]));
+          const auto& tensor = now.registers[call.holes[0].reg];
+          if (tensor.numel() > readable / static_cast<int64_t>(tensor.element_size())) throw Unfit("one answer would bring back more than the session may");
+          readable -= static_cast<int64_t>(tensor.nbytes());
+          read = py::cast(host_copy(tensor));
         }
         for (const auto& item : call.made) {
           auto& place = now.places[item.place];

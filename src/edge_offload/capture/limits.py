@@ -1,0 +1,34 @@
+"""What one session of the virtual device may hold, and bring back in one answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_offload.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Most bytes and storages that it may hold, calls, segments and words of a segment that it may define."""
+
+    storage_bytes: int = 8 << 30
+    storages: int = 1_000_000
+    entries: int = 1_000_000
+    segments: int = 1_000_000
+    words: int = 1 << 20
+
+    def check_held(self, held: int, more: int) -> None:
+        """Raise BadInput if a session that holds so many bytes may not hold so many more."""
+        if more < 0 or held + more > self.storage_bytes:
+            raise BadInput(
+                f"the session would hold more than its {self.storage_bytes >> 20} MiB",
+                remedy="free tensors, or raise the server's memory limit per session",
+            )
+
+    def check_answer(self, size: int) -> None:
+        """Raise BadInput if one answer would bring back too much: a tensor may be larger than its storage."""
+        if size > self.storage_bytes:
+            raise BadInput(
+                f"one answer would bring back more than {self.storage_bytes >> 20} MiB",
+                remedy="read less at once, or raise the server's memory limit per session",
+            )
