@@ -228,3 +228,17 @@ def test_a_conjugate_of_real_numbers_is_refused(device: Device) -> None:
     device.define(0, len(ENTRIES), 0)
     with pytest.raises(BadInput, match="does not fit its storage"):
         device.run(0, 10, [(0, 1)])
+
+
+@pytest.mark.parametrize("number", [-2, 12, 1 << 40])
+def test_a_number_that_is_no_dtype_does_not_reach_the_operator(device: Device, number: int) -> None:
+    device.weight(1, 1.5, -2, 3, 0.25)
+    device.session.define_entry("aten::sum", tensor(0) + b"I" + struct.pack("<q", number))
+    device.define(0, len(ENTRIES), 0)
+    for turn in range(3):
+        with pytest.raises(Unsupported, match=f"'aten::sum': dtype number {number} is not supported"):
+            device.run(0, 10 + turn, [(0, 1)])
+
+
+def test_what_an_operator_says_is_told_in_part() -> None:
+    assert len(str(CallFailed("aten::sum", RuntimeError("x" * (1 << 20))))) < 11_000

@@ -20,7 +20,7 @@ from edge_offload.capture.executor import DeviceSession
 from edge_offload.capture.limits import Limits
 from edge_offload.capture.native_nodes import Library, library
 from edge_offload.capture.segments import CallFailed, Step
-from edge_offload.errors import BadInput, ProtocolError
+from edge_offload.errors import BadInput, ProtocolError, Unsupported
 
 
 def whole(value: int) -> bytes:
@@ -133,7 +133,7 @@ class Device:
         library.module = native_runner() if self.native else None
         try:
             outcome, last = self.session.ahead._step(7, self.base, 1, [(size,)], None)
-        except (CallFailed, BadInput, ProtocolError) as error:
+        except (CallFailed, BadInput, ProtocolError, Unsupported) as error:
             if isinstance(error, CallFailed):
                 return (error.operator, error.kind), error.text, self.state()
             return "refused", self.state()
@@ -250,6 +250,39 @@ def test_a_session_that_may_hold_no_more_is_told_so(limits: Dict[str, int]) -> N
         assert device.run(40)[0] == "refused"
         device.session.settle(0)
         assert set(device.session.slots) == {1}
+
+
+def test_a_number_that_is_no_dtype_does_not_reach_an_operator_of_a_node() -> None:
+    maker = Maker()
+    maker.call("aten::sum", (0, (0, 4)), whole(FLOAT))
+    ((_, key, *_),) = maker.entries
+    maker.patches.append(Patch(0, len(key) - 8, times_found(1, 2)))
+    maker.new((0, 1))
+    python, native = pair(maker, maker.made(()))
+    for device in (python, native):
+        device.put([1.0, -2.0, 3.0, 4.0])
+        for size in (4, 4, 5, 4):  # float32, and float64
+            device.run(size)
+            assert set(device.session.slots) == {1, device.base}
+            device.session.settle(0)
+        for size in (-4, 10, 298, 1 << 40):
+            assert device.run(size)[0] == "refused"
+            device.session.settle(0)
+
+
+def test_a_number_by_keyword_follows_its_formula() -> None:
+    maker = Maker()
+    maker.call("aten::add.Tensor", (0, (0, 4)), (0, (0, 4)), whole(FOUND))
+    ((_, key, *_),) = maker.entries
+    maker.patches.append(Patch(0, len(key) - 8, times_found(1, 0)))  # alpha
+    maker.new((0, 4))
+    maker.call("edge::download", 1)
+    python, native = pair(maker, maker.made((1,)))
+    for device in (python, native):
+        device.put([1.0, -2.0, 3.0, 4.0])
+        for size in (2, 5, 0, -3):
+            assert device.run(size)[0] == [value * (1 + size) for value in (1.0, -2.0, 3.0, 4.0)]
+            device.session.settle(0)
 
 
 def test_one_answer_brings_back_no_more_than_a_session_may_hold() -> None:

@@ -168,6 +168,17 @@ def test_what_a_sequence_may_not_contain_is_refused_by_name(recorded):
         assert name.split(".")[1] in str(caught.value)
 
 
+@pytest.mark.parametrize("number", [6, 1 << 40])
+def test_a_dtype_comes_by_name(recorded, number):
+    """torch looks beyond its table of names for a number that is none: this would end the server."""
+    program, inputs = recorded
+    relu = next(operator for operator in program.sequence.operators if operator.name == "aten.relu.default")
+    for call in ({"args": (*relu.args, number)}, {"kwargs": (("dtype", number),)}):
+        wrong = changed(program.sequence, relu.name, name="aten.sum.default", **call)
+        with pytest.raises(ProtocolError, match=r"aten\.sum\.default': dtype is a number"):
+            captured.read(wire.encode(wrong), inputs)
+
+
 def test_a_sequence_that_does_not_do_what_it_says_is_refused(recorded):
     program, inputs = recorded
     sequence = program.sequence

@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 
+from edge_offload.capture.keys import DTYPES
 from edge_offload.errors import Unsupported
 
 NAMESPACES = ("aten", "torchvision")
+#: Numbers of :data:`~edge_offload.sequence.schemas.ENUMERATIONS` that are used here. Tensors are dense.
+KNOWN_NUMBERS = {"ScalarType": frozenset(DTYPES), "Layout": frozenset((0,)), "MemoryFormat": frozenset(range(4))}
 
 #: Internal operators that public ones reach on the device; each checks its arguments.
 _INTERNAL = """

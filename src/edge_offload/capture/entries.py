@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
-from edge_offload.capture.allowlist import resolve
+from edge_offload.capture.allowlist import KNOWN_NUMBERS, resolve
 from edge_offload.capture.keys import (
     DTYPE_NUMBERS,
     DTYPES,
@@ -22,6 +22,7 @@ from edge_offload.capture.keys import (
 )
 from edge_offload.capture.schemas import checksum as schema_checksum
 from edge_offload.errors import BadInput, ProtocolError, Unsupported
+from edge_offload.sequence.schemas import enumerated
 
 Buffer = Union[bytes, bytearray, memoryview]
 #: Calls that are not operators: allocation, growth, copies from and to the host; a generator's seed, state, new state.
@@ -234,7 +235,15 @@ class Entry:
         self._fill(device)
 
     def _fill(self, device: torch.device) -> None:
-        """The arguments, with holes for the operands."""
+        """The arguments, with holes for the operands.
+
+        Raises:
+            Unsupported: a dtype, layout or memory format is not one that is used here.
+        """
+        for position, named, kind in enumerated(self.overload):
+            value = self.parsed.arguments[position]
+            if type(value) is int and value not in KNOWN_NUMBERS[kind]:
+                raise Unsupported(f"operator {self.name!r}: {named} number {value} is not supported")
         self.arguments = [device if isinstance(value, DeviceMarker) else value for value in self.parsed.arguments]
         self.direct = [(i, v) for i, v in enumerate(self.arguments) if isinstance(v, (Operand, GeneratorMarker))]
         self.nested = [

@@ -27,6 +27,7 @@ from edge_offload.capture.node_program import (
 )
 from edge_offload.capture.segments import Segment
 from edge_offload.capture.symbols import Formula
+from edge_offload.sequence.schemas import enumerated
 
 if TYPE_CHECKING:
     from edge_offload.capture.course import Node
@@ -129,7 +130,11 @@ class _Compiler:
         if entry.overload is None or not (ran.fixed and _promises(entry)) or set(kinds) - {NEW, ARGUMENT}:
             return WHOLE
         places = _places(entry.key) if changes else {}
-        return KERNEL if _plain(entry) and all(places[offset][0] >= 0 for offset, _ in changes) else WHOLE
+        checked = [position for position, _, _ in enumerated(entry.overload)]
+        for field, which, _ in (places[offset] for offset, _ in changes):
+            if field < 0 or (field in (PLAIN, ITEM) and (which >= entry.positional or which in checked)):
+                return WHOLE
+        return KERNEL if _plain(entry) else WHOLE
 
     def _instruction(
         self, index: int, how: int, ran: Entry, references: Tuple[int, ...], parts: Tuple[int, int, int, int],

@@ -14,14 +14,18 @@ if TYPE_CHECKING:
     from edge_offload.capture.program import Program, Signature
 
 
+#: Characters of an operator's error that are told.
+MOST_SAID = 10_000
+
+
 class CallFailed(EdgeOffloadError):
     """An operator raised: carries its name, and the type and text of what it raised."""
 
     def __init__(self, operator: str, error: BaseException) -> None:
-        super().__init__(f"{operator}: {error}")
         self.operator = operator
         self.kind = type(error).__name__
-        self.text = str(error)
+        self.text = str(error)[:MOST_SAID]
+        super().__init__(f"{operator}: {self.text}")
 
 
 class Segment:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from functools import lru_cache
-from typing import Any, Dict, Iterable
+from typing import Any, Dict, Iterable, Tuple
 
 import torch
 
@@ -35,6 +35,25 @@ def overload(name: str) -> Any:
     except RuntimeError:
         raise Unsupported(f"torch {torch.__version__} has no operator {name}", remedy=remedy) from None
     return getattr(getattr(getattr(torch.ops, namespace), operator), variant)
+
+
+ENUMERATIONS = ("ScalarType", "Layout", "MemoryFormat")
+
+
+@lru_cache(maxsize=8192)
+def enumerated(found: Any) -> Tuple[Tuple[int, str, str], ...]:
+    """Position, name and kind (one of :data:`ENUMERATIONS`) of an overload's arguments that stand for a dtype, a layout
+    or a memory format.
+
+    Schemas call them integers, and torch looks beyond its table of names for an integer that stands for none.
+    """
+    kinds = []
+    for position, argument in enumerate(found._schema.arguments):
+        text = str(argument.real_type)
+        kind = text[len("Optional[") : -1] if text.startswith("Optional[") else text
+        if kind in ENUMERATIONS:
+            kinds.append((position, argument.name, kind))
+    return tuple(kinds)
 
 
 def schema_text(name: str) -> str:

@@ -21,7 +21,8 @@ from edge_offload.link.peers import Request
 from edge_offload.sequence import OperatorSequence, wire
 from edge_offload.sequence.build import Program, tensor_digest
 from edge_offload.sequence.evaluate import call
-from edge_offload.sequence.schemas import overload
+from edge_offload.sequence.operators import Operator
+from edge_offload.sequence.schemas import enumerated, overload
 from edge_offload.sequence.values import DYNAMIC, Value, contiguous_strides
 from edge_offload.split.footprint import find_rule
 
@@ -146,17 +147,27 @@ def read(data: bytes, inputs: Sequence[TensorSpec]) -> OperatorSequence:
         raise ProtocolError("the samples are no inputs of this sequence")
     for operator in sequence.operators:
         _check_name(operator)
+        _check_numbers(operator)
     _propagate(sequence)
     return sequence
 
 
-def _check_name(operator: Any) -> None:
+def _check_name(operator: Operator) -> None:
     """Both lists hold public operators, and internal ones that tracing puts in their place (``_to_copy``)."""
     namespace, name, _ = operator.name.split(".")
     known = find_rule(operator) is not None or operator.base_name in WHOLE
     if namespace not in NAMESPACES or name in REFUSED or not known:
         raise Unsupported(f"operator {operator.name!r} is not one that this server splits for robots")
     overload(operator.name)
+
+
+def _check_numbers(operator: Operator) -> None:
+    """Dtypes, layouts and memory formats come by name."""
+    named = dict(operator.kwargs)
+    for position, name, _ in enumerated(overload(operator.name)):
+        given = operator.args[position] if position < len(operator.args) else named.get(name)
+        if isinstance(given, int):
+            raise ProtocolError(f"operator {operator.name!r}: {name} is a number, not a name")
 
 
 def _propagate(sequence: OperatorSequence) -> None:
