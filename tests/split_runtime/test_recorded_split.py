@@ -5,20 +5,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import sys
 import time
 
+import msgpack
 import pytest
 import torch
 from torch import nn
 
+from edge_offload.bench.fuzz_calls import replaced
 from edge_offload.capture import build
 from edge_offload.capture.blobs import BlobStore, digest
-from edge_offload.errors import BadInput, ProtocolError, Refused, Unsupported
+from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, Unsupported
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.link.client import Client
 from edge_offload.link.keys import KeyStore
@@ -177,6 +181,22 @@ def test_a_dtype_comes_by_name(recorded, number):
         wrong = changed(program.sequence, relu.name, name="aten.sum.default", **call)
         with pytest.raises(ProtocolError, match=r"aten\.sum\.default': dtype is a number"):
             captured.read(wire.encode(wrong), inputs)
+
+
+def test_a_sequence_in_which_something_was_replaced_is_refused_or_does_what_it_says(recorded, monkeypatch):
+    """Reading runs in the server's own process: nothing else may come of it."""
+    program, inputs = recorded
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
+    facts = msgpack.unpackb(wire.encode(program.sequence))
+    draw = random.Random(1)
+    refused = 0
+    for _ in range(800):
+        field = draw.choice(["operators", "operators", "values", *sorted(facts)])
+        try:
+            captured.read(msgpack.packb({**facts, field: replaced(facts[field], draw)}), inputs)
+        except EdgeOffloadError:
+            refused += 1
+    assert 400 < refused < 800
 
 
 def test_a_sequence_that_does_not_do_what_it_says_is_refused(recorded):
