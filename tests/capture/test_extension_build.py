@@ -1,4 +1,4 @@
-"""Which device a machine gets, and what the build reads off torch."""
+"""What a machine needs for the virtual device, and what the build reads off torch."""
 
 from __future__ import annotations
 
@@ -17,20 +17,16 @@ def test_the_version_is_read_without_importing_torch() -> None:
     assert build.torch_version() == torch.__version__
 
 
-@pytest.mark.parametrize(
-    ("compiler", "wanted", "chosen"),
-    [(None, "", "python"), ("c++", "", "native"), ("c++", "python", "python"), (None, "native", "native")],
-)
-def test_a_machine_without_a_compiler_gets_the_device_in_python(
-    monkeypatch: pytest.MonkeyPatch, compiler: str, wanted: str, chosen: str
-) -> None:
-    monkeypatch.setattr(build, "existing", lambda: None)
-    monkeypatch.setattr(build, "compiler", lambda: compiler)
+@pytest.mark.parametrize("wanted", ["", "native"])
+def test_the_choice_of_former_releases_is_accepted(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
     monkeypatch.setenv(device.CHOICE, wanted)
-    assert device.backend() == chosen
+    device.check_choice()
 
 
-def test_another_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(device.CHOICE, "rust")
-    with pytest.raises(BadInput, match="rust"):
-        device.backend()
+@pytest.mark.parametrize("wanted", ["python", "rust"])
+def test_another_device_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setenv(device.CHOICE, wanted)
+    with pytest.raises(BadInput, match=wanted) as caught:
+        device.check_choice()
+    assert "unset EDGE_OFFLOAD_DEVICE" in str(caught.value)
+    assert "apt install g++" in str(caught.value)

@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 LINKS = ("wifi_93mbps", "wifi_73mbps")
 PAIRED = ("server", "replay")
@@ -130,20 +130,18 @@ def measure_models(
     What is in the record is not measured again, and nothing is begun after ``for_s`` seconds (0: no limit).
     """
     from edge_offload.bench import transparent_tables
-    from edge_offload.capture.device import CHOICE
     from edge_offload.link.trace import named_link
 
     began_s = time.monotonic()
     left = missing(names, links, record)
     cores = sorted(os.sched_getaffinity(0))
-    for field, device in transparent_tables.KERNELS.items():
-        if field not in record:
-            with _rig(cores, {CHOICE: device} if device else {}) as (_, robot, _), _survives(record):
-                answer = robot.ask({"do": "kernel"})
-                if "error" in answer:
-                    record["failures"].append({"model": "", "link": "", "modes": [], **answer})
-                else:
-                    record[field] = answer
+    if transparent_tables.KERNEL not in record:
+        with _rig(cores) as (_, robot, _), _survives(record):
+            answer = robot.ask({"do": "kernel"})
+            if "error" in answer:
+                record["failures"].append({"model": "", "link": "", "modes": [], **answer})
+            else:
+                record[transparent_tables.KERNEL] = answer
     with _rig(cores) as (emulator, robot, _), _survives(record):
         for name in [name for name in names if left[name]]:
             if for_s and time.monotonic() - began_s > for_s:
@@ -269,8 +267,8 @@ def check(name: str, link: str, lines: Sequence[Dict[str, Any]], emulated: Any) 
 class _Robot:
     """The robot's process."""
 
-    def __init__(self, address: str, cores: Sequence[int], more: Mapping[str, str]) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+    def __init__(self, address: str, cores: Sequence[int]) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         if cores:
             environment["EDGE_OFFLOAD_BENCH_CORES"] = ",".join(map(str, cores))
         command = [sys.executable, "-m", "edge_offload.cli", "exec", "--server", address, "--wait", "30", "--"]
@@ -338,12 +336,12 @@ def _server(cores: Sequence[int]) -> Iterator[Tuple[str, int]]:
 
 
 @contextlib.contextmanager
-def _rig(cores: Sequence[int], environment: Optional[Mapping[str, str]] = None) -> Iterator[Tuple[Any, _Robot, int]]:
+def _rig(cores: Sequence[int]) -> Iterator[Tuple[Any, _Robot, int]]:
     from edge_offload.link.emulator import Emulator
     from edge_offload.link.trace import named_link
 
     with _server(cores[1:2]) as (address, pid), Emulator("127.0.0.1:0", address, named_link(LINKS[0])) as emulator:
-        robot = _Robot(emulator.address, cores[:1] if len(cores) > 1 else [], environment or {})
+        robot = _Robot(emulator.address, cores[:1] if len(cores) > 1 else [])
         try:
             yield emulator, robot, pid
         finally:

@@ -6,19 +6,18 @@ inference, so that what the machine does meanwhile hits all of them.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import statistics
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from edge_offload.bench.transparent_models import Case, Inputs, cases, small_cases
-from edge_offload.capture.device import PYTHON, backend, installed
+from edge_offload.capture.device import installed
 from edge_offload.execute.executor import as_tensors
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.tensors import TensorSpec
@@ -192,9 +191,7 @@ def kernel_cost(chain: int = 200, repeats: int = 50) -> Dict[str, float]:
     """Seconds per call over a chain of replayed functional operators, the interpreter and torch's binding included.
 
     The median of ``repeats`` chains, by the clock and by the processor time of the calling thread: the link, the
-    emulator and whatever else runs on the same core take from the one and not from the other. Of the device in pure
-    Python also ``inside_s``: between entry and exit of its ``__torch_dispatch__``, without torch's own way there and
-    back and without the end of a tensor that is dropped.
+    emulator and whatever else runs on the same core take from the one and not from the other.
     """
     found = installed()
     assert found is not None
@@ -218,38 +215,7 @@ def kernel_cost(chain: int = 200, repeats: int = 50) -> Dict[str, float]:
         once()
     device_s, device_thread_s = map(statistics.median, zip(*(once() for _ in range(repeats))))
     cpu_s, cpu_thread_s = map(statistics.median, zip(*(walk(plain, other)[1:] for _ in range(repeats))))
-    cost = {"device_s": device_s, "device_thread_s": device_thread_s, "cpu_s": cpu_s, "cpu_thread_s": cpu_thread_s}
-    if backend() == PYTHON:
-        with _timed_dispatch() as spent:
-            means = []
-            for _ in range(repeats):
-                before_s = spent[0]
-                walk(torch.randn(16).to("cuda"), state)[0].cpu()
-                means.append((spent[0] - before_s) / chain)
-        cost["inside_s"] = statistics.median(means)
-    return cost
-
-
-@contextlib.contextmanager
-def _timed_dispatch() -> Iterator[List[float]]:
-    """Adds up the seconds spent in the pure-Python device's calls of ``torch.add``."""
-    from edge_offload.capture.fallback.tensor import RemoteTensor
-
-    dispatch, clock, add = RemoteTensor.__torch_dispatch__, time.perf_counter, torch.ops.aten.add.Tensor
-    spent = [0.0]
-
-    def timed(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        began_s = clock()
-        found = dispatch(func, types, args, kwargs)
-        if func is add:
-            spent[0] += clock() - began_s
-        return found
-
-    RemoteTensor.__torch_dispatch__ = staticmethod(timed)  # type: ignore[method-assign]
-    try:
-        yield spent
-    finally:
-        RemoteTensor.__torch_dispatch__ = staticmethod(dispatch)  # type: ignore[method-assign]
+    return {"device_s": device_s, "device_thread_s": device_thread_s, "cpu_s": cpu_s, "cpu_thread_s": cpu_thread_s}
 
 
 def main() -> int:

@@ -6,7 +6,8 @@ import pathlib
 from typing import Any, Dict, Iterator, Mapping, Optional
 
 #: Costs of a call: field of the record, and the device that it is of (empty: the one that this machine gets).
-KERNELS = {"kernel_us_per_op": "", "kernel_python_us_per_op": "python"}
+#: Field of the record for what a replayed call costs.
+KERNEL = "kernel_us_per_op"
 
 
 def row(line: Dict[str, Any]) -> str:
@@ -42,9 +43,8 @@ def show(record: Dict[str, Any]) -> None:
                   f"per_op/replay {_ratio(item['per_op_over_replay'])} (at least 0.9 x the model's "
                   f"{_ratio(item['modelled'])}: {_holds(item)})")  # fmt: skip
         print()
-        for field in KERNELS:
-            for line in _cost_lines(field, record.get(field, {})):
-                print(line)
+        for line in _cost_lines(record.get(KERNEL, {})):
+            print(line)
     for item in record.get("bits", ()):
         print(bits_row(item))
     rpcs = record["cricket"]["rpcs"]
@@ -55,17 +55,14 @@ def show(record: Dict[str, Any]) -> None:
     print(f"load average {record['load_average'][0]:.1f} at the start, {record['load_average_end'][0]:.1f} at the end")
 
 
-def _cost_lines(field: str, cost: Mapping[str, float]) -> Iterator[str]:
+def _cost_lines(cost: Mapping[str, float]) -> Iterator[str]:
     """The cost of a call, in microseconds."""
     if not cost:
         return
     us = {name: f"{value * 1e6:.2f} us" for name, value in cost.items()}
-    device = "pure Python" if KERNELS[field] else "this machine's device"
-    yield f"{device}, one call of a chain of 200 replayed: {us['device_s']} (eager, 16 numbers: {us['cpu_s']})"
+    yield f"one call of a chain of 200 replayed: {us['device_s']} (eager, 16 numbers: {us['cpu_s']})"
     if "device_thread_s" in us:
         yield f"  processor time of the thread: {us['device_thread_s']} (eager: {us['cpu_thread_s']})"
-    if "inside_s" in us:
-        yield f"  of it between entry and exit of its own kernel: {us['inside_s']}"
 
 
 def _holds(item: Dict[str, Any]) -> str:

@@ -21,9 +21,8 @@ from edge_offload.capture import build, connect
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Unsupported
 from edge_offload.modes import Mode, parse_mode
 
-#: Environment variable that says which device to use, and what it may say; unset: native if it can be built.
-CHOICE = "EDGE_OFFLOAD_DEVICE"
-NATIVE, PYTHON = "native", "python"
+#: Environment variable of releases that had a second device, in pure Python; ``native`` is what there is now.
+CHOICE, NATIVE = "EDGE_OFFLOAD_DEVICE", "native"
 MODES = (Mode.PER_OP, Mode.CACHED, Mode.LAZY, Mode.REPLAY)
 MakeRecorder = Callable[[Any, Any, Mode], Any]
 _installed: Optional[Installed] = None
@@ -73,46 +72,44 @@ class Installed:
         self.remote = remote
 
 
-def backend() -> str:
-    """``native``, or ``python`` where there is no compiler to build it with; the environment may say which.
+def check_choice() -> None:
+    """Refuse a device that does not exist.
 
     Raises:
-        BadInput: the environment says something else.
+        BadInput: the environment asks for one.
     """
-    wanted = os.environ.get(CHOICE, "")
-    if wanted and wanted not in (NATIVE, PYTHON):
-        raise BadInput(f"{CHOICE}={wanted}", remedy=f"say {NATIVE} or {PYTHON}, or leave it out")
-    if wanted:
-        return wanted
-    return NATIVE if build.existing() is not None or build.compiler() is not None else PYTHON
+    wanted = os.environ.get(CHOICE, NATIVE)
+    if wanted not in ("", NATIVE):
+        raise BadInput(
+            f"{CHOICE}={wanted}: the virtual device is C++ only",
+            remedy=f"unset {CHOICE}; where there is no compiler: apt install g++",
+        )
 
 
-def preload() -> Optional[build.Libraries]:
-    """Load the guard library, building it first if need be; nothing (None) for the device in pure Python.
+def preload() -> build.Libraries:
+    """Load the guard library, building it first if need be.
 
     Raises:
+        BadInput: the environment asks for a device that does not exist.
         Unsupported: torch is imported already or cannot be loaded, or there is no compiler to build with.
     """
+    check_choice()
     if "torch" in sys.modules:
         raise Unsupported(
             "the virtual device must be set up before torch is imported",
             remedy="start the program with 'edge-offload exec'",
         )
-    if backend() == PYTHON:
-        return None
     libraries = build.build()
     build.load_torch()
     ctypes.CDLL(str(libraries.guard), mode=ctypes.RTLD_GLOBAL)
     return libraries
 
 
-def install(
-    libraries: Optional[build.Libraries], remote: Any, mode: Mode, make: Optional[MakeRecorder] = None
-) -> Installed:
+def install(libraries: build.Libraries, remote: Any, mode: Mode, make: Optional[MakeRecorder] = None) -> Installed:
     """Make ``cuda`` the virtual device in this process; torch must have been imported after :func:`preload`.
 
     Args:
-        libraries: from :func:`preload`; None: the device in pure Python.
+        libraries: from :func:`preload`.
         remote: where operators run (:class:`~edge_offload.capture.remote.Remote`).
         mode: one of per_op, cached, lazy, replay; with ``make`` the one that its recorder knows.
         make: makes the recorder of the native module, the remote and the mode; the usual one without it.
@@ -124,12 +121,12 @@ def install(
 
     if make is None:
         _check_mode(mode)
-    native = _load_native(libraries) if libraries is not None else _python()
+    native = _load_native(libraries)
     recorder = (make or Recorder)(native, remote, mode)
     native.install(recorder)
     native.trust(operators_with_exact_shapes())
     native.per_call(mode in (Mode.PER_OP, Mode.CACHED))
-    return _finish(libraries, native, recorder, remote)
+    return _finish(native, recorder, remote)
 
 
 def install_here(libraries: build.Libraries, threads: int = 0) -> Installed:
@@ -151,15 +148,17 @@ def install_here(libraries: build.Libraries, threads: int = 0) -> Installed:
     recorder = NoRecorder(native, remote)
     native.compute_here(False)
     native.install(recorder)
-    return _finish(libraries, native, recorder, remote)
+    return _finish(native, recorder, remote)
 
 
-def _finish(libraries: Optional[build.Libraries], native: Any, recorder: Any, remote: Any) -> Installed:
+def _finish(native: Any, recorder: Any, remote: Any) -> Installed:
+    from edge_offload.capture.surface import Surface
+
     global _installed
     native.refuse(dict(remote.refused))
-    if libraries is not None and build.built_with_cuda():
+    if build.built_with_cuda():
         _watch_extensions(native)
-    _surface(native, recorder, libraries is not None)
+    Surface(native, recorder).apply()
     _installed = Installed(native, recorder, remote)
     atexit.register(lambda: _installed.remote.close() if _installed is not None else None)
     return _installed
@@ -172,23 +171,6 @@ def _load_native(libraries: build.Libraries) -> Any:
     native = importlib.util.module_from_spec(spec)
     loader.exec_module(native)
     return native
-
-
-def _python() -> Any:
-    from edge_offload.capture.fallback.install import PythonNative
-
-    return PythonNative()
-
-
-def _surface(native: Any, recorder: Any, is_native: bool) -> None:
-    if is_native:
-        from edge_offload.capture.surface import Surface
-
-        Surface(native, recorder).apply()
-    else:
-        from edge_offload.capture.fallback.install import PythonSurface
-
-        PythonSurface(native, recorder).apply()
 
 
 def _watch_extensions(native: Any) -> None:
@@ -257,19 +239,19 @@ def from_environment() -> Installed:
     return made
 
 
-def built_libraries() -> Optional[build.Libraries]:
-    """What the launcher built; None for the device in pure Python.
+def built_libraries() -> build.Libraries:
+    """What the launcher built.
 
     Raises:
         Unsupported: it built nothing.
     """
-    libraries = build.existing() if backend() == NATIVE else None
-    if libraries is None and backend() == NATIVE:
+    libraries = build.existing()
+    if libraries is None:
         raise Unsupported("the native device has not been built", remedy="start the program with 'edge-offload exec'")
     return libraries
 
 
-def _install(libraries: Optional[build.Libraries], settings: connect.Settings, mode: Mode) -> Installed:
+def _install(libraries: build.Libraries, settings: connect.Settings, mode: Mode) -> Installed:
     """With the server of the settings over the link, or with what this machine computes."""
     from edge_offload.capture.remote import AbsentRemote, WorkerRemote
 
@@ -286,7 +268,7 @@ def _install(libraries: Optional[build.Libraries], settings: connect.Settings, m
             alone = True
         else:
             return install(libraries, remote, mode)
-    if alone and libraries is not None and settings.device == "cpu":
+    if alone and settings.device == "cpu":
         return install_here(libraries, settings.threads)
     worker = WorkerRemote(settings.device, settings.threads)
     return install(libraries, worker, Mode.LAZY if mode is Mode.LOCAL else mode)

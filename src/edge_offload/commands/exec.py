@@ -7,8 +7,8 @@ In the program torch.cuda.is_available() is true, and whatever it puts on "cuda"
     edge-offload exec --mode lazy -- python detect.py
 
 In a launch file: launch-prefix="edge-offload exec --server tcp://gpu:5700 --". The first run builds a small native
-library (about a minute); without a C++ compiler the device is one in pure Python, slower and for fewer programs
-(EDGE_OFFLOAD_DEVICE=native or python decides by hand). Weights are sent to a server once; the next start finds them.
+library (about a minute), for which a C++ compiler is needed. Weights are sent to a server once; the next start finds
+them.
 
 modes:
   replay   the server runs ahead: a steady inference costs one round trip (default)
@@ -88,12 +88,10 @@ def run(args: argparse.Namespace) -> int:
     if args.slowdown < 1.0:
         raise BadInput(f"--slowdown {args.slowdown:g}", remedy="a factor of at least 1")
     connect.check(settings)
-    if device.backend() == device.PYTHON:
-        connect.say("the device runs in pure Python, slower and for fewer programs; with g++ installed it is native")
-    else:
-        if build.existing() is None and build.compiler() is not None:
-            connect.say("building the native device for this torch, once; about a minute")
-        build.build()
+    device.check_choice()
+    if build.existing() is None and build.compiler() is not None:
+        connect.say("building the native device for this torch, once; about a minute")
+    build.build()
     bootstrap = str(pathlib.Path(connect.__file__).parent / "bootstrap")
     environment = {**os.environ, **settings.to_environment()}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH", ""))))

@@ -103,7 +103,7 @@ def _compiler() -> List[Finding]:
             Finding(
                 WARN,
                 "compiler",
-                "no C++ compiler: payload codecs and the virtual GPU are slower",
+                "no C++ compiler: payload codecs are slower, and there is no virtual GPU",
                 "apt install g++",
             )
         ]
@@ -113,20 +113,18 @@ def _compiler() -> List[Finding]:
 
 
 def _virtual_device() -> List[Finding]:
-    """Whether ``edge-offload exec`` and mode replay work here, and on which device."""
+    """Whether ``edge-offload exec`` and the modes on the virtual device work here."""
     from edge_offload.capture import build, device
 
     what, version = "virtual GPU", build.torch_version()
-    forced = f" ({device.CHOICE} says so)" if os.environ.get(device.CHOICE) else ""
-    if device.backend() == device.PYTHON:
-        detail = f"in pure Python for torch {version}{forced}: slower per call, and some programs are refused"
-        return [Finding(WARN, what, detail, f"unset {device.CHOICE}" if forced else "apt install g++")]
+    device.check_choice()
     kernels = ", whose own CUDA kernels it replaces in the program" if build.built_with_cuda() else ""
     if build.existing() is not None:
-        return [Finding(OK, what, f"native{forced}, built for torch {version}{kernels}")]
+        return [Finding(OK, what, f"built for torch {version}{kernels}")]
     if build.compiler() is None:
-        return [Finding(WARN, what, f"native{forced}, but it cannot be built: no C++ compiler", "apt install g++")]
-    detail = f"native{forced}, not built yet for torch {version}{kernels}; the first 'edge-offload exec' does it"
+        detail = "cannot be built (no C++ compiler): no 'edge-offload exec', no mode replay"
+        return [Finding(WARN, what, detail, "apt install g++")]
+    detail = f"not built yet for torch {version}{kernels}; the first 'edge-offload exec' does it"
     return [Finding(OK, what, detail)]
 
 
