@@ -2,16 +2,16 @@
 
 import argparse
 import pathlib
-import pkgutil
 import subprocess
 import sys
 
 import pytest
 
-from edge_offload import cli, commands
+from edge_offload import beside, cli, commands, subcommands
 from edge_offload.errors import BadInput
 
-COMMANDS = sorted(info.name.replace("_", "-") for info in pkgutil.iter_modules(commands.__path__))
+COMMANDS = sorted({*subcommands.modules_of(commands), *beside.VERBS})
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -61,3 +61,26 @@ def test_error_is_one_line_with_the_remedy(monkeypatch, capsys):
     monkeypatch.setattr(cli, "build_parser", lambda: parser)
     assert cli.main([]) == 1
     assert capsys.readouterr().err == "edge-offload thing: no such thing; use another\n"
+
+
+@pytest.mark.parametrize("verb", sorted(beside.VERBS))
+def test_a_verb_of_a_distribution_that_is_not_installed_says_how_to_install_it(monkeypatch, capsys, verb):
+    monkeypatch.setattr(beside, "commands", dict)
+    folder = beside.FOLDERS[beside.VERBS[verb].package]
+    assert cli.main([verb, "anything", "--at-all"]) == 1
+    assert capsys.readouterr().err.rstrip().endswith(f"pip install ./{folder}")
+    assert (ROOT / folder / "setup.cfg").exists()
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert f"(not installed) {beside.VERBS[verb].summary[:10]}" in capsys.readouterr().out
+
+
+def test_a_package_of_a_distribution_that_is_not_installed_says_how_to_install_it(monkeypatch, capsys):
+    def run(_args):
+        raise ModuleNotFoundError(name="edge_offload_research.testbed")
+
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(run=run, command="bench")
+    monkeypatch.setattr(cli, "build_parser", lambda: parser)
+    assert cli.main([]) == 1
+    assert capsys.readouterr().err.rstrip().endswith("pip install ./research")

@@ -1,14 +1,15 @@
-"""Subcommands found by name: one module of a package each, imported only when it is the one that is wanted."""
+"""Subcommands found by name: one module each, imported only when it is the one that is wanted."""
 
 from __future__ import annotations
 
 import argparse
 import ast
 import importlib
+import importlib.util
 import pathlib
 import pkgutil
 from types import ModuleType
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 
 class Subparser(argparse.ArgumentParser):
@@ -35,22 +36,46 @@ class Subparser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
 
-def add(parser: argparse.ArgumentParser, package: ModuleType, what: str, dest: str) -> None:
-    """Give ``parser`` a subcommand for every module of ``package`` that defines ``run``.
+def modules_of(package: ModuleType) -> Dict[str, str]:
+    """Subcommand and module's name, for every module of ``package`` that defines ``run``."""
+    found = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        tree = ast.parse((pathlib.Path(package.__path__[0]) / f"{info.name}.py").read_text(encoding="utf-8"))
+        if any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body):
+            found[info.name.replace("_", "-")] = f"{package.__name__}.{info.name}"
+    return found
+
+
+def summary(module: str) -> str:
+    """First line of a module's docstring, read without importing it."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return ""
+    text = ast.get_docstring(ast.parse(pathlib.Path(spec.origin).read_text(encoding="utf-8"))) or ""
+    return text.split("\n", 1)[0]
+
+
+def add(
+    parser: argparse.ArgumentParser,
+    modules: Mapping[str, str],
+    what: str,
+    dest: str,
+    absent: Optional[Mapping[str, str]] = None,
+) -> None:
+    """Give ``parser`` a subcommand for every module, in the order of their names.
 
     Args:
+        modules: name of the subcommand and module that has ``add_arguments`` and ``run``.
         what: the kind of thing that a subcommand is, such as ``command``.
         dest: attribute of the parsed arguments that becomes the module's ``run``.
+        absent: subcommands that are not installed, with their summaries; for them ``dest`` is None.
     """
     actions = parser.add_subparsers(dest=what, metavar=what.upper(), required=True, parser_class=Subparser)
-    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda item: item.name):
-        tree = ast.parse((pathlib.Path(package.__path__[0]) / f"{info.name}.py").read_text(encoding="utf-8"))
-        if not any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body):
-            continue  # something that they share
-        text = ast.get_docstring(tree) or ""
-        actions.add_parser(
-            info.name.replace("_", "-"),
-            help=text.split("\n", 1)[0],
-            module=f"{package.__name__}.{info.name}",
-            dest=dest,
-        )
+    missing = absent or {}
+    for name in sorted({*modules, *missing}):
+        if name in modules:
+            actions.add_parser(name, help=summary(modules[name]), module=modules[name], dest=dest)
+        else:
+            lacking = actions.add_parser(name, help=f"(not installed) {missing[name]}", add_help=False)
+            lacking.add_argument("arguments", nargs=argparse.REMAINDER)
+            lacking.set_defaults(**{dest: None})

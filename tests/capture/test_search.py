@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_offload.capture import cricket
 from edge_offload.capture.calls import Call, Category
 from edge_offload.capture.search import (
     InferenceSequence,
@@ -17,6 +16,7 @@ from edge_offload.capture.search import (
     operator_sequence_search,
     z_function,
 )
+from edge_offload_research import cricket
 
 WEIGHT, INPUT, STATE = 1, 2, 3
 

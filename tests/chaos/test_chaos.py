@@ -8,12 +8,12 @@ import socket
 import pytest
 
 from edge_offload import records
-from edge_offload.chaos.scenarios import SCENARIOS
-from edge_offload.chaos.usage import usage
-from edge_offload.chaos.verdict import Fault, judge
 from edge_offload.cli import main
-from edge_offload.commands.chaos import held_in, merged, record, run_scenario
 from edge_offload.errors import BadInput
+from edge_offload_benchmarks.chaos.scenarios import SCENARIOS
+from edge_offload_benchmarks.chaos.usage import usage
+from edge_offload_benchmarks.chaos.verdict import Fault, judge
+from edge_offload_benchmarks.commands.chaos import held_in, merged, record, run_scenario
 
 USED = {"descriptors": 20, "sockets": 5, "threads": 8, "memory": 200 << 20, "children": 0}
 
@@ -183,7 +183,7 @@ def test_a_run_that_is_cut_off_keeps_what_it_found_and_goes_on_from_there(tmp_pa
             raise KeyboardInterrupt
         return verdict(frames, summary, scenario=name)
 
-    monkeypatch.setattr("edge_offload.commands.chaos.run_scenario", scenario)
+    monkeypatch.setattr("edge_offload_benchmarks.commands.chaos.run_scenario", scenario)
     words = ["chaos", "blackhole", "reset", "stalls", "rtt", "--json", str(path)]
     with contextlib.suppress(KeyboardInterrupt):
         main(words)

@@ -23,7 +23,7 @@ def video():
 @pytest.fixture(scope="session")
 def scan():
     """A real LiDAR scan, float32 [n, 4]."""
-    from edge_offload.bench import payloads
+    from edge_offload_benchmarks import payloads
 
     path = SNAPSHOTS / "kitti_000000.bin"
     if not path.exists():

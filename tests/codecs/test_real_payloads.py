@@ -8,8 +8,8 @@ import pytest
 from codec_pictures import picture
 
 from edge_offload import cli
-from edge_offload.bench import payloads
 from edge_offload.link import codecs
+from edge_offload_benchmarks import payloads
 
 NUMBERS = (20, 50, 80)
 

@@ -139,7 +139,7 @@ def test_pictures_shrink_in_either_layout():
 
 
 def test_normalised_picture_costs_no_more_than_the_picture_and_its_palette():
-    from edge_offload.bench import payloads
+    from edge_offload_benchmarks import payloads
 
     array = payloads.normalised(picture(224, 224))
     encoded = codecs.encode(array, "palette+zstd")

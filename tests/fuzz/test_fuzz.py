@@ -9,10 +9,10 @@ import msgpack
 import pytest
 
 from edge_offload import records
-from edge_offload.bench.fuzz import fuzz
-from edge_offload.bench.fuzz_calls import entry, mangle, replaced, tensor_item
 from edge_offload.capture.executor import DeviceSession, Step
 from edge_offload.capture.messages import Message, parse_answer, serve
+from edge_offload_benchmarks.experiments.fuzz import fuzz
+from edge_offload_benchmarks.fuzzing.calls import entry, mangle, replaced, tensor_item
 
 
 def square() -> Message:

@@ -6,8 +6,8 @@ import random
 import socket
 import threading
 
-from edge_offload.bench import fuzz_peers
 from edge_offload.link.keys import KeyStore
+from edge_offload_benchmarks.fuzzing import peers as fuzz_peers
 
 
 def test_a_send_on_a_connection_that_was_cut_ends_the_batch(tmp_path, monkeypatch):

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 
 import pytest
 
-from edge_offload.bench.bandwidth import Sample, flaps, judge, lags
 from edge_offload.link.clock import ClockReading
 from edge_offload.link.emulator import Emulator
 from edge_offload.link.estimate.estimator import ACTIVE, LinkEstimator, LinkReading
@@ -23,6 +22,7 @@ from edge_offload.link.estimate.wireless import (
 )
 from edge_offload.link.replies import LinkState, Transfer
 from edge_offload.link.trace import BYTES_PER_MBIT, Link, Trace
+from edge_offload_benchmarks.experiments.bandwidth import Sample, flaps, judge, lags
 
 MB = 1e6
 DELAY_S = 1.3e-3

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from edge_offload.chaos.wall_clock import WallClock, library
+from edge_offload_benchmarks.chaos.wall_clock import WallClock, library
 
 PATIENCE_S = 60.0
 HOUR_S = 3600.0

@@ -7,15 +7,15 @@ import statistics
 import pytest
 
 from edge_offload import records
-from edge_offload.bench.adaptive import bars, compare, dead_times, with_outages
-from edge_offload.bench.closed_loop import ModeCost, VirtualRobot
-from edge_offload.bench.workload import load_workload, save_workload
 from edge_offload.cli import main
 from edge_offload.errors import BadInput
 from edge_offload.link.replies import Transfer
 from edge_offload.link.trace import Trace, named_link
 from edge_offload.manager.policy import FixedPolicy, LatencyPolicy
 from edge_offload.modes import Mode
+from edge_offload_benchmarks.experiments.adaptive import bars, compare, dead_times, with_outages
+from edge_offload_benchmarks.simulation.closed_loop import ModeCost, VirtualRobot
+from edge_offload_benchmarks.simulation.workload import load_workload, save_workload
 
 MB = 1e6
 # a network that takes 87 ms on the robot and 5 ms on the server, and an input that takes 61 ms at 10 MB/s

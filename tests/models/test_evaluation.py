@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_offload.bench.people import LABELS, blobs, read_labels
-from edge_offload.bench.people_tracking import read_identities, tracking_figures
 from edge_offload.errors import BadInput
-from edge_offload.models import evaluation
-from edge_offload.models.evaluation import Matched, Truth, at_threshold, average_precision, best_threshold, match
 from edge_offload.models.people import People
+from edge_offload_benchmarks.experiments.people import LABELS, blobs, read_labels
+from edge_offload_benchmarks.people_tracking import read_identities, tracking_figures
+from edge_offload_training import evaluation
+from edge_offload_training.evaluation import Matched, Truth, at_threshold, average_precision, best_threshold, match
 
 
 def people(*boxes, scores=None):

@@ -25,10 +25,10 @@ from edge_offload.errors import BadInput
 from edge_offload.models.base import PeopleModule, PersonEstimator
 from edge_offload.models.kapao.checkpoint import read_facts
 from edge_offload.models.kapao.network import Kapao, Scale
-from edge_offload.models.kapao.training import augment, distil, recipe, start
-from edge_offload.models.kapao.training.samples import Dataset
 from edge_offload.models.people import People
 from edge_offload.models.registry import build_estimator
+from edge_offload_training.kapao import augment, distil, recipe, start
+from edge_offload_training.kapao.samples import Dataset
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def curve(folder: pathlib.Path) -> List[List[str]]:
 HANGS = """
 import sys, time
 from edge_offload.cli import main
-from edge_offload.models.kapao.training import augment
+from edge_offload_training.kapao import augment
 
 make, count = augment.make, 0
 

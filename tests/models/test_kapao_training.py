@@ -25,11 +25,11 @@ from edge_offload.models.kapao.network import DEFAULT_ANCHORS
 from edge_offload.models.kapao.network import STRIDES as LEVEL_STRIDES
 from edge_offload.models.kapao.readout import Readout
 from edge_offload.models.kapao.thresholds import PRESETS
-from edge_offload.models.kapao.training import augment
-from edge_offload.models.kapao.training.loss import K, Weights, fit_anchors, loss, match, target_rows
-from edge_offload.models.kapao.training.samples import Dataset, coco_document, load_coco
-from edge_offload.models.kapao.training.trainer import Config, Trainer
 from edge_offload.models.people import People
+from edge_offload_training.kapao import augment
+from edge_offload_training.kapao.loss import K, Weights, fit_anchors, loss, match, target_rows
+from edge_offload_training.kapao.samples import Dataset, coco_document, load_coco
+from edge_offload_training.kapao.trainer import Config, Trainer
 
 ANCHORS = [torch.tensor([[19.0, 27], [44, 40], [38, 94]]), torch.tensor([[96.0, 68], [86, 152], [180, 137]])]
 STRIDES = [8, 16]
@@ -187,8 +187,8 @@ PROGRAM = textwrap.dedent(
     import pathlib, sys, time
     import numpy as np, torch
     from torch import nn
-    from edge_offload.models.kapao.training.samples import Dataset
-    from edge_offload.models.kapao.training.trainer import Config, Trainer
+    from edge_offload_training.kapao.samples import Dataset
+    from edge_offload_training.kapao.trainer import Config, Trainer
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

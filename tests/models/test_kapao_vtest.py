@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_offload.bench.people import LABELS, read_labels
 from edge_offload.cli import main
-from edge_offload.models import evaluation
 from edge_offload.models.kapao import SHIPPED
 from edge_offload.models.kapao.checkpoint import read_facts
-from edge_offload.models.kapao.training.samples import read_frames
 from edge_offload.models.registry import build_estimator, entries
 from edge_offload.models.video import sample_video
+from edge_offload_benchmarks.experiments.people import LABELS, read_labels
+from edge_offload_training import evaluation
+from edge_offload_training.kapao.samples import read_frames
 
 NUMBERS = (601, 636, 671, 701, 731, 761, 791)
 

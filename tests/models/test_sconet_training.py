@@ -17,11 +17,11 @@ from edge_offload.models.sconet.completer import load_weights
 from edge_offload.models.sconet.evaluation import evaluate
 from edge_offload.models.sconet.labels import IGNORED, LABELS, VALUE
 from edge_offload.models.sconet.network import SCONet
-from edge_offload.models.sconet.training.calibrate import apply_offset, completion_offset
-from edge_offload.models.sconet.training.crops import CropConfig, Crops
-from edge_offload.models.sconet.training.loss import loss
-from edge_offload.models.sconet.training.sources import KITTI_SHAPE, folder_source
-from edge_offload.models.sconet.training.trainer import Config, Trainer
+from edge_offload_training.sconet.calibrate import apply_offset, completion_offset
+from edge_offload_training.sconet.crops import CropConfig, Crops
+from edge_offload_training.sconet.loss import loss
+from edge_offload_training.sconet.sources import KITTI_SHAPE, folder_source
+from edge_offload_training.sconet.trainer import Config, Trainer
 
 CROPS = CropConfig(batch=1, crop=16, window=12, ring=2, reuse=2)
 

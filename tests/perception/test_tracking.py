@@ -14,8 +14,8 @@ from edge_offload.errors import BadInput
 from edge_offload.models.people import People
 from edge_offload.perception.assignment import assign, iou_matrix
 from edge_offload.perception.kalman import BoxFilter
-from edge_offload.perception.metrics import TrackingQuality, TrackingScore
 from edge_offload.perception.tracking import TrackedPerson, Tracker, TrackerConfig
+from edge_offload_benchmarks.tracking_metrics import TrackingQuality, TrackingScore
 
 Scene = Callable[[float], Dict[int, np.ndarray]]
 

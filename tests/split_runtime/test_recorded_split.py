@@ -19,7 +19,6 @@ import pytest
 import torch
 from torch import nn
 
-from edge_offload.bench.fuzz_calls import replaced
 from edge_offload.capture import build
 from edge_offload.capture.blobs import BlobStore, digest
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, Unsupported
@@ -33,6 +32,7 @@ from edge_offload.sequence.build import from_module
 from edge_offload.server import captured
 from edge_offload.split.planners import Effort
 from edge_offload.split.runtime.tracing import trace
+from edge_offload_benchmarks.fuzzing.calls import replaced
 
 HERE = pathlib.Path(__file__).parent
 needs_compiler = pytest.mark.skipif(

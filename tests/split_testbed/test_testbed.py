@@ -13,8 +13,8 @@ from edge_offload.split.plan import Side
 from edge_offload.split.planners import Effort, plan_table
 from edge_offload.split.simulate import compile_plan, simulate
 from edge_offload.split.space import Space
-from edge_offload.split.testbed import graph, loop, profiles
-from edge_offload.split.testbed.replay import replay, union_s
+from edge_offload_research.testbed import graph, loop, profiles
+from edge_offload_research.testbed.replay import replay, union_s
 
 QUIET = Link(latency_s=0.002, message_s=0.0)
 

@@ -1,7 +1,7 @@
 """Policies: which mode the next frame runs in, from what it would cost in each, with a reason in words.
 
 A policy is a small class with a name and ``decide(Situation) -> Decision``; it holds no sockets, clocks or threads, so
-a bench can drive it through hours of a trace in seconds (:mod:`edge_offload.bench.adaptive`).
+a bench can drive it through hours of a trace in seconds (:mod:`edge_offload_benchmarks.experiments.adaptive`).
 """
 
 from __future__ import annotations

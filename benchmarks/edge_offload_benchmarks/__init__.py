@@ -1,0 +1,1 @@
+"""Experiments and scripted faults on the real system: what every number of the documentation comes out of."""

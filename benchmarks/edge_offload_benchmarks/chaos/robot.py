@@ -1,0 +1,188 @@
+"""The robot of a chaos run, a process of its own: a camera, the managed network, one line of JSON per result.
+
+Started by :mod:`edge_offload_benchmarks.chaos.rig`. Lines on standard output: ``{"ready": ...}`` once frames flow, one
+per result, and ``{"summary": ...}`` when standard input closes. Times are of the machine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from typing import Any, List, Optional, Tuple
+
+from edge_offload_benchmarks.chaos import wall_clock
+
+MODEL = "edge_offload_benchmarks.chaos.net:factory"
+#: Modes that frames may be sent to the server in; results of ``split`` agree with the local ones within its tolerance.
+REMOTE = ("server", "split")
+#: Largest difference of a result of ``split``, as a share of the largest value.
+TOLERANCE = 1e-5
+#: Planning a split takes the time of a busy machine.
+READY_S = 120.0
+
+
+class Camera:
+    """Publishes a frame number at a fixed rate; only the latest waits."""
+
+    def __init__(self, fps: float) -> None:
+        self.published = self.taken = self.superseded = 0
+        self._period_s = 1 / fps
+        self._waiting: Optional[Tuple[int, float]] = None
+        self._changed = threading.Condition()
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name="camera", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more frames; what waits is still taken."""
+        with self._changed:
+            self._stop = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def take(self) -> Optional[int]:
+        """The next frame; None after :meth:`stop`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is not None or self._stop)
+            if self._waiting is None:
+                return None
+            number, _ = self._waiting
+            self._waiting = None
+            self.taken += 1
+            return number
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while not self._stop:
+            with self._changed:
+                self.superseded += self._waiting is not None
+                self._waiting = (self.published, time.monotonic())
+                self.published += 1
+                self._changed.notify_all()
+            # frames that a suspended robot did not take are not taken later
+            due = max(due + self._period_s, time.monotonic())
+            time.sleep(max(0.0, due - time.monotonic()))
+
+
+def say(**record: Any) -> None:
+    """One line."""
+    print(json.dumps(record), flush=True)
+
+
+def _sleep(seconds: float) -> None:
+    """As time.sleep, in another way: libfaketime breaks clock_nanosleep until a time of the monotonic clock."""
+    threading.Event().wait(seconds)
+
+
+def _until_told(camera: Camera) -> None:
+    sys.stdin.read()
+    camera.stop()
+
+
+def main() -> int:
+    """Run until standard input closes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--keys", required=True)
+    parser.add_argument("--fps", type=float, default=20.0)
+    parser.add_argument("--slowdown", type=float, default=30.0)
+    parser.add_argument("--mode", choices=REMOTE, default=REMOTE[0])
+    parser.add_argument("--managers", type=int, default=1, help="2: another one asks for other modes, frame by frame")
+    args = parser.parse_args()
+    if wall_clock.faked():
+        time.sleep = _sleep  # type: ignore[assignment]
+
+    import torch
+
+    from edge_offload.execute.threads import pin
+    from edge_offload.link.client import Client
+    from edge_offload.link.estimate.prober import Prober
+    from edge_offload.link.keys import KeyStore
+    from edge_offload.manager.policy import FixedPolicy, LatencyPolicy, Manager, chooses
+    from edge_offload.manager.runtime import OffloadedModule
+    from edge_offload.modes import Mode
+    from edge_offload_benchmarks.chaos import net
+
+    pin(threads=1)
+    pictures = net.inputs()
+    module = net.factory()
+    client = Client(args.server, keys=KeyStore(args.keys), on_state=lambda *state: offloaded.link_changed(*state))
+    remote = Mode(args.mode)
+    offloaded = OffloadedModule(
+        MODEL,
+        module,
+        client,
+        robot_slowdown=args.slowdown,
+        example=[pictures[0]] if remote is Mode.SERVER else None,
+        candidates=(Mode.LOCAL, remote),
+    )
+    client.start()
+    prober = Prober(client).start()
+    expected: List[Tuple[torch.Tensor, ...]] = []
+    local_s: List[float] = []
+    for turn in range(3):
+        expected = []
+        for picture in pictures:
+            outputs, report = offloaded.run([picture], Mode.LOCAL)
+            expected.append(outputs)
+            if turn:  # the first ones choose kernels and take memory
+                local_s.append(report.total_s)
+    ends = time.monotonic() + READY_S
+    while offloaded.obstacle(remote, [pictures[0]]) is not None and time.monotonic() < ends:
+        time.sleep(0.02)
+    managers = [Manager(LatencyPolicy())]
+    if args.managers > 1:
+        managers += [Manager(FixedPolicy(Mode.LOCAL, "another manager")), Manager(FixedPolicy(remote, "a third"))]
+    for turn in range(20):  # until everything has run once
+        offloaded.run([pictures[turn % len(pictures)]], remote)
+    camera = Camera(args.fps)
+    reader = threading.Thread(target=_until_told, args=(camera,), daemon=True)
+    say(ready=True, local_s=local_s, t=time.monotonic())
+    camera.start()
+    reader.start()
+    results = 0
+    while True:
+        number = camera.take()
+        if number is None:
+            break
+        picture = pictures[number % len(pictures)]
+        began = time.monotonic()
+        situation = offloaded.situation([picture])
+        decision = managers[number % len(managers)].decide(situation)
+        outputs, report = offloaded.run([picture], decision.mode, refresh=chooses(decision.policy))
+        pairs = list(zip(outputs, expected[number % len(pictures)]))
+        if report.mode is Mode.SPLIT:
+            equal = all(bool((one - other).abs().max() <= TOLERANCE * other.abs().max()) for one, other in pairs)
+        else:
+            equal = all(torch.equal(one, other) for one, other in pairs)
+        results += 1
+        say(
+            frame=number,
+            t=began,
+            total_s=report.total_s,
+            mode=report.mode.value,
+            asked=decision.mode.value,
+            why=decision.reason,
+            hedged=report.hedged,
+            round_trips=report.round_trips,
+            way_s=[report.stages_s["uplink"], report.stages_s["downlink"]],
+            equal=equal and len(outputs) == len(expected[0]),
+            compute_s=report.stages_s["compute_robot"],
+            reason=report.fallback_reason,
+        )
+    counts = {"published": camera.published, "taken": camera.taken, "superseded": camera.superseded, "results": results}
+    say(summary=counts, probes=prober.sent, clock=client.clock.warning)
+    prober.close()
+    client.close()
+    offloaded.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

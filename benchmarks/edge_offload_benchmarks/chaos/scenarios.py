@@ -1,0 +1,184 @@
+"""The faults: each function does harm to a :class:`~edge_offload_benchmarks.chaos.rig.Rig` and makes it good again."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Sequence, Tuple
+
+from edge_offload.errors import Unsupported
+from edge_offload_benchmarks.chaos.rig import MBPS, RTT_S, Rig
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One fault.
+
+    Attributes:
+        what: it does, in a line.
+        harm: called with (rig, hold_s); marks ``fault`` and ``restored``.
+        outage: whether nothing can be computed remotely meanwhile: then frames must cost no more than local ones.
+        robot_options: of the robot's process.
+        server_prefix: makes the words before the server's command; raises Unsupported where it cannot.
+        clocks: whether robot and server have wall clocks of their own, that can be stepped.
+    """
+
+    what: str
+    harm: Callable[[Rig, float], None]
+    outage: bool = False
+    robot_options: Tuple[str, ...] = ()
+    server_prefix: Callable[[], Sequence[str]] = tuple
+    clocks: bool = False
+
+
+def _cut(how: str) -> Callable[[Rig, float], None]:
+    def harm(rig: Rig, hold_s: float) -> None:
+        rig.mark("fault")
+        rig.emulator.cut(how)
+        if how != "reset":
+            time.sleep(hold_s)
+            rig.emulator.restore()
+        rig.mark("restored")
+
+    return harm
+
+
+def _stalls(rig: Rig, hold_s: float) -> None:
+    rig.mark("fault")
+    for fraction in (0.01, 0.1):
+        rig.emulator.stalls(fraction, 0.2)
+        time.sleep(hold_s / 2)
+    rig.emulator.stalls(0.0, 0.0)
+    rig.mark("restored")
+
+
+def _collapse(rig: Rig, hold_s: float) -> None:
+    rig.mark("fault")
+    rig.emulator.set(mbps=0.0)
+    time.sleep(hold_s)
+    rig.emulator.set(mbps=MBPS)
+    rig.mark("restored")
+
+
+def _far(rig: Rig, hold_s: float) -> None:
+    rig.mark("fault")
+    rig.emulator.set(rtt_s=0.2)
+    time.sleep(hold_s)
+    rig.emulator.set(rtt_s=RTT_S)
+    rig.mark("restored")
+
+
+def _kill_server(rig: Rig, hold_s: float) -> None:
+    rig.mark("fault")
+    rig.server.kill()
+    time.sleep(hold_s)
+    rig.restart_server()
+    rig.mark("restored")
+
+
+def _server_out_of_memory(rig: Rig, hold_s: float) -> None:
+    rig.mark("fault")
+    pid = rig.server.process.pid
+    with open(f"/proc/{pid}/statm", encoding="ascii") as stream:
+        size = int(stream.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    # not a byte more than it has now
+    resource.prlimit(pid, resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+    time.sleep(hold_s)
+    if rig.server.alive:
+        resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    # as its supervisor would, had the kernel ended it
+    rig.restart_server()
+    rig.mark("restored")
+
+
+def _suspend(rig: Rig, _hold_s: float) -> None:
+    rig.mark("fault")
+    rig.robot.signal(signal.SIGSTOP)
+    time.sleep(5.0)
+    rig.robot.signal(signal.SIGCONT)
+    rig.mark("restored")
+
+
+def _corrupt(rig: Rig, hold_s: float) -> None:
+    rig.mark("fault")
+    for _ in range(4):
+        rig.emulator.corrupt(1)
+        time.sleep(hold_s / 4)
+    rig.mark("restored")
+
+
+def _replay(rig: Rig, hold_s: float) -> None:
+    rig.mark("fault")
+    for _ in range(4):
+        rig.emulator.replay(1)
+        time.sleep(hold_s / 4)
+    rig.mark("restored")
+
+
+def _step_clocks(rig: Rig, hold_s: float) -> None:
+    rig.mark("fault")
+    for side, offset_s in (("robot", HOUR_S), ("server", HOUR_S), ("robot", -HOUR_S), ("server", -HOUR_S)):
+        rig.clocks[side].step(offset_s)
+        time.sleep(max(2.0, hold_s / 4))
+    rig.mark("restored")
+
+
+def _calm(rig: Rig, hold_s: float) -> None:
+    rig.mark("fault")
+    time.sleep(hold_s)
+    rig.mark("restored")
+
+
+def _full_disk() -> Sequence[str]:
+    """Words that run a command with a full file system in the place of its cache."""
+    place = tempfile.mkdtemp(prefix="edge_offload_full_")
+    mount = f"mount -t tmpfs -o size=4k none {place}"
+    probe = ["unshare", "-m", "sh", "-c", mount]
+    if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True, check=False).returncode != 0:
+        os.rmdir(place)
+        raise Unsupported("a full disk needs root and mount namespaces (unshare -m)")
+    # the mount is gone with the process; the directory is empty then, and needed for the next start of the server
+    atexit.register(os.rmdir, place)
+    script = f'{mount}; head -c 4096 /dev/zero >{place}/full; exec "$@"'
+    caches = [f"EDGE_OFFLOAD_CACHE={place}", f"XDG_CACHE_HOME={place}"]
+    return ["unshare", "-m", "env", *caches, "sh", "-c", script, "sh"]
+
+
+SCENARIOS: Dict[str, Scenario] = {
+    "calm": Scenario("no fault: frames go to the server, few are hedged", _calm),
+    "blackhole": Scenario("nothing passes, nobody is told", _cut("blackhole"), outage=True),
+    "reset": Scenario("every connection is reset", _cut("reset")),
+    "half_open": Scenario("the server's ends are reset, the robot is not told", _cut("half_open"), outage=True),
+    "stalls": Scenario("1 % then 10 % of the chunks hold up the link for 0.2 s, as loss does", _stalls),
+    "rate_collapse": Scenario("the bandwidth falls to 0", _collapse, outage=True),
+    "rtt": Scenario("the round trip time rises from 2.6 to 200 ms", _far),
+    "server_kill": Scenario("the server is killed in mid-inference and comes back", _kill_server, outage=True),
+    "server_oom": Scenario("the server gets no more memory, is restarted", _server_out_of_memory),
+    "robot_suspended": Scenario("the robot's process stands still for 5 s", _suspend),
+    "corrupt": Scenario("bytes on the way to the server are flipped", _corrupt),
+    "replayed": Scenario("what the robot sent earlier is sent again", _replay),
+    "clock_steps": Scenario(
+        "the wall clocks of robot and server jump by an hour and back",
+        _step_clocks,
+        robot_options=("--slowdown", "160"),  # a clock of its own costs a process time, mode split most
+        clocks=True,
+    ),
+    "disk_full": Scenario("the server's cache is on a full disk", _calm, server_prefix=_full_disk),
+    "two_managers": Scenario(
+        "three managers ask for different modes in turn", _calm, robot_options=("--managers", "2")
+    ),
+}
+
+
+def names() -> List[str]:
+    """All scenarios."""
+    return list(SCENARIOS)

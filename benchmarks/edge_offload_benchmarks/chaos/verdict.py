@@ -1,0 +1,202 @@
+"""What must hold whatever happens: every frame one result, none wrong, none waits for the dead, nothing leaks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+import numpy as np
+
+#: Descriptors, sockets and threads that may be more after the last fault than after the first (one being dialled).
+MORE_DESCRIPTORS, MORE_SOCKETS, MORE_THREADS = 4, 2, 2
+#: Bytes that a process may have grown between the first fault and the last, however many there were.
+MORE_MEMORY = 8 << 20
+#: Frames that may wait for the server in vain between two results of it in an outage: the one that was under way.
+MOST_WAITED = 1
+#: Seconds beyond the local computation from which on a frame has waited.
+WAITED_S = 0.005
+#: Seconds that an outage may add to the 99th percentile of the local latency.
+OUTAGE_S = 0.02
+#: Seconds until frames go to the server again.
+BACK_S = 2.0
+#: A transfer that would have taken longer was given up: a longer one is a clock that was believed and had jumped.
+ODD_S = 60.0
+MAX_HEDGE_RATE = 0.05
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One repetition of a fault; times are of the machine's monotonic clock.
+
+    Attributes:
+        began_s: when harm was done.
+        restored_s: when it was made good.
+        back_s: when the first remote result after that was there; None if none was.
+        usage: of ``robot`` and ``server`` some time later (:func:`~edge_offload_benchmarks.chaos.usage.usage`), and
+            its pid.
+    """
+
+    began_s: float
+    restored_s: float
+    back_s: Optional[float]
+    usage: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+@dataclass
+class Verdict:
+    """What came of one scenario: figures, and everything that did not hold."""
+
+    scenario: str
+    figures: Dict[str, Any] = field(default_factory=dict)
+    failures: List[str] = field(default_factory=list)
+    skipped: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything held."""
+        return not self.failures and not self.skipped
+
+
+def went_remote(frame: Mapping[str, Any]) -> bool:
+    """Whether a frame's result needed the server: a plan for ``split`` may do without."""
+    return bool(frame["mode"] != "local" and frame["round_trips"] > 0)
+
+
+def judge(
+    scenario: str,
+    frames: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+    local_s: Sequence[float],
+    faults: Sequence[Fault],
+    outage: bool,
+    timing: bool = True,
+) -> Verdict:
+    """The verdict on one run.
+
+    Args:
+        frames: the robot's lines, one per result.
+        summary: its last line and its exit code.
+        local_s: latencies of local computations before the first frame.
+        faults: the repetitions of the fault, in order.
+        outage: whether nothing could be computed remotely during the fault.
+        timing: whether latencies are judged; they are told in any case.
+    """
+    verdict = Verdict(scenario)
+    fail = verdict.failures.append
+    counts = summary.get("summary")
+    if summary.get("exit_code") != 0 or counts is None:
+        fail(f"the robot ended with exit code {summary.get('exit_code')}")
+        return verdict
+    if counts["published"] != counts["taken"] + counts["superseded"]:
+        fail(f"{counts['published']} frames published, {counts['taken']} taken and {counts['superseded']} superseded")
+    if not counts["taken"] == counts["results"] == len(frames):
+        fail(f"{counts['taken']} frames taken, {counts['results']} results counted, {len(frames)} seen")
+    doubled = [number for number, count in Counter(frame["frame"] for frame in frames).items() if count > 1]
+    if doubled:
+        fail(f"{len(doubled)} frames have more than one result (first: {doubled[0]})")
+    numbers = [frame["frame"] for frame in frames]
+    if numbers != sorted(numbers):
+        fail("results are out of order")
+    wrong = [frame["frame"] for frame in frames if not frame["equal"]]
+    if wrong:
+        fail(f"{len(wrong)} results are not bit-equal to the local ones, or within split's tolerance "
+             f"(first: frame {wrong[0]})")  # fmt: skip
+    # the two clocks are known to each other within an error: a little less than nothing is possible
+    odd = [frame["frame"] for frame in frames if not -0.1 <= min(frame["way_s"]) <= max(frame["way_s"]) <= ODD_S]
+    if odd:
+        fail(f"{len(odd)} frames have an absurd transfer time (first: frame {odd[0]})")
+    _leaks(verdict, faults)
+    _latencies(verdict, frames, local_s, faults, outage, timing)
+    verdict.figures.update(counts)
+    return verdict
+
+
+def _leaks(verdict: Verdict, faults: Sequence[Fault]) -> None:
+    """Compare what both processes held after the first fault with what they held after the last."""
+    allowed = {
+        "descriptors": MORE_DESCRIPTORS,
+        "sockets": MORE_SOCKETS,
+        "threads": MORE_THREADS,
+        "memory": MORE_MEMORY,
+        "children": 0,
+    }
+    for side in ("robot", "server"):
+        first, last = faults[0].usage[side], faults[-1].usage[side]
+        verdict.figures[side] = {name: [first[name], last[name]] for name in allowed}
+        if first.get("pid") != last.get("pid"):
+            continue  # a server that was started again holds nothing of what came before
+        for name, more in allowed.items():
+            if last[name] > first[name] + more:
+                verdict.failures.append(
+                    f"{name} of the {side} grew from {first[name]} to {last[name]} in {len(faults)} faults"
+                )
+
+
+def _why(frames: Sequence[Mapping[str, Any]], faults: Sequence[Fault]) -> str:
+    """What the policy said half-way through the longest return."""
+    slowest = max(faults, key=lambda fault: (fault.back_s or math.inf) - fault.restored_s)
+    middle_s = ((slowest.back_s or math.inf) + slowest.restored_s) / 2
+    said = [frame["why"] for frame in frames if slowest.restored_s <= frame["t"] <= middle_s]
+    return f" (half-way there: {said[-1]})" if said else ""
+
+
+def _in_vain(frames: Sequence[Mapping[str, Any]]) -> int:
+    """Most frames that waited for the server and were computed locally, with no result of the server in between."""
+    most = waited = 0
+    for frame in frames:
+        if not went_remote(frame):
+            # a frame may also ask the server beside the local computation, and wait for the local one alone
+            waited += frame["round_trips"] > 0 and frame["total_s"] > frame["compute_s"] + WAITED_S
+        else:
+            waited = 0
+        most = max(most, waited)
+    return most
+
+
+def _latencies(
+    verdict: Verdict,
+    frames: Sequence[Mapping[str, Any]],
+    local_s: Sequence[float],
+    faults: Sequence[Fault],
+    outage: bool,
+    timing: bool,
+) -> None:
+    during = [[frame for frame in frames if fault.began_s <= frame["t"] < fault.restored_s] for fault in faults]
+    total_s = [frame["total_s"] for each in during for frame in each]
+    # what the local computation itself took in this run, faults included: it shares the processor with them
+    local = [frame["compute_s"] for frame in frames if frame["mode"] == "local" and not frame["hedged"]]
+    local_p99 = float(np.percentile([*local_s, *local], 99))
+    remote = [frame for frame in frames if went_remote(frame)]
+    back = [None if fault.back_s is None else fault.back_s - fault.restored_s for fault in faults]
+    figures, fail = verdict.figures, verdict.failures.append
+    figures.update(
+        faults=len(faults),
+        frames=len(frames),
+        remote=len(remote),
+        hedge_rate=sum(frame["hedged"] for frame in frames) / max(1, len(frames)),
+        local_p99_s=local_p99,
+        during=len(total_s),
+        waited=max(map(_in_vain, during)),
+        back_s=None if None in back else max(each for each in back if each is not None),
+    )
+    if total_s:
+        figures["during_p50_s"] = float(np.percentile(total_s, 50))
+        figures["during_p99_s"] = float(np.percentile(total_s, 99))
+        figures["during_max_s"] = max(total_s)
+    if None in back:
+        fail("no frame went to the server again")
+    if outage and figures["waited"] > MOST_WAITED:
+        fail(f"{figures['waited']} frames in a row waited in vain for the server")
+    if not timing:
+        return
+    calm = verdict.scenario.split()[0] == "calm"
+    if figures["back_s"] is not None and figures["back_s"] > BACK_S:
+        fail(f"frames went to the server again only after {figures['back_s']:.2f} s{_why(frames, faults)}")
+    if outage and total_s and figures["during_p99_s"] > local_p99 + OUTAGE_S:
+        fail(f"p99 during the outage {figures['during_p99_s'] * 1e3:.0f} ms, local {local_p99 * 1e3:.0f} ms")
+    if calm and figures["hedge_rate"] > MAX_HEDGE_RATE:
+        fail(f"{figures['hedge_rate']:.1%} of the frames were hedged without a fault")
+    if calm and len(remote) < 0.95 * len(frames):
+        fail(f"only {len(remote)} of {len(frames)} frames went to the server")

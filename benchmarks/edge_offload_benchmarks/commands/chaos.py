@@ -1,0 +1,196 @@
+"""Do harm to a robot and its server on this machine, and check that no frame is lost, doubled, wrong or kept waiting.
+
+Each scenario starts a server process, a robot process with a camera and the automatic mode, and an emulated link of
+93 Mbps between them, lets frames flow, applies a fault from outside of both, makes it good, and judges:
+
+  published = taken + superseded, results = taken, none doubled, every result bit-equal to the local one, no crash;
+  neither robot nor server holds more descriptors, sockets, threads, processes or memory after the last repetition of
+  the fault than after the first; in an outage p99 at most 20 ms above local p99 of the same run, and no frame waits
+  in vain for the server but the one that was under way; frames go to the server again within 2 s after the fault.
+
+  edge-offload chaos                          every scenario, three faults each, about 30 s each
+  edge-offload chaos blackhole server_kill    these
+  edge-offload chaos reset --repeat 30        many times, to see what leaks
+  edge-offload chaos --full --json chaos.json faults of 15 s
+  edge-offload chaos stalls --json chaos.json --update      put this one among what the file holds
+  edge-offload chaos --json chaos.json --resume             go on with a run that was cut off
+  edge-offload chaos --mode split blackhole   frames are split between robot and server, results within its tolerance
+  edge-offload chaos --list
+
+On a machine that is busy with something else, latencies say little: --no-timing reports them and judges the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Sequence
+
+if TYPE_CHECKING:
+    from edge_offload_benchmarks.chaos.verdict import Verdict
+
+HOLD_S, FULL_HOLD_S = 5.0, 15.0
+REPEAT = 3
+STEADY_S, RECOVER_S, SETTLE_S = 1.5, 15.0, 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("scenario", nargs="*", metavar="SCENARIO", help="default: all")
+    parser.add_argument("--list", action="store_true", help="say what there is")
+    parser.add_argument("--full", action="store_true", help="faults of 15 s instead of 5")
+    parser.add_argument("--hold", type=float, metavar="S", help="length of the faults, seconds")
+    parser.add_argument(
+        "--repeat", type=int, default=REPEAT, metavar="N", help=f"faults one after the other ({REPEAT})"
+    )
+    parser.add_argument("--no-timing", action="store_true", help="report latencies but do not judge them")
+    parser.add_argument("--mode", choices=("server", "split"), default="server", help="where frames go but local")
+    parser.add_argument("--json", metavar="FILE", help="write the records chaos here; - for standard output")
+    parser.add_argument("--update", action="store_true", help="keep what the file holds of other scenarios")
+    parser.add_argument("--resume", action="store_true", help="--update, without what the file holds as passed")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the scenarios; 1 if anything did not hold."""
+    from edge_offload import records
+    from edge_offload.errors import BadInput
+    from edge_offload_benchmarks.chaos.scenarios import SCENARIOS, names
+
+    if args.list:
+        for name, scenario in SCENARIOS.items():
+            print(f"{name:16} {scenario.what}")
+        return 0
+    unknown = [name for name in args.scenario if name not in SCENARIOS]
+    if unknown:
+        raise BadInput(f"no scenario {unknown[0]!r}", remedy=f"scenarios: {', '.join(names())}")
+    hold_s = args.hold or (FULL_HOLD_S if args.full else HOLD_S)
+    if not 0 < hold_s <= 600:
+        raise BadInput(f"--hold {hold_s:g} is not a length of a fault")
+    if not 1 <= args.repeat <= 1000:
+        raise BadInput(f"--repeat {args.repeat} is not a number of faults")
+    args.update = args.update or args.resume
+    if args.update and args.json in (None, "-"):
+        raise BadInput("--update and --resume without a file", remedy="say --json FILE")
+    to_stdout = args.json == "-"
+    file = pathlib.Path(args.json) if args.json and not to_stdout else None
+    held = held_in(file) if file is not None and args.update else []
+    verdicts = []
+    # told to end, it ends the processes that it has started
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        for name in args.scenario or names():
+            if args.resume and any(item["scenario"] == labelled(name, args.mode) and item["passed"] for item in held):
+                continue
+            verdict = run_scenario(name, hold_s, args.repeat, timing=not args.no_timing, mode=args.mode)
+            verdicts.append(verdict)
+            print(line(verdict), file=sys.stderr if to_stdout else sys.stdout, flush=True)
+            if file is not None:
+                # a run that is cut off keeps what it has found
+                records.write(file, "chaos", merged(held, [record(verdict) for verdict in verdicts]))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if to_stdout:
+        print(json.dumps([record(verdict) for verdict in verdicts], indent=2))
+    return 1 if any(verdict.failures for verdict in verdicts) else 0
+
+
+def held_in(path: pathlib.Path) -> List[Dict[str, Any]]:
+    """The records in ``path``; none if there is no such file.
+
+    Raises:
+        BadInput: the file holds something else.
+    """
+    from edge_offload import records
+    from edge_offload.errors import BadInput
+
+    try:
+        held: List[Dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        for item in held:
+            records.validate("chaos", item)
+    except (ValueError, TypeError, BadInput) as error:
+        raise BadInput(f"{path} does not hold records of chaos: {error}", remedy="write to another file") from error
+    return held
+
+
+def merged(held: Sequence[Dict[str, Any]], found: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """``found`` and what ``held`` says of other scenarios, in the order of the scenarios."""
+    from edge_offload_benchmarks.chaos.scenarios import names
+
+    by_name = {item["scenario"]: item for item in [*held, *found]}
+    order = [*names(), *(labelled(name, "split") for name in names())]
+    return [by_name[name] for name in order if name in by_name]
+
+
+def labelled(name: str, mode: str) -> str:
+    """What a scenario is called in a record."""
+    return name if mode == "server" else f"{name} ({mode})"
+
+
+def run_scenario(name: str, hold_s: float, repeat: int = 1, timing: bool = True, mode: str = "server") -> Verdict:
+    """Run one scenario, its fault ``repeat`` times, and judge it; frames go to the server in ``mode``."""
+    from edge_offload.errors import Unsupported
+    from edge_offload_benchmarks.chaos.rig import Rig
+    from edge_offload_benchmarks.chaos.scenarios import SCENARIOS
+    from edge_offload_benchmarks.chaos.verdict import Fault, Verdict, judge
+
+    scenario = SCENARIOS[name]
+    name = labelled(name, mode)
+    try:
+        made = Rig((*scenario.robot_options, "--mode", mode), scenario.server_prefix(), scenario.clocks)
+    except Unsupported as error:
+        return Verdict(name, skipped=str(error))
+    died: List[str] = []
+    faults: List[Fault] = []
+    with made as rig:
+        rig.wait_remote(rig.ready["t"], RECOVER_S)
+        time.sleep(STEADY_S)
+        while len(faults) < repeat and not died:
+            scenario.harm(rig, hold_s)
+            began_s, restored_s = rig.marks["fault"], rig.marks["restored"]
+            back_s = rig.wait_remote(restored_s, RECOVER_S)
+            time.sleep(SETTLE_S)
+            died = [f"the {side} died: {process.said()[-300:]}" for side, process in rig.sides() if not process.alive]
+            faults.append(Fault(began_s, restored_s, back_s, {} if died else rig.usage()))
+        if died:
+            return Verdict(name, failures=died)
+        summary = rig.summary()
+        verdict = judge(name, rig.frames(), summary, rig.ready["local_s"], faults, scenario.outage, timing)
+        if not verdict.figures:
+            verdict.failures.append(rig.robot.said()[-500:])
+    return verdict
+
+
+def line(verdict: Verdict) -> str:
+    """One line for a person."""
+    if verdict.skipped:
+        return f"{verdict.scenario:16} skipped: {verdict.skipped}"
+    figures = verdict.figures
+    words = ["ok" if verdict.passed else "FAILED"]
+    if figures:
+        words.append(f"{figures['frames']} results, {figures['remote']} remote, {figures['hedge_rate']:.1%} hedged")
+        words.append(f"local p99 {figures['local_p99_s'] * 1e3:.0f} ms")
+        if "during_p99_s" in figures:
+            worst, slowest = figures["during_p99_s"], figures["during_max_s"]
+            words.append(f"during the fault p99 {worst * 1e3:.0f} ms, max {slowest * 1e3:.0f} ms")
+        if figures["back_s"] is not None:
+            words.append(f"back after {figures['back_s']:.2f} s")
+        for side in ("robot", "server"):
+            before, after = figures[side]["memory"]
+            words.append(f"{side} {(after - before) / 1e6:+.1f} MB")
+    return f"{verdict.scenario:16} " + "; ".join([*words, *verdict.failures])
+
+
+def record(verdict: Verdict) -> Dict[str, Any]:
+    """The record ``chaos``."""
+    failures: List[str] = verdict.failures
+    return {
+        "scenario": verdict.scenario,
+        "passed": verdict.passed,
+        "skipped": verdict.skipped,
+        "failures": failures,
+        "figures": verdict.figures,
+    }

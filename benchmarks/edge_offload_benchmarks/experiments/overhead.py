@@ -1,0 +1,150 @@
+"""What interception costs when a plan says device-only: a plain network, a copy of it and the intercepted one in turn.
+
+Three ways to intercept: ``module``, a program that calls its network through OffloadedModule in mode split with a
+device-only plan in force (a server is connected and idle); ``local``, an unmodified program on the virtual CUDA device
+that its own process computes (exec --mode local, or --absent local); and ``split``, the same in exec --mode split,
+whose inference has been recorded and whose plan says device-only. The bar is max(1 %, 3 microseconds per operator), by
+medians.
+
+  edge-offload bench overhead --model movenet --pairs 200 --json overhead.json
+
+The copy is the yardstick's own error: what differs between two plain networks is not interception. Where a process's
+memory lies makes a difference of its own, so the rounds are divided among several that begin anew (--starts).
+
+The process and the server share this machine: each is pinned to a core of its own, if there are two. The robot's own
+threads are one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from typing import Any, Callable, Dict, Iterator, List, Sequence
+
+SHARE, PER_OPERATOR_S = 0.01, 3e-6
+"""The bar: the larger of the two."""
+WAYS = ("local", "split", "module")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("--model", action="append", help="a model of the registry (movenet, mobilenet_v3_large)")
+    parser.add_argument("--pairs", type=int, default=200, help="rounds of one inference each (200)")
+    parser.add_argument("--starts", type=int, default=4, help="processes that the rounds are divided among (4)")
+    parser.add_argument("--lead", type=int, default=1,
+                        help="untimed inferences of the same kind before each, as in a program that does nothing else "
+                             "(1); 0: the two kinds in turn, each after the other has had the caches")  # fmt: skip
+    parser.add_argument("--way", action="append", choices=WAYS, help="only these ways (all)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE",
+                        help="write records `overhead` here, over those of the same model, way, lead")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """See the module."""
+    from edge_offload import records
+    from edge_offload.errors import BadInput
+
+    if not 1 <= args.starts <= args.pairs or args.lead < 0:
+        raise BadInput("--starts is at least 1, --pairs at least as many, and --lead at least 0")
+    models, ways = args.model or ["movenet", "mobilenet_v3_large"], tuple(args.way or WAYS)
+    found: List[Dict[str, Any]] = []
+    if args.json and args.json.exists():
+        measured = {(model, way) for model in models for way in ways}
+        earlier = json.loads(args.json.read_text(encoding="utf-8"))
+        found = [
+            item for item in earlier if (item["model"], item["way"]) not in measured or item.get("lead", 0) != args.lead
+        ]
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as keys:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1",
+             "--keys", keys], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            preexec_fn=_pinned(0))  # fmt: skip
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().split()[2]
+            for model in models:
+                for measured_now in _measure(model, ways, args, address, keys):
+                    found.append({**measured_now, "lead": args.lead, "load_average": load})
+                    print(line(found[-1]), flush=True)
+                    if args.json:
+                        records.write(args.json, "overhead", found)
+        finally:
+            server.terminate()
+            server.wait(20)
+    return 0
+
+
+def _pinned(which: int) -> Callable[[], None]:
+    """To be called in a new process: it stays on that core of those that there are."""
+    cores = sorted(os.sched_getaffinity(0))
+    return lambda: os.sched_setaffinity(0, {cores[which]})
+
+
+def _measure(
+    model: str, ways: Sequence[str], args: argparse.Namespace, address: str, keys: str
+) -> Iterator[Dict[str, Any]]:
+    remote = [way for way in ways if way != "local"]
+    modes = [(["local"], "local")] if "local" in ways else []
+    if remote:
+        modes.append((["split", "--server", address, "--keys", keys], ",".join(remote)))
+    for mode, wanted in modes:
+        seconds: Dict[str, List[List[float]]] = {way: [[], [], []] for way in wanted.split(",")}
+        for start in range(args.starts):
+            count = args.pairs // args.starts + (start < args.pairs % args.starts)
+            told = _start(mode, [model, str(count), str(args.lead), address, keys, wanted])
+            for way, of_kinds in seconds.items():
+                for mine, more in zip(of_kinds, told["seconds"][way]):
+                    mine += more
+        for way, of_kinds in seconds.items():
+            yield {**record(model, way, of_kinds, told["operators"]), "starts": args.starts}
+
+
+def _start(mode: Sequence[str], arguments: Sequence[str]) -> Dict[str, Any]:
+    from edge_offload.errors import RemoteError
+
+    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", "--mode", *mode, "--",
+               sys.executable, "-m", "edge_offload_benchmarks.overhead_robot", *arguments]  # fmt: skip
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                          check=False, preexec_fn=_pinned(-1))  # fmt: skip
+    if done.returncode != 0:
+        raise RemoteError(f"the measured program ended with code {done.returncode}; it said why above")
+    told: Dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def record(model: str, way: str, seconds: Sequence[Sequence[float]], operators: int) -> Dict[str, Any]:
+    """Medians; the overhead is the median of the rounds' differences from the mean of the two plain networks.
+
+    Args:
+        seconds: of the plain network, of a copy of it, and of the intercepted one, by round.
+    """
+    plain, alike, other = seconds
+    plain_s = statistics.median([*plain, *alike])
+    overhead_s = statistics.median(c - (a + b) / 2 for a, b, c in zip(*seconds))
+    return {
+        "model": model,
+        "way": way,
+        "pairs": len(plain),
+        "operators": operators,
+        "plain_s": plain_s,
+        "intercepted_s": statistics.median(other),
+        "overhead_s": overhead_s,
+        "null_s": statistics.median(b - a for a, b in zip(plain, alike)),
+        "within": overhead_s <= max(SHARE * plain_s, PER_OPERATOR_S * operators),
+    }
+
+
+def line(record: Dict[str, Any]) -> str:
+    """One record as a line."""
+    return (f"{record['model']:20s} {record['way']:7s} plain {record['plain_s'] * 1e3:8.2f} ms, intercepted "
+            f"{record['overhead_s'] * 1e3:+7.3f} ms ({record['overhead_s'] / record['plain_s']:+.2%}, "
+            f"{record['overhead_s'] / record['operators'] * 1e6:+.2f} us per operator; "
+            f"{record.get('null_s', 0.0) * 1e3:+.3f} ms between two plain ones), "
+            f"{'within' if record['within'] else 'beyond'} the bar")  # fmt: skip

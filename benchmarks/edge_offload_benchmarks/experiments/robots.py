@@ -1,0 +1,227 @@
+"""Many robots on one server: how evenly they are served, and whether the server grows.
+
+One server process; robots are emulated in another process, each with a key of its own and no torch: they send random
+pictures as fast as they are answered, two at a time, so the server works at its capacity. The first robot is greedy: it
+has four connections. Fairness is per robot, not per connection.
+
+  edge-offload bench robots                        10 robots, 20 s
+  edge-offload bench robots --full --json robots.json     10 minutes
+
+served: answers per robot. ratio: most / least. memory growth: of the server's resident memory, from a fifth of the time
+to the end. A robot whose connection breaks opens its model again on the next one; every break is counted with its
+reason. Ends with 1 if anything failed, if the most served robot got more than 1.2 times as much as the least, or if the
+server grew by more than 2 %, or held more sockets or threads than at the beginning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from typing import Any, Dict, List
+
+CONNECTIONS_OF_GREEDY = 4
+WAIT_S = 30.0
+FULL_S = 600.0
+MAX_RATIO, MAX_GROWTH = 1.2, 0.02
+#: Sockets and threads that may come and go in the server.
+SLACK = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("--robots", type=int, default=10, metavar="N", help="emulated robots (10)")
+    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of load (20)")
+    parser.add_argument("--full", action="store_true", help=f"{FULL_S:g} s of load")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record robots_bench here")
+
+
+def run(args: argparse.Namespace) -> int:
+    """See the module."""
+    from edge_offload import records
+    from edge_offload.errors import BadInput
+
+    if not 1 <= args.robots <= 50 or args.seconds <= 0:
+        raise BadInput("--robots is 1 to 50, --seconds positive")
+    record = measure(args.robots, FULL_S if args.full else args.seconds)
+    served, latency = record["served"], record["latency_s"]
+    print(f"{record['answers_per_s']:.0f} answers/s to {len(served)} robots: {min(served)} to {max(served)} each")
+    print(f"latency p50 {latency['p50'] * 1e3:.0f} ms, p99 {latency['p99'] * 1e3:.0f} ms")
+    print(f"most / least {record['ratio']:.2f}; refused {record['refused']}, failed {record['failed']}")
+    for reason, count in record["failures"].items():
+        print(f"  {count} x {reason}")
+    print(f"server memory {record['memory_begin'] / 1e6:.0f} MB, growth {record['memory_growth']:+.1%}; "
+          f"{record['server_begin']['sockets']} to {record['server_end']['sockets']} sockets, "
+          f"{record['server_begin']['threads']} to {record['server_end']['threads']} threads")  # fmt: skip
+    if args.json is not None:
+        records.write(args.json, "robots_bench", record)
+        print(f"wrote {args.json}", file=sys.stderr)
+    return 0 if record["passed"] else 1
+
+
+def measure(robots: int, seconds: float) -> Dict[str, Any]:
+    """Run server and robots."""
+    from edge_offload.link.keys import KeyStore
+    from edge_offload_benchmarks.chaos.rig import Process
+    from edge_offload_benchmarks.chaos.robot import MODEL
+
+    with tempfile.TemporaryDirectory() as directory:
+        root = pathlib.Path(directory)
+        server_keys = KeyStore(root / "server")
+        public = server_keys.new_pair("server").public
+        for number in range(robots):
+            server_keys.trust_client(f"robot{number}", KeyStore(root / f"robot{number}").new_pair("client").public)
+        words = [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1"]
+        server = Process([*words, "--keys", str(root / "server"), "--allow", MODEL])
+        load = None
+        try:
+            address = server.wait_line("listening on ").split()[2]
+            for number in range(robots):
+                KeyStore(root / f"robot{number}").trust_server(address, public)
+            arguments = [address, directory, str(robots), str(seconds), MODEL]
+            load = Process([sys.executable, "-m", "edge_offload_benchmarks.experiments.robots", *arguments])
+            load.wait_line("loaded")
+            watched = _watch(server.process.pid, seconds)
+            told = json.loads(load.wait_line("{"))
+            load.end()
+        finally:
+            for process in (load, server):
+                if process is not None:
+                    process.kill()
+    memory = [moment["memory"] for moment in watched]
+    fifth = len(memory) // 5
+    early, late = statistics.median(memory[fifth : fifth + 5]), statistics.median(memory[-5:])
+    served = told["served"]
+    begin, end = watched[fifth], watched[-1]
+    ratio, growth = max(served) / max(1, min(served)), late / early - 1
+    kept = all(end[name] <= begin[name] + SLACK for name in ("sockets", "threads"))
+    return {
+        "robots": robots,
+        "seconds": seconds,
+        "passed": not told["failed"] and ratio <= MAX_RATIO and growth <= MAX_GROWTH and kept,
+        "served": served,
+        "answers_per_s": sum(served) / seconds,
+        "latency_s": told["latency_s"],
+        "ratio": ratio,
+        "refused": told["refused"],
+        "failed": told["failed"],
+        "failures": told["failures"],
+        "memory_begin": early,
+        "memory_end": late,
+        "memory_growth": growth,
+        "server_begin": begin,
+        "server_end": end,
+    }
+
+
+def _watch(pid: int, seconds: float) -> List[Dict[str, int]]:
+    from edge_offload_benchmarks.chaos.usage import usage
+
+    watched: List[Dict[str, int]] = []
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends - 0.5 or not watched:  # the last moment is one under load
+        watched.append(usage(pid))
+        time.sleep(min(1.0, seconds / 20))
+    return watched
+
+
+class _Robot:
+    """One connection of an emulated robot, and the model that it has opened there."""
+
+    def __init__(self, client: Any, model: str, spec: Dict[str, Any]) -> None:
+        self._client = client
+        self._open = {"name": model, "inputs": [spec]}
+        self._lock = threading.Lock()
+        self._handle = 0
+        self._connection = -1
+
+    def handle(self) -> int:
+        """Of the model, opened anew where the connection is another one than last time."""
+        with self._lock:
+            self._client.wait_ready(WAIT_S)
+            connection = self._client.counters["connections"]
+            if connection != self._connection:
+                opened = self._client.request("open_model", self._open, timeout_s=WAIT_S).result(WAIT_S + 1)
+                self._handle, self._connection = opened.body["handle"], connection
+            return self._handle
+
+    def infer(self, body: Dict[str, Any], buffers: List[Any]) -> None:
+        """One picture."""
+        body = {**body, "handle": self.handle()}
+        self._client.request("infer", body, buffers, timeout_s=WAIT_S).result(WAIT_S + 1)
+
+
+def _load(address: str, directory: str, robots: int, seconds: float, model: str) -> None:
+    """The robots, in a process without torch."""
+    import numpy as np
+
+    from edge_offload import records
+    from edge_offload.errors import EdgeOffloadError, Refused
+    from edge_offload.link import codecs
+    from edge_offload.link.client import Client
+    from edge_offload.link.keys import KeyStore
+
+    picture = np.random.RandomState(1).randint(0, 256, (3, 96, 96), dtype=np.uint8)
+    spec = {"dtype": "uint8", "shape": list(picture.shape)}
+    coded = codecs.encode(picture)
+    descriptor = {**spec, "payload": coded.descriptor, "parts": len(coded.buffers)}
+    body: Dict[str, Any] = {"inputs": [descriptor], "codec": "auto", "wait_s": None, "meta": {}}
+    counts: Counter = Counter()
+    failures: Counter = Counter()
+    took_s: List[float] = []
+    clients, robots_ = [], []
+    for number in range(robots):
+        for _ in range(CONNECTIONS_OF_GREEDY if number == 0 else 1):
+            client = Client(address, keys=KeyStore(pathlib.Path(directory) / f"robot{number}")).start()
+            robot = _Robot(client, model, spec)
+            robot.handle()
+            clients.append(client)
+            robots_.append((number, robot))
+    print("loaded", flush=True)
+    ends = time.monotonic() + seconds
+
+    def drive(number: int, robot: _Robot) -> None:
+        while time.monotonic() < ends:
+            began_s = time.monotonic()
+            try:
+                robot.infer(body, coded.buffers)
+                counts[number] += 1
+                took_s.append(time.monotonic() - began_s)
+            except EdgeOffloadError as error:
+                refused = isinstance(error, Refused)
+                counts["refused" if refused else "failed"] += 1
+                if not refused:
+                    failures[str(error)[:200]] += 1
+                time.sleep(0.01)
+
+    # two requests at a time, so that one waits at the server while the other is answered
+    threads = [
+        threading.Thread(target=drive, args=(number, robot))
+        for number, robot in robots_
+        for _ in range(1 if number == 0 else 2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert "torch" not in sys.modules, "an emulated robot needs no torch"
+    told = {
+        "served": [counts[number] for number in range(robots)],
+        "latency_s": records.latency_summary(took_s),
+        "refused": counts["refused"],
+        "failed": counts["failed"],
+        "failures": dict(failures),
+    }
+    print(json.dumps(told), flush=True)
+    for client in clients:
+        client.close()
+
+
+if __name__ == "__main__":
+    _load(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5])

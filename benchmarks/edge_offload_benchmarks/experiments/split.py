@@ -1,0 +1,298 @@
+"""Split inference for real: robot and server processes on an emulated link, every planner, a sweep of bandwidths.
+
+A server process and an emulator process are started on loopback; this process is the robot. Its computation is slowed
+by --slowdown (emulated: it sleeps), so that the two sides differ as a robot and a server do. The table of plans comes
+from a profile that both sides take at the start. Each plan runs at the bandwidth that it was made for, and its measured
+latency is set beside what the simulation had predicted.
+
+  edge-offload bench split --model movenet --option size=256 --json split.json --plot split.png
+  edge-offload bench split --model movenet --bandwidth 2 --bandwidth 8 --planner loss_beam --no-codecs
+
+Each side has one thread, and a core of its own where the machine has two (the emulator runs beside the robot, which
+sleeps most of its time). Planners that choose the same plan for the same bandwidth share its measurement. Read the
+figures as those of a busy machine where it was one (the load average is part of the record). Records of other models
+that --json holds are kept, and --plot draws all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, Dict, List, Sequence
+
+BANDWIDTHS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+OPEN_S = 900.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("--model", default="movenet", help="a model of the registry (movenet)")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the model")
+    parser.add_argument("--slowdown", type=float, default=8.0, help="how much slower the emulated robot is (8)")
+    parser.add_argument("--bandwidth", type=float, action="append", metavar="MBPS",
+                        help="10^6 bytes per second (1, 2, 4, 8, 15, 30)")  # fmt: skip
+    parser.add_argument("--rtt-ms", type=float, default=2.6, help="round trip time of the link (2.6)")
+    parser.add_argument("--planner", action="append", help="only this planner (may be repeated)")
+    parser.add_argument("--no-codecs", action="store_true", help="also run every planner without codecs")
+    parser.add_argument("--repeats", type=int, default=7, help="inferences per plan and bandwidth (7)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="search time of a planner per table (4)")
+    parser.add_argument("--video", type=pathlib.Path, help="video whose first frame is the input (the sample video)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the records `split_bench` here")
+    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw latencies (needs matplotlib)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """See the module."""
+    import torch
+
+    from edge_offload import records
+    from edge_offload.errors import BadInput
+    from edge_offload.split.planners import PLANNERS
+
+    planners = args.planner or list(PLANNERS)
+    for name in planners:
+        if name not in PLANNERS:
+            raise BadInput(f"no planner {name!r}", remedy=f"use some of {', '.join(PLANNERS)}")
+    if args.repeats < 1 or args.slowdown < 1 or args.seconds <= 0:
+        raise BadInput("--repeats and --slowdown are at least 1, --seconds above 0")
+    torch.set_num_threads(1)
+    before = os.getloadavg()[0]
+    cores = sorted(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as keys:
+        server = _started(["serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1", "--keys", keys], cores[-1])
+        try:
+            address = _first_line(server, "listening on ").split()[2]
+            os.sched_setaffinity(0, {cores[0]})
+            emulator = _started(["link", "emulate", "--listen", "127.0.0.1:0", "--to", address[len("tcp://"):],
+                                 "--rate-mbps", "240", "--rtt-ms", str(args.rtt_ms)], cores[0])  # fmt: skip
+            try:
+                rows = measure(args, planners, emulator, keys)
+            finally:
+                emulator.terminate()
+                emulator.wait(20)
+        finally:
+            os.sched_setaffinity(0, set(cores))
+            server.terminate()
+            server.wait(20)
+    record = {
+        "model": args.model,
+        "options": list(args.option),
+        "slowdown": args.slowdown,
+        "rtt_s": args.rtt_ms / 1e3,
+        "load_average": before,
+        "rows": rows,
+        **errors_of(rows),
+    }
+    everything = [*(_others(args.json, args.model) if args.json else ()), record]
+    found = errors_of([row for item in everything for row in item["rows"]])
+    print(f"{args.model}: simulated against measured: median error {record['median_error']:.1%}, p90 "
+          f"{record['p90_error']:.1%}; robot slowed {args.slowdown:g} times (emulated), load average {before:.1f}\n"
+          f"{len(everything)} models: median error {found['median_error']:.1%}, p90 {found['p90_error']:.1%}",
+          flush=True)  # fmt: skip
+    if args.json:
+        records.write(args.json, "split_bench", everything)
+    if args.plot:
+        draw(everything, args.plot)
+    return 0
+
+
+def _started(arguments: Sequence[str], core: int) -> Any:
+    """A subcommand in a process of its own, on one core."""
+    process = subprocess.Popen([sys.executable, "-m", "edge_offload.cli", *arguments], stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+    os.sched_setaffinity(process.pid, {core})  # before it has any thread but its first
+    return process
+
+
+def _others(path: pathlib.Path, model: str) -> List[Dict[str, Any]]:
+    """Records of other models in the file."""
+    from edge_offload.errors import BadInput
+
+    if not path.exists():
+        return []
+    try:
+        return [item for item in json.loads(path.read_text(encoding="utf-8")) if item["model"] != model]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} holds something else: {error}", remedy="name a new file") from error
+
+
+def _first_line(process: Any, beginning: str) -> str:
+    from edge_offload.errors import RemoteError
+
+    line: str = process.stdout.readline()
+    if not line.startswith(beginning):
+        raise RemoteError(f"a process of the experiment said {line.strip()!r} instead of {beginning!r}")
+    return line
+
+
+def measure(args: argparse.Namespace, planners: Sequence[str], emulator: Any, keys: str) -> List[Dict[str, Any]]:
+    """One row per planner, codecs on or off, and bandwidth."""
+    from edge_offload.commands.profile import options_of
+    from edge_offload.errors import RemoteError
+    from edge_offload.link.client import Client
+    from edge_offload.link.connection import Timings
+    from edge_offload.link.control import Control
+    from edge_offload.link.keys import KeyStore
+    from edge_offload.manager.runtime import OffloadedModule
+    from edge_offload.manager.split_mode import SplitRunner, ways
+    from edge_offload.models import registry
+    from edge_offload.models.video import sample_video
+    from edge_offload.modes import Mode
+    from edge_offload.split.networks import module_and_inputs
+    from edge_offload.split.planners import Effort
+    from edge_offload.split.simulate import simulate
+    from edge_offload_benchmarks.payloads import video_frames
+
+    about = json.loads(_first_line(emulator, "{"))
+    address, control = about["listen"], Control(about["control"])
+    entry = registry.entries().get(args.model)
+    options = options_of(args.option, entry.options if entry else {})
+    (frame,) = video_frames(args.video or sample_video(), [0])
+    network, given = module_and_inputs(args.model, options, frame)
+    inputs = list(given)
+    rows: List[Dict[str, Any]] = []
+    # both ends share a machine with whoever else uses it: a silence is not a fault here
+    patient = Timings(connect_s=5.0, handshake_s=20.0, silence_s=20.0)
+    with control, Client(address, keys=KeyStore(keys), timings=patient) as client:
+        client.wait_ready(60.0)
+        module = OffloadedModule(args.model, network, client, options=options, robot_slowdown=args.slowdown,
+                                 hedging=False)  # fmt: skip
+        runner = SplitRunner(
+            args.model, options, network, client, lambda: registry.state_hash(network),
+            lambda given: module._local.run(given), args.slowdown, effort=Effort(seconds=args.seconds),
+        )  # fmt: skip
+        module.add_runner(runner)
+        runner.learn(inputs)  # before the server measures: they share memory and caches here
+        until = time.monotonic() + OPEN_S
+        while (why := module.obstacle(Mode.SPLIT, inputs)) is not None:
+            if time.monotonic() > until:
+                raise RemoteError(f"the split was not open after {OPEN_S:g} s: {why}")
+            time.sleep(0.05)
+        known: Dict[Any, Dict[str, Any]] = {}
+        for codecs in (True, False) if args.no_codecs else (True,):
+            for planner in planners:
+                planned = runner.replan(inputs, planner, codecs)
+                for bandwidth in args.bandwidth or BANDWIDTHS:
+                    control.do("set", mbps=bandwidth * 8)
+                    runner.bandwidth = bandwidth * 1e6
+                    plan = planned.plans[planned.place[planned.table.index(bandwidth * 1e6)]].plan
+                    what = {"planner": planner, "codecs": codecs, "bytes_per_s": bandwidth * 1e6}
+                    key = (plan.robot, plan.server, plan.transfers, bandwidth)
+                    if key not in known:
+                        expected = simulate(plan, planned.model, bandwidth * 1e6)
+                        known[key] = _repeat(args, module, runner, inputs, {
+                            "kind": ways(plan), "steps_robot": len(plan.robot), "steps_server": len(plan.server),
+                            "predicted_s": expected.makespan_s,
+                            "predicted_stages_s": {"compute_robot": expected.robot_s, "compute_server":
+                                                   expected.server_s, "link": expected.communication_s},
+                        })  # fmt: skip
+                    rows.append({**what, **known[key]})
+                    print(_line(rows[-1]), flush=True)
+        module.close()
+    return rows
+
+
+def _repeat(args: argparse.Namespace, module: Any, runner: Any, inputs: Sequence[Any],
+            row: Dict[str, Any]) -> Dict[str, Any]:  # fmt: skip
+    from edge_offload import records
+    from edge_offload.modes import Mode
+
+    seconds: List[float] = []
+    stages: List[Dict[str, float]] = []
+    fell_back = 0
+    for attempt in range(args.repeats + 1):
+        _, report = module.run(inputs, Mode.SPLIT)
+        if report.mode is not Mode.SPLIT:
+            fell_back += 1
+        elif attempt:  # the first one finds cold caches
+            seconds.append(report.total_s)
+            stages.append(dict(report.stages_s))
+    counted = runner.counted
+    row["fell_back"] = fell_back
+    row["latency_s"] = records.latency_summary(seconds) if seconds else None
+    names = sorted({name for item in stages for name in item})
+    row["stages_s"] = {name: statistics.median(item.get(name, 0.0) for item in stages) for name in names}
+    row["best_s"] = min(seconds) if seconds else None
+    row["error"] = abs(row["predicted_s"] / statistics.median(seconds) - 1) if seconds else None
+    row.update(rows_robot=counted.rows_robot, rows_server=counted.rows_server, bytes_up=counted.bytes_up,
+               bytes_down=counted.bytes_down)  # fmt: skip
+    return row
+
+
+def errors_of(rows: Sequence[Dict[str, Any]]) -> Dict[str, float]:
+    """Median and 90th percentile of |predicted / measured median - 1| over the plans that use the link."""
+    import numpy as np
+
+    found = [row["error"] for row in rows if row["error"] is not None and row["kind"] != "device-only"]
+    if not found:
+        return {"median_error": 0.0, "p90_error": 0.0}
+    return {"median_error": float(np.median(found)), "p90_error": float(np.percentile(found, 90))}
+
+
+def _line(row: Dict[str, Any]) -> str:
+    measured = row["latency_s"]
+    text = "never in mode split" if measured is None else f"measured p50 {measured['p50'] * 1e3:7.1f} ms"
+    return (
+        f"{row['planner']:12s} {'codecs' if row['codecs'] else 'raw':6s} {row['bytes_per_s'] / 1e6:5.1f} MB/s"
+        f" {row['kind']:11s} predicted {row['predicted_s'] * 1e3:7.1f} {text}, rows {row['rows_robot']}"
+        f"/{row['rows_server']}, {row['bytes_up'] / 1e3:.0f} kB up, {row['bytes_down'] / 1e3:.0f} kB down"
+    )
+
+
+def draw(everything: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
+    """Measured and predicted latency over the bandwidth, a panel per model and a line per planner; and one against
+    the other.
+
+    Raises:
+        BadInput: matplotlib is not installed.
+    """
+    from edge_offload.errors import BadInput
+
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise BadInput("--plot needs matplotlib", remedy="pip install 'edge_offload[plot]'") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    across = min(len(everything) + 1, 4)
+    down = -(-(len(everything) + 1) // across)
+    figure, grid = pyplot.subplots(down, across, figsize=(4.6 * across, 3.6 * down), squeeze=False)
+    panels = grid.flatten()
+    for panel, record in zip(panels, everything):
+        for key in dict.fromkeys((row["planner"], row["codecs"]) for row in record["rows"]):
+            mine = [row for row in record["rows"] if (row["planner"], row["codecs"]) == key and row["latency_s"]]
+            places = [row["bytes_per_s"] / 1e6 for row in mine]
+            label = key[0] + ("" if key[1] else ", raw")
+            (drawn,) = panel.plot(places, [row["latency_s"]["p50"] * 1e3 for row in mine], "o-", label=label, ms=3)
+            panel.plot(places, [row["predicted_s"] * 1e3 for row in mine], ":", color=drawn.get_color())
+        panel.set(xscale="log", yscale="log", xlabel="bandwidth, MB/s", ylabel="latency, ms (dotted: predicted)",
+                  title=record["model"])  # fmt: skip
+        ticks = sorted({row["bytes_per_s"] / 1e6 for row in record["rows"]})
+        panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        panel.set_xticks([], minor=True)
+        panel.grid(True, alpha=0.3)
+    panels[0].legend(fontsize=5)
+    last, ends = panels[len(everything)], []
+    for record in everything:
+        pairs = [(row["predicted_s"] * 1e3, row["latency_s"]["p50"] * 1e3) for row in record["rows"]
+                 if row["latency_s"] and row["kind"] != "device-only"]  # fmt: skip
+        if pairs:
+            last.plot(*zip(*pairs), ".", label=record["model"], ms=4)
+            ends += [min(map(min, pairs)), max(map(max, pairs))]
+    if ends:
+        last.plot([min(ends), max(ends)], [min(ends), max(ends)], "k-", lw=0.6)
+    last.set(xscale="log", yscale="log", xlabel="predicted, ms", ylabel="measured, ms", title="simulation")
+    last.legend(fontsize=5)
+    for panel in panels[len(everything) + 1 :]:
+        panel.set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)

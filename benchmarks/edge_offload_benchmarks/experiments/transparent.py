@@ -1,0 +1,376 @@
+"""Transparent offloading: the same networks in every mode, over emulated links, on this machine.
+
+A server process and a robot process, each on a core of its own, and between them the link emulator. The robot's process
+was started by 'edge-offload exec' and runs ordinary PyTorch; mode server is the whole model on a replica.
+
+  edge-offload bench transparent --json transparent.json --plot transparent.png
+  edge-offload bench transparent --models movenet,resnet50 --links wifi_93mbps --pairs 100
+  edge-offload bench transparent --json transparent.json --resume --for 450     in pieces: what is still missing
+  edge-offload bench transparent --app detect.py        any program of yours, unmodified, in every mode
+  edge-offload bench transparent --bits 20              bit for bit against the robot's own, from the first inference on
+  edge-offload bench transparent --memory               memory of both sides over many inferences
+
+server and replay are measured in turn, inference by inference; local, lazy, cached and per_op, --slow times each, after
+them. Every mode's result is compared with the robot's own, bit for bit. Beside per_op stands what the model
+(N*RTT + upload + compute) / (RTT + upload + compute) says of its ratio to replay. energy_j comes from the state model:
+the robot computes while its thread does, and communicates for the rest. The calls of Cricket are a synthetic record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+LINKS = ("wifi_93mbps", "wifi_73mbps")
+PAIRED = ("server", "replay")
+SLOW = ("local", "lazy", "cached", "per_op")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument(
+        "--models", metavar="NAMES", help="networks, by commas (default: all; --models help lists them)"
+    )
+    parser.add_argument("--links", default=",".join(LINKS), metavar="NAMES", help="emulated links (%(default)s)")
+    parser.add_argument("--pairs", type=int, default=100, metavar="N", help="inferences of server and replay (100)")
+    parser.add_argument("--slow", type=int, default=5, metavar="N", help="inferences of the other modes (5)")
+    parser.add_argument("--app", type=pathlib.Path, metavar="SCRIPT", help="measure this program instead")
+    parser.add_argument("--memory", action="store_true", help="measure memory over many inferences instead")
+    parser.add_argument("--bits", type=int, metavar="N",
+                        help="instead compare N inferences of each network in replay with the robot's own")  # fmt: skip
+    parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="of --memory's inferences (%(default)g)")
+    parser.add_argument("--resume", action="store_true", help="go on from the record in --json: measure what it lacks")
+    parser.add_argument("--for", type=float, default=0.0, dest="for_s", metavar="S",
+                        help="begin nothing after so many seconds (default: no limit)")  # fmt: skip
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record transparent_bench here")
+    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw latencies (needs matplotlib)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """See the module."""
+    from edge_offload.errors import BadInput
+    from edge_offload_benchmarks.transparent import tables as transparent_tables
+    from edge_offload_benchmarks.transparent.models import cases
+    from edge_offload_research import cricket
+
+    known = [case.name for case in cases()]
+    names = args.models.split(",") if args.models else known
+    if any(name not in known for name in names):
+        raise BadInput(f"--models {args.models}", remedy=f"networks: {', '.join(known)}")
+    if args.pairs < 2 or args.slow < 1:
+        raise BadInput("--pairs is at least 2, --slow at least 1")
+    record: Dict[str, Any] = {
+        "machine": machine(), "load_average": list(os.getloadavg()), "pairs": args.pairs, "slow": args.slow,
+        "records": [], "checks": [], "failures": [], "cricket": cricket.record(),
+    }  # fmt: skip
+    if args.memory:
+        return measure_memory(args.json, args.scale)
+    if args.resume and args.json is not None and args.json.exists():
+        record = {**record, **json.loads(args.json.read_text(encoding="utf-8")), "failures": []}
+    if args.app is not None:
+        record["apps"] = measure_app(args.app, args.links.split(","))
+    elif args.bits is not None:
+        for _ in measure_bits(names, args.bits, record, args.for_s):
+            save(record, args.json)
+    else:
+        links = args.links.split(",")
+        for _ in measure_models(names, links, args.pairs, args.slow, record, args.for_s):
+            save(record, args.json)  # a long experiment that is cut short leaves what it has
+        left = sum(map(len, missing(names, links, record).values()))
+        if left:
+            total = len(names) * len(links)
+            print(f"{left} of {total} networks and links are left: --resume goes on with them", file=sys.stderr)
+    save(record, args.json)
+    transparent_tables.show(record)
+    if args.plot is not None and record["records"]:
+        transparent_tables.plot(record, args.plot)
+    differ = any(item["equal"] < item["inferences"] for item in record.get("bits", ()))
+    return 1 if record["failures"] or differ else 0
+
+
+def machine() -> str:
+    """This machine in a few words."""
+    import platform
+
+    model = ""
+    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as stream:
+        model = next(line.split(":", 1)[1].strip() for line in stream if line.startswith("model name"))
+    return f"{model or platform.machine()}, {os.cpu_count()} cores"
+
+
+def save(record: Dict[str, Any], path: Optional[pathlib.Path]) -> None:
+    """Write the record, if it is wanted."""
+    from edge_offload import records
+
+    record["load_average_end"] = list(os.getloadavg())
+    if path is not None:
+        records.write(path, "transparent_bench", record)
+
+
+def missing(names: Sequence[str], links: Sequence[str], record: Dict[str, Any]) -> Dict[str, List[str]]:
+    """For each network the links over which the record lacks it."""
+    done = {(item["model"], item["link"]) for item in record["checks"]}
+    return {name: [link for link in links if (name, link) not in done] for name in names}
+
+
+def measure_models(
+    names: Sequence[str], links: Sequence[str], pairs: int, slow: int, record: Dict[str, Any], for_s: float = 0.0
+) -> Iterator[None]:
+    """Fill ``record`` with a line for every network, mode and link; yields after each network and link.
+
+    What is in the record is not measured again, and nothing is begun after ``for_s`` seconds (0: no limit).
+    """
+    from edge_offload.link.trace import named_link
+    from edge_offload_benchmarks.transparent import tables as transparent_tables
+
+    began_s = time.monotonic()
+    left = missing(names, links, record)
+    cores = sorted(os.sched_getaffinity(0))
+    if transparent_tables.KERNEL not in record:
+        with _rig(cores) as (_, robot, _), _survives(record):
+            answer = robot.ask({"do": "kernel"})
+            if "error" in answer:
+                record["failures"].append({"model": "", "link": "", "modes": [], **answer})
+            else:
+                record[transparent_tables.KERNEL] = answer
+    with _rig(cores) as (emulator, robot, _), _survives(record):
+        for name in [name for name in names if left[name]]:
+            if for_s and time.monotonic() - began_s > for_s:
+                break
+            emulator.set(mbps=100000.0, rtt_s=0.0)  # loading is not what is measured
+            answer = robot.ask({"do": "load", "model": name})
+            for link in left[name] if "error" not in answer else ():
+                if for_s and time.monotonic() - began_s > for_s:
+                    break
+                emulator.set_link(named_link(link))
+                time.sleep(0.3)
+                began_load = os.getloadavg()[0]
+                for modes, count in ((PAIRED, pairs), *(((mode,), slow) for mode in SLOW)):
+                    answer = robot.ask({"do": "run", "modes": list(modes), "count": count})
+                    if "error" in answer:
+                        record["failures"].append({"model": name, "link": link, "modes": list(modes), **answer})
+                        continue
+                    lines = [summarise(name, link, mode, answer) for mode in modes]
+                    record["records"] += lines
+                    for line in lines:
+                        print(transparent_tables.row(line), file=sys.stderr, flush=True)
+                found = check(name, link, record["records"], named_link(link))
+                record["checks"].append({**found, "load_average": began_load})
+                yield
+            if "error" in answer:
+                record["failures"].append({"model": name, "link": "", "modes": [], **answer})
+
+
+def measure_bits(names: Sequence[str], count: int, record: Dict[str, Any], for_s: float = 0.0) -> Iterator[None]:
+    """Fill ``record["bits"]``: of the first ``count`` inferences of each network in mode replay, with fresh inputs, how
+    many have the robot's own result, bit for bit. Yields after each network; those in the record are left out.
+    """
+    from edge_offload_benchmarks.transparent import tables as transparent_tables
+
+    began_s = time.monotonic()
+    bits = record.setdefault("bits", [])
+    done = {item["model"] for item in bits}
+    with _rig(sorted(os.sched_getaffinity(0))) as (_, robot, _), _survives(record):
+        for name in [name for name in names if name not in done]:
+            if for_s and time.monotonic() - began_s > for_s:
+                break
+            answer = robot.ask({"do": "steady", "model": name})
+            if "error" not in answer:
+                answer = robot.ask({"do": "compare", "count": count})
+            if "error" in answer:
+                record["failures"].append({"model": name, "link": "", "modes": ["replay"], **answer})
+                continue
+            bits.append({"model": name, **answer})
+            print(transparent_tables.bits_row(bits[-1]), file=sys.stderr, flush=True)
+            yield
+
+
+def measure_memory(path: Optional[pathlib.Path], scale: float) -> int:
+    """Print and write the memory of both sides; 1 if one of them goes on growing."""
+    from edge_offload import records
+    from edge_offload_benchmarks.transparent import memory as transparent_memory
+
+    with _rig(sorted(os.sched_getaffinity(0))) as (emulator, robot, server_pid):
+        emulator.set(mbps=100000.0, rtt_s=0.0)
+        found = transparent_memory.measure(robot, server_pid, list(transparent_memory.PLANS), scale)
+    transparent_memory.show(found)
+    if path is not None:
+        records.write(path, "transparent_memory", found)
+    return 0 if all(item["robot_plateau"] and item["server_plateau"] and item["equal"] for item in found) else 1
+
+
+@contextlib.contextmanager
+def _survives(record: Dict[str, Any]) -> Iterator[None]:
+    """A robot that dies ends the experiment, not what was measured before."""
+    from edge_offload.errors import RemoteError
+
+    try:
+        yield
+    except RemoteError as error:
+        record["failures"].append({"model": "", "link": "", "modes": [], "error": str(error)})
+
+
+def summarise(name: str, link: str, mode: str, answer: Dict[str, Any]) -> Dict[str, Any]:
+    """One record from the samples of one network, link and mode."""
+    from edge_offload import records
+    from edge_offload.power.states import StatePowers
+
+    samples = answer["samples"][mode]
+
+    def mean(key: str) -> float:
+        return statistics.fmean(item[key] for item in samples)
+
+    powers = StatePowers()
+    latency, walk = mean("latency_s"), mean("walk_s")
+    busy = latency if mode == "local" else min(walk, latency)
+    return {
+        "model": name, "input": answer["input"], "mode": mode, "link": link,
+        "latency_s": records.latency_summary([item["latency_s"] for item in samples]),
+        "round_trips": mean("round_trips"), "rpcs": mean("rpcs"),
+        "bytes_up": mean("bytes_up"), "bytes_down": mean("bytes_down"), "ops": mean("ops"),
+        "client_us_per_op": walk / mean("ops") * 1e6 if mean("ops") else None,
+        "client_walk_s": walk,
+        "energy_j": powers.inference * busy + powers.communication * (latency - busy),
+        "samples": len(samples), "bit_equal": answer["equal"][mode],
+        "stages_s": {stage: statistics.median(item["stages_s"][stage] for item in samples)
+                     for stage in samples[0].get("stages_s", ())},
+    }  # fmt: skip
+
+
+def check(name: str, link: str, lines: Sequence[Dict[str, Any]], emulated: Any) -> Dict[str, Any]:
+    """The ratios that matter, beside what the model of per-operator offloading says."""
+    by_mode = {line["mode"]: line for line in lines if line["model"] == name and line["link"] == link}
+    p50 = {mode: line["latency_s"]["p50"] for mode, line in by_mode.items()}
+    found: Dict[str, Any] = {"model": name, "link": link, "replay_over_server": None, "per_op_over_replay": None,
+                             "modelled": None}  # fmt: skip
+    if "replay" in p50 and "server" in p50:
+        found["replay_over_server"] = p50["replay"] / p50["server"]
+    if "replay" in p50 and "per_op" in p50:
+        rtt = emulated.up_delay_s + emulated.down_delay_s
+        upload = by_mode["replay"]["bytes_up"] / emulated.up.mean()
+        compute = max(p50["replay"] - rtt - upload, 0.0)
+        trips = by_mode["per_op"]["round_trips"]
+        found["per_op_over_replay"] = p50["per_op"] / p50["replay"]
+        found["modelled"] = (trips * rtt + upload + compute) / (rtt + upload + compute)
+    return found
+
+
+class _Robot:
+    """The robot's process."""
+
+    def __init__(self, address: str, cores: Sequence[int]) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if cores:
+            environment["EDGE_OFFLOAD_BENCH_CORES"] = ",".join(map(str, cores))
+        command = [sys.executable, "-m", "edge_offload.cli", "exec", "--server", address, "--wait", "30", "--"]
+        command += [sys.executable, "-m", "edge_offload_benchmarks.transparent.robot", address]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def ask(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        """Send a request and wait for what it measured."""
+        from edge_offload.errors import RemoteError
+
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise RemoteError(f"the robot's process ended with code {self._process.wait()}; it said why above")
+        answer: Dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def _server(cores: Sequence[int]) -> Iterator[Tuple[str, int]]:
+    """A server process on loopback; yields its address and process number."""
+    from edge_offload.errors import RemoteError
+    from edge_offload_benchmarks.transparent import models as transparent_models
+
+    allow = [f"{transparent_models.__name__}:{name}" for name in ("segmenter", "detector")]
+    with tempfile.TemporaryDirectory() as blobs:
+        command = [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--device", "cpu"]
+        command += ["--threads", "1", "--weights-cache", blobs, "--max-models", "2"]
+        command += [word for name in allow for word in ("--allow", name)]
+        command += ["--cores", ",".join(map(str, cores))] if cores else []
+        with tempfile.TemporaryFile("w+") as log:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            )
+            try:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                if not line.startswith("listening on "):
+                    log.seek(0)
+                    raise RemoteError(f"the server did not start: {log.read()[-500:]}")
+                yield line.split()[2], process.pid
+            finally:
+                process.terminate()
+                process.wait(20)
+
+
+@contextlib.contextmanager
+def _rig(cores: Sequence[int]) -> Iterator[Tuple[Any, _Robot, int]]:
+    from edge_offload.link.emulator import Emulator
+    from edge_offload.link.trace import named_link
+
+    with _server(cores[1:2]) as (address, pid), Emulator("127.0.0.1:0", address, named_link(LINKS[0])) as emulator:
+        robot = _Robot(emulator.address, cores[:1] if len(cores) > 1 else [])
+        try:
+            yield emulator, robot, pid
+        finally:
+            robot.close()
+
+
+def measure_app(script: pathlib.Path, links: Sequence[str]) -> List[Dict[str, Any]]:
+    """Run a program as it is, here and in every mode over every link; seconds and traffic of the whole run."""
+    from edge_offload.link.emulator import Emulator
+    from edge_offload.link.trace import named_link
+
+    found: List[Dict[str, Any]] = []
+    cores = sorted(os.sched_getaffinity(0))
+    with contextlib.ExitStack() as stack:
+        address, _ = stack.enter_context(_server(cores[1:2]))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        emulator = stack.enter_context(Emulator("127.0.0.1:0", address, named_link(LINKS[0])))
+        for link in links:
+            emulator.set_link(named_link(link))
+            for mode in ("local", "replay", "lazy", "cached", "per_op"):
+                tally = pathlib.Path(folder, f"{link}-{mode}.json")
+                command = [sys.executable, str(script)]
+                if mode != "local":
+                    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--server", emulator.address,
+                               "--mode", mode, "--tally", str(tally), "--", *command]  # fmt: skip
+                began = time.monotonic()
+                done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+                line: Dict[str, Any] = {"app": script.name, "mode": mode, "link": link,
+                                        "wall_s": time.monotonic() - began, "exit_code": done.returncode}  # fmt: skip
+                line.update(json.loads(tally.read_text()) if tally.exists() else {})
+                found.append(line)
+    return found

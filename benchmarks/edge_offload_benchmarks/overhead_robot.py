@@ -1,0 +1,150 @@
+"""The measured program of ``bench overhead``: run by ``edge-offload exec``, prints its seconds as one line of JSON."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import json
+import os
+import sys
+import time
+from typing import Any, Callable, List, Sequence, Tuple
+
+import torch
+
+from edge_offload.capture.device import installed
+from edge_offload.errors import RemoteError
+from edge_offload.link.client import Client
+from edge_offload.link.keys import KeyStore
+from edge_offload.manager.runtime import OffloadedModule
+from edge_offload.manager.split_mode import SplitRunner
+from edge_offload.models import registry
+from edge_offload.models.video import sample_video
+from edge_offload.modes import Mode
+from edge_offload.split.networks import module_and_inputs
+from edge_offload_benchmarks.payloads import video_frames
+
+WARM = 12
+OPEN_S = 300.0
+
+Way = Callable[[], Tuple[torch.Tensor, ...]]
+
+
+def rounds(ways: Sequence[Way], count: int, lead: int) -> List[List[float]]:
+    """Seconds of each way, each after ``lead`` untimed ones of its kind; who goes first, and behind whom, changes."""
+    for _ in range(WARM):
+        for way in ways:
+            way()
+    found: List[List[float]] = [[] for _ in ways]
+    for order in itertools.islice(itertools.cycle(itertools.permutations(range(len(ways)))), count):
+        for which in order:
+            for _ in range(lead):
+                ways[which]()
+            began = time.perf_counter()
+            ways[which]()
+            found[which].append(time.perf_counter() - began)
+    return found
+
+
+def learn(recorder: Any, infer: Way) -> None:
+    """Infer until the split of the inference is open, with a device-only plan.
+
+    Raises:
+        RemoteError: it does not get open.
+    """
+    recorder.opener = functools.partial(recorder.opener, planner="device_only")
+    until = time.monotonic() + OPEN_S
+    while "plans by device_only" not in recorder.state():
+        if time.monotonic() > until:
+            raise RemoteError(f"the split was not open after {OPEN_S:g} s: {recorder.state()}")
+        infer()
+        time.sleep(0.05)
+
+
+def main() -> int:
+    """``MODEL PAIRS LEAD SERVER KEYS WAYS``."""
+    model, count, lead = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    address, keys, ways = sys.argv[4], sys.argv[5], sys.argv[6].split(",")
+    torch.set_num_threads(1)
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    (frame,) = video_frames(sample_video(), [0])
+    network, inputs = module_and_inputs(model, {}, frame)
+
+    def tensors(found: Any) -> Tuple[torch.Tensor, ...]:
+        return tuple(item.cpu() for item in (found if isinstance(found, (tuple, list)) else (found,)))
+
+    def plain(of: Any) -> Tuple[torch.Tensor, ...]:
+        with torch.no_grad():
+            return tensors(of(*inputs))
+
+    # two of them: where the weights lie makes a difference of its own
+    plain_ways: List[Way] = [functools.partial(plain, of) for of in (network, copy.deepcopy(network))]
+
+    device = installed()
+    assert device is not None
+    there = registry.build_module(model).to("cuda")
+
+    def virtual() -> Tuple[torch.Tensor, ...]:
+        with torch.no_grad():
+            return tensors(there(*(tensor.to("cuda") for tensor in inputs)))
+
+    for mine, theirs in zip(plain_ways[0](), virtual()):
+        assert torch.equal(mine, theirs)
+    before = device.native.counters()["calls"]
+    virtual()
+    operators = device.native.counters()["calls"] - before
+    if device.recorder.mode is Mode.LOCAL:
+        found = {"local": rounds([*plain_ways, virtual], count, lead)}
+    else:
+        found = {}
+        if "split" in ways:
+            learn(device.recorder, virtual)
+            found["split"] = rounds([*plain_ways, virtual], count, lead)
+        if "module" in ways:
+            with Client(address, keys=KeyStore(keys)) as client:
+                client.wait_ready(30.0)
+                found["module"] = by_module(model, network, inputs, client, plain_ways, count, lead)
+        assert device.recorder.splits.inferences == 0
+        device.recorder.close()
+    print(json.dumps({"operators": operators, "seconds": found}), file=out, flush=True)
+    return 0
+
+
+def by_module(
+    model: str,
+    network: Any,
+    inputs: Sequence[torch.Tensor],
+    client: Client,
+    plain: Sequence[Way],
+    count: int,
+    lead: int,
+) -> List[List[float]]:
+    """Rounds of the plain networks and an OffloadedModule with a device-only plan.
+
+    Raises:
+        RemoteError: its split does not get open.
+    """
+    module = OffloadedModule(model, network, client, hedging=False)
+    runner = SplitRunner(model, {}, network, client, lambda: registry.state_hash(network),
+                         lambda given: module._local.run(given), planner="device_only")  # fmt: skip
+    module.add_runner(runner)
+    until = time.monotonic() + OPEN_S
+    while (why := module.obstacle(Mode.SPLIT, inputs)) is not None:
+        if time.monotonic() > until:
+            raise RemoteError(f"the split was not open after {OPEN_S:g} s: {why}")
+        time.sleep(0.05)
+
+    def split() -> Tuple[torch.Tensor, ...]:
+        outputs, report = module.run(inputs, Mode.SPLIT)
+        assert report.mode is Mode.SPLIT, report.fallback_reason
+        return outputs
+
+    found = rounds([*plain, split], count, lead)
+    module.close()
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

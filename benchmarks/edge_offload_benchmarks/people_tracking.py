@@ -1,0 +1,79 @@
+"""How well people are followed: the tracker on a network's finds, scored on frames whose people have identities."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any, Dict, List, Sequence
+
+import numpy as np
+
+from edge_offload.errors import BadInput
+from edge_offload.models.people import People
+from edge_offload.perception.tracking import Tracker
+from edge_offload_benchmarks.tracking_metrics import TrackingScore
+from edge_offload_training.evaluation import Truth
+
+
+def read_identities(path: pathlib.Path) -> Dict[int, List[int]]:
+    """Who the labelled people of each frame are, in the file's order; empty if the file does not say.
+
+    Raises:
+        BadInput: somebody is there twice in a frame, or only some of the people have an identity.
+    """
+    frames = json.loads(path.read_text(encoding="utf-8"))["frames"]
+    named = [person.get("id") for frame in frames for person in frame["people"]]
+    if all(identity is None for identity in named):
+        return {}
+    found = {}
+    for frame in frames:
+        ids = [person.get("id") for person in frame["people"]]
+        if not all(isinstance(identity, int) for identity in ids) or len(set(ids)) < len(ids):
+            raise BadInput(
+                f"labels {path}, frame {frame['frame']}: the identities are {ids}",
+                remedy="give every person a number, each once in a frame",
+            )
+        found[int(frame["frame"])] = ids
+    return found
+
+
+def tracking_figures(
+    found: Sequence[People],
+    numbers: Sequence[int],
+    truths: Dict[int, Truth],
+    identities: Dict[int, List[int]],
+    score: float,
+    frames_per_s: float,
+) -> Dict[str, Any]:
+    """CLEAR MOT figures of the tracker with its defaults: it sees every frame and is scored on the labelled ones.
+
+    Args:
+        found: finds of a network, one per frame of ``numbers``; weaker ones than ``score`` are left out, as the
+            network's own threshold would.
+        truths, identities: by frame number; people labelled as partly hidden count neither way.
+    """
+    tracker, quality = Tracker(), TrackingScore()
+    for number, people in zip(numbers, found):
+        seen = people.select(np.flatnonzero(people.scores >= score))
+        tracks = tracker.update(seen, number / frames_per_s)
+        if number not in identities:
+            continue
+        truth = truths[number]
+        quality.add(
+            {who: box for who, box, partial in zip(identities[number], truth.boxes, truth.partial) if not partial},
+            {track.id: track.box for track in tracks if not track.coasting},
+            list(truth.boxes[truth.partial]),
+        )
+    result = quality.result()
+    return {
+        "frames": result.frames,
+        "people": result.objects,
+        "identities": len({who for ids in identities.values() for who in ids}),
+        "mota": round(result.mota, 4),
+        "motp": round(result.motp, 4),
+        "idf1": round(result.idf1, 4),
+        "misses": result.misses,
+        "false_positives": result.false_positives,
+        "switches": result.switches,
+        "fragmentations": result.fragmentations,
+    }

@@ -1,0 +1,367 @@
+"""A robot in virtual time: the real estimator, prober, forecaster and policy over a trace, frame after frame.
+
+Costs of frames are given; what the link makes of them comes from the trace. Fallback, hedging, overdue results, the
+watch over remote frames and lost connections behave as in :mod:`edge_offload.manager.runtime`. Nothing sleeps.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from edge_offload.link.estimate.estimator import PASSIVE, LinkReading
+from edge_offload.link.estimate.prober import Prober
+from edge_offload.link.replies import LinkState, Transfer
+from edge_offload.link.trace import RTT_S, Trace
+from edge_offload.manager.forecast import Expected, Forecast, Forecaster
+from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation
+from edge_offload.manager.refresh import Refresher, worth_joining
+from edge_offload.manager.watch import EVERY_S, Pauses, Watch
+from edge_offload.modes import Mode
+from edge_offload.power.states import StatePowers
+from edge_offload.timing import InferenceReport
+from edge_offload_benchmarks.simulation.virtual_link import NEVER, TICK_S, VirtualLink
+
+if TYPE_CHECKING:
+    from edge_offload_benchmarks.simulation.planned_cost import PlannedCost
+
+#: Bytes per second by which a plan is looked up while nothing is known.
+FIRST_RATE = 5e6
+
+
+@dataclass(frozen=True)
+class ModeCost:
+    """Components of a frame in one mode; durations are samples (seconds), of which one is drawn per frame.
+
+    Attributes:
+        robot_s: compute on the robot; for a remote mode coding and decoding.
+        server_s: compute on the server, coding included; empty for ``local``.
+        bytes_up, bytes_down: on the link, headers included.
+        pauses_s: for how long signs of life were overdue at most while the link was well; of a frame each.
+    """
+
+    mode: Mode
+    robot_s: Sequence[float]
+    server_s: Sequence[float] = ()
+    bytes_up: Sequence[int] = ()
+    bytes_down: int = 0
+    pauses_s: Sequence[float] = ()
+
+
+@dataclass
+class Run:
+    """What came of a run.
+
+    Attributes:
+        latencies_s, energies_j: per frame.
+        began_s: when each frame began, in seconds of the trace.
+        modes: that ran, per frame.
+        waited: whether a frame waited for the link in vain.
+        remote: frames whose result needed the link (a plan for split may do without).
+        switches: of the mode that the policy asked for.
+        hedges, vain_hedges: frames with a local rival; those in which the remote result came first all the same.
+        faster_remote, chosen_remote: frames for which a remote mode was forecast to be faster; those sent there.
+    """
+
+    latencies_s: List[float] = field(default_factory=list)
+    energies_j: List[float] = field(default_factory=list)
+    began_s: List[float] = field(default_factory=list)
+    waited: List[bool] = field(default_factory=list)
+    modes: List[Mode] = field(default_factory=list)
+    remote: int = 0
+    switches: int = 0
+    hedges: int = 0
+    vain_hedges: int = 0
+    faster_remote: int = 0
+    chosen_remote: int = 0
+
+
+class VirtualRobot:
+    """Runs frames one after the other over a trace.
+
+    Args:
+        costs: what a frame costs in each mode; ``local`` is among them.
+        planned: what it costs in mode ``split``, if that is to be chosen, too.
+        trace, rtt_s: the link.
+        policy: decides per frame.
+        deadline_s: of a frame, None for none.
+        seed: of what is drawn; the same frame numbers of two runs draw the same.
+    """
+
+    def __init__(
+        self,
+        costs: Sequence[ModeCost],
+        trace: Trace,
+        policy: Policy,
+        rtt_s: float = RTT_S,
+        deadline_s: Optional[float] = None,
+        seed: int = 0,
+        planned: Optional[PlannedCost] = None,
+    ) -> None:
+        self._costs = {cost.mode: cost for cost in costs}
+        self._planned = planned
+        self._modes = (*self._costs, *((Mode.SPLIT,) if planned is not None else ()))
+        self._best_plan = 0
+        self._link = VirtualLink(trace, rtt_s)
+        self._prober = Prober(self._link)  # type: ignore[arg-type]
+        self._link.estimator.round_trip(0.0, rtt_s)
+        self._forecaster = Forecaster(planned=self._expected)
+        self._manager = Manager(policy)
+        self._refresher = Refresher()
+        self._pauses = Pauses()
+        self._drawn_s = [pause_s for cost in costs for pause_s in cost.pauses_s] or [0.0]
+        self._watch: Optional[Watch] = None
+        self._watches = not isinstance(policy, (FixedPolicy, OraclePolicy))
+        self._deadline_s = deadline_s
+        self._seed = seed
+        self._frame = 0
+        self._overdue_until_s = 0.0
+        self._known_already = False
+        self._powers = StatePowers()
+        self.result = Run()
+
+    def run(self, seconds: float) -> Run:
+        """Frames until ``seconds`` of the trace have passed."""
+        # a robot computes once before the first image comes, and opens the model on the server
+        local = self._draw(self._costs[Mode.LOCAL])
+        warm = InferenceReport(Mode.LOCAL, total_s=local[0], stages_s={"compute_robot": local[0]})
+        self._forecaster.note(0.0, warm, self._link.estimator.reading(0.0))
+        while self._link.now < seconds:
+            self._step()
+        self.result.switches = self._manager.switches
+        return self.result
+
+    def latencies(self, now: float) -> Dict[Mode, float]:
+        """What every mode would really take for the frame that begins now (for the oracle); the best of the plans."""
+        found: Dict[Mode, float] = {}
+        for mode, cost in self._costs.items():
+            robot_s, server_s, size = self._draw(cost)
+            if mode is Mode.LOCAL:
+                found[mode] = robot_s
+                continue
+            transfer = self._link.carry(now + robot_s, size, server_s, cost.bytes_down)
+            lost = self._link.lost_within(now, transfer.received_s)
+            found[mode] = NEVER if lost < NEVER else transfer.received_s - now
+        if self._planned is not None:
+            plans = {number: self._plan_s(number, now) for number in self._planned.all_plans()}
+            self._best_plan = min(plans, key=lambda number: plans[number])
+            found[Mode.SPLIT] = plans[self._best_plan]
+        return found
+
+    def _plan_s(self, number: int, now: float) -> float:
+        assert self._planned is not None
+        if self._planned.is_local(number):
+            return self._draw(self._costs[Mode.LOCAL])[0]
+        transfer, _ = self._planned.run(number, *self._conditions(now))
+        return NEVER if self._link.lost_within(now, transfer.received_s) < NEVER else transfer.received_s - now
+
+    def _conditions(self, now: float) -> Tuple[Trace, float, float, float, random.Random]:
+        """What a plan's frame meets: link, when it begins, when the link is free, and its chance."""
+        link = self._link
+        return link.trace, link.rtt_s, now, link.free_up_s, random.Random(hash((self._seed, self._frame)))
+
+    def _expected(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
+        if mode is not Mode.SPLIT or self._planned is None or reading.uplink <= 0:
+            return None
+        local = self._planned.is_local(self._planned.choose(reading.uplink))
+        return Expected(self._planned.predicted_s(reading.uplink), local)
+
+    def _draw(self, cost: ModeCost) -> Tuple[float, float, int]:
+        """Robot seconds, server seconds and bytes up of this frame."""
+        chance = random.Random(hash((self._seed, self._frame)))
+        robot_s, server_s = chance.choice(cost.robot_s), chance.choice(cost.server_s) if cost.server_s else 0.0
+        return robot_s, server_s, chance.choice(cost.bytes_up) if cost.bytes_up else 0
+
+    def _step(self) -> None:
+        self._frame += 1
+        began = self._link.now
+        reading = self._link.estimator.reading(began)
+        obstacles = {mode: self._obstacle(mode) for mode in self._modes}
+        forecasts = self._forecaster.forecasts(began, self._modes, reading, obstacles)
+        decision = self._manager.decide(Situation(began, forecasts, self._deadline_s))
+        self._count_choice(forecasts, decision.mode)
+        oracle = isinstance(self._manager.policy, OraclePolicy)
+        mode, beside = decision.mode, None
+        if not oracle and not isinstance(self._manager.policy, FixedPolicy):
+            if mode is Mode.LOCAL:
+                beside = self._refresher.due(began, forecasts)
+            else:
+                mode = self._refresher.instead(mode, forecasts) or mode
+        if beside is not None:
+            report = self._remote(beside, began, 0.0, beside=True)
+        elif mode is Mode.LOCAL and not oracle and not isinstance(self._manager.policy, FixedPolicy):
+            report = self._local(began, forecasts)
+        elif mode is Mode.LOCAL or (obstacles[mode] and not oracle):
+            seconds = self._draw(self._costs[Mode.LOCAL])[0]
+            report = InferenceReport(Mode.LOCAL, total_s=seconds, stages_s={"compute_robot": seconds})
+        else:
+            late_s = NEVER if oracle else forecasts[mode].latency_s + forecasts[mode].late_s
+            report = self._remote(mode, began, late_s)
+        ended = began + report.total_s
+        self._link.advance(ended, self._prober)
+        if not self._known_already:
+            self._forecaster.note(ended, report, self._link.estimator.reading(ended))
+        self._known_already = False
+        self.result.began_s.append(began)
+        self._book(report)
+
+    def _obstacle(self, mode: Mode) -> str:
+        if mode is Mode.LOCAL:
+            return ""
+        if self._link.state is not LinkState.READY:
+            return "no server"
+        return "the server has not answered" if self._link.now < self._overdue_until_s else ""
+
+    def _count_choice(self, forecasts: Mapping[Mode, Any], mode: Mode) -> None:
+        able = {name: f.latency_s for name, f in forecasts.items() if not f.obstacle and f.known}
+        local = able.pop(Mode.LOCAL, NEVER)
+        if able and min(able.values()) < local:
+            self.result.faster_remote += 1
+            self.result.chosen_remote += mode is not Mode.LOCAL
+
+    def _remote(self, mode: Mode, began: float, late_s: float, beside: bool = False) -> InferenceReport:
+        local_s = self._draw(self._costs[Mode.LOCAL])[0]
+        found = self._asked(mode, began)
+        if found is None:
+            return InferenceReport(mode, total_s=local_s, stages_s={"compute_robot": local_s})
+        transfer, stages, lost_s, done_s = found
+        size, down, coding_s, robot_s = (
+            transfer.bytes_up,
+            transfer.bytes_down,
+            stages["encode"],
+            stages["compute_robot"],
+        )
+        if math.isnan(late_s) or math.isinf(late_s):
+            late_s = 5.0  # the patience of the runtime while nothing is known
+        rival_from = min(began + late_s, lost_s)
+        self._watch = None
+        if self._watches and not beside:
+            rival_from = min(rival_from, self._watched(began, min(rival_from, done_s)))
+        if done_s <= rival_from:
+            self._came()
+            self._forecaster.hedged(in_vain=False)
+            return InferenceReport(mode, total_s=done_s - began, stages_s=stages, bytes_up=size, round_trips=1)
+        hedged = rival_from < lost_s or began + late_s <= lost_s
+        late_s = min(late_s, rival_from - began)
+        self.result.hedges += hedged
+        rival_done = rival_from + local_s
+        if done_s <= rival_done:
+            self.result.vain_hedges += 1
+            self._came()
+            if not beside:
+                self._forecaster.hedged(in_vain=True)
+            stages["compute_robot"] = robot_s + done_s - rival_from
+            wasted = rival_done - done_s
+            total = done_s - began
+            return InferenceReport(mode, "", total, stages, size, 0, 1, hedged=True, wasted_s=wasted)
+        if not beside:
+            self._forecaster.hedged(in_vain=False)
+        self._overdue_until_s = min(done_s, lost_s)
+        if done_s < NEVER:
+            settled = InferenceReport(mode, "", done_s - began, dict(stages), size, down, 1)
+            self._link.at(done_s, lambda: self._settled(settled))
+        if hedged and not beside:
+            self._forecaster.late(rival_done, mode, rival_done - began)
+        stages = {"encode": coding_s, "compute_robot": local_s, "uplink": rival_from - began - min(coding_s, late_s)}
+        why = f"{mode}: the server did not answer within {late_s:.3f} s"
+        total = rival_done - began
+        return InferenceReport(Mode.LOCAL, "", total, stages, size, fallback_reason=why, hedged=hedged)
+
+    def _watched(self, began: float, until: float) -> float:
+        """When the link is seen to have stopped, NEVER if it is not ``until`` then."""
+        local_s = self._forecaster.forecast(began, Mode.LOCAL, self._link.estimator.reading(began)).latency_s
+        watch = self._watch = Watch(self._pauses.limit_s, local_s)
+        chance = random.Random(hash((self._seed, self._frame, 1)))
+        pause_s, ends = chance.choice(self._drawn_s), began + chance.random() * (until - began)
+        while self._link.now + EVERY_S < until:
+            self._link.advance(self._link.now + EVERY_S, self._prober)
+            now = self._link.now
+            own_s = pause_s - (ends - now) if ends - pause_s <= now < ends else 0.0
+            if watch.stopped(now, max(own_s, self._link.quiet_s(began)), *self._link.progress()):
+                return now
+        watch.longest_s = max(watch.longest_s, pause_s)
+        return NEVER
+
+    def _came(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            self._pauses.note(watch.longest_s)
+
+    def _asked(self, mode: Mode, began: float) -> Optional[Tuple[Transfer, Dict[str, float], float, float]]:
+        """A remote attempt: its transfer, its stages, when the connection is lost, when its result is there; None if
+        its plan makes no use of the link."""
+        coding_s = robot_s = server_s = 0.0
+        if mode is Mode.SPLIT:
+            assert self._planned is not None
+            oracle = isinstance(self._manager.policy, OraclePolicy)
+            rate = self._link.estimator.reading(began).cautious.uplink or FIRST_RATE
+            number = self._best_plan if oracle else self._planned.choose(rate)
+            if self._planned.is_local(number):
+                return None
+            transfer, robot_s = self._planned.run(number, *self._conditions(began))
+        else:
+            cost = self._costs[mode]
+            coding_s, server_s, size = self._draw(cost)
+            transfer = self._link.carry(began + coding_s, size, server_s, cost.bytes_down)
+        lost_s = self._link.lost_within(began, transfer.received_s)
+        self._link.commit(transfer, PASSIVE)
+        stages = {
+            "encode": coding_s,
+            "uplink": transfer.uplink_s,
+            "compute_robot": robot_s,
+            "compute_server": server_s,
+            "downlink": transfer.downlink_s,
+        }
+        return transfer, stages, lost_s, NEVER if lost_s < NEVER else transfer.received_s
+
+    def _local(self, began: float, forecasts: Mapping[Mode, Forecast]) -> InferenceReport:
+        """A frame that is computed on the robot; the server is asked, too, if it comes back meanwhile."""
+        seconds = self._draw(self._costs[Mode.LOCAL])[0]
+        ends = began + seconds
+        alone = InferenceReport(Mode.LOCAL, total_s=seconds, stages_s={"compute_robot": seconds})
+        while self._link.now + TICK_S < ends:
+            self._link.advance(self._link.now + TICK_S, self._prober)
+            now = self._link.now
+            obstacles = {mode: self._obstacle(mode) for mode in self._modes}
+            news = self._forecaster.forecasts(now, self._modes, self._link.estimator.reading(now), obstacles)
+            mode = worth_joining(forecasts, news, now - began)
+            found = None if mode is None else self._asked(mode, now)
+            if mode is None or found is None:
+                continue
+            transfer, stages, lost_s, done_s = found
+            self.result.hedges += 1
+            settled = InferenceReport(mode, "", done_s - now, dict(stages), transfer.bytes_up, transfer.bytes_down, 1)
+            if done_s < ends:
+                self._link.at(done_s, functools.partial(self._settled, settled))
+                stages["compute_robot"] += done_s - began
+                self._known_already = True
+                return InferenceReport(
+                    mode, "", done_s - began, stages, transfer.bytes_up, 0, 1, hedged=True, wasted_s=ends - done_s
+                )
+            self._overdue_until_s = min(done_s, lost_s)
+            if done_s < NEVER:
+                self._link.at(done_s, functools.partial(self._settled, settled))
+            return alone
+        return alone
+
+    def _settled(self, report: InferenceReport) -> None:
+        now = self._link.now
+        self._came()
+        self._forecaster.settled(now, report, self._link.estimator.reading(now))
+
+    def _book(self, report: InferenceReport) -> None:
+        result, stages, powers = self.result, report.stages_s, self._powers
+        result.latencies_s.append(report.total_s)
+        result.modes.append(report.mode)
+        result.remote += report.round_trips > 0
+        result.waited.append(report.mode is Mode.LOCAL and report.hedged and bool(report.fallback_reason))
+        compute_s = min(stages["encode"] + stages["compute_robot"] + stages["decode"], report.total_s) + report.wasted_s
+        link_s = min(stages["uplink"] + stages["downlink"], report.total_s)
+        result.energies_j.append(
+            powers.standby * report.total_s
+            + (powers.inference - powers.standby) * compute_s
+            + (powers.communication - powers.standby) * link_s
+        )

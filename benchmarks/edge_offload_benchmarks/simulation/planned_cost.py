@@ -1,0 +1,104 @@
+"""What a frame costs under a table of split plans, on a link that changes: for the robot in virtual time."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, replace
+from typing import Any, Dict, List, Sequence, Tuple
+
+from edge_offload.link.replies import Transfer
+from edge_offload.link.trace import Trace
+from edge_offload.manager.plan_times import PlanTimes
+from edge_offload.split.cost import CostModel
+from edge_offload.split.planners import PlanTable
+from edge_offload.split.simulate import Compiled, compile_plan
+from edge_offload_research.testbed.replay import replay
+
+
+@dataclass(frozen=True)
+class PlannedCost:
+    """A table of plans, the cost model that they were made with, and how far off that is.
+
+    Attributes:
+        model: operator times of both sides as measured.
+        table: one plan per bandwidth.
+        place: entry of the table -> place among ``plans``.
+        plans: the distinct ones.
+        names: of the distinct ones, for people.
+        times: what the planner expects of them at any bandwidth.
+        ratios: measured / simulated latencies, of which one is drawn per frame.
+    """
+
+    model: CostModel
+    table: PlanTable
+    place: Tuple[int, ...]
+    plans: Tuple[Compiled, ...]
+    names: Tuple[str, ...]
+    times: PlanTimes
+    ratios: Tuple[float, ...]
+
+    @staticmethod
+    def of(model: CostModel, table: PlanTable, ratios: Sequence[float]) -> PlannedCost:
+        """``ratios`` are not empty."""
+        from edge_offload.manager.split_mode import ways
+
+        distinct: Dict[Tuple[Any, ...], int] = {}
+        place: List[int] = []
+        plans: List[Compiled] = []
+        names: List[str] = []
+        for bandwidth, plan in zip(table.bandwidths, table.plans):
+            key = (plan.robot, plan.server, plan.transfers)
+            if key not in distinct:
+                distinct[key] = len(plans)
+                plans.append(compile_plan(plan, model))
+                names.append(f"{ways(plan)} from {bandwidth / 1e6:g} MB/s")
+            place.append(distinct[key])
+        times = PlanTimes.of_compiled(plans, model)
+        return PlannedCost(model, table, tuple(place), tuple(plans), tuple(names), times, tuple(ratios))
+
+    def held(self, number: int) -> PlannedCost:
+        """The same with one plan for every bandwidth."""
+        return replace(self, place=(number,) * len(self.place))
+
+    def choose(self, bandwidth: float) -> int:
+        """The plan for a bandwidth."""
+        return self.place[self.table.index(bandwidth)]
+
+    def is_local(self, number: int) -> bool:
+        """Whether a plan makes no use of the link."""
+        return not self.plans[number].plan.transfers
+
+    def predicted_s(self, bandwidth: float) -> float:
+        """What the planner expects of the plan for a bandwidth."""
+        return self.times.seconds(self.choose(bandwidth), bandwidth)
+
+    def run(
+        self, number: int, trace: Trace, rtt_s: float, sent_s: float, free_s: float, chance: random.Random
+    ) -> Tuple[Transfer, float]:
+        """One frame: what its transfers look like to the robot, and the seconds that it computes.
+
+        Args:
+            number: the plan.
+            trace, rtt_s: the link.
+            sent_s: when the frame begins.
+            free_s: from when on the link carries it.
+            chance: what the ratio is drawn from.
+        """
+        begin = max(sent_s, free_s)
+        found = replay(self.plans[number], self.model, trace, begin)
+        ended = begin + found.latency_s * chance.choice(self.ratios)
+        if math.isinf(ended):
+            never = math.inf
+            return Transfer(sent_s, begin, never, never, never, 1e-4, round(found.bytes_up), 0), found.robot_s
+        up_s = found.bytes_up / found.seen_bytes_per_s if found.seen_bytes_per_s > 0 else 0.0
+        received = min(begin + up_s + rtt_s / 2, ended)
+        down_s = min(found.bytes_down / max(found.seen_bytes_per_s, 1.0) + rtt_s / 2, ended - received)
+        transfer = Transfer(
+            sent_s, begin, received, ended - down_s, ended, 1e-4, round(found.bytes_up), round(found.bytes_down)
+        )
+        return transfer, found.robot_s
+
+    def all_plans(self) -> List[int]:
+        """Numbers of the distinct plans that may be used."""
+        return sorted(set(self.place))

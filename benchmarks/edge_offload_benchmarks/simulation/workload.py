@@ -1,0 +1,239 @@
+"""What a frame of a real model costs on this machine: measured between two processes, for the robot in virtual time."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
+
+from edge_offload.errors import BadInput, RemoteError
+from edge_offload.modes import Mode, parse_mode
+from edge_offload_benchmarks.simulation.closed_loop import ModeCost
+
+if TYPE_CHECKING:
+    from edge_offload_benchmarks.simulation.planned_cost import PlannedCost
+
+Workload = Tuple[List[ModeCost], Optional["PlannedCost"]]
+
+#: Seconds that opening a model, or its plans, may take.
+OPEN_S = 300.0
+#: Planning is bounded by the plans that are tried; on a busy machine they take long.
+PLANNING_S = 60.0
+#: Times that every operator is measured.
+PROFILE_REPEATS = 5
+#: Bytes per second of a link that takes no time.
+FREE = 1e12
+#: Headers of a request and of its reply (bytes).
+HEADERS_UP, HEADERS_DOWN = 400, 600
+
+
+def measure(model: str, slowdowns: Sequence[float], frames: int, plans: bool) -> List[Workload]:
+    """One workload per slowdown, from frames of the sample video.
+
+    ``local`` is what the robot's process takes for the network, times the slowdown. ``server`` is what a request takes
+    between the two processes without its time on the link; coding on the robot is slowed, too. Plans for ``split`` are
+    simulated from the times of the operators here, corrected by what the simulation of the whole request was off.
+
+    Args:
+        model: in the registry.
+        slowdowns: of the robot against this machine, 1 or more.
+        frames: measured in every mode.
+        plans: whether ``split`` is measured, too.
+
+    Raises:
+        BadInput: the sample video is shorter than that.
+        RemoteError: the server did not open the model.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as keys:
+        command = [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1"]
+        server = subprocess.Popen(
+            [*command, "--keys", keys], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            if not line.startswith("listening on "):
+                raise RemoteError(f"the server of the experiment said {line.strip()!r}")
+            return _measure(line.split()[2], keys, model, slowdowns, frames, plans)
+        finally:
+            server.terminate()
+            server.wait(20)
+
+
+def _measure(
+    address: str, keys: str, model: str, slowdowns: Sequence[float], frames: int, plans: bool
+) -> List[Workload]:
+    from edge_offload.link.client import Client
+    from edge_offload.link.connection import Timings
+    from edge_offload.link.keys import KeyStore
+    from edge_offload.manager.patience import PatienceLimits
+    from edge_offload.manager.runtime import OffloadedModule
+    from edge_offload.models.registry import build_estimator
+
+    estimator = build_estimator(model)
+    inputs = [[estimator.prepare(image)[0]] for image in _images(frames)]
+    # a silence is not a fault here, whatever else the machine does
+    patient = Timings(connect_s=5.0, handshake_s=20.0, silence_s=20.0)
+    with Client(address, keys=KeyStore(keys), timings=patient) as client:
+        client.wait_ready(60.0)
+        slow = PatienceLimits(floor_s=60.0, cap_s=60.0, first_s=60.0)
+        module = OffloadedModule(model, estimator.module, client, hedging=False, patience=slow)
+        _until_open(module, Mode.SERVER, inputs[0])
+        compute_s, coding_s, serving_s, sizes, pauses_s = [], [], [], [], []
+        down = 0
+        for number, frame in enumerate([inputs[0], *inputs]):
+            _, local = module.run(frame)
+            with client.attend() as attention:
+                outputs, report = module.run(frame, Mode.SERVER)
+            if report.mode is not Mode.SERVER:
+                raise RemoteError(f"a frame did not run on the server: {report.fallback_reason}")
+            own_s = _own_coding_s(frame, outputs)
+            if number == 0:
+                continue  # it pays for choosing kernels
+            stages = report.stages_s
+            compute_s.append(local.stages_s["compute_robot"])
+            coding_s.append(own_s)
+            serving_s.append(max(0.0, report.total_s - stages["uplink"] - stages["downlink"] - own_s))
+            sizes.append(report.bytes_up + HEADERS_UP)
+            down = report.bytes_down + HEADERS_DOWN
+            pauses_s.append(attention.longest_s)
+        found: List[Workload] = []
+        for slowdown in slowdowns:
+            costs = [
+                ModeCost(Mode.LOCAL, [slowdown * seconds for seconds in compute_s]),
+                ModeCost(Mode.SERVER, [slowdown * seconds for seconds in coding_s], serving_s, sizes, down, pauses_s),
+            ]
+            whole_s = [slowdown * own_s + rest_s for own_s, rest_s in zip(coding_s, serving_s)]
+            planned = _planned(model, estimator.module, slowdown, inputs[0], whole_s) if plans else None
+            found.append((costs, planned))
+        module.close()
+    return found
+
+
+def _images(frames: int) -> List[Any]:
+    import cv2
+
+    from edge_offload.models.video import sample_video
+
+    video = cv2.VideoCapture(str(sample_video()))
+    images: List[Any] = []
+    while len(images) < frames:
+        there, image = video.read()
+        if not there:
+            raise BadInput(f"the sample video has {len(images)} frames", remedy="ask for fewer --frames")
+        images.append(image)
+    video.release()
+    return images
+
+
+def _until_open(module: Any, mode: Mode, inputs: Sequence[Any]) -> None:
+    ends = time.monotonic() + OPEN_S
+    why = module.obstacle(mode, inputs)
+    while why is not None:
+        if time.monotonic() > ends:
+            raise RemoteError(f"mode {mode} could not run after {OPEN_S:g} s: {why}")
+        time.sleep(0.02)
+        why = module.obstacle(mode, inputs)
+
+
+def _own_coding_s(inputs: Sequence[Any], outputs: Sequence[Any]) -> float:
+    """Seconds that the robot codes the input and decodes the answer."""
+    from edge_offload.execute.tensors import pack, unpack
+
+    descriptors, buffers = pack(outputs)
+    began = time.perf_counter()
+    pack(inputs)
+    unpack(descriptors, [bytes(part) for part in buffers], max_bytes=1 << 30)
+    return time.perf_counter() - began
+
+
+def _planned(model: str, module: Any, slowdown: float, inputs: Sequence[Any], whole_s: Sequence[float]) -> PlannedCost:
+    """Plans for ``split``, simulated from the times of the operators here.
+
+    Args:
+        whole_s: what requests for the whole network really took apart from the link: what is simulated is off by as
+            much as it is for these.
+    """
+    from edge_offload.manager.split_mode import BANDWIDTHS, REQUEST_S
+    from edge_offload.split.cost import Link
+    from edge_offload.split.planners import DEFAULT, Effort, plan_table
+    from edge_offload.split.profile import cost_model
+    from edge_offload.split.profile import measure as profile_of
+    from edge_offload.split.runtime.tracing import trace
+    from edge_offload.split.simulate import simulate
+    from edge_offload.split.space import Space
+    from edge_offload_benchmarks.simulation.planned_cost import PlannedCost
+
+    network = trace(model, module, inputs)
+    profile = profile_of(network, PROFILE_REPEATS)
+    costs = cost_model(network.located, profile, profile, Link(), request_s=REQUEST_S, slowdown=slowdown)
+    space = Space(costs, BANDWIDTHS, True)
+    table = plan_table(space, DEFAULT, None, Effort(seconds=PLANNING_S))
+    # as if the link were not there
+    (remote,) = plan_table(Space(costs, [FREE], True), "server_only", None, Effort()).plans
+    simulated_s = simulate(remote, costs, FREE).makespan_s - 2 * costs.link.latency_s
+    return PlannedCost.of(costs, table, [seconds / simulated_s for seconds in whole_s])
+
+
+def load_workload(path: pathlib.Path) -> List[ModeCost]:
+    """Components from a file (see the module).
+
+    Raises:
+        BadInput: it is not of that form.
+    """
+    try:
+        items = json.loads(path.read_text(encoding="utf-8"))
+        costs = [
+            ModeCost(
+                parse_mode(item["mode"]),
+                [float(s) for s in item["robot_s"]],
+                [float(s) for s in item.get("server_s", [])],
+                [int(size) for size in item.get("bytes_up", [])],
+                int(item.get("bytes_down", 0)),
+                [float(s) for s in item.get("pauses_s", [])],
+            )
+            for item in items
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadInput(f"{path} is no workload: {error}", remedy="see 'edge-offload bench adaptive --help'") from error
+    if Mode.LOCAL not in {cost.mode for cost in costs} or not all(cost.robot_s for cost in costs):
+        raise BadInput(f"{path}: a workload needs the mode local, and robot_s in every mode")
+    return costs
+
+
+def save_workload(path: pathlib.Path, costs: Sequence[ModeCost]) -> None:
+    """Write components as :func:`load_workload` reads them."""
+    items = [
+        {
+            "mode": cost.mode.value,
+            "robot_s": list(cost.robot_s),
+            "server_s": list(cost.server_s),
+            "bytes_up": list(cost.bytes_up),
+            "bytes_down": cost.bytes_down,
+            "pauses_s": list(cost.pauses_s),
+        }
+        for cost in costs
+    ]
+    path.write_text(json.dumps(items, indent=1) + "\n", encoding="utf-8")
+
+
+def describe(costs: Sequence[ModeCost]) -> str:
+    """The components in one line."""
+    parts = []
+    for cost in costs:
+        robot = sum(cost.robot_s) / len(cost.robot_s)
+        text = f"{cost.mode} {robot * 1e3:.0f} ms on the robot"
+        if cost.server_s and cost.bytes_up:
+            server, size = sum(cost.server_s) / len(cost.server_s), sum(cost.bytes_up) / len(cost.bytes_up)
+            text += (
+                f", {server * 1e3:.0f} ms on the server, {size / 1e3:.0f} kB up, {cost.bytes_down / 1e3:.0f} kB down"
+            )
+        parts.append(text)
+    return "; ".join(parts)

@@ -1,0 +1,276 @@
+"""The robot's process of ``bench transparent``: started by ``edge-offload exec``, told by JSON lines what to measure.
+
+Each request names a network, modes and a number of inferences; modes that can are measured in turn, inference by
+inference, so that what the machine does meanwhile hits all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from edge_offload.capture.device import installed
+from edge_offload.execute.executor import as_tensors
+from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.tensors import TensorSpec
+from edge_offload.link.client import Client
+from edge_offload.manager.patience import PatienceLimits
+from edge_offload.manager.server_mode import ServerRunner
+from edge_offload.models import registry
+from edge_offload.modes import Mode
+from edge_offload_benchmarks.transparent.models import Case, Inputs, cases, small_cases
+
+LEARN = 8
+#: Of networks whose sizes depend on the image: until each inference costs the same, but no more than so many.
+MOST_LEARN = 40
+PATIENT = PatienceLimits(first_s=120.0, floor_s=120.0, cap_s=120.0)
+
+
+class Robot:
+    """One network, ready in every mode. Its connection is its own: when it ends, the server's replica is free."""
+
+    def __init__(self, case: Case, address: str) -> None:
+        self.case = case
+        self.inputs = Inputs(case)
+        self.local = case.module()
+        found = installed()
+        assert found is not None
+        self.device = found
+        self.remote: Any = found.remote
+        self.remote_module: Optional[nn.Module] = None
+        self.client = Client(address).start()
+        self.client.wait_ready(30.0)
+        self.server = ServerRunner(
+            case.registered, case.options, self.client, lambda: registry.state_hash(self.local), fingerprint("cpu"),
+            limits=PATIENT,
+        )  # fmt: skip
+
+    def prepare(self) -> None:
+        """Weights over, the model open on the server."""
+        self.remote_module = self.case.module().to("cuda")
+        example = [self.inputs.next()]
+        ends = time.monotonic() + 300
+        while self.server.obstacle(example) is not None and time.monotonic() < ends:
+            time.sleep(0.05)
+
+    def learn(self, mode: Mode) -> None:
+        """Inferences that are not measured: the device's modes record what there is to record."""
+        if mode in (Mode.SERVER, Mode.LOCAL):
+            for _ in range(2):
+                self.measure(mode)
+            return
+        self.device.switch(mode)
+        trips: List[int] = []
+        while len(trips) < (LEARN if mode is Mode.REPLAY else 2):
+            trips.append(self.measure(mode)["round_trips"])
+        while mode is Mode.REPLAY and len(set(trips[-LEARN // 2 :])) > 1 and len(trips) < MOST_LEARN:
+            trips.append(self.measure(mode)["round_trips"])
+
+    def measure(self, mode: Mode) -> Dict[str, Any]:
+        """One inference with a fresh input."""
+        tensor = self.inputs.next()
+        before = self._counts()
+        self.remote.spent.reset()
+        cpu_s, began_s = time.thread_time(), time.monotonic()
+        outputs = self._run(mode, tensor)
+        ended_s = time.monotonic()
+        walk_s = time.thread_time() - cpu_s
+        after = self._counts()
+        record = {"latency_s": ended_s - began_s, "walk_s": walk_s, "outputs": outputs, "input": tensor}
+        if mode is Mode.SERVER:
+            attempt = self._attempt
+            stages = attempt.stages_s
+            names = ("encode", "uplink", "downlink", "decode")
+            record["stages_s"] = {**{name: stages[name] for name in names}, "server": stages["compute_server"]}
+            record.update(round_trips=1, rpcs=1, bytes_up=attempt.bytes_up, bytes_down=attempt.bytes_down, ops=0)
+        elif mode is Mode.LOCAL:
+            record.update(round_trips=0, rpcs=0, bytes_up=0, bytes_down=0, ops=0)
+        else:
+            figures = ("round_trips", "rpcs", "bytes_up", "bytes_down", "ops")
+            record.update({name: b - a for name, a, b in zip(figures, before, after)})
+            spent = self.remote.spent
+            record["stages_s"] = {
+                "encode": spent.encode_s, "uplink": spent.uplink_s, "server": spent.server_s,
+                "downlink": spent.downlink_s, "decode": spent.decode_s,
+            }  # fmt: skip
+        return record
+
+    def _counts(self) -> Tuple[int, ...]:
+        counters = self.device.recorder.counters
+        return (
+            counters.round_trips, counters.messages, self.remote.bytes_up, self.remote.bytes_down,
+            self.device.native.counters()["calls"],
+        )  # fmt: skip
+
+    def _run(self, mode: Mode, tensor: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        with torch.no_grad():
+            if mode is Mode.SERVER:
+                self._attempt = self.server.run([tensor], None, 0.0, {})
+                return self._attempt.outputs
+            if mode is Mode.LOCAL:
+                found = self.local(tensor)
+            else:
+                assert self.remote_module is not None
+                found = self.remote_module(tensor.to("cuda"))
+            return tuple(item.cpu() for item in as_tensors(found))
+
+
+def measure(robot: Robot, modes: List[Mode], count: int) -> Dict[str, Any]:
+    """``count`` inferences in each of ``modes``, in turn; the first of each is compared with the robot's own result."""
+    samples: Dict[Mode, List[Dict[str, Any]]] = {mode: [] for mode in modes}
+    for mode in modes:
+        robot.learn(mode)
+    equal = {}
+    for mode in modes:
+        record = robot.measure(mode)
+        mine = robot._run(Mode.LOCAL, record["input"])
+        equal[mode.value] = same_bits(record["outputs"], mine)
+    for _ in range(count):
+        for mode in modes:
+            samples[mode].append(robot.measure(mode))
+    spec = TensorSpec.of(samples[modes[0]][0]["input"])
+    return {
+        "input": spec.to_dict(),
+        "equal": equal,
+        "samples": {
+            mode.value: [{k: v for k, v in item.items() if k not in ("input", "outputs")} for item in items]
+            for mode, items in samples.items()
+        },
+    }
+
+
+class Steady:
+    """A network on the device in mode replay, again and again, with fresh inputs."""
+
+    def __init__(self, case: Case) -> None:
+        found = installed()
+        assert found is not None
+        found.switch(Mode.REPLAY)
+        self._device = found
+        self._inputs = Inputs(case)
+        self._local = case.module()
+        self._module = case.module().to("cuda")
+
+    def repeat(self, count: int) -> Dict[str, Any]:
+        """``count`` inferences; says what they cost, and whether the last one's result is the robot's own."""
+        before = self._device.recorder.counters.round_trips
+        with torch.no_grad():
+            for _ in range(count):
+                tensor = self._inputs.next()
+                outputs = [item.cpu() for item in as_tensors(self._module(tensor.to("cuda")))]
+            trips = self._device.recorder.counters.round_trips - before
+            mine = as_tensors(self._local(tensor))
+        return {"round_trips": trips, "equal": same_bits(outputs, mine)}
+
+    def compare(self, count: int) -> Dict[str, Any]:
+        """``count`` inferences with fresh inputs, each beside the robot's own: how many results are equal."""
+        before = self._device.recorder.counters.round_trips
+        equal = 0
+        with torch.no_grad():
+            for _ in range(count):
+                tensor = self._inputs.next()
+                outputs = [item.cpu() for item in as_tensors(self._module(tensor.to("cuda")))]
+                equal += same_bits(outputs, as_tensors(self._local(tensor)))
+        trips = self._device.recorder.counters.round_trips - before
+        return {"inferences": count, "equal": equal, "round_trips": trips}
+
+
+def same_bits(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
+    """Whether two results have the same shapes and values."""
+    return len(found) == len(wanted) and all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(found, wanted))
+
+
+def kernel_cost(chain: int = 200, repeats: int = 50) -> Dict[str, float]:
+    """Seconds per call over a chain of replayed functional operators, the interpreter and torch's binding included.
+
+    The median of ``repeats`` chains, by the clock and by the processor time of the calling thread: the link, the
+    emulator and whatever else runs on the same core take from the one and not from the other.
+    """
+    found = installed()
+    assert found is not None
+    found.switch(Mode.REPLAY)
+    state = torch.zeros(16, device="cuda")
+    plain, other = torch.randn(16), torch.zeros(16)
+
+    def walk(tensor: torch.Tensor, added: torch.Tensor) -> Tuple[torch.Tensor, float, float]:
+        cpu_s, began_s = time.thread_time(), time.perf_counter()
+        for _ in range(chain):
+            tensor = torch.add(tensor, added)
+        spent_s = time.perf_counter() - began_s
+        return tensor, spent_s / chain, (time.thread_time() - cpu_s) / chain
+
+    def once() -> Tuple[float, float]:
+        tensor, wall_s, cpu_s = walk(torch.randn(16).to("cuda"), state)
+        tensor.cpu()
+        return wall_s, cpu_s
+
+    for _ in range(LEARN):
+        once()
+    device_s, device_thread_s = map(statistics.median, zip(*(once() for _ in range(repeats))))
+    cpu_s, cpu_thread_s = map(statistics.median, zip(*(walk(plain, other)[1:] for _ in range(repeats))))
+    return {"device_s": device_s, "device_thread_s": device_thread_s, "cpu_s": cpu_s, "cpu_thread_s": cpu_thread_s}
+
+
+def main() -> int:
+    """Serve requests from stdin until it ends."""
+    torch.set_num_threads(1)
+    cores = os.environ.get("EDGE_OFFLOAD_BENCH_CORES", "")
+    if cores:
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    known = {case.name: case for case in (*cases(), *small_cases())}
+    robot: Optional[Robot] = None
+    steady: Optional[Steady] = None
+    requests: Dict[str, Callable[[Dict[str, Any]], Any]] = {}
+
+    def load(request: Dict[str, Any]) -> Any:
+        nonlocal robot
+        if robot is not None:
+            robot.client.close()
+        robot = None
+        robot = Robot(known[request["model"]], sys.argv[1])
+        robot.prepare()
+        return {}
+
+    def run(request: Dict[str, Any]) -> Any:
+        assert robot is not None
+        return measure(robot, [Mode(name) for name in request["modes"]], request["count"])
+
+    def begin(request: Dict[str, Any]) -> Any:
+        nonlocal steady
+        steady = None
+        steady = Steady(known[request["model"]])
+        return {}
+
+    def repeat(request: Dict[str, Any]) -> Any:
+        assert steady is not None
+        return steady.repeat(request["count"])
+
+    def compare(request: Dict[str, Any]) -> Any:
+        assert steady is not None
+        return steady.compare(request["count"])
+
+    requests = {"load": load, "run": run, "kernel": lambda request: kernel_cost(), "steady": begin, "repeat": repeat,
+                "compare": compare}  # fmt: skip
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = requests[request["do"]](request)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=out, flush=True)
+    if robot is not None:
+        robot.client.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What the published papers describe, for comparison: their testbed, simulated, and their RPC counts."""

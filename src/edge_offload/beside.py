@@ -1,0 +1,64 @@
+"""Distributions beside this one in its repository, which a robot does not need: benchmarks, research, training.
+
+Each adds its subcommands to ``edge-offload`` by entry points of the group ``edge_offload.commands`` (name: the verb,
+value: a module like those of :mod:`edge_offload.commands`). A verb whose distribution is not installed says how to
+install it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Dict, Optional
+
+from edge_offload.errors import Unsupported
+
+GROUP = "edge_offload.commands"
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A subcommand that another distribution brings.
+
+    Attributes:
+        package: what it is imported as.
+        summary: the line in ``edge-offload --help`` while it is not installed.
+    """
+
+    package: str
+    summary: str
+
+
+VERBS = {
+    "bench": Verb("edge_offload_benchmarks", "Run an experiment: every number that the documentation quotes."),
+    "chaos": Verb(
+        "edge_offload_benchmarks", "Do harm to a robot and its server on this machine, and check the results."
+    ),
+    "train": Verb("edge_offload_training", "Train a network, on synthetic or on your own data."),
+}
+#: Folder of the repository that holds a package.
+FOLDERS = {
+    "edge_offload_benchmarks": "benchmarks",
+    "edge_offload_research": "research",
+    "edge_offload_training": "training",
+}
+
+
+def commands() -> Dict[str, str]:
+    """Module of every verb that an installed distribution adds."""
+    found: Any = metadata.entry_points()
+    # a mapping of groups up to Python 3.9; the backport's and later ones are selected from
+    points = found.select(group=GROUP) if sys.version_info >= (3, 10) else found.get(GROUP, ())
+    return {point.name: point.value for point in points}
+
+
+def absent(package: Optional[str]) -> Optional[Unsupported]:
+    """What to say when ``package`` cannot be imported, or None if it is none of :data:`FOLDERS`."""
+    root = (package or "").split(".")[0]
+    if root not in FOLDERS:
+        return None
+    return Unsupported(
+        f"{root} is not installed in this Python",
+        remedy=f"in a checkout of edge_offload: pip install ./{FOLDERS[root]}",
+    )
