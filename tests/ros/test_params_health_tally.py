@@ -114,6 +114,27 @@ def test_a_sound_run_has_no_faults_and_its_summary_fits_the_schema():
     assert "1 superseded" in table(record)
 
 
+def test_a_bag_that_is_played_again_and_again_is_counted_every_time():
+    tally = Tally()
+    report = InferenceReport(Mode.SERVER, "movenet", 0.1)
+    for loop in range(4):
+        for stamp in range(1, 9):
+            tally.frame(stamp)
+            if stamp == 4 or (loop == 3 and stamp > 5):
+                continue  # superseded; the run ends before the last answers
+            tally.result(stamp)
+            tally.latency(stamp, report, 0.5, False)
+    assert tally.faults() == []
+    assert tally.complete == 25
+    record = tally.summary()
+    assert record["frames_in"] == record["results_out"] == 25
+    assert (record["frames_published"], record["frames_superseded"]) == (29, 4)
+    tally.frame(6)
+    tally.result(6)
+    tally.drop_half()
+    assert tally.faults() == [], "half an answer is known though its stamp was there before"
+
+
 def test_frames_that_fell_back_are_told_apart_in_the_summary():
     tally = tally_of([1, 2, 3], [1, 2], [1, 2])
     tally.result(3)

@@ -36,6 +36,8 @@ def test_a_missing_video_ends_the_camera_with_an_error_that_names_it(graph):
         ({"video": "a.avi", "images": "b"}, "several sources"),
         ({"images": str(ROOT), "rate": -1}, "~rate"),
         ({"images": str(ROOT)}, "no images"),
+        ({"bag": "nowhere.bag"}, "no bag file /.*nowhere.bag"),
+        ({"bag": str(ROOT / "README.md")}, "cannot read bag"),
     ],
 )
 def test_a_camera_without_a_usable_source_does_not_start(master, raw, words):
@@ -66,6 +68,48 @@ def test_a_folder_is_played_in_order_and_again_with_stamps_that_increase(graph, 
     assert node.running, "a camera that has published what it was asked for stays, and says so"
     wait_for(lambda: graph.says(node, 0, "12 frames"), "the word on /diagnostics")
     assert node.stop() == 0
+
+
+@pytest.mark.parametrize("kind", ["raw", "compressed"])
+def test_a_bag_is_played_by_a_relative_path_with_its_calibration_and_new_stamps(graph, tmp_path, kind):
+    """``bag:=walk.bag image_topic:=/x`` as roslaunch hands it on: ~folder is where it was called."""
+    import genpy
+    import rosbag
+    from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+    from std_msgs.msg import Header
+
+    with rosbag.Bag(str(tmp_path / "walk.bag"), "w") as bag:
+        for number in range(1, 4):
+            stamp = genpy.Time(1_600_000_000, number * 50_000_000)
+            pixels = np.full((48, 64, 3), 10 * number, dtype=np.uint8)
+            if kind == "raw":
+                message = Image(Header(stamp=stamp), 48, 64, "bgr8", 0, 192, pixels.tobytes())
+            else:
+                message = CompressedImage(Header(stamp=stamp), "png", cv2.imencode(".png", pixels)[1].tobytes())
+            bag.write("/x/compressed" if kind == "compressed" else "/x", message, stamp)
+            bag.write("/other", Image(Header(stamp=stamp), 2, 2, "mono8", 0, 2, bytes(4)), stamp)
+            info = CameraInfo(
+                header=Header(stamp=stamp), width=64, height=48, distortion_model="plumb_bob", D=[0.0] * 5
+            )
+            info.K = [70.0, 0, 32, 0, 70.0, 24, 0, 0, 1]
+            bag.write("/x_info", info, stamp)
+    infos = graph.listen("camera/camera_info", CameraInfo)
+    graph.node(
+        "camera_node", folder=f"{tmp_path}\n", bag="walk.bag", topic="x", info_topic="x_info", frames=5, subscribers=1
+    )
+    wait_for(lambda: infos.connected, "the camera's start")
+    images = graph.listen("camera/image_raw", Image)
+    wait_for(lambda: len(images) == 5, "five images")
+    assert [message.data[0] // 10 for message in images.messages] == [1, 2, 3, 1, 2]
+    assert len(images.by_stamp()) == 5, "a bag that is played again has new stamps"
+    wait_for(lambda: infos.messages, "the calibration")
+    assert infos.messages[0].K[0] == 70.0
+
+
+def test_a_camera_that_waits_for_its_listeners_says_so(graph, folder):
+    node = graph.node("camera_node", images=str(folder), subscribers=2, patience=0.2)
+    wait_for(lambda: graph.says(node, 1, "0 of 2 subscribers"), "the warning")
+    wait_for(lambda: "no frame published yet" in node.output, "the log")
 
 
 def test_in_every_frame_mode_the_camera_waits_for_each_result(graph, folder):

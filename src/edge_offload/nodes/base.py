@@ -20,6 +20,8 @@ from edge_offload.nodes.health import Health
 from edge_offload.nodes.params import Param
 
 USAGE, FAILED = 2, 1
+COMMON = (Param("folder", "", "where relative paths are looked up (launch files: where roslaunch was called)"),)
+"""Parameters that every node has."""
 
 
 class Node:
@@ -145,7 +147,7 @@ def help_text(node: Type[Node]) -> str:
         "Every node reports to /diagnostics and exits non-zero when it cannot start. Topic names are relative:\n"
         "remap them with name:=other, set a parameter with _name:=value."
     )
-    shown = f"\n\nParameters:\n{parameters.table(node.declared)}" if node.declared else ""
+    shown = f"\n\nParameters:\n{parameters.table((*node.declared, *COMMON))}"
     return f"{node.name}: {module_doc}{shown}\n\n{common}"
 
 
@@ -179,11 +181,13 @@ def _run(node_class: Type[Node]) -> int:
     diagnostics.publish()
     try:
         raw = rospy.get_param("~", {})
-        node.params = parameters.read(node_class.declared, raw)
-        misspelt = parameters.unknown(node_class.declared, raw)
+        declared = (*node_class.declared, *COMMON)
+        node.params = parameters.read(declared, raw)
+        misspelt = parameters.unknown(declared, raw)
         if misspelt:
             health.warn("parameters", f"unknown parameters: {', '.join('~' + name for name in misspelt)}")
             rospy.logwarn(f"unknown parameters {', '.join('~' + name for name in misspelt)} (see --help)")
+        _go_to(node.params["folder"])
         diagnostics.start()
         node.start()
     except Exception as error:
@@ -202,6 +206,17 @@ def _run(node_class: Type[Node]) -> int:
     node.running.set()
     rospy.spin()
     return node.exit_code
+
+
+def _go_to(folder: str) -> None:
+    """roslaunch starts nodes in ~/.ros, where no relative path of the caller's leads anywhere."""
+    if not folder:
+        return
+    try:
+        os.chdir(folder.strip())
+    except OSError as error:
+        # another machine, or it is gone: absolute paths still work, others are told by name
+        rospy.logwarn(f"relative paths are looked up in {os.getcwd()}: {folder.strip()}: {error.strerror}")
 
 
 def _stop(node: Node, diagnostics: Diagnostics) -> None:

@@ -21,7 +21,7 @@ def load_calibration(path: str) -> CameraInfo:
     Raises:
         BadInput: the file cannot be read, or something in it is missing or makes no sense.
     """
-    camera = load_camera(pathlib.Path(path).expanduser())
+    camera = load_camera(pathlib.Path(path).expanduser().absolute())
     # what a PinholeCamera has no use for: rectification
     document = yaml.safe_load(pathlib.Path(path).expanduser().read_text(encoding="utf-8"))
     k = camera.matrix

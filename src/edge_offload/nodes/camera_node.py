@@ -1,18 +1,18 @@
-"""publishes frames of a camera, a video file or a folder of images.
+"""publishes frames of a camera, a video file, a folder of images or a bag.
 
 Publishes:
   camera/image_raw              sensor_msgs/Image, bgr8; stamp: when the frame was read from the device, or its turn
-                                in the playback of a file
+                                in the playback of a file or bag
   camera/image_raw/compressed   sensor_msgs/CompressedImage, JPEG, only while somebody listens
-  camera/camera_info            sensor_msgs/CameraInfo with the frame's stamp, from ~calibration; K is zero without one;
-                                latched, and announced with the size of the images before the first of them
+  camera/camera_info            sensor_msgs/CameraInfo with the frame's stamp, from ~calibration or the bag; K is zero
+                                without one; latched, and announced with the size of the images before the first of them
   /tf_static                    where the camera is, if ~calibration holds a pose
 
 Subscribes (only with ~every_frame):
   kapao/people                  edge_offload_msgs/PersonArray: the result that the next frame waits for
 
-A device that is unplugged is reported on /diagnostics and opened again when it comes back. A video or folder that is
-missing ends the node with exit code 1. At the end of a file the node starts again with ~loop, else it stays and says
+A device that is unplugged is reported on /diagnostics and opened again when it comes back. A video, folder or bag that
+is missing ends the node with exit code 1. At the end of a file the node starts again with ~loop, else it stays and says
 so on /diagnostics.
 """
 
@@ -29,6 +29,7 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.nodes.bag import BagImages
 from edge_offload.nodes.base import Node
 from edge_offload.nodes.calibration import fitted, load_calibration
 from edge_offload.nodes.convert import bgr_to_image, bgr_to_jpeg
@@ -48,6 +49,9 @@ class CameraNode(Node):
     declared = (
         Param("video", "", "video file to play; 'sample' is the sample video"),
         Param("images", "", "folder of images to play"),
+        Param("bag", "", "bag whose images are played"),
+        Param("topic", "", "of the images in the bag; empty: the only one that has images"),
+        Param("info_topic", "", "of their calibration in the bag; empty: camera_info beside the images"),
         Param("device", "", "camera to read: /dev/video0, or 0"),
         Param("rate", 0.0, "frames per second; 0: the source's own, 10 if it has none", low=0.0, high=1000.0),
         Param("width", 0, "pixels asked of the device; 0: its default", low=0),
@@ -57,6 +61,7 @@ class CameraNode(Node):
         Param("every_frame", False, "publish the next frame when the result of the last one has come"),
         Param("result_timeout", 60.0, "s to wait for that result before telling so", low=0.1),
         Param("subscribers", 0, "wait for so many subscribers of the image before the first frame", low=0),
+        Param("patience", 10.0, "s to wait for them before telling so", low=0.0),
         Param("frame_id", "camera_optical_frame", "tf frame of the images"),
         Param("calibration", "", "YAML file of camera_calibration; none: no camera_info"),
         Param("jpeg_quality", 90, "of the compressed image", low=1, high=100),
@@ -74,6 +79,8 @@ class CameraNode(Node):
         if params["calibration"]:
             self._info = load_calibration(params["calibration"])
             self._announce_pose()
+        elif isinstance(self._source, BagImages) and self._source.info is not None:
+            self._info = self._source.info
         # several frames may queue here: what a slow subscriber cannot take in is its own business to drop and count
         self._images = rospy.Publisher("camera/image_raw", Image, queue_size=8)
         self._jpegs = rospy.Publisher("camera/image_raw/compressed", CompressedImage, queue_size=2)
@@ -96,15 +103,17 @@ class CameraNode(Node):
 
     def _open(self) -> FrameSource:
         params = self.params
-        given = [key for key in ("video", "images", "device") if params[key]]
+        given = [key for key in ("video", "images", "bag", "device") if params[key]]
         if len(given) != 1:
             raise BadInput(
                 f"{'no source' if not given else 'several sources'} of frames given",
-                remedy="set exactly one of ~video, ~images and ~device",
+                remedy="set exactly one of ~video, ~images, ~bag and ~device",
             )
         source: FrameSource
         if params["images"]:
             source = ImageFolder(params["images"])
+        elif params["bag"]:
+            source = BagImages(params["bag"], params["topic"], params["info_topic"])
         elif params["device"]:
             source = Device(params["device"], params["width"], params["height"], params["rate"])
         else:
@@ -132,15 +141,28 @@ class CameraNode(Node):
             self._waiting = self._next_frame()
             if self._waiting is not None:
                 self._publish_info(rospy.Time.now(), self._waiting)
-            while self._images.get_num_connections() < self.params["subscribers"]:
-                if self._stop.wait(0.05):
-                    return
+            self._wait_for_subscribers()
             self._play()
         except EdgeOffloadError as error:
             self._fail(str(error))
         except Exception as error:
             self.fault("camera", error)
             self._fail(f"{type(error).__name__}: {error}")
+
+    def _wait_for_subscribers(self) -> None:
+        """Until as many as were announced are there; meanwhile, say why no frame comes."""
+        wanted, began = self.params["subscribers"], time.monotonic()
+        while self._images.get_num_connections() < wanted and not self._stop.wait(0.05):
+            waited = time.monotonic() - began
+            if waited < self.params["patience"]:
+                continue
+            cause = (
+                f"no frame published yet: {self._images.get_num_connections()} of {wanted} subscribers listen to "
+                f"{self._images.resolved_name}"
+            )
+            self.health.warn("subscribers", f"{cause} (~subscribers)")
+            rospy.logwarn_throttle(30.0, f"{cause} after {waited:.0f} s; a node that should listen has not started yet")
+        self.health.clear("subscribers")
 
     def _fail(self, cause: str) -> None:
         if self._stop.is_set():

@@ -61,7 +61,7 @@ class VideoFile(FrameSource):
     """
 
     def __init__(self, path: str) -> None:
-        self._path = pathlib.Path(path).expanduser()
+        self._path = pathlib.Path(path).expanduser().absolute()
         self.name = f"video {self._path}"
         if not self._path.is_file():
             raise BadInput(f"no video file {self._path}", remedy="give the path of a video")
@@ -104,7 +104,7 @@ class ImageFolder(FrameSource):
     """
 
     def __init__(self, path: str) -> None:
-        folder = pathlib.Path(path).expanduser()
+        folder = pathlib.Path(path).expanduser().absolute()
         self.name = f"images in {folder}"
         if not folder.is_dir():
             raise BadInput(f"no folder {folder}", remedy="give the path of a folder of images")

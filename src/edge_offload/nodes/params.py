@@ -9,6 +9,14 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from edge_offload.errors import BadInput
 
 Value = Union[bool, int, float, str, list, dict]
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "a mapping",
+}
 
 
 @dataclass(frozen=True)
@@ -49,15 +57,16 @@ def _checked(param: Param, value: Any) -> Any:
     wanted = type(param.default)
     if wanted is float and type(value) is int:
         value = float(value)
+    elif wanted is bool and type(value) is int and value in (0, 1):
+        # a condition of roslaunch may be written so, too
+        value = bool(value)
     elif wanted is str and isinstance(value, bool):
         value = str(value).lower()
     elif wanted is str and isinstance(value, (int, float)):
         # roslaunch turns what looks like a number into one: cores "0", camera "0"
         value = str(value)
     if type(value) is not wanted:
-        raise BadInput(
-            f"parameter ~{param.name} is {value!r}, a {type(value).__name__}", remedy=f"give a {wanted.__name__}"
-        )
+        raise BadInput(f"parameter ~{param.name} is {value!r}, not {_KINDS[wanted]}", remedy=f"give {_KINDS[wanted]}")
     if param.choices and value not in param.choices:
         raise BadInput(
             f"parameter ~{param.name} is {value!r}", remedy=f"use one of: {', '.join(map(str, param.choices))}"

@@ -18,23 +18,20 @@ result within ~timeout is written down as such: whoever compares the outcome see
 
 from __future__ import annotations
 
-import pathlib
 import threading
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List
 
-import rosbag
 import rospy
-from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+from sensor_msgs.msg import CameraInfo, CompressedImage
 
 from edge_offload import records
 from edge_offload.errors import BadInput
+from edge_offload.nodes.bag import image_topic, open_bag
 from edge_offload.nodes.base import Node
 from edge_offload.nodes.params import Param
 from edge_offload.perception import regression
 from edge_offload_msgs.msg import Latency, PersonArray
-
-IMAGE_TYPES = {"sensor_msgs/Image": Image, "sensor_msgs/CompressedImage": CompressedImage}
 
 
 class RegressNode(Node):
@@ -169,46 +166,6 @@ class RegressNode(Node):
         if not weights:
             raise BadInput(f"{self.params['people_node']} does not say which weights it has (~weights_sha256)")
         return regression.golden(models.pop(), weights, max(set(modes), key=modes.count), frames)
-
-
-def open_bag(path: str) -> rosbag.Bag:
-    """Open a bag for reading.
-
-    Raises:
-        BadInput: it does not exist, is no bag, or was not closed properly.
-    """
-    if not pathlib.Path(path).is_file():
-        raise BadInput(f"no bag file {path}")
-    try:
-        return rosbag.Bag(path)
-    except rosbag.ROSBagUnindexedException as error:
-        raise BadInput(f"bag {path} has no index", remedy=f"run: rosbag reindex {path}") from error
-    except (rosbag.ROSBagException, OSError) as error:
-        raise BadInput(f"cannot read bag {path}: {error}") from error
-
-
-def image_topic(bag: rosbag.Bag, wanted: str) -> Tuple[str, Optional[type]]:
-    """Topic of the images in ``bag`` and its message class.
-
-    Raises:
-        BadInput: ``wanted`` has no images, or it is empty and not exactly one topic has.
-    """
-    topics = {
-        name: IMAGE_TYPES[facts.msg_type]
-        for name, facts in bag.get_type_and_topic_info().topics.items()
-        if facts.msg_type in IMAGE_TYPES and "depth" not in name.lower()
-    }
-    if wanted:
-        if wanted not in topics:
-            raise BadInput(
-                f"no images on topic {wanted} in {bag.filename}", remedy=f"it has: {', '.join(topics) or 'none'}"
-            )
-        return wanted, topics[wanted]
-    if len(topics) != 1:
-        raise BadInput(
-            f"{bag.filename} has {len(topics)} image topics", remedy=f"choose one: {', '.join(topics) or 'none'}"
-        )
-    return next(iter(topics.items()))
 
 
 NODE = RegressNode

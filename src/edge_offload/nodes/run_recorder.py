@@ -72,7 +72,7 @@ class RunRecorder(Node):
         self._best: Optional[Any] = None
         self._most = -1
         self._people: Dict[int, int] = {}
-        self._json = _paths(params["json"], params["directory"])
+        self._json = _paths(params["json"], params["directory"]).absolute()
         self._json.parent.mkdir(parents=True, exist_ok=True)
         # small messages and a deep queue: nothing may be missed
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=1000)
@@ -119,7 +119,7 @@ class RunRecorder(Node):
         with self._lock:
             tally = self._tally
             faults = tally.faults(final=False)
-            self.health.value("frames", len(tally.published))
+            self.health.value("frames", tally.frames)
             self.health.value("results", sum(tally.results.values()))
         if faults:
             self.health.warn("accounting", "; ".join(faults))
@@ -187,7 +187,7 @@ class RunRecorder(Node):
             if self._ended or self._first is None:
                 return
             # a slow network may still work on the last frame
-            patience = params["idle"] * (1 if self._tally.settled >= len(self._tally.published) else 20)
+            patience = params["idle"] * (1 if self._tally.settled >= self._tally.frames else 20)
             if params["duration"] and now - self._first >= params["duration"]:
                 self._end(f"{params['duration']:g} s")
             elif params["idle"] and now - max(self._news, self._frame_news) >= patience:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from edge_offload import records
 from edge_offload.errors import BadInput
@@ -20,49 +20,66 @@ from edge_offload.timing import InferenceReport
 class Tally:
     """What was seen, by stamp in nanoseconds."""
 
-    published: Dict[int, int] = field(default_factory=dict)
+    published: Counter = field(default_factory=Counter)
     results: Counter = field(default_factory=Counter)
     latencies: Counter = field(default_factory=Counter)
     reports: List[InferenceReport] = field(default_factory=list)
     energies: List[float] = field(default_factory=list)
     energy_measured: bool = True
+    frames: int = 0
+    _number: Dict[int, int] = field(default_factory=dict)
+    _answered: List[int] = field(default_factory=lambda: [0])
+    _newest: Tuple[int, int] = (0, 0)
 
     def frame(self, stamp_ns: int) -> None:
-        """A frame was published."""
-        self.published.setdefault(stamp_ns, len(self.published))
+        """A frame was published. A bag that is played again and again brings the same stamps again."""
+        self.published[stamp_ns] += 1
+        self.frames += 1
+        self._number[stamp_ns] = self.frames
+        if self.results[stamp_ns] >= self.published[stamp_ns]:
+            # its result was received first
+            self._answered[-1] = max(self._answered[-1], self.frames)
 
     def result(self, stamp_ns: int) -> None:
         """What the network found in a frame was published."""
+        self._note(stamp_ns)
         self.results[stamp_ns] += 1
+        self._answered.append(max(self._answered[-1], self._number.get(stamp_ns, 0)))
 
     def latency(self, stamp_ns: int, report: InferenceReport, energy_j: float, measured: bool) -> None:
         """The cost of a frame was published; energy is NaN when it is not known."""
+        self._note(stamp_ns)
         self.latencies[stamp_ns] += 1
         self.reports.append(report)
         if math.isfinite(energy_j):
             self.energies.append(energy_j)
             self.energy_measured = self.energy_measured and measured
 
+    def _note(self, stamp_ns: int) -> None:
+        """Whether an answer belongs to the newest frame that has one; its stamp may have been there before."""
+        self._newest = max(self._newest, (self._number.get(stamp_ns, 0), stamp_ns))
+
     @property
     def settled(self) -> int:
         """Frames published up to the newest that has a result: what came later may still be under way."""
-        ranks = [self.published[stamp] for stamp in self.results if stamp in self.published]
-        return max(ranks) + 1 if ranks else 0
+        return self._answered[-1]
 
     @property
     def complete(self) -> int:
         """Frames that have a result and a latency."""
-        return len(set(self.results) & set(self.latencies))
+        return sum((self.results & self.latencies).values())
 
     def drop_half(self) -> None:
         """Forget the newest frame if only half of its answer is here: the count was stopped between the two."""
-        newest = max([*self.results, *self.latencies], default=None)
-        if newest is None or (newest in self.results and newest in self.latencies):
-            return
-        if newest in self.latencies:
+        _, newest = self._newest
+        results, latencies = self.results[newest], self.latencies[newest]
+        if latencies > results:
+            self.latencies[newest] -= 1
             self.reports.pop()
-        self.results.pop(newest, None)
-        self.latencies.pop(newest, None)
+        elif results > latencies:
+            self.results[newest] -= 1
+            self._answered.pop()
+        self.results, self.latencies = +self.results, +self.latencies
 
     def faults(self, final: bool = True) -> List[str]:
         """What contradicts "every frame taken up gives exactly one result and one latency with its stamp".
@@ -71,16 +88,16 @@ class Tally:
         """
         found = []
         first = min(self.published, default=0)
-        answered = set(self.results) | set(self.latencies)
+        answered = {stamp for counter in (self.results, self.latencies) for stamp, count in counter.items() if count}
         # whoever listens from the middle on sees answers to frames that it has not seen
         strange = sorted(stamp for stamp in answered - set(self.published) if stamp > first)
         if strange and final:
             found.append(f"{len(strange)} stamps of results belong to no frame seen (first: {strange[0]} ns)")
         for name, counter in (("results", self.results), ("latencies", self.latencies)):
-            doubled = sorted(stamp for stamp, count in counter.items() if count > 1)
+            doubled = sorted(stamp for stamp, count in counter.items() if count > max(1, self.published[stamp]))
             if doubled:
                 found.append(f"{len(doubled)} frames have several {name} (first: {doubled[0]} ns)")
-        unpaired = sorted(set(self.results) ^ set(self.latencies))
+        unpaired = sorted(stamp for stamp in answered if self.results[stamp] != self.latencies[stamp])
         if unpaired and final:
             found.append(f"{len(unpaired)} frames have a result or a latency, but not both (first: {unpaired[0]} ns)")
         return found
@@ -97,7 +114,7 @@ class Tally:
         mode: Mode = modes.most_common(1)[0][0]
         count = len(self.reports)
         taken = sum(self.latencies.values())
-        known = sum(1 for stamp in self.latencies if stamp in self.published)
+        known = sum((self.latencies & self.published).values())
         record: Dict[str, Any] = {
             "frames_in": taken,
             "frames_published": self.settled,

@@ -233,7 +233,7 @@ def load_camera(path: Union[str, pathlib.Path]) -> PinholeCamera:
     except OSError as error:
         raise BadInput(f"calibration {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadInput(f"calibration {path} is not YAML: {error}") from None
+        raise BadInput(f"calibration {path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(document, dict):
         raise BadInput(f"calibration {path} holds no mapping", remedy="write it with ROS's camera_calibration")
     return camera_from_calibration(document, str(path))

@@ -1,0 +1,186 @@
+"""checks the arguments of a launch file before anything is started, so that a slip costs one line and not a run.
+
+roslaunch runs it while it reads the file, in the caller's folder; it looks at what roslaunch itself was called with:
+
+  <param name="edge_offload/arguments" command="python3 -m edge_offload.nodes.arguments"/>
+
+An argument has the same meaning in every launch file, so that its name says what may be given. What only a node can
+know (whether a file is a video, whether a model exists) the node says when it starts. Standard library only: it must
+run under whatever Python roslaunch has, and at once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+import re
+import sys
+from typing import Callable, Dict, List, Optional, Sequence
+
+from edge_offload.errors import BadInput
+from edge_offload.link.trace import named_links
+from edge_offload.manager.policy import POLICIES
+from edge_offload.modes import names
+from edge_offload.outputs import check_folder, check_output
+
+Rule = Callable[[str], Optional[str]]
+"""What may be given instead; None when the value is fine."""
+
+
+def number(low: float, high: float = math.inf, whole: bool = False) -> Rule:
+    """A finite number, both bounds included."""
+
+    def rule(value: str) -> Optional[str]:
+        try:
+            given = int(value) if whole else float(value)
+        except ValueError:
+            given = math.nan
+        if math.isfinite(given) and low <= given <= high:
+            return None
+        kind = "a whole number" if whole else "a number"
+        if low == -math.inf:
+            return f"give {kind}"
+        return f"give {kind} of at least {low:g}" if high == math.inf else f"give {kind} from {low:g} to {high:g}"
+
+    return rule
+
+
+def choice(*values: str) -> Rule:
+    """One of some words."""
+    return lambda value: None if value in values else f"use one of: {', '.join(values)}"
+
+
+def truth(value: str) -> Optional[str]:
+    """As roslaunch reads a condition."""
+    return None if value.lower() in ("true", "false", "1", "0") else "give true or false"
+
+
+def cores(value: str) -> Optional[str]:
+    """CPU cores by rank or number."""
+    by_number = re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", value)
+    return None if value in ("any", "first", "second") or by_number else "give any, first, second, 0 or 2-3"
+
+
+def yaml_list(value: str) -> Optional[str]:
+    """A list on one line."""
+    return None if re.fullmatch(r"\[.*\]", value.strip(), re.DOTALL) else "give a list: [local, server]"
+
+
+def yaml_mapping(value: str) -> Optional[str]:
+    """A mapping on one line."""
+    return None if re.fullmatch(r"\{.*\}", value.strip(), re.DOTALL) else "give a mapping: {size: 384}"
+
+
+def file(*words: str) -> Rule:
+    """A file that is there, or one of some words."""
+    return lambda value: None if value in words else _looked_up(value, pathlib.Path.is_file, "file")
+
+
+def folder(*words: str) -> Rule:
+    """A folder that is there, or one of some words."""
+    return lambda value: None if value in words else _looked_up(value, pathlib.Path.is_dir, "folder")
+
+
+def anything(*words: str) -> Rule:
+    """A file or a folder that is there, or one of some words."""
+    return lambda value: None if value in words else _looked_up(value, pathlib.Path.exists, "file or folder")
+
+
+def _looked_up(value: str, there: Callable[[pathlib.Path], bool], kind: str) -> Optional[str]:
+    path = pathlib.Path(value).expanduser()
+    if there(path):
+        return None
+    relative = "" if path.is_absolute() else f" (looked up in {pathlib.Path.cwd()})"
+    return f"there is no such {kind}{relative}" if not path.exists() else f"that is no {kind}{relative}"
+
+
+def written(check: Callable[[str], None], *words: str) -> Rule:
+    """A file or folder that can be written, or one of some words."""
+
+    def rule(value: str) -> Optional[str]:
+        try:
+            if value not in words:
+                check(value)
+        except BadInput as error:
+            return str(error)
+        return None
+
+    return rule
+
+
+def link(value: str) -> Optional[str]:
+    """A named link, or the path of a trace."""
+    if "/" in value or value.endswith(".csv"):
+        return file()(value)
+    return choice("none", *named_links())(value) and f"use one of: none, {', '.join(named_links())}, or a CSV trace"
+
+
+def matching(pattern: str, advice: str) -> Rule:
+    """Text of a certain form."""
+    return lambda value: None if re.fullmatch(pattern, value) else advice
+
+
+_POLICIES = (*POLICIES, *names())
+_RULES = (
+    (truth, "dashboard every_frame follow headless loop record respawn rviz virtual_device"),
+    (number(0, whole=True), "frames robot_threads seed server_threads subscribers"),
+    (number(0), "deadline duration progress record_limit runs_limit server_wait"),
+    (number(0, 1000), "rate"),
+    (number(1), "robot_slowdown"),
+    (number(0.1), "timeout"),
+    (number(0.1, 3.0), "sensor_height"),
+    (number(0.02, 1.0), "voxel_size"),
+    (number(16, 1024, whole=True), "cells"),
+    (number(-math.inf), "goal_x goal_y speed"),
+    (number(1, 65535, whole=True), "port link_port"),
+    (number(0, 65535, whole=True), "dashboard_port"),
+    (choice(*_POLICIES), "mode"),
+    (matching("|".join((*_POLICIES, ".+:.+")), f"use one of: {', '.join(_POLICIES)}, or module:Class"), "policy"),
+    (choice("around", "forward"), "extent"),
+    (choice("street", "room", "none"), "world"),
+    (matching(r"auto|cpu|cuda(:\d+)?", "use one of: auto, cpu, cuda"), "device"),
+    (matching(r"embedded|none|(tcp://)?[^/]+:\d+", "give embedded, none or host:port"), "server"),
+    (matching(r"[A-Za-z_].*", "'edge-offload models list' names those there are"), "model"),
+    (cores, "robot_cores server_cores"),
+    (yaml_list, "allow candidates"),
+    (yaml_mapping, "model_options options"),
+    (link, "link"),
+    (file("none"), "bag calibration"),
+    (file("sample"), "video"),
+    (file("shipped"), "weights"),
+    (folder("none"), "images"),
+    (anything("none"), "scans"),
+    (written(check_output, "none", "auto"), "json out"),
+    (written(check_folder), "runs"),
+)
+RULES: Dict[str, Rule] = {name: rule for rule, names_ in _RULES for name in names_.split()}
+"""What may be given, by argument; the others are names (topics, frames, modules) that only a node can judge."""
+
+
+def faults(given: Sequence[str]) -> List[str]:
+    """One line for every ``name:=value`` that cannot be meant."""
+    found = []
+    for name, _, value in (argument.partition(":=") for argument in given if ":=" in argument):
+        advice = RULES[name](value) if name in RULES else None
+        if advice is not None:
+            found.append(f"{name}:={value}: {advice}")
+    return found
+
+
+def main(argv: Sequence[str]) -> int:
+    """Check ``argv``, or else the arguments of the process that started this one; roslaunch ends by the exit code."""
+    try:
+        given = argv or pathlib.Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8").split("\0")
+    except (OSError, UnicodeDecodeError):
+        given = []
+    found = faults(given)
+    for line in found:
+        print(f"edge_offload: {line}", file=sys.stderr)
+    # what is printed becomes the parameter's value
+    print("checked")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

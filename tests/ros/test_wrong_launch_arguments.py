@@ -1,0 +1,160 @@
+"""Launch files: what cannot be meant is told in one line before anything starts; paths are the caller's."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pathlib
+import re
+import subprocess
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from ros_rig import ROOT, free_port
+
+from edge_offload.errors import BadInput
+from edge_offload.nodes import arguments
+from edge_offload.nodes import params as parameters
+
+LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch"))
+
+WRONG = [
+    ("frames:=abc", "whole number of at least 0"),
+    ("frames:=-1", "at least 0"),
+    ("frames:=1.5", "whole number"),
+    ("duration:=nan", "a number of at least 0"),
+    ("duration:=10s", "a number"),
+    ("deadline:=inf", "a number"),
+    ("rate:=fast", "from 0 to 1000"),
+    ("robot_slowdown:=0.5", "at least 1"),
+    ("robot_threads:=two", "whole number"),
+    ("robot_cores:=third", "first, second"),
+    ("server_cores:=2-", "0 or 2-3"),
+    ("port:=70000", "from 1 to 65535"),
+    ("link_port:=http", "from 1 to 65535"),
+    ("dashboard_port:=-1", "from 0 to 65535"),
+    ("loop:=maybe", "true or false"),
+    ("dashboard:=on", "true or false"),
+    ("record:=2", "true or false"),
+    ("mode:=warp", "local, server"),
+    ("policy:=greedy", "module:Class"),
+    ("candidates:=local", "a list"),
+    ("allow:=my.module:factory", "a list"),
+    ("model:=7", "models list"),
+    ("model_options:=size=384", "a mapping"),
+    ("device:=gpu", "auto, cpu, cuda"),
+    ("server:=gpu-machine", "host:port"),
+    ("link:=wifi_1000mbps", "wifi_93mbps"),
+    ("link:=nowhere.csv", "no such file"),
+    ("world:=mars", "street, room"),
+    ("extent:=behind", "around, forward"),
+    ("cells:=8", "from 16 to 1024"),
+    ("voxel_size:=0", "from 0.02 to 1"),
+    ("goal_x:=far", "a number"),
+    ("seed:=-3", "at least 0"),
+    ("timeout:=0", "at least 0.1"),
+    ("video:=lab.mp4", "looked up in"),
+    ("video:=.", "no file"),
+    ("images:=frames/", "no such folder"),
+    ("bag:=walk.bag", "no such file"),
+    ("calibration:=camera.yaml", "no such file"),
+    ("scans:=sweeps", "no such file or folder"),
+    ("weights:=net.safetensors", "no such file"),
+    ("json:=/dev/null/out.json", "cannot write"),
+    ("json:=/proc/out.json", "cannot write"),
+    ("json:=.", "is a folder"),
+    ("runs:=/proc/runs", "cannot write"),
+]
+
+
+@pytest.mark.parametrize(("argument", "advice"), WRONG)
+def test_a_wrong_argument_is_told_by_name_and_value_with_what_is_allowed(argument, advice, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (line,) = arguments.faults([argument])
+    assert line.startswith(f"{argument}: ")
+    assert advice in line
+    assert "\n" not in line
+
+
+RIGHT = (
+    "frames:=100 duration:=2.5 deadline:=0 rate:=0 robot_slowdown:=1 robot_cores:=2-3 server_cores:=any port:=5700 "
+    "loop:=False dashboard:=1 mode:=auto mode:=split policy:=my.policies:Mine candidates:=[local,server] allow:=[] "
+    "model:=my_package.my_module:factory model_options:={size:384} device:=cuda:1 server:=192.168.1.20:5700 "
+    "server:=tcp://gpu:5700 server:=embedded link:=none link:=wifi_indoors world:=none video:=sample images:=none "
+    "bag:=none json:=auto json:=new/out.json unknown:=anything __name:=node image_topic:=/front/image_raw"
+)
+
+
+def test_what_can_be_meant_passes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert arguments.faults(RIGHT.split()) == []
+    assert not list(tmp_path.iterdir()), "looking at a path leaves nothing behind"
+
+
+def test_roslaunch_ends_at_once_and_names_the_argument(master, tmp_path):
+    """As a user calls it: in his folder, with paths relative to it."""
+    done = subprocess.run(
+        ["roslaunch", "edge_offload", "agrnav.launch", "frames:=abc", "json:=/dev/null/x"],
+        cwd=tmp_path,
+        env={**os.environ, "ROS_MASTER_URI": f"http://localhost:{free_port()}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "frames:=abc: give a whole number" in said
+    assert "json:=/dev/null/x: cannot write" in said
+    assert "Traceback" not in said
+    assert "process[" not in said, "nothing is started"
+
+
+def nodes_of(file: pathlib.Path):
+    for node in ElementTree.parse(file).iter("node"):
+        if node.get("pkg") == "edge_offload":
+            yield node
+
+
+PROBES = ("abc", "-1", "0", "0.05", "1", "1.5", "70000", "true", "[a]", "{a: 1}")
+
+
+@pytest.mark.parametrize("file", LAUNCH_FILES, ids=lambda file: file.stem)
+def test_what_a_node_would_refuse_the_launch_file_refuses_first(master, file):
+    from roslaunch.loader import convert_value
+
+    for node in nodes_of(file):
+        if node.get("type") == "edge-offload":
+            continue
+        declared = {
+            param.name: param
+            for param in importlib.import_module(f"edge_offload.nodes.{node.get('type')}").NODE.declared
+        }
+        for element in node.iter("param"):
+            argument = re.fullmatch(r"\$\(arg (\w+)\)", element.get("value", ""))
+            if argument is None:
+                continue
+            name = argument.group(1)
+            for probe in PROBES:
+                if (name, probe) in (("rate", "0"), ("rate", "0.05")):
+                    continue  # 0 is the source's own rate for a camera; a LiDAR has none and says so
+                try:
+                    value = convert_value(probe, "auto")
+                    parameters.read([declared[element.get("name")]], {element.get("name"): value})
+                except BadInput:
+                    assert arguments.faults([f"{name}:={probe}"]), f"{file.name}: {name}:={probe}"
+
+
+@pytest.mark.parametrize("file", LAUNCH_FILES, ids=lambda file: file.stem)
+def test_a_launch_starts_from_its_own_parameters_and_in_the_callers_folder(file):
+    """What an earlier launch left on the master must not steer this one, and a node's folder is not ~/.ros."""
+    text = file.read_text(encoding="utf-8")
+    assert "edge_offload.nodes.arguments" in text
+    for node in nodes_of(file):
+        assert node.get("clear_params") == "true", node.get("name")
+        given = {
+            element.get("name", element.get("param")) for kind in ("param", "rosparam") for element in node.iter(kind)
+        }
+        if given & {"video", "images", "bag", "calibration", "scans", "json", "out", "model_options", "options"}:
+            folder = [element.get("command") for element in node.iter("param") if element.get("name") == "folder"]
+            assert folder == ["pwd"], node.get("name")
