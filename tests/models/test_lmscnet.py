@@ -7,10 +7,10 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from lmscnet import LMSCNet, load
 
 from edge_offload.errors import BadInput
 from edge_offload.models.sconet.labels import GROUND, VALUE
-from edge_offload.models.sconet.lmscnet import LMSCNet, load
 from edge_offload.perception.scans import read_scan
 from edge_offload.perception.voxels import FORWARD
 

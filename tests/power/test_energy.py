@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
 from edge_offload.modes import Mode
-from edge_offload.power.battery import Battery
 from edge_offload.power.meter import EnergyMeter
 from edge_offload.power.source import EnergyCounter, PowerSource
 from edge_offload.power.states import COMMUNICATE, COMPUTE, StateModel, StatePowers, StateTimeline
@@ -309,21 +308,3 @@ def test_misuse_is_refused() -> None:
         timeline.add(COMPUTE, 2.0, 1.0)
     with pytest.raises(BadInput, match="below standby"):
         StatePowers(inference=1.0)
-
-
-# --- the battery
-
-
-def test_the_battery_lasts_as_long_as_its_watt_hours_say() -> None:
-    battery = Battery()
-    assert battery.remaining_hours(21.6) == pytest.approx(1.0)
-    battery.drain(10.8 * 3600)
-    assert battery.charge == pytest.approx(0.5)
-    assert battery.remaining_hours(5.4) == pytest.approx(2.0)
-    battery.drain(1e9)
-    assert battery.remaining_hours(5.0) == 0.0
-    assert math.isinf(battery.remaining_hours(0.0))
-    with pytest.raises(BadInput):
-        battery.drain(-1.0)
-    with pytest.raises(BadInput):
-        Battery(capacity_wh=0)

@@ -9,6 +9,7 @@ from typing import List
 import numpy as np
 import pytest
 import torch
+from branch_and_bound import solve
 from split_chains import Chain
 from split_plans import random_plan
 
@@ -18,7 +19,6 @@ from edge_offload.split.bound import Limits, improve_and_bound, lower_bound
 from edge_offload.split.clocks import Clocks, library
 from edge_offload.split.cost import CodecCost, CostModel, Link, OperatorCost
 from edge_offload.split.counts import Counts
-from edge_offload.split.exact import solve
 from edge_offload.split.exactness import random_split
 from edge_offload.split.labels import Search, potentials
 from edge_offload.split.locality import LocalityMap, analyse

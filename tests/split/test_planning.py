@@ -9,6 +9,7 @@ from typing import Any, Optional, Tuple
 import numpy as np
 import pytest
 import torch
+from branch_and_bound import solve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_chains import Chain
@@ -18,7 +19,6 @@ from edge_offload.sequence import Ref
 from edge_offload.split.check import check
 from edge_offload.split.complete import complete
 from edge_offload.split.cost import CodecCost, CostModel, Link, OperatorCost, Payload, fit
-from edge_offload.split.exact import solve
 from edge_offload.split.exactness import error, random_split
 from edge_offload.split.locality import LocalityMap, analyse
 from edge_offload.split.objective import Objective
