@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Union
 import numpy as np
 
 from edge_offload.errors import BadInput
+from edge_offload.outputs import write_text
 
 SCHEMA_PATH = pathlib.Path(__file__).parent / "schema" / "records.schema.json"
 Record = Mapping[str, Any]
@@ -45,12 +46,16 @@ def validate(kind: str, record: Record) -> None:
 
 
 def write(path: Union[str, pathlib.Path], kind: str, record: Union[Record, Sequence[Record]]) -> None:
-    """Validate one record, or a list of records of the same kind, and write it as indented JSON to ``path``."""
+    """Validate one record, or a list of records of the same kind, and write it as indented JSON to ``path``.
+
+    Raises:
+        BadInput: a record does not fit the schema, or the file cannot be written.
+    """
     records: List[Record] = [record] if isinstance(record, Mapping) else list(record)
     for item in records:
         validate(kind, item)
     payload = record if isinstance(record, Mapping) else records
-    pathlib.Path(path).write_text(json.dumps(payload, indent=2, sort_keys=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(payload, indent=2, sort_keys=False) + "\n")
 
 
 def latency_summary(seconds: Sequence[float]) -> Dict[str, float]:

@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -89,6 +90,19 @@ def test_what_can_be_meant_passes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert arguments.faults(RIGHT.split()) == []
     assert not list(tmp_path.iterdir()), "looking at a path leaves nothing behind"
+
+
+def test_the_check_needs_nothing_but_the_standard_library():
+    """roslaunch's Python need not be the one that has torch, nor have numpy."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "edge_offload.nodes.arguments", "frames:=abc"],
+        env={"PYTHONPATH": str(ROOT / "src"), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["edge_offload: frames:=abc: give a whole number of at least 0"]
 
 
 def test_roslaunch_ends_at_once_and_names_the_argument(master, tmp_path):

@@ -159,6 +159,10 @@ def read(path: pathlib.Path, reading: Optional[Reading] = None) -> Iterator[Reco
         raise BadInput(f"{path} holds no record of a run{why}", remedy="give the .jsonl file that a run wrote")
 
 
+MAX_BYTES = 512 << 20
+"""What a file of records holds at most, unless said otherwise."""
+
+
 class Writer:
     """Writes records as JSON lines, up to a size; thread-unsafe on purpose: give it to one thread or lock it.
 
@@ -167,7 +171,7 @@ class Writer:
         max_bytes: nothing is written beyond this; the file stays readable.
     """
 
-    def __init__(self, path: pathlib.Path, max_bytes: int = 512 << 20) -> None:
+    def __init__(self, path: pathlib.Path, max_bytes: int = MAX_BYTES) -> None:
         self.path = path
         self._left = max_bytes
         self.full = False

@@ -17,6 +17,7 @@ from typing import Dict, List, Optional, Tuple, Union
 import numpy as np
 
 from edge_offload.errors import BadInput
+from edge_offload.link.names import NAMED_LINKS
 
 BYTES_PER_MBIT = 1e6 / 8
 RTT_S = 2.6e-3
@@ -166,12 +167,7 @@ def load_trace(path: Union[str, os.PathLike]) -> Trace:
 
 def named_links() -> Dict[str, str]:
     """Name and one line of description of every link that :func:`named_link` knows."""
-    return {
-        "wifi_93mbps": "constant 93 Mbps, RTT 2.6 ms: the papers' indoor mean",
-        "wifi_73mbps": "constant 73 Mbps, RTT 2.6 ms: the papers' outdoor mean",
-        "wifi_indoors": "synthetic 5 min trace, mean 93 Mbps, RTT 2.6 ms",
-        "wifi_outdoors": "synthetic 5 min trace, mean 73 Mbps with drops to nearly 0, RTT 2.6 ms",
-    }
+    return dict(NAMED_LINKS)
 
 
 def named_link(name: str) -> Link:

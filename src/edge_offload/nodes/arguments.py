@@ -19,7 +19,7 @@ import sys
 from typing import Callable, Dict, List, Optional, Sequence
 
 from edge_offload.errors import BadInput
-from edge_offload.link.trace import named_links
+from edge_offload.link.names import NAMED_LINKS
 from edge_offload.manager.policy import POLICIES
 from edge_offload.modes import names
 from edge_offload.outputs import check_folder, check_output
@@ -113,7 +113,7 @@ def link(value: str) -> Optional[str]:
     """A named link, or the path of a trace."""
     if "/" in value or value.endswith(".csv"):
         return file()(value)
-    return choice("none", *named_links())(value) and f"use one of: none, {', '.join(named_links())}, or a CSV trace"
+    return choice("none", *NAMED_LINKS)(value) and f"use one of: none, {', '.join(NAMED_LINKS)}, or a CSV trace"
 
 
 def matching(pattern: str, advice: str) -> Rule:

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import rospy
 
-from edge_offload.dashboard.stream import Record, Writer
+from edge_offload.dashboard.stream import MAX_BYTES, Record, Writer
 from edge_offload.nodes.health import Health
 from edge_offload.nodes.run_topics import RunTopics
 
@@ -21,6 +21,7 @@ class RecordFile:
         path: the file; replaced if it is there.
         link: name of the emulated link, for the first record.
         guard: wraps the callbacks (:meth:`edge_offload.nodes.base.Node.callback`).
+        max_bytes: records are kept up to this size.
         health: told when the file is full or cannot be written; the run goes on without it.
     """
 
@@ -30,11 +31,12 @@ class RecordFile:
         link: str,
         guard: Callable[[Callable[[Any], None]], Callable[[Any], None]],
         health: Health,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         self.path = path
         self._health = health
         self._lock = threading.Lock()
-        self._writer = Writer(path)
+        self._writer = Writer(path, max_bytes)
         self._flushed_at = time.monotonic()
         self._put({"kind": "about", "t_s": time.time(), "link": link or "none"})
         self._topics = RunTopics(self._put, guard)

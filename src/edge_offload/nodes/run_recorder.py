@@ -8,8 +8,13 @@ Subscribes:
   lidar/points, agrnav/semantic_grid, agrnav/overlay: instead of camera and kapao where ~results is scenes
   and, for the records: offload/mode, offload/bandwidth, offload/power, server/status, /diagnostics
 
-Writes, in ~directory or beside ~json: the summary as JSON (schema definition "run"), overlay video and picture, and
-every record of the run as JSON lines, which 'edge-offload report' and 'edge-offload dashboard' show.
+Writes, beside ~json, in ~directory, or in a folder of the run's own in ~runs (its link 'last' leads to the latest): the
+summary as JSON (schema definition "run"), overlay video and picture, and every record of the run as JSON lines, which
+'edge-offload report' and 'edge-offload dashboard' show. ~record_limit bounds what a run takes on the disk: the oldest
+part of the video goes when a new one begins. ~runs_limit bounds all runs: at the start the oldest are removed.
+
+Says every ~progress seconds how far the run is. What cannot be written costs one line and the exit code, not the
+summary on the terminal.
 
 The run ends by itself after ~frames results, after ~duration seconds, or when no frame has come for ~idle seconds;
 the node then exits (0, or 1 when there was no result), which ends the launch if the node is required.
@@ -27,19 +32,29 @@ import rospy
 from sensor_msgs.msg import Image
 
 from edge_offload import records
+from edge_offload.dashboard.stream import MAX_BYTES
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.base import Node
 from edge_offload.nodes.compose import report_of
 from edge_offload.nodes.convert import image_to_bgr
 from edge_offload.nodes.params import Param
 from edge_offload.nodes.record_file import RecordFile
+from edge_offload.nodes.run_folder import new_folder, prune
 from edge_offload.nodes.slot import Slot, Worker
 from edge_offload.nodes.tally import Tally, table
 from edge_offload.nodes.ticker import Ticker
-from edge_offload.perception.video import VideoWriter, write_png
+from edge_offload.outputs import check_folder, check_output
+from edge_offload.perception.video import VideoParts, write_png
+from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import Latency, PersonArray, Power, SemanticGrid
 
 SCENES = "scenes"
+PROGRESS = "progress "
+"""How a line of progress begins; scripts/run writes it over on a terminal."""
+
+MB = 1e6
+QUARTERS = 4
+"""Of what a run may take on the disk: three for the newest parts of the video, one for the records."""
 
 SETTLE_S = 0.5
 """Seconds without news after which nothing more is expected of a run that has ended."""
@@ -55,7 +70,11 @@ class RunRecorder(Node):
         Param("duration", 0.0, "end so many s after the first result; 0: never", low=0.0),
         Param("idle", 0.0, "end when all frames have results and no more came for so many s; 0: never", low=0.0),
         Param("json", "", "file for the summary; none: <directory>/summary.json"),
-        Param("directory", "", "where the files go; none: beside ~json, else ~/.ros/edge_offload/<time>"),
+        Param("directory", "", "where the files go; none: beside ~json, else <runs>/<time>"),
+        Param("runs", "~/.ros/edge_offload", "folder in which every run gets one of its own"),
+        Param("record_limit", 1000.0, "MB of video and records that are kept of the run; 0: no bound", low=0.0),
+        Param("runs_limit", 4000.0, "MB of runs that are kept in ~runs, the newest; 0: all", low=0.0),
+        Param("progress", 10.0, "s between lines that say how far the run is; 0: none", low=0.0),
         Param("video", True, "write the overlay as a video"),
         Param("video_rate", 10.0, "frames per second of that video", low=0.1, high=240.0),
         Param("records", True, "write every record of the run as JSON lines"),
@@ -72,8 +91,10 @@ class RunRecorder(Node):
         self._best: Optional[Any] = None
         self._most = -1
         self._people: Dict[int, int] = {}
-        self._json = _paths(params["json"], params["directory"]).absolute()
-        self._json.parent.mkdir(parents=True, exist_ok=True)
+        self._began = self._told = time.monotonic()
+        self._last: Optional[InferenceReport] = None
+        limit = params["record_limit"] * MB
+        self._json = self._place()
         # small messages and a deep queue: nothing may be missed
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=1000)
         frames, results, overlay = "camera/image_raw", ("kapao/people", PersonArray, self._on_people), "kapao/overlay"
@@ -87,18 +108,45 @@ class RunRecorder(Node):
         rospy.Subscriber(name, kind, self.callback(on_result), queue_size=1000)
         rospy.Subscriber(frames, rospy.AnyMsg, self.callback(self._on_frame), queue_size=1000)
         self._overlays: Slot[Any] = Slot(capacity=16)
-        self._video: Optional[VideoWriter] = None
+        self._video: Optional[VideoParts] = None
         self._writer: Worker[Any] = Worker(self._overlays, self._write, self._on_write_error, "overlay")
         self._writer.start()
         if params["video"]:
-            self._video = VideoWriter(self._json.with_suffix(".avi"), params["video_rate"])
+            self._video = VideoParts(
+                self._json.with_suffix(".avi"), params["video_rate"], limit / QUARTERS, QUARTERS - 1
+            )
             rospy.Subscriber(overlay, Image, self._overlays.put, queue_size=32, buff_size=2**24)
         self._records: Optional[RecordFile] = None
         if params["records"]:
             path = self._json.with_suffix(".jsonl")
-            self._records = RecordFile(path, params["link"], self.callback, self.health)
+            most = min(MAX_BYTES, int(limit / QUARTERS)) or MAX_BYTES
+            self._records = RecordFile(path, params["link"], self.callback, self.health, most)
         self._ticker = Ticker(0.1, self._check, self.fault)
         self._ticker.start()
+
+    def _place(self) -> pathlib.Path:
+        """Where the summary goes; the other files take its name with another suffix.
+
+        Raises:
+            BadInput: nothing can be written there.
+        """
+        params = self.params
+        bound = f" (up to {params['record_limit']:g} MB)" if params["record_limit"] else ""
+        if params["json"] or params["directory"]:
+            chosen = pathlib.Path(params["json"] or "summary.json").expanduser()
+            chosen = pathlib.Path(params["directory"]).expanduser() / chosen.name if params["directory"] else chosen
+            check_output(chosen)
+            chosen.absolute().parent.mkdir(parents=True, exist_ok=True)
+        else:
+            root = pathlib.Path(params["runs"]).expanduser().absolute()
+            check_folder(root)
+            chosen = new_folder(root) / "summary.json"
+            removed = prune(root, params["runs_limit"] * MB, time.time()) if params["runs_limit"] else []
+            if removed:
+                rospy.loginfo(f"{root}: {len(removed)} old runs removed, it held more than {params['runs_limit']:g} MB")
+        chosen = chosen.absolute()
+        rospy.loginfo(f"the run is recorded in {chosen.parent}{bound}")
+        return chosen
 
     def stop(self) -> None:
         if not hasattr(self, "_ticker"):
@@ -154,10 +202,12 @@ class RunRecorder(Node):
 
     def _on_latency(self, message: Any) -> None:
         measured = message.energy_source == Power.MEASURED
+        report = report_of(message)
         with self._lock:
             if self._ended:
                 return
-            self._tally.latency(message.header.stamp.to_nsec(), report_of(message), message.energy, measured)
+            self._last = report
+            self._tally.latency(message.header.stamp.to_nsec(), report, message.energy, measured)
             self._note_result()
 
     def _note_result(self) -> None:
@@ -181,8 +231,25 @@ class RunRecorder(Node):
         self.health.warn("video", f"overlay: {error}")
         rospy.logwarn_throttle(10.0, f"overlay: {error}")
 
+    def _progress(self, now: float) -> None:
+        """A line of how far the run is, now and then."""
+        wanted = self.params["frames"]
+        with self._lock:
+            if self._ended or not self.params["progress"] or now - self._told < self.params["progress"]:
+                return
+            self._told, last = now, self._last
+            done, seen = self._tally.complete, self._tally.frames
+        if last is None:
+            came = f"{seen} frames came" if seen else "no frame came yet"
+            text = f"no result after {now - self._began:.0f} s, {came}"
+        else:
+            many, passed = f"{done} of {wanted}" if wanted else f"{done}", now - (self._first or now)
+            text = f"{many} results in {passed:.0f} s: {last.mode}, {last.total_s * 1e3:.0f} ms"
+        print(f"{PROGRESS}{text}", flush=True)
+
     def _check(self) -> None:
         params, now = self.params, time.monotonic()
+        self._progress(now)
         with self._lock:
             if self._ended or self._first is None:
                 return
@@ -202,12 +269,12 @@ class RunRecorder(Node):
         files = []
         try:
             if self._video is not None:
-                path = self._video.close()
-                files += [] if path is None else [str(path)]
+                files += [str(path) for path in self._video.close()]
             if self._best is not None:
                 files.append(str(write_png(self._json.with_suffix(".png"), self._best)))
         except EdgeOffloadError as error:
-            rospy.logwarn(f"overlay: {error}")
+            rospy.logerr(f"overlay: {error}")
+            self.exit_code = 1
         return files
 
     def _summarise(self, files: List[str]) -> None:
@@ -216,27 +283,25 @@ class RunRecorder(Node):
                 if self._ended:
                     self._tally.drop_half()
                 record = self._tally.summary(self.params["link"], files)
-                records.write(self._json, "run", record)
-            except (EdgeOffloadError, OSError) as error:
+            except EdgeOffloadError as error:
                 rospy.logerr(f"no summary: {error}")
                 self.exit_code = 1
                 return
             faults = self._tally.faults()
-        text = f"\nSummary of the run\n{table(record)}\n  {'summary':<12} {self._json}"
+        lines = ["", "Summary of the run", table(record)]
+        failed = ""
+        try:
+            records.write(self._json, "run", record)
+            lines.append(f"  {'summary':<12} {self._json}")
+        except EdgeOffloadError as error:
+            failed = str(error)
         if self._records is not None:
-            text += f"\n  {'records':<12} {self._records.path} ('edge-offload report' makes a page of them)"
-        text += "".join(f"\n  ACCOUNTING   {fault}" for fault in faults)
-        print(text, flush=True)
-
-
-def _paths(json_file: str, directory: str) -> pathlib.Path:
-    """Where the summary goes; the other files take its name with another suffix."""
-    if json_file:
-        chosen = pathlib.Path(json_file).expanduser()
-        return pathlib.Path(directory).expanduser() / chosen.name if directory else chosen
-    if directory:
-        return pathlib.Path(directory).expanduser() / "summary.json"
-    return pathlib.Path(f"~/.ros/edge_offload/{time.strftime('%Y-%m-%d_%H-%M-%S')}/summary.json").expanduser()
+            lines.append(f"  {'records':<12} {self._records.path} ('edge-offload report' makes a page of them)")
+        lines += [f"  ACCOUNTING   {fault}" for fault in faults]
+        print("\n".join(lines), flush=True)
+        if failed:
+            rospy.logerr(f"the summary is not kept: {failed}")
+            self.exit_code = 1
 
 
 NODE = RunRecorder

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import tempfile
-from typing import Iterator, Optional, Tuple, Union
+import shutil
+from typing import Iterator, List, Optional, Tuple, Union
 
 import cv2
 import numpy as np
 
 from edge_offload.errors import BadInput
+from edge_offload.outputs import write_bytes
+
+DISK_FRAMES = 50
+"""Frames between two looks at the room that is left on the disk."""
 
 _CODECS = {".mp4": ("avc1", "mp4v"), ".avi": ("MJPG",)}
 
@@ -28,19 +32,7 @@ def write_png(path: Union[str, pathlib.Path], image: np.ndarray) -> pathlib.Path
     coded, data = cv2.imencode(".png", image)
     if not coded:
         raise BadInput(f"{path}: image of shape {image.shape} cannot be coded as PNG")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=str(path.parent), prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(data.tobytes())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", remedy="choose a folder that can be written") from error
+    write_bytes(path, data.tobytes())
     return path
 
 
@@ -126,8 +118,88 @@ class VideoWriter:
         os.replace(self._temporary, self.path)
         return self.path
 
+    @property
+    def size(self) -> int:
+        """Bytes on the disk so far."""
+        return self._temporary.stat().st_size if self._writer is not None and self._temporary.exists() else 0
+
     def __enter__(self) -> VideoWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class VideoParts:
+    """A video in parts of bounded size, of which the newest are kept: a run of days does not fill the disk.
+
+    The first part has the name given, the others a number more (``walk.avi``, ``walk-2.avi``, ...).
+
+    Args:
+        path: of the first part; its suffix says what is written (:class:`VideoWriter`).
+        fps: frames per second.
+        part_bytes: a part is closed when it has grown so large; 0: there is only one.
+        keep: parts that are kept, the one that is written included.
+        reserve_bytes: what is left free on the disk; nothing more is written then.
+    """
+
+    def __init__(
+        self,
+        path: Union[str, pathlib.Path],
+        fps: float,
+        part_bytes: float = 0.0,
+        keep: int = 3,
+        reserve_bytes: int = 64 << 20,
+    ) -> None:
+        self._path = pathlib.Path(path)
+        self._fps = fps
+        self._part_bytes = part_bytes
+        self._keep = keep
+        self._reserve_bytes = reserve_bytes
+        self._parts: List[pathlib.Path] = []
+        self._number = 0
+        self._frames = 0
+        self._full = False
+        self._writer: Optional[VideoWriter] = None
+
+    def write(self, bgr: np.ndarray) -> None:
+        """Append a frame, as :meth:`VideoWriter.write`; it is dropped once the disk is full.
+
+        Raises:
+            BadInput: the frame does not fit; or, once, the disk is full.
+        """
+        if self._full:
+            return
+        if self._frames % DISK_FRAMES == 0 and self._disk_is_full():
+            self._full = True
+            self._finish()
+            raise BadInput(f"the disk of {self._path} is full: the video ends here", remedy="make room")
+        if self._writer is None:
+            self._number += 1
+            name = self._path.name if self._number == 1 else f"{self._path.stem}-{self._number}{self._path.suffix}"
+            self._writer = VideoWriter(self._path.with_name(name), self._fps)
+        self._frames += 1
+        self._writer.write(bgr)
+        if self._part_bytes and self._writer.size >= self._part_bytes:
+            self._finish()
+            while len(self._parts) >= self._keep:
+                self._parts.pop(0).unlink()
+
+    def _disk_is_full(self) -> bool:
+        folder = next(folder for folder in self._path.absolute().parents if folder.exists())
+        return shutil.disk_usage(folder).free < self._reserve_bytes
+
+    def _finish(self) -> None:
+        writer, self._writer = self._writer, None
+        path = writer.close() if writer is not None else None
+        if path is not None:
+            self._parts.append(path)
+
+    def close(self) -> List[pathlib.Path]:
+        """Complete the last part; the paths of all that are kept.
+
+        Raises:
+            BadInput: it could not be written.
+        """
+        self._finish()
+        return self._parts

@@ -1,0 +1,73 @@
+"""Where a run leaves its files: a folder of its own, so that no run overwrites another, and a bound on all of them."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import time
+from typing import List, Tuple
+
+from edge_offload.errors import BadInput
+
+LAST = "last"
+BUSY_S = 3600.0
+"""A folder in which something was written so lately may belong to a run that is going on."""
+
+_NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(-\d+)?")
+
+
+def new_folder(root: pathlib.Path) -> pathlib.Path:
+    """Make a folder named by the time in ``root``; ``root/last`` is a link to it.
+
+    Raises:
+        BadInput: it cannot be made.
+    """
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for name in (stamp, *(f"{stamp}-{number}" for number in range(2, 100))):
+            try:
+                (root / name).mkdir()
+            except FileExistsError:
+                continue
+            _link(root, name)
+            return root / name
+    except OSError as error:
+        raise BadInput(f"cannot write {root}: {error.strerror}", remedy="name another folder (~runs)") from error
+    raise BadInput(f"{root} has a hundred runs of this second")
+
+
+def _link(root: pathlib.Path, name: str) -> None:
+    last = root / LAST
+    if last.exists() and not last.is_symlink():
+        return  # somebody's own
+    aside = root / f".{LAST}.{os.getpid()}"
+    aside.symlink_to(name)
+    os.replace(aside, last)
+
+
+def prune(root: pathlib.Path, keep_bytes: float, now_s: float) -> List[str]:
+    """Remove the oldest runs in ``root`` until those that are left hold at most ``keep_bytes``; their names.
+
+    Only folders that :func:`new_folder` made are looked at, and none that was written in during the last hour.
+    """
+    runs = sorted(folder for folder in root.iterdir() if _NAME.fullmatch(folder.name) and folder.is_dir())
+    facts = {folder: _size_and_time(folder) for folder in runs}
+    total = sum(size for size, _ in facts.values())
+    removed = []
+    for folder, (size, written_s) in facts.items():
+        if total <= keep_bytes:
+            break
+        if now_s - written_s < BUSY_S:
+            continue
+        shutil.rmtree(folder, ignore_errors=True)
+        total -= size
+        removed.append(folder.name)
+    return removed
+
+
+def _size_and_time(folder: pathlib.Path) -> Tuple[int, float]:
+    found = [path.lstat() for path in (folder, *folder.rglob("*"))]
+    return sum(item.st_size for item in found), max(item.st_mtime for item in found)

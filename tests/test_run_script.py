@@ -1,0 +1,42 @@
+"""scripts/run before and beside what it starts: wrong arguments end at once, progress is one line on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import pty
+import subprocess
+
+RUN = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "run"
+
+
+def test_a_wrong_argument_ends_it_before_the_set_up(tmp_path):
+    done = subprocess.run(
+        [RUN, "--frames", "abc", "video:=lab.mp4", "--json", "/dev/null/out.json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    frames, video, json = done.stderr.splitlines()
+    assert "frames:=abc: give a whole number" in frames
+    assert f"video:=lab.mp4: there is no such file (looked up in {tmp_path})" in video
+    assert "cannot write /dev/null" in json
+
+
+SAID = "start\\nprogress 1 of 2\\nprogress 2 of 2\\nsummary\\n"
+SHOW = f"source <(sed -n '/^show()/,/^}}/p' {RUN}); printf '{SAID}' | show"
+
+
+def test_progress_is_written_over_on_a_terminal_and_in_lines_elsewhere():
+    plain = subprocess.run(["bash", "-c", SHOW], capture_output=True, text=True, check=True).stdout
+    assert plain.splitlines() == ["start", "progress 1 of 2", "progress 2 of 2", "summary"]
+    master, terminal = pty.openpty()
+    subprocess.run(["bash", "-c", SHOW], stdout=terminal, check=True)
+    os.close(terminal)
+    shown = os.read(master, 4096).decode().replace("\r\n", "\n")
+    os.close(master)
+    assert shown == "start\n\r\033[K1 of 2\r\033[K2 of 2\nsummary\n"
