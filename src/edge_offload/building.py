@@ -6,14 +6,18 @@ Libraries are kept in ``native`` of the cache folder (``$EDGE_OFFLOAD_CACHE``, e
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import pathlib
 import subprocess
+import sys
 import tempfile
+import threading
+import time
 from dataclasses import dataclass
-from typing import Sequence, Tuple
+from typing import Any, Optional, Sequence, TextIO, Tuple
 
 from edge_offload.errors import Unsupported
 
@@ -27,6 +31,56 @@ def cache_folder() -> pathlib.Path:
     if not base:
         base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "edge_offload")
     return pathlib.Path(base).expanduser() / "native"
+
+
+class Telling:
+    """Tells the user of a build that takes long: what, where it is kept, and when it is done; on a terminal, the time.
+
+    Args:
+        what: is built, and about how long that takes.
+        where: it is kept.
+        stream: where to write; standard error by default.
+        every_s: seconds between two looks at the clock.
+    """
+
+    def __init__(self, what: str, where: pathlib.Path, stream: Optional[TextIO] = None, every_s: float = 1.0) -> None:
+        self._stream = stream or sys.stderr
+        self._first = f"building {what}, once; it is kept in {where}"
+        self._every_s = every_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._count, name="edge-offload-build", daemon=True)
+
+    def __enter__(self) -> Telling:
+        self.begin()
+        return self
+
+    def __exit__(self, kind: Any, *_rest: Any) -> None:
+        self.end(done=kind is None)
+
+    def begin(self) -> None:
+        """Say what is being built."""
+        self._began_s = time.monotonic()
+        self._write(f"edge_offload: {self._first}\n")
+        if self._stream.isatty():
+            self._thread.start()
+
+    def end(self, done: bool) -> None:
+        """Say that it is done; nothing where it is not: whoever ended it says why."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if done:
+            self._write(f"edge_offload: built in {time.monotonic() - self._began_s:.0f} s\n")
+
+    def _count(self) -> None:
+        while not self._over.wait(self._every_s):
+            self._write(f"\redge_offload: building … {time.monotonic() - self._began_s:.0f} s")
+        self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # whoever listened is gone; that is no reason to stop
+            self._stream.write(text)
+            self._stream.flush()
 
 
 @dataclass(frozen=True)

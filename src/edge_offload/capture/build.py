@@ -2,6 +2,7 @@
 
 The robot's device is two of them, the server's runner of nodes a third. They are kept in
 ``$XDG_CACHE_HOME/edge_offload/ext`` (default ``~/.cache``). ``python -m edge_offload.capture.build nodes`` builds one.
+What the compiler is told for a torch is decided here (:func:`flags`), for what is built and for what is only tried.
 """
 
 from __future__ import annotations
@@ -12,19 +13,31 @@ import hashlib
 import importlib.util
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from dataclasses import dataclass
 from typing import List, Optional, Sequence
 
+from edge_offload.building import Telling
 from edge_offload.errors import EdgeOffloadError, Unsupported
 
 SOURCES = pathlib.Path(__file__).parent / "native"
 #: Libraries of the robot's device, and of the server's executor.
 DEVICE, NODES = ("guard", "device"), ("nodes",)
-FLAGS = ("-O2", "-DNDEBUG", "-fno-plt", "-std=c++17", "-fvisibility=hidden", "-Wno-attributes")
+FLAGS = ("-O2", "-DNDEBUG", "-fno-plt", "-fvisibility=hidden", "-Wno-attributes")
+#: What is built, in words, and how long that takes on two cores.
+WORDS = {DEVICE: "the virtual GPU (one to three minutes)", NODES: "the server's runner of steps (half a minute to two)"}
+#: The C++ standards that torch's headers have asked for, by the number that they compare ``__cplusplus`` with.
+STANDARDS = {201402: "c++14", 201703: "c++17", 202002: "c++20", 202302: "c++23"}
+#: The newest torch that this release was tested with.
+NEWEST = "2.15.0"
+#: The least of what our sources include that shows whether a compiler takes torch's headers and finds Python's.
+TRIAL = "#include <Python.h>\n#include <ATen/core/Tensor.h>\n#include <torch/library.h>\n"
+TRIAL_S = 300.0
 
 
 class BuildFailed(EdgeOffloadError):
@@ -82,6 +95,28 @@ def torch_version() -> str:
     return scope[0].split("=", 1)[1].strip().strip("'\"")
 
 
+def standard(include: pathlib.Path) -> str:
+    """The C++ standard that torch's headers in ``include`` ask for: 17 up to torch 2.13, 20 from 2.14 on.
+
+    Our sources are C++17, which GCC 9 has in full: more is asked of a compiler only where torch does.
+    """
+    try:
+        text = (include / "ATen" / "ATen.h").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    asked = max(map(int, re.findall(r"__cplusplus\s*<\s*(\d{6})L", text)), default=0)
+    return STANDARDS.get(max(asked, 201703), "c++23")
+
+
+def flags(include: pathlib.Path, cxx11_abi: bool = True) -> List[str]:
+    """What the compiler is told for torch's headers in ``include``; the same for each source."""
+    return [
+        *FLAGS, f"-std={standard(include)}", f"-D_GLIBCXX_USE_CXX11_ABI={int(cxx11_abi)}",
+        "-DTORCH_EXTENSION_NAME=edge_offload_device", "-DTORCH_API_INCLUDE_EXTENSION_H",
+        f"-I{include}", f"-I{include / 'torch/csrc/api/include'}", f"-I{sysconfig.get_path('include')}",
+    ]  # fmt: skip
+
+
 def compiler() -> Optional[str]:
     """The C++ compiler that would be used, or None."""
     return shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
@@ -95,7 +130,7 @@ def cache_directory(names: Sequence[str] = DEVICE) -> pathlib.Path:
         if (source.stem in NODES) != (names == NODES):
             continue
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    digest.update(" ".join(FLAGS).encode())
+    digest.update(" ".join([*FLAGS, standard(torch_directory() / "include")]).encode())
     found = compiler()
     if found is not None:
         digest.update(subprocess.run([found, "--version"], capture_output=True, check=False).stdout)
@@ -112,6 +147,31 @@ def existing() -> Optional[Libraries]:
 def nodes_path() -> pathlib.Path:
     """Where the runner of nodes is, once it has been built."""
     return _paths(NODES)[0]
+
+
+def problem() -> Optional[BuildFailed]:
+    """Why the libraries cannot be built here, found by a test compile; None if they can. A success is remembered.
+
+    Raises:
+        Unsupported: no compiler.
+    """
+    directory = cache_directory()
+    if (directory / "tried").exists():
+        return None
+    include = torch_directory() / "include"
+    command = [_needed_compiler(), *flags(include), "-fsyntax-only", "-x", "c++", "-"]
+    try:
+        done = subprocess.run(command, input=TRIAL, capture_output=True, text=True, timeout=TRIAL_S, check=False)
+    except subprocess.TimeoutExpired:
+        return BuildFailed(f"{command[0]} did not compile a small file within {TRIAL_S:.0f} s")
+    if done.returncode:
+        return _failure(done.stderr, include)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "tried").touch()
+    except OSError as error:
+        return BuildFailed(f"{directory} cannot be written: {error.strerror}", remedy="set XDG_CACHE_HOME")
+    return None
 
 
 def build(wait_s: float = 900.0) -> Libraries:
@@ -138,18 +198,23 @@ def _build(names: Sequence[str], wait_s: float) -> List[pathlib.Path]:
     paths = _paths(names)
     if all(path.exists() for path in paths):
         return paths
-    if compiler() is None:
-        raise Unsupported(
-            "the native device needs a C++ compiler, and none is installed", remedy="apt install g++, or set CXX"
-        )
+    _needed_compiler()
     directory = paths[0].parent
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / f"lock-{names[0]}").open("w") as lock:
-        _lock(lock.fileno(), wait_s, directory)
-        if not all(path.exists() for path in paths):
-            for name in names:
-                _compile(name, directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with Telling(words(names), directory), (directory / f"lock-{names[0]}").open("w") as lock:
+            _lock(lock.fileno(), wait_s, directory)
+            if not all(path.exists() for path in paths):
+                for name in names:
+                    _compile(name, directory)
+    except OSError as error:
+        raise BuildFailed(f"cannot build into {directory}: {error}", remedy="set XDG_CACHE_HOME") from error
     return paths
+
+
+def words(names: Sequence[str]) -> str:
+    """What is built and about how long that takes, for :class:`~edge_offload.building.Telling`."""
+    return f"{WORDS[tuple(names)]} for torch {torch_version()}"
 
 
 def _lock(descriptor: int, wait_s: float, directory: pathlib.Path) -> None:
@@ -167,18 +232,22 @@ def _lock(descriptor: int, wait_s: float, directory: pathlib.Path) -> None:
             time.sleep(0.2)
 
 
+def _needed_compiler() -> str:
+    found = compiler()
+    if found is None:
+        raise Unsupported(
+            "the native device needs a C++ compiler, and none is installed", remedy="apt install g++, or set CXX"
+        )
+    return found
+
+
 def _compile(name: str, directory: pathlib.Path) -> None:
     """Compile ``native/<name>.cpp`` next to its final place and move it there, so that no one loads half a library."""
-    import sysconfig
-
     torch_root = torch_directory()
     include = torch_root / "include"
-    abi = int(_torch_flag(torch_root))
     temporary = directory / f"{name}.{os.getpid()}.so"
     command = [
-        str(compiler()), *FLAGS, "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
-        "-DTORCH_EXTENSION_NAME=edge_offload_device", "-DTORCH_API_INCLUDE_EXTENSION_H",
-        f"-I{include}", f"-I{include / 'torch/csrc/api/include'}", f"-I{sysconfig.get_path('include')}",
+        _needed_compiler(), *flags(include, _torch_flag(torch_root)), "-shared", "-fPIC",
         str(SOURCES / f"{name}.cpp"), "-o", str(temporary),
         f"-L{torch_root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch",
     ]  # fmt: skip
@@ -187,11 +256,32 @@ def _compile(name: str, directory: pathlib.Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         temporary.unlink(missing_ok=True)
-        tail = "\n".join(line for line in done.stderr.splitlines() if "error" in line)[-1500:]
-        raise BuildFailed(
-            f"building the native device for torch {torch_version()} failed: {tail or done.stderr[-1500:]}"
-        )
+        raise _failure(done.stderr, include)
     temporary.rename(directory / f"edge_offload_{name}.so")
+
+
+def _failure(log: str, include: pathlib.Path) -> BuildFailed:
+    """What the compiler said, as a cause and a remedy."""
+    wanted, version = standard(include), torch_version()
+    errors = [line for line in log.splitlines() if "error" in line]
+    what = f"the virtual GPU cannot be built for torch {version}"
+    if "Python.h" in log and "No such file" in log:
+        number = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        return BuildFailed(
+            f"{what}: Python.h is missing", remedy=f"apt install python3-dev (headers of this Python, {number})"
+        )
+    if re.search(r"(unrecognized|unknown|invalid)[^\n]*std=", log) or (errors and str(include) in errors[0]):
+        older = "" if wanted == "c++17" else "pip install 'torch<2.14' (C++17), or "
+        return BuildFailed(
+            f"{what}: its headers want {wanted.upper()}, and {_compiler_version()} says: {' '.join(errors)[:300]}",
+            remedy=f"{older}install a newer compiler (apt install g++-12, then CXX=g++-12)",
+        )
+    return BuildFailed(f"{what}: {' '.join(errors)[:1500] or log[-1500:]}", remedy=f"pip install 'torch<={NEWEST}'")
+
+
+def _compiler_version() -> str:
+    done = subprocess.run([_needed_compiler(), "--version"], capture_output=True, text=True, check=False)
+    return (done.stdout.splitlines() or [_needed_compiler()])[0]
 
 
 def _torch_flag(torch_root: pathlib.Path) -> bool:
@@ -206,7 +296,11 @@ def main() -> int:
     if names not in (DEVICE, NODES):
         raise SystemExit(f"there is nothing named {' '.join(names)}: say {' '.join(DEVICE)}, or {' '.join(NODES)}")
     os.nice(10)
-    print(_build(names, 900.0)[0].parent)
+    try:
+        print(_build(names, 900.0)[0].parent)
+    except EdgeOffloadError as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 

@@ -13,8 +13,10 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 from typing import Any, Optional
 
+from edge_offload.building import Telling
 from edge_offload.capture import build
 from edge_offload.errors import EdgeOffloadError
 
@@ -62,7 +64,8 @@ class Builder:
     """Builds the runner in a process of its own, at low priority, unless it is there or there is no compiler."""
 
     def __init__(self) -> None:
-        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._process: Optional[subprocess.Popen[str]] = None
+        self._teller: Optional[threading.Thread] = None
 
     def start(self) -> None:
         """Begin, if there is anything to do."""
@@ -71,14 +74,28 @@ class Builder:
                 return
             command = [sys.executable, "-m", "edge_offload.capture.build", *build.NODES]
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                 start_new_session=True,
             )  # fmt: skip
+            self._teller = threading.Thread(target=self._tell, args=(self._process,), name="build", daemon=True)
+            self._teller.start()
         except (EdgeOffloadError, OSError) as error:
             _log.info("steps of data-dependent size run without native code: %s", error)
+
+    @staticmethod
+    def _tell(process: subprocess.Popen[str]) -> None:
+        """Say that it is being built until it is, and why if it cannot be."""
+        telling = Telling(build.words(build.NODES), build.nodes_path().parent)
+        telling.begin()
+        _, said = process.communicate()
+        telling.end(done=process.returncode == 0)
+        if process.returncode > 0:
+            _log.warning("steps of data-dependent size run in Python: %s", (said.splitlines() or ["?"])[-1])
 
     def stop(self) -> None:
         """End what is being built."""
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGTERM)
             self._process.wait()
+        if self._teller is not None:
+            self._teller.join()

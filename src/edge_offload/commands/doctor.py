@@ -9,6 +9,7 @@ Each line is one of
 Examples:
   edge-offload doctor
   edge-offload doctor --server tcp://gpu:5700     also connect to a server and measure the link
+  edge-offload doctor --build                     build now what is otherwise built on first use (C++, some minutes)
   edge-offload doctor --json report.json          the same as JSON (- for standard output)
 
 The exit code is 1 if anything is missing.
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--server", metavar="ADDR", help="a server to try, such as tcp://gpu:5700")
     parser.add_argument("--keys", metavar="DIR", help="key directory (default: the user's)")
+    parser.add_argument("--build", action="store_true", help="first build all that is otherwise built on first use")
     parser.add_argument("--json", metavar="FILE", help="write the findings as JSON ('-': standard output)")
 
 
@@ -34,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload import records
     from edge_offload.manager.checkup import check
 
-    findings = check(args.server, args.keys)
+    findings = check(args.server, args.keys, args.build)
     record = {"findings": [asdict(finding) for finding in findings]}
     if args.json == "-":
         records.validate("doctor", record)

@@ -7,8 +7,8 @@ In the program torch.cuda.is_available() is true, and whatever it puts on "cuda"
     edge-offload exec --mode lazy -- python detect.py
 
 In a launch file: launch-prefix="edge-offload exec --server tcp://gpu:5700 --". The first run builds a small native
-library (about a minute), for which a C++ compiler is needed. Weights are sent to a server once; the next start finds
-them.
+library (one to three minutes; 'edge-offload doctor --build' does it ahead of time), for which a C++ compiler is
+needed. Weights are sent to a server once; the next start finds them.
 
 modes:
   replay   the server runs ahead: a steady inference costs one round trip (default)
@@ -89,8 +89,6 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--slowdown {args.slowdown:g}", remedy="a factor of at least 1")
     connect.check(settings)
     device.check_choice()
-    if build.existing() is None and build.compiler() is not None:
-        connect.say("building the native device for this torch, once; about a minute")
     build.build()
     bootstrap = str(pathlib.Path(connect.__file__).parent / "bootstrap")
     environment = {**os.environ, **settings.to_environment()}

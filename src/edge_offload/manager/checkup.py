@@ -8,7 +8,6 @@ import platform
 import shutil
 import stat
 import statistics
-import sys
 import time
 from dataclasses import dataclass
 from typing import Callable, List, Optional, Tuple
@@ -28,8 +27,11 @@ class Finding:
     remedy: str = ""
 
 
-def check(server: Optional[str] = None, keys: Optional[str] = None) -> List[Finding]:
-    """Look at everything; with ``server``, connect to it. Never raises for what it finds."""
+def check(server: Optional[str] = None, keys: Optional[str] = None, build: bool = False) -> List[Finding]:
+    """Look at everything; with ``server``, connect to it; with ``build``, first build all that is built on first use.
+
+    Never raises for what it finds.
+    """
     checks: Tuple[Callable[[], List[Finding]], ...] = (
         _python,
         _torch,
@@ -46,6 +48,8 @@ def check(server: Optional[str] = None, keys: Optional[str] = None) -> List[Find
         lambda: _link(server, keys),
     )
     findings: List[Finding] = []
+    if build:
+        checks = (_built, *checks)
     for one in checks:
         try:
             findings += one()
@@ -97,7 +101,6 @@ def _devices() -> List[Finding]:
 def _compiler() -> List[Finding]:
     named = os.environ.get("CXX")
     found = shutil.which(named) if named else next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    ninja = shutil.which("ninja") or shutil.which("ninja", path=os.path.dirname(sys.executable))
     if not found:
         return [
             Finding(
@@ -107,8 +110,6 @@ def _compiler() -> List[Finding]:
                 "apt install g++",
             )
         ]
-    if not ninja:
-        return [Finding(WARN, "compiler", f"{found}, but no ninja to drive it", "pip install ninja")]
     return [Finding(OK, "compiler", found)]
 
 
@@ -124,8 +125,11 @@ def _virtual_device() -> List[Finding]:
     if build.compiler() is None:
         detail = "cannot be built (no C++ compiler): no 'edge-offload exec', no mode replay"
         return [Finding(WARN, what, detail, "apt install g++")]
-    detail = f"not built yet for torch {version}{kernels}; the first 'edge-offload exec' does it"
-    return [Finding(OK, what, detail)]
+    wrong = build.problem()
+    if wrong is not None:
+        return [Finding(WARN, what, f"{wrong.cause}: no 'edge-offload exec', no mode replay", wrong.remedy)]
+    detail = f"not built yet for torch {version}{kernels}, a test compile works"
+    return [Finding(OK, what, f"{detail}; the first 'edge-offload exec' builds it, or 'edge-offload doctor --build'")]
 
 
 def _executor() -> List[Finding]:
@@ -140,6 +144,22 @@ def _executor() -> List[Finding]:
         return [Finding(WARN, what, detail, "apt install g++")]
     when = "built" if build.nodes_path().exists() else "not built yet; the first 'edge-offload serve' does it"
     return [Finding(OK, what, f"of data-dependent sizes run in C++, {when}, {heap}")]
+
+
+def _built() -> List[Finding]:
+    """Build all that is built on first use; findings for what could not be."""
+    from edge_offload.capture import build
+    from edge_offload.split import clocks
+
+    findings = []
+    for what, one in (("virtual GPU", build.build), ("server's steps", build.build_nodes), ("planner", clocks.library)):
+        try:
+            one()
+        except EdgeOffloadError as error:
+            findings.append(
+                Finding(MISSING, f"{what}, built", error.cause, error.remedy or "set CXX to another C++ compiler")
+            )
+    return findings
 
 
 def _codecs() -> List[Finding]:
