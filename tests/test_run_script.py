@@ -36,7 +36,9 @@ def test_progress_is_written_over_on_a_terminal_and_in_lines_elsewhere():
     assert plain.splitlines() == ["start", "progress 1 of 2", "progress 2 of 2", "summary"]
     master, terminal = pty.openpty()
     subprocess.run(["bash", "-c", SHOW], stdout=terminal, check=True)
+    shown = ""
+    while "summary\r\n" not in shown:
+        shown += os.read(master, 4096).decode()
     os.close(terminal)
-    shown = os.read(master, 4096).decode().replace("\r\n", "\n")
     os.close(master)
-    assert shown == "start\n\r\033[K1 of 2\r\033[K2 of 2\nsummary\n"
+    assert shown.replace("\r\n", "\n") == "start\n\r\033[K1 of 2\r\033[K2 of 2\nsummary\n"

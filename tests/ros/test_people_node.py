@@ -168,6 +168,34 @@ def test_depth_gives_a_position_and_depth_without_a_value_gives_none(graph, imag
     assert int(wait_for(lambda: graph.values(node).get("bad depth images"), "the count on /diagnostics")) == 1
 
 
+def test_images_that_stay_away_are_told_with_the_topics_that_have_some(graph, monkeypatch):
+    """A misspelt image_topic: nothing arrives, and within seconds the log and /diagnostics say where images are."""
+    import rospy
+    from sensor_msgs.msg import Image
+
+    from edge_offload.nodes import intake
+    from edge_offload.nodes.health import Health
+
+    class Listener:
+        health = Health()
+
+        def callback(self, function):
+            return function
+
+    said = []
+    monkeypatch.setattr(rospy, "logwarn", said.append)
+    monkeypatch.setattr(intake, "SILENCE_S", 0.0)
+    graph.publisher("front/image_raw", Image)
+    images = intake.ImageIntake(Listener(), f"{graph.ns}/frnt", "auto", intake.Slot(), keep_all=False)
+    for _ in range(2):
+        images.refresh()
+    images.close()
+    (line,) = said
+    assert f"no image on {graph.ns}/frnt" in line
+    assert f"{graph.ns}/front/image_raw" in line
+    assert line.split(" yet")[0] in Listener.health.report().message
+
+
 def test_compressed_images_are_found_by_themselves(graph):
     import cv2
     import numpy as np

@@ -77,6 +77,34 @@ def test_a_wrong_argument_is_told_by_name_and_value_with_what_is_allowed(argumen
     assert "\n" not in line
 
 
+def test_files_that_hold_something_else_are_told_before_anything_starts(master, tmp_path, monkeypatch):
+    """As far as this Python can open them; it can here, as roslaunch's can."""
+    import rosbag
+    from std_msgs.msg import String
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "frames").mkdir()
+    (tmp_path / "text").write_text("{ this is text")
+    (tmp_path / "text.bin").write_text("this is text")
+    with rosbag.Bag("words.bag", "w") as bag:
+        bag.write("/said", String("hello"))
+    for arguments_, advice in [
+        (["video:=text"], "no video that OpenCV can read"),
+        (["images:=frames"], "no images in"),
+        (["calibration:=text"], "is not YAML"),
+        (["bag:=text"], "cannot read bag"),
+        (["scans:=text.bin"], "bytes"),
+        (["scans:=frames/"], "no scans in"),
+        (["bag:=words.bag"], "0 image topics"),
+        (["bag:=words.bag", "image_topic:=/front"], "no images on topic /front"),
+    ]:
+        (line,) = arguments.faults(arguments_)
+        assert advice in line
+        assert line.startswith(arguments_[-1])
+        assert "\n" not in line
+    assert arguments.faults(["agrnav.launch", "bag:=words.bag"]) == [], "clouds are the LiDAR's to find"
+
+
 RIGHT = (
     "frames:=100 duration:=2.5 deadline:=0 rate:=0 robot_slowdown:=1 robot_cores:=2-3 server_cores:=any port:=5700 "
     "loop:=False dashboard:=1 mode:=auto mode:=split policy:=my.policies:Mine candidates:=[local,server] allow:=[] "

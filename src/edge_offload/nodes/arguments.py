@@ -2,11 +2,11 @@
 
 roslaunch runs it while it reads the file, in the caller's folder; it looks at what roslaunch itself was called with:
 
-  <param name="edge_offload/arguments" command="python3 -m edge_offload.nodes.arguments"/>
+  <param name="edge_offload/arguments" command="$(optenv EDGE_OFFLOAD_PYTHON python3) -m edge_offload.nodes.arguments"/>
 
-An argument has the same meaning in every launch file, so that its name says what may be given. What only a node can
-know (whether a file is a video, whether a model exists) the node says when it starts. Standard library only: it must
-run under whatever Python roslaunch has, and at once.
+An argument has the same meaning in every launch file, so that its name says what may be given. Files are opened where
+this Python has what that takes; what only a node can know (whether a model exists) the node says when it starts.
+Nothing but the standard library is needed: it must run under whatever Python roslaunch has, and at once.
 """
 
 from __future__ import annotations
@@ -72,19 +72,67 @@ def yaml_mapping(value: str) -> Optional[str]:
     return None if re.fullmatch(r"\{.*\}", value.strip(), re.DOTALL) else "give a mapping: {size: 384}"
 
 
+def opened(there: Rule, read: Callable[[str], None], *words: str) -> Rule:
+    """``there``, and what it says when the file is read. ``read`` imports what it needs: without it the node tells."""
+
+    def rule(value: str) -> Optional[str]:
+        advice = None if value in words else there(value)
+        if advice is not None or value in words:
+            return advice
+        try:
+            read(value)
+        except BadInput as error:
+            return str(error)
+        except ImportError:
+            return None
+        return None
+
+    return rule
+
+
+def _read_video(value: str) -> None:
+    from edge_offload.nodes.frames import VideoFile
+
+    VideoFile(value).read()
+
+
+def _read_images(value: str) -> None:
+    from edge_offload.nodes.frames import ImageFolder
+
+    ImageFolder(value).read()
+
+
+def _read_calibration(value: str) -> None:
+    from edge_offload.perception.geometry import load_camera
+
+    load_camera(pathlib.Path(value).expanduser())
+
+
+def _read_bag(value: str) -> None:
+    from edge_offload.nodes.bag import open_bag
+
+    open_bag(value).close()
+
+
+def _read_scans(value: str) -> None:
+    from edge_offload.perception.scans import read_scan, scan_files
+
+    _read_bag(value) if value.lower().endswith(".bag") else read_scan(scan_files(value)[0])
+
+
 def file(*words: str) -> Rule:
     """A file that is there, or one of some words."""
     return lambda value: None if value in words else _looked_up(value, pathlib.Path.is_file, "file")
 
 
-def folder(*words: str) -> Rule:
-    """A folder that is there, or one of some words."""
-    return lambda value: None if value in words else _looked_up(value, pathlib.Path.is_dir, "folder")
+def folder() -> Rule:
+    """A folder that is there."""
+    return lambda value: _looked_up(value, pathlib.Path.is_dir, "folder")
 
 
-def anything(*words: str) -> Rule:
-    """A file or a folder that is there, or one of some words."""
-    return lambda value: None if value in words else _looked_up(value, pathlib.Path.exists, "file or folder")
+def anything() -> Rule:
+    """A file or a folder that is there."""
+    return lambda value: _looked_up(value, pathlib.Path.exists, "file or folder")
 
 
 def _looked_up(value: str, there: Callable[[pathlib.Path], bool], kind: str) -> Optional[str]:
@@ -146,11 +194,12 @@ _RULES = (
     (yaml_list, "allow candidates"),
     (yaml_mapping, "model_options options"),
     (link, "link"),
-    (file("none"), "bag calibration"),
-    (file("sample"), "video"),
+    (opened(file(), _read_bag, "none"), "bag"),
+    (opened(file(), _read_calibration, "none"), "calibration"),
+    (opened(file(), _read_video, "sample"), "video"),
+    (opened(folder(), _read_images, "none"), "images"),
+    (opened(anything(), _read_scans, "none"), "scans"),
     (file("shipped"), "weights"),
-    (folder("none"), "images"),
-    (anything("none"), "scans"),
     (written(check_output, "none", "auto"), "json out"),
     (written(check_folder), "runs"),
 )
@@ -165,7 +214,24 @@ def faults(given: Sequence[str]) -> List[str]:
         advice = RULES[name](value) if name in RULES else None
         if advice is not None:
             found.append(f"{name}:={value}: {advice}")
-    return found
+    return found or _without_images(given)
+
+
+def _without_images(given: Sequence[str]) -> List[str]:
+    """Whether a bag has the images that are to be played; agrnav.launch plays clouds."""
+    asked = dict(argument.split(":=", 1) for argument in given if ":=" in argument)
+    bag, topic = asked.get("bag", "none"), asked.get("image_topic", "")
+    if bag == "none" or any(argument.endswith("agrnav.launch") for argument in given):
+        return []
+    try:
+        from edge_offload.nodes.bag import image_topic, open_bag
+
+        image_topic(open_bag(bag), "" if topic == "camera/image_raw" else topic)
+    except ImportError:
+        return []
+    except BadInput as error:
+        return [f"{f'image_topic:={topic}' if topic else f'bag:={bag}'}: {error}"]
+    return []
 
 
 def main(argv: Sequence[str]) -> int:
@@ -174,6 +240,8 @@ def main(argv: Sequence[str]) -> int:
         given = argv or pathlib.Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8").split("\0")
     except (OSError, UnicodeDecodeError):
         given = []
+    # OpenCV would say in its own words what is said below
+    os.environ.update(OPENCV_LOG_LEVEL="SILENT", OPENCV_FFMPEG_LOGLEVEL="-8")
     found = faults(given)
     for line in found:
         print(f"edge_offload: {line}", file=sys.stderr)

@@ -105,6 +105,7 @@ def image_topic(bag: rosbag.Bag, wanted: str) -> Tuple[str, Optional[type]]:
         return usual[0], topics[usual[0]]
     if len(topics) != 1:
         raise BadInput(
-            f"{bag.filename} has {len(topics)} image topics", remedy=f"choose one: {', '.join(topics) or 'none'}"
+            f"{bag.filename} has {len(topics)} image topics",
+            remedy=f"choose one (image_topic): {', '.join(topics)}" if topics else "",
         )
     return next(iter(topics.items()))

@@ -84,7 +84,10 @@ class ImageIntake:
         if silent <= SILENCE_S:
             health.clear("images")
         elif self._last is None:
-            health.warn("images", f"no image on {topic} yet; check the camera or remap the topic")
+            if health.warn(
+                "images", f"no image on {topic} yet; check the camera or name its topic{self._others(topic)}"
+            ):
+                rospy.logwarn(f"no image on {topic} yet{self._others(topic)}")
         else:
             health.warn("images", f"no image on {topic} for {silent:.0f} s")
 
@@ -103,6 +106,17 @@ class ImageIntake:
             return
         if [compressed, CompressedImage._type] in published:
             self._compressed = self._subscribe(f"{self._topic}/compressed", CompressedImage)
+
+    @staticmethod
+    def _others(topic: str) -> str:
+        """Topics that do have images: the one asked for may be misspelt."""
+        try:
+            published = rospy.get_published_topics()
+        except OSError:
+            return ""
+        images = [name for name, kind in published if kind in (Image._type, CompressedImage._type) and name != topic]
+        seen = [name for name in images if not name.endswith(("/overlay", "/overlay/compressed"))]
+        return f" (there are images on {', '.join(sorted(seen))})" if seen else ""
 
     def close(self) -> None:
         """Take no more images in."""

@@ -111,13 +111,14 @@ class RunRecorder(Node):
         self._video: Optional[VideoParts] = None
         self._writer: Worker[Any] = Worker(self._overlays, self._write, self._on_write_error, "overlay")
         self._writer.start()
-        if params["video"]:
+        alone = self._json.exists() and not self._json.is_file()  # a pipe, a terminal: nothing can lie beside it
+        if params["video"] and not alone:
             self._video = VideoParts(
                 self._json.with_suffix(".avi"), params["video_rate"], limit / QUARTERS, QUARTERS - 1
             )
             rospy.Subscriber(overlay, Image, self._overlays.put, queue_size=32, buff_size=2**24)
         self._records: Optional[RecordFile] = None
-        if params["records"]:
+        if params["records"] and not alone:
             path = self._json.with_suffix(".jsonl")
             most = min(MAX_BYTES, int(limit / QUARTERS)) or MAX_BYTES
             self._records = RecordFile(path, params["link"], self.callback, self.health, most)
@@ -270,7 +271,7 @@ class RunRecorder(Node):
         try:
             if self._video is not None:
                 files += [str(path) for path in self._video.close()]
-            if self._best is not None:
+            if self._best is not None and self._video is not None:
                 files.append(str(write_png(self._json.with_suffix(".png"), self._best)))
         except EdgeOffloadError as error:
             rospy.logerr(f"overlay: {error}")
