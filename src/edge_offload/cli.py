@@ -8,7 +8,7 @@ import sys
 from typing import List, Optional
 
 from edge_offload import beside, commands, subcommands
-from edge_offload.errors import EdgeOffloadError
+from edge_offload.errors import EdgeOffloadError, without_module
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -36,9 +36,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         print(f"edge-offload {args.command}: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
-        lacking = beside.absent(error.name)
-        if lacking is None:
-            raise
+        lacking = beside.absent(error.name) or without_module(error)
         print(f"edge-offload {args.command}: {lacking}", file=sys.stderr)
         return 1
     except BrokenPipeError:

@@ -5,6 +5,15 @@ Programs catch :class:`EdgeOffloadError`; the command line prints it as one line
 
 from __future__ import annotations
 
+import pathlib
+import sys
+
+#: Environment variable that names the Python under which nodes and the command line run.
+PYTHON_VARIABLE = "EDGE_OFFLOAD_PYTHON"
+#: What comes with ROS and its messages, not with edge_offload's Python packages.
+_OF_ROS = ("ros", "genpy", "edge_offload_msgs", "cv_bridge", "tf2_ros", "diagnostic_", "dynamic_reconfigure",
+           "message_filters", "std_", "sensor_msgs", "geometry_msgs", "nav_msgs", "visualization_msgs")  # fmt: skip
+
 
 class EdgeOffloadError(Exception):
     """Base of every error raised on purpose.
@@ -42,3 +51,22 @@ class RemoteError(EdgeOffloadError):
 
 class Unsupported(EdgeOffloadError):
     """An operator, option or platform that edge_offload does not handle."""
+
+
+def without_module(error: ModuleNotFoundError) -> str:
+    """One line on a module that this Python lacks, and where to get it.
+
+    Raises:
+        ModuleNotFoundError: it is one of edge_offload's own, which no set-up brings.
+    """
+    name = (error.name or "").split(".")[0]
+    if name in ("", "edge_offload"):
+        raise error
+    if name.startswith(_OF_ROS):
+        remedy = "source the workspace's setup.bash; a venv for Debian's ROS packages needs --system-site-packages"
+    else:
+        root = pathlib.Path(__file__).resolve().parents[2]
+        setup = root / "scripts" / "setup"
+        where = str(setup) if setup.exists() else "scripts/setup in the checkout of edge_offload"
+        remedy = f"run {where}, or export {PYTHON_VARIABLE}=/path/to/venv/bin/python3 with a Python that has it"
+    return f"{sys.executable} has no module {name!r}; {remedy}"

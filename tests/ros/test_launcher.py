@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 BEGIN = """
 import atexit, sys, threading, time, types
 from edge_offload.nodes import launcher
@@ -34,14 +36,22 @@ launcher.main("some_node")
 )
 
 
+LACKING = """
+import sys
+sys.modules[sys.argv[1]] = None  # as on a Python that has no such package
+from edge_offload.nodes import launcher
+launcher.main("kapao_node")
+"""
+
+
 def ignore_interrupts() -> None:
     """As a shell does for what it starts in the background."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def run(program, **options):
+def run(program, *arguments, **options):
     environment = {name: value for name, value in os.environ.items() if name != "EDGE_OFFLOAD_PYTHON"}
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", program, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, **options)
 
 
@@ -62,3 +72,20 @@ def test_the_process_ends_with_the_nodes_code_whatever_its_threads_do():
         assert process.stdout.read() == "tidied up\n"
     finally:
         process.kill()
+
+
+@pytest.mark.parametrize(
+    ("module", "remedy"),
+    [("zmq", "EDGE_OFFLOAD_PYTHON=/path/to/venv/bin/python3"), ("torch", "scripts/setup"), ("rospy", "setup.bash")],
+)
+def test_a_node_under_a_python_that_lacks_a_package_ends_with_one_line_that_names_the_remedy(module, remedy):
+    if module != "rospy":
+        pytest.importorskip("rospy")
+        pytest.importorskip("edge_offload_msgs.msg")
+    process = run(LACKING, module, stderr=subprocess.PIPE)
+    out, told = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert out == ""
+    assert len(told.splitlines()) == 1, told
+    assert told.startswith(f"kapao_node: {sys.executable} has no module '{module}'; ")
+    assert remedy in told

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import os
 import pathlib
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -19,6 +23,7 @@ MESSAGES = ROOT / "src" / "edge_offload_msgs"
 LAUNCHERS = sorted(
     path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and "nodes.launcher" in path.read_text()
 )
+_ROS = ("ros", "genpy", "diagnostic_", "dynamic_reconfigure", "tf2_", "cv_bridge", "message_filters", "std_srvs")
 NODES = [name for name in LAUNCHERS if name != "edge-offload"]
 
 
@@ -76,12 +81,40 @@ def test_every_node_is_installed_and_is_the_same_few_lines():
     listed = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
     for name in LAUNCHERS:
         assert f"scripts/{name}" in listed
-        assert (ROOT / "scripts" / name).stat().st_mode & 0o111
     for name in NODES:
+        # rosrun takes whatever can be executed below the package for another program of that name
+        assert not (ROOT / "scripts" / name).stat().st_mode & 0o111
         lines = (ROOT / "scripts" / name).read_text(encoding="utf-8").splitlines()
         assert lines == [
             "#!/usr/bin/env python3", "from edge_offload.nodes.launcher import main", "", f'main("{name}")'
         ]  # fmt: skip
+
+
+def test_package_xml_names_every_ros_package_that_is_imported():
+    """What is neither Python's own, nor in setup.cfg (which pip installs), nor ours is ROS's."""
+    package = ElementTree.parse(ROOT / "package.xml").getroot()
+    declared = {item.text for kind in ("depend", "exec_depend") for item in package.findall(kind)}
+    imported = set()
+    for path in (ROOT / "src" / "edge_offload").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [item.name for item in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+            imported.update(name.split(".")[0] for name in names)
+    ros = {name for name in imported if name.endswith("_msgs") or name.startswith(_ROS)} - {"edge_offload_msgs"}
+    assert {"rospy", "dynamic_reconfigure", "sensor_msgs"} <= ros
+    # messages are generated at build time, and 'edge-offload regress' starts a launch file
+    assert declared - {"message_runtime", "roslaunch"} == ros
+
+
+def test_rosrun_finds_a_node_once():
+    if shutil.which("rosrun") is None or "ROS_PACKAGE_PATH" not in os.environ:
+        pytest.skip("no ROS environment (source devel/setup.bash)")
+    done = subprocess.run(
+        ["rosrun", "--prefix", "echo", "edge_offload", "kapao_node"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert "non-unique" not in done.stdout, done.stdout
+    assert done.stdout.strip().endswith("/kapao_node"), done.stdout + done.stderr
 
 
 @pytest.mark.ros

@@ -1,4 +1,4 @@
-"""Starts a node, or the command line, under the Python that has torch. Imports the standard library only."""
+"""Starts a node, or the command line, under the Python that has torch. Imports nothing that a Python may lack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 
-PYTHON_VARIABLE = "EDGE_OFFLOAD_PYTHON"
+from edge_offload.errors import PYTHON_VARIABLE, without_module
+
 #: Exit code of a node that is told to end before it has begun.
 INTERRUPTED = 130
 _REPLACED = "_EDGE_OFFLOAD_PYTHON_IN_USE"
@@ -25,6 +26,9 @@ def main(node: str) -> None:
         from edge_offload.nodes.base import run_node
 
         code = run_node(module.NODE)
+    except ModuleNotFoundError as error:
+        print(f"{node}: {without_module(error)}", file=sys.stderr)
+        code = 1
     except KeyboardInterrupt:
         code = INTERRUPTED
     _leave(code)
