@@ -5,6 +5,7 @@ Programs catch :class:`EdgeOffloadError`; the command line prints it as one line
 
 from __future__ import annotations
 
+import os
 import pathlib
 import sys
 
@@ -62,11 +63,12 @@ def without_module(error: ModuleNotFoundError) -> str:
     name = (error.name or "").split(".")[0]
     if name in ("", "edge_offload"):
         raise error
-    if name.startswith(_OF_ROS):
-        remedy = "source the workspace's setup.bash; a venv for Debian's ROS packages needs --system-site-packages"
+    if name.startswith(_OF_ROS) and "ROS_PACKAGE_PATH" not in os.environ:
+        remedy = "source the workspace's setup.bash first"
     else:
         root = pathlib.Path(__file__).resolve().parents[2]
         setup = root / "scripts" / "setup"
         where = str(setup) if setup.exists() else "scripts/setup in the checkout of edge_offload"
-        remedy = f"run {where}, or export {PYTHON_VARIABLE}=/path/to/venv/bin/python3 with a Python that has it"
+        sees = "sees ROS's packages (a venv made with --system-site-packages)" if name.startswith(_OF_ROS) else "has it"
+        remedy = f"run {where}, or export {PYTHON_VARIABLE}=/path/to/venv/bin/python3 with a Python that {sees}"
     return f"{sys.executable} has no module {name!r}; {remedy}"

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Unio
 import torch
 from torch import nn
 
-from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.executor import ModuleExecutor, canonical_input
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.tensors import TensorSpec
@@ -37,6 +37,10 @@ from edge_offload.timing import InferenceReport
 
 #: A local computation that takes less (seconds) is over before anybody could join it.
 WORTH_JOINING_S = 0.05
+
+
+#: What a module takes: a tensor, or a tuple or list of tensors, one for each parameter of its forward().
+Inputs = Union[torch.Tensor, Sequence[torch.Tensor]]
 
 
 class OffloadedModule:
@@ -78,7 +82,7 @@ class OffloadedModule:
         codec: str = "auto",
         robot_slowdown: float = 1.0,
         patience: Optional[PatienceLimits] = None,
-        example: Optional[Sequence[torch.Tensor]] = None,
+        example: Optional[Inputs] = None,
         hedging: bool = True,
         report_results: bool = False,
         candidates: Sequence[Mode] = CANDIDATES,
@@ -126,7 +130,7 @@ class OffloadedModule:
                 limits=patience,
             )
             if example is not None:
-                self._server.prepare(tuple(TensorSpec.of(tensor) for tensor in example))
+                self._server.prepare(tuple(TensorSpec.of(tensor) for tensor in as_inputs(example)))
 
     def add_runner(self, runner: Runner) -> None:
         """Let ``runner`` run its mode from now on."""
@@ -140,8 +144,9 @@ class OffloadedModule:
         """Whether ``mode`` can be asked for at all here; ``split`` is prepared when it first is."""
         return mode in self._runners or (mode is Mode.SPLIT and self._make_split is not None)
 
-    def obstacle(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
+    def obstacle(self, mode: Mode, inputs: Inputs) -> Optional[str]:
         """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
+        inputs = as_inputs(inputs)
         if mode is Mode.SPLIT and mode not in self._runners and self._make_split is not None:
             # tracing and planning are costly: only for who asks for the mode
             self.add_runner(self._make_split())
@@ -158,8 +163,9 @@ class OffloadedModule:
         """What is known of the link."""
         return LinkReading() if self._client is None else self._client.estimator.reading(now)
 
-    def situation(self, inputs: Sequence[torch.Tensor], deadline_s: Optional[float] = None) -> Situation:
+    def situation(self, inputs: Inputs, deadline_s: Optional[float] = None) -> Situation:
         """What a policy needs to know to choose the mode of the next call, which is about to have these ``inputs``."""
+        inputs = as_inputs(inputs)
         obstacles = {mode: self.obstacle(mode, inputs) or "" for mode in self._candidates if self.offers(mode)}
         now = time.monotonic()
         load = math.nan
@@ -188,7 +194,7 @@ class OffloadedModule:
 
     def run(
         self,
-        inputs: Sequence[torch.Tensor],
+        inputs: Inputs,
         mode: Mode = Mode.LOCAL,
         deadline_s: Optional[float] = None,
         meta: Optional[Mapping[str, Any]] = None,
@@ -197,7 +203,8 @@ class OffloadedModule:
         """One inference: exactly one result, in ``mode`` or locally.
 
         Args:
-            inputs: what the module takes; one that is not contiguous is copied first, so that modes agree bit for bit.
+            inputs: what the module takes: a tensor, or a tuple or list of tensors; one that is not contiguous is copied
+                first, so that modes agree bit for bit.
             mode: where to run.
             deadline_s: seconds from now until the result is due. The wait for a server leaves room for a local
                 computation before it; the local computation itself is never cut short.
@@ -210,11 +217,11 @@ class OffloadedModule:
             ``report.fallback_reason`` says why it is not the one asked for.
 
         Raises:
-            BadInput: an input is not a tensor.
+            TypeError: neither a tensor nor a tuple or list of tensors.
             Exception: what the module itself raises when the robot runs it.
         """
         began = time.monotonic()
-        canonical = [_checked(tensor) for tensor in inputs]
+        canonical = [canonical_input(tensor) for tensor in as_inputs(inputs)]
         outcome: Optional[Outcome] = None
         reason = ""
         beside: Optional[Mode] = None
@@ -370,7 +377,17 @@ def _split_runner(*args: Any, **kwargs: Any) -> Runner:
     return SplitRunner(*args, **kwargs)
 
 
-def _checked(tensor: object) -> torch.Tensor:
-    if not isinstance(tensor, torch.Tensor):
-        raise BadInput(f"an input is a {type(tensor).__name__}, not a tensor")
-    return canonical_input(tensor)
+def as_inputs(inputs: Inputs) -> Tuple[torch.Tensor, ...]:
+    """What a module takes as a tuple, one tensor alone as well.
+
+    Raises:
+        TypeError: neither a tensor nor a tuple or list of tensors.
+    """
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,)
+    if not isinstance(inputs, (tuple, list)):
+        raise TypeError(f"inputs are a {type(inputs).__name__}; give a tensor, or a tuple or list of them")
+    for number, tensor in enumerate(inputs):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"input {number} is a {type(tensor).__name__}; give a tensor, or a tuple or list of them")
+    return tuple(inputs)

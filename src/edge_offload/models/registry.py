@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import pathlib
+import traceback
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Union
 
 from torch import nn
 
-from edge_offload.errors import BadInput
+from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.models.base import PersonEstimator
 from edge_offload.models.cache import tensors_hash
 
@@ -146,20 +147,45 @@ def _checked(entry: Entry, options: Mapping[str, Scalar]) -> Dict[str, Scalar]:
     return merged
 
 
-def _build_own(name: str, options: Mapping[str, Scalar]) -> Union[PersonEstimator, nn.Module]:
+def own_factory(name: str) -> Callable[..., Any]:
+    """The user's own factory ``package.module:factory``, not called yet. Importing it runs its module's code.
+
+    Raises:
+        BadInput: there is no such module or attribute, its import fails, or it cannot be called.
+    """
     module_name, _, attribute = name.partition(":")
+    remedy = "write package.module:factory, importable here (installed, or its folder in PYTHONPATH)"
     try:
         factory: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             factory = getattr(factory, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise BadInput(
-            f"cannot import model {name!r}: {error}", remedy="write package.module:factory, importable here"
-        ) from error
-    built = factory(**options)
+    except Exception as error:  # whatever the module does when it is imported
+        raise BadInput(f"cannot import model {name!r}: {_said(error)}", remedy) from error
+    if not callable(factory):
+        raise BadInput(f"model {name!r} is a {type(factory).__name__}, which cannot be called", remedy)
+    made: Callable[..., Any] = factory
+    return made
+
+
+def _build_own(name: str, options: Mapping[str, Scalar]) -> Union[PersonEstimator, nn.Module]:
+    factory = own_factory(name)
+    try:
+        built = factory(**options)
+    except EdgeOffloadError:
+        raise
+    except Exception as error:
+        raise BadInput(f"factory {name!r} failed: {_said(error)}", "correct it, or its options") from error
     if not isinstance(built, (PersonEstimator, nn.Module)):
         raise BadInput(f"factory {name!r} returned a {type(built).__name__}", remedy="return nn.Module")
     return built
+
+
+def _said(error: Exception) -> str:
+    """An exception of the user's code in one line, with the place that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    ours = isinstance(error, (ImportError, AttributeError)) and frames and "importlib" in frames[-1].filename
+    return " ".join(f"{type(error).__name__}: {error}".split()) + ("" if ours else place)
 
 
 def state_hash(module: nn.Module) -> str:

@@ -17,7 +17,8 @@ Says every ~progress seconds how far the run is. What cannot be written costs on
 summary on the terminal.
 
 The run ends by itself after ~frames results, after ~duration seconds, or when no frame has come for ~idle seconds;
-the node then exits (0, or 1 when there was no result), which ends the launch if the node is required.
+the node then exits (0, or 1 when there was no result), which ends the launch if the node is required. It ends as well
+when the launch file has to start ~network again before its first result: that would only repeat.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 import genpy
+import roslaunch.netapi
 import rospy
 from sensor_msgs.msg import Image
 
@@ -56,6 +58,9 @@ MB = 1e6
 QUARTERS = 4
 """Of what a run may take on the disk: three for the newest parts of the video, one for the records."""
 
+LOOK_S = 1.0
+"""Seconds between two looks at whether the network node had to be started again."""
+
 SETTLE_S = 0.5
 """Seconds without news after which nothing more is expected of a run that has ended."""
 
@@ -78,6 +83,7 @@ class RunRecorder(Node):
         Param("video", True, "write the overlay as a video"),
         Param("video_rate", 10.0, "frames per second of that video", low=0.1, high=240.0),
         Param("records", True, "write every record of the run as JSON lines"),
+        Param("network", "", "node whose end before the first result ends the run; none: wait on"),
         Param("link", "", "name of the emulated link, for the summary"),
     )
 
@@ -88,6 +94,7 @@ class RunRecorder(Node):
         self._first: Optional[float] = None
         self._news = self._frame_news = time.monotonic()
         self._ended = ""
+        self._looked = time.monotonic()
         self._best: Optional[Any] = None
         self._most = -1
         self._people: Dict[int, int] = {}
@@ -251,6 +258,12 @@ class RunRecorder(Node):
     def _check(self) -> None:
         params, now = self.params, time.monotonic()
         self._progress(now)
+        if params["network"] and self._first is None and not self._ended and now - self._looked >= LOOK_S:
+            self._looked = now
+            if _started_again(params["network"]):
+                rospy.logfatal(f"{params['network']} ended before its first result; its last line above says why")
+                self._ended = "no result"
+                self.finish(self._ended, exit_code=1)
         with self._lock:
             if self._ended or self._first is None:
                 return
@@ -303,6 +316,14 @@ class RunRecorder(Node):
         if failed:
             rospy.logerr(f"the summary is not kept: {failed}")
             self.exit_code = 1
+
+
+def _started_again(node: str) -> bool:
+    """Whether the launch file that ``node`` belongs to has started it a second time."""
+    return any(
+        process.respawn_count > 1 and process.name.rpartition("-")[0] == node
+        for process in roslaunch.netapi.list_processes()
+    )
 
 
 NODE = RunRecorder

@@ -94,6 +94,8 @@ class ReplicaPool:
     ) -> None:
         self.device = device
         self._allow: FrozenSet[str] = frozenset(allow)
+        for name in sorted(self._allow):
+            registry.own_factory(name)
         self._overrides = {name: dict(options) for name, options in (overrides or {}).items()}
         self._max_replicas = max_replicas
         self._replicas: OrderedDict[Key, Replica] = OrderedDict()

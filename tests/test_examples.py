@@ -1,0 +1,90 @@
+"""What lies in examples/ does what it says, as its user would start it: a server that allows it, and a robot."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Starts ``edge-offload serve --allow``; returns its host:port, and the environment for its robots."""
+    path = os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "EDGE_OFFLOAD_KEYS": str(tmp_path / "keys")}
+    started = []
+
+    def start(*allowed: str):
+        command = [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1"]
+        command += [word for name in allowed for word in ("--allow", name)]
+        process = subprocess.Popen(
+            command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        ready = re.match(r"listening on tcp://(\S+)", process.stdout.readline())
+        assert ready, process.stderr.read()
+        return ready[1], environment
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_an_offloaded_module_runs_here_and_on_the_server_with_the_same_numbers(serve):
+    address, environment = serve("offloaded_module:make", "own_people:make")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "offloaded_module.py"), address],
+        env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    here, there = done.stdout.splitlines()
+    assert here.startswith("local: [1, 4, 59, 79], sum ")
+    assert there.startswith("server: [1, 4, 59, 79], sum ")
+    assert here.split()[6] == there.split()[6], "another sum"
+
+
+def test_an_own_model_finds_what_it_is_made_for(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from edge_offload.models.registry import build_estimator
+
+    image = np.zeros((480, 640, 3), dtype=np.uint8)
+    image[200:240, 300:340] = 255
+    people = build_estimator("own_people:make", size=256).infer(image)
+    left, top, right, bottom = people.boxes[0]
+    assert left < 320 < right
+    assert top < 220 < bottom
+    assert people.scores[0] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("typo.mod:f", "No module named 'typo'"),
+        ("own_people:mkae", "has no attribute 'mkae'"),
+        ("own_people:np", "is a module, which cannot be called"),
+        ("own_people", "own_people"),
+        ("broken_own:make", "NameError: name 'undefined' is not defined (broken_own.py:1)"),
+    ],
+)
+def test_a_factory_that_is_none_is_refused_before_anybody_asks_for_it(name, cause, monkeypatch, tmp_path, capsys):
+    from edge_offload.cli import main
+    from edge_offload.models.registry import build_estimator
+
+    (tmp_path / "broken_own.py").write_text("undefined\n")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["serve", "--bind", "tcp://127.0.0.1:0", "--keys", str(tmp_path / "keys"), "--allow", name]) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("edge-offload serve: ")
+    assert cause in told
+    assert "PYTHONPATH" in told
+    with pytest.raises(ValueError, match=r"importable here|no model named"):
+        build_estimator(name)
