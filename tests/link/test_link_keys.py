@@ -2,11 +2,13 @@
 
 import os
 import pathlib
+import shlex
 import stat
 
 import pytest
 
 from edge_offload import cli
+from edge_offload.commands.keys import trust_command
 from edge_offload.errors import BadInput
 from edge_offload.link.keys import KeyStore, default_directory, is_loopback, split_address
 from edge_offload.link.listener import Listener
@@ -121,3 +123,19 @@ def test_the_keys_command_as_in_its_help(tmp_path, monkeypatch, capsys):
     assert cli.main(["keys", "revoke", "robot1"]) == 1
     assert cli.main(["keys", "trust", "robot1", "not a key"]) == 1
     assert "40 characters" in capsys.readouterr().err
+
+
+def test_new_keys_say_what_to_run_on_the_other_machine_ready_to_paste(tmp_path, monkeypatch, capsys):
+    robot, server = tmp_path / "robot", tmp_path / "server"
+    for here, other, role in ((robot, server, "client"), (server, robot, "server")):
+        monkeypatch.setenv("EDGE_OFFLOAD_KEYS", str(here))
+        assert cli.main(["keys", "new", role]) == 0
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("  edge-offload"))
+        command = shlex.split(line)
+        assert command[:3] == ["edge-offload", "keys", "trust"]
+        monkeypatch.setenv("EDGE_OFFLOAD_KEYS", str(other))
+        assert cli.main(command[1:]) == 0
+    assert list(KeyStore(server).clients()) == [KeyStore(robot).pair("client").public]
+    assert list(KeyStore(robot).servers().values()) == [KeyStore(server).pair("server").public]
+    # a key is made of 85 characters, and the dash is one of them
+    assert cli.main(shlex.split(trust_command("client", "-" + "a" * 39))[1:]) == 0

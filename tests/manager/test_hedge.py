@@ -230,6 +230,30 @@ def test_the_runtime_hedges_what_is_late_by_its_own_forecast_and_reports_it():
     module.close()
 
 
+def test_one_tensor_is_one_input_and_not_a_list_of_the_rows_of_its_batch():
+    module, batch = OffloadedModule("twice", Twice(), None), torch.arange(6.0).reshape(2, 3)
+    for inputs in (batch, (batch,), [batch]):
+        (output,), _ = module.run(inputs)
+        assert torch.equal(output, batch * 2)
+    assert module.obstacle(Mode.LOCAL, batch) is None
+    assert Mode.LOCAL in module.situation(batch).forecasts
+    module.close()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "cause"),
+    [
+        (torch.zeros(2, 3).numpy(), "inputs are a ndarray"),
+        ({"x": torch.zeros(1)}, "inputs are a dict"),
+        ((each for each in [torch.zeros(1)]), "inputs are a generator"),
+        ([torch.zeros(1), 2.0], "input 1 is a float"),
+    ],
+)
+def test_what_is_no_tensor_is_refused_in_one_line(inputs, cause):
+    with pytest.raises(TypeError, match=f"{cause}; give a tensor, or a tuple or list of them$"):
+        OffloadedModule("twice", Twice(), None).run(inputs)
+
+
 @pytest.mark.parametrize(
     ("candidates", "seen"),
     [

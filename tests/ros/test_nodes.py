@@ -96,6 +96,35 @@ def test_a_policy_follows_the_forecasts_and_its_knobs_turn(graph):
     assert len(modes) == 6
 
 
+def test_a_mode_that_the_node_cannot_run_is_refused_with_the_argument_that_would_allow_it(graph):
+    import rospy
+
+    from edge_offload_msgs.msg import Forecast
+    from edge_offload_msgs.srv import SetMode
+
+    graph.node("offload_manager_node", mode="local")
+    forecasts = graph.publisher("offload/forecast", Forecast)
+    rospy.wait_for_service(f"{graph.ns}/offload/set_mode", 60)
+    call = rospy.ServiceProxy(f"{graph.ns}/offload/set_mode", SetMode)
+    assert "no node has told yet" in call("server").message
+    wait_for_readers(forecasts)
+    second = [rospy.Duration(0, 1)]
+    told = {"latency": second * 2, "error": second * 2, "doubt": second * 2, "energy": [1.0, 1.0]}
+    forecasts.publish(
+        Forecast(mode=["local", "split"], obstacle=["", "it is being traced"], absent=["replay"],
+                 remedy=["it lacks a device; start with virtual_device:=true"], **told)
+    )  # fmt: skip
+    wait_for(lambda: "no node has told" not in call("server").message, "the forecast's arrival")
+    answer = call("replay")
+    assert not answer.ok
+    assert answer.message == (
+        "mode replay cannot run here: it lacks a device; start with virtual_device:=true; server stays in force"
+    )
+    answer = call("split")
+    assert answer.ok
+    assert answer.message.endswith("for now frames run locally: it is being traced")
+
+
 def test_two_managers_are_told_on_diagnostics(graph):
     first = graph.node("offload_manager_node", mode="local")
     graph.node("offload_manager_node", name="another_manager", mode="server")

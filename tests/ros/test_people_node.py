@@ -290,6 +290,32 @@ def test_a_server_on_a_used_port_fails_to_start_and_says_so(graph):
     assert any(status.level == 2 and "cannot start" in status.message for status in said)
 
 
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({"mode": "replay", "server": "tcp://127.0.0.1:9"}, "mode replay cannot run here: it needs the virtual CUDA"),
+        ({"mode": "split"}, "mode split cannot run here: it needs a server; start with server:=host:port"),
+        ({"candidates": ["local", "lazy"]}, "mode lazy is a candidate and cannot run here: it needs a server; start"),
+    ],
+)
+def test_a_mode_that_cannot_run_ends_the_start_with_the_argument_that_would_allow_it(graph, options, cause):
+    node = graph.node("kapao_node", model="tiny_people:make", keys=str(graph.keys), **options)
+    assert node.wait(120) == 1
+    assert cause in node.output
+    assert "Traceback" not in node.output
+
+
+def test_what_cannot_run_here_is_told_to_the_manager(graph, images):
+    from edge_offload_msgs.msg import Forecast
+
+    forecasts = graph.listen("offload/forecast", Forecast)
+    start(graph, images, server=f"tcp://127.0.0.1:{free_port()}")
+    images.send()
+    told = wait_for(lambda: forecasts.messages[-1] if len(forecasts) else None, "a forecast")
+    assert sorted(told.absent) == ["cached", "lazy", "per_op", "replay"]
+    assert all("virtual_device:=true" in words for words in told.remedy)
+
+
 def test_a_model_that_does_not_exist_ends_the_node_with_its_name(graph):
     node = graph.node("kapao_node", model="kapoa_s")
     assert node.wait(120) == 1

@@ -1,7 +1,7 @@
 """Keys for the link: make them, list them, trust a robot or a server, take trust back.
 
 on the server:
-  edge-offload keys new                      make this machine's key pairs
+  edge-offload keys new                      make this machine's key pairs; prints what to run on the other machine
   edge-offload keys trust robot1 'KEY'       let the robot with this client key in (quote the key)
   edge-offload keys revoke robot1            shut it out; a running server cuts its connection at once
 on the robot:
@@ -25,6 +25,21 @@ Keys are kept in $EDGE_OFFLOAD_KEYS, else in $XDG_CONFIG_HOME/edge_offload/keys,
 from __future__ import annotations
 
 import argparse
+import platform
+import shlex
+
+OTHER_SIDE = {
+    "client": "if this is a robot, run on its server",
+    "server": "if this is a server, run on every robot (with the host:port by which the robot reaches it)",
+}
+
+
+def trust_command(role: str, public: str) -> str:
+    """What makes another machine trust this one as ``role``: a line for its shell."""
+    host = platform.node() or "robot"
+    # a name for the other side to say; keys may begin with a dash, and what follows -- is no option
+    words = ["--", host, public] if role == "client" else ["--server", "--", f"{host}:5700", public]
+    return " ".join(["edge-offload", "keys", "trust", *map(shlex.quote, words)])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,10 +68,12 @@ def run(args: argparse.Namespace) -> int:
 
     store = KeyStore()
     if args.action == "new":
-        for role in [args.role] if args.role else ROLES:
-            pair = store.new_pair(role, force=args.force)
+        pairs = {role: store.new_pair(role, force=args.force) for role in ([args.role] if args.role else ROLES)}
+        for role, pair in pairs.items():
             print(f"{role:7s} {pair.public}")
-        print(f"kept in {store.directory}")
+        print(f"kept in {store.directory}\n")
+        for role, pair in pairs.items():
+            print(f"{OTHER_SIDE[role]}:\n  {trust_command(role, pair.public)}")
     elif args.action == "trust":
         if args.server:
             store.trust_server(args.name, args.key)

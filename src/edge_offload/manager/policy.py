@@ -42,6 +42,7 @@ class Situation:
         deadline_s: time that the frame has; None if it has no deadline.
         load: of the server, 0 to 1; nan if unknown. What it makes a frame wait is in the forecasts already.
         power_budget_w: mean power that the robot may draw while it computes a frame; inf if there is no bound.
+        absent: modes that cannot run here at all, and for each what it lacks, in words.
     """
 
     now_s: float
@@ -49,6 +50,7 @@ class Situation:
     deadline_s: Optional[float] = None
     load: float = math.nan
     power_budget_w: float = math.inf
+    absent: Mapping[Mode, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

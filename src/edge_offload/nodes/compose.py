@@ -87,6 +87,8 @@ def forecast_message(situation: Situation, header: Any) -> Forecast:
         doubt=[duration(forecast.doubt_s) for forecast in forecasts],
         energy=[forecast.energy_j for forecast in forecasts],
         obstacle=[forecast.obstacle for forecast in forecasts],
+        absent=[mode.value for mode in situation.absent],
+        remedy=list(situation.absent.values()),
         deadline=duration(situation.deadline_s or 0.0),
         server_load=situation.load,
     )
@@ -101,6 +103,7 @@ def situation_of(message: Any, now_s: float, power_budget_w: float = math.inf) -
     arrays = (message.mode, message.latency, message.error, message.doubt, message.energy, message.obstacle)
     if len({len(array) for array in arrays}) != 1:
         raise BadInput("the arrays of a forecast differ in length", remedy="one entry per mode in each")
+    absent = {parse_mode(name): why for name, why in zip(message.absent, message.remedy)}
     forecasts = {}
     for name, latency, error, doubt, energy, obstacle in zip(*arrays):
         mode, seconds = parse_mode(name), latency.to_sec()
@@ -111,7 +114,7 @@ def situation_of(message: Any, now_s: float, power_budget_w: float = math.inf) -
         else:
             forecasts[mode] = ModeForecast(mode, obstacle=obstacle)
     load = float(message.server_load)
-    return Situation(now_s, forecasts, message.deadline.to_sec() or None, load, power_budget_w)
+    return Situation(now_s, forecasts, message.deadline.to_sec() or None, load, power_budget_w, absent)
 
 
 def mode_message(mode: Mode, policy: str, reason: str) -> OffloadMode:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, ClassVar, Mapping, Optional, Sequence, Tuple
 
 import rospy
 
+from edge_offload.errors import BadInput
 from edge_offload.execute.threads import pin
 from edge_offload.link.client import Client
 from edge_offload.link.estimate.estimator import LinkReading
@@ -89,17 +91,26 @@ class Network:
             on_device = DeviceModule(device, self.estimator.module, self._client, params["codec"], self.patience)
             for mode in DEVICE_MODES:
                 self._module.add_runner(DeviceRunner(mode, on_device))
-        absent = [mode for mode in candidates if self._client is not None and not self._module.offers(mode)]
-        if absent:
-            which = ", ".join(absent)
-            health.warn(
-                "candidates", f"no policy can choose {which}: it needs 'edge-offload exec' (virtual_device:=true)"
-            )
+        #: Modes that cannot run as this node was started, and what each of them lacks, in words.
+        self.absent = {mode: why for mode in Mode for why in [self._lacks(mode)] if why}
+        for mode in candidates:
+            # the server is a candidate by default, and a robot may well be started without one
+            if mode in self.absent and mode not in CANDIDATES:
+                raise BadInput(f"mode {mode} is a candidate and cannot run here: {self.absent[mode]}")
         if self._client is not None:
             self._client.start()
         health.value("model", self.estimator.name)
         if not self.estimator.trained:
             health.warn("weights", f"model {self.estimator.name} has random weights: {self.untrained}")
+
+    def _lacks(self, mode: Mode) -> str:
+        assert self._module is not None
+        if self._module.offers(mode):
+            return ""
+        if self._client is None:
+            device = " virtual_device:=true" if mode in DEVICE_MODES else ""
+            return f"it needs a server; start with server:=host:port{device}"
+        return "it needs the virtual CUDA device; start with virtual_device:=true ('edge-offload exec' gives it)"
 
     def build(self) -> Any:
         """What prepares, runs and interprets the model: an object with ``name``, ``module`` and ``trained``."""
@@ -160,7 +171,7 @@ class Network:
     def situation(self, inputs: Sequence[Any], deadline_s: Optional[float]) -> Situation:
         """What the next call with such inputs would cost in each mode."""
         assert self._module is not None
-        return self._module.situation(inputs, deadline_s)
+        return replace(self._module.situation(inputs, deadline_s), absent=self.absent)
 
     def adopt(self, reading: LinkReading) -> None:
         """Take over a measurement of the link that is newer than the own ones."""

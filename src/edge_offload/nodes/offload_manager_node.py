@@ -9,7 +9,7 @@ Subscribes:
   offload/mode       to find out whether another manager publishes it, too
 
 Services:
-  offload/set_mode   edge_offload_msgs/SetMode: put another mode or policy in force
+  offload/set_mode   edge_offload_msgs/SetMode: put another mode or policy in force; one that cannot run is refused
 
 With ~mode auto (the same as latency) the mode that is expected to finish first is chosen, frame by frame; with energy
 the one that takes the least energy among those that meet the deadline. The node that computes falls back to local by
@@ -162,13 +162,25 @@ class OffloadManagerNode(Node):
             policy.name = SERVICE
         with self._lock:
             before = self._told.mode if self._told is not None else Mode.LOCAL
-            self._manager.policy = policy
             situation = self._situation or Situation(time.monotonic(), {})
+            if isinstance(policy, FixedPolicy) and policy.mode in situation.absent:
+                why = situation.absent[policy.mode]
+                return SetModeResponse(False, f"mode {policy.mode} cannot run here: {why}; {before} stays in force")
+            self._manager.policy = policy
             if situation.forecasts or isinstance(policy, FixedPolicy):
                 self._announce(self._manager.decide(situation))
             else:
                 self._announce(Decision(before, f"{wanted} was asked for by {caller}", policy.name))
-        return SetModeResponse(True, f"{wanted} is in force; it was {before}")
+        return SetModeResponse(True, f"{wanted} is in force; it was {before}{self._doubt(policy)}")
+
+    def _doubt(self, policy: Any) -> str:
+        """What is to be added when a mode is in force and frames do not run in it now."""
+        if not isinstance(policy, FixedPolicy) or policy.mode is Mode.LOCAL:
+            return ""
+        if self._situation is None:
+            return "; no node has told yet whether it can run it"
+        forecast = self._situation.forecasts.get(policy.mode)
+        return f"; for now frames run locally: {forecast.obstacle}" if forecast and forecast.obstacle else ""
 
     def _on_mode(self, message: Any) -> None:
         sender = message._connection_header.get("callerid", "")

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Dict, Mapping, Sequence, Tuple
 import rospy
 from std_msgs.msg import Header
 
+from edge_offload.errors import BadInput
 from edge_offload.link.estimate.estimator import ACTIVE, LinkReading
 from edge_offload.manager.policy import POLICIES, chooses
 from edge_offload.modes import TABLE, Mode, names, parse_mode
@@ -51,6 +52,8 @@ class OffloadedNode(Node):
         self._results = 0
         self._inputs: Sequence[Any] = ()
         self._network = network
+        if self._mode in network.absent:
+            raise BadInput(f"mode {self._mode} cannot run here: {network.absent[self._mode]}")
         rospy.set_param("~weights_sha256", network.weights_sha256)
         self._timeline = StateTimeline()
         self._meter = open_meter(self._timeline, params["power_source"])
