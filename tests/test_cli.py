@@ -52,6 +52,43 @@ def test_a_command_imports_no_other():
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["ke"], {"keys"}),
+        (["keys", ""], {"new", "list", "trust", "rotate", "revoke"}),
+        (["serve", "--bi"], {"--bind"}),
+        (["completion", ""], {"bash", "zsh"}),
+    ],
+)
+def test_bash_completes_what_the_commands_take(words, offered, completion):
+    program = f""". {completion}
+        COMP_WORDS=(edge-offload "$@"); COMP_CWORD=$#; _shtab_edge_offload edge-offload "${{@: -1}}"
+        echo "${{COMPREPLY[@]}}" """
+    done = subprocess.run(["bash", "-c", program, "bash", *words], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == offered
+
+
+@pytest.fixture(scope="module")
+def completion(tmp_path_factory):
+    pytest.importorskip("shtab")
+    path = tmp_path_factory.mktemp("completion") / "edge-offload"
+    command = [sys.executable, "-m", "edge_offload.cli", "completion", "bash"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    path.write_text(done.stdout)
+    return path
+
+
+def test_zsh_gets_a_script_with_every_command():
+    pytest.importorskip("shtab")
+    done = subprocess.run(
+        [sys.executable, "-m", "edge_offload.cli", "completion", "zsh"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("#compdef edge-offload")
+    assert all(f"\n    {command}:'" in done.stdout for command in COMMANDS)
+
+
 def test_error_is_one_line_with_the_remedy(monkeypatch, capsys):
     def fail(_args):
         raise BadInput("no such thing", remedy="use another")

@@ -9,7 +9,7 @@ import importlib.util
 import pathlib
 import pkgutil
 from types import ModuleType
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 
 class Subparser(argparse.ArgumentParser):
@@ -27,13 +27,28 @@ class Subparser(argparse.ArgumentParser):
         self, args: Optional[Sequence[str]] = None, namespace: Optional[argparse.Namespace] = None
     ) -> Tuple[argparse.Namespace, Sequence[str]]:
         """Import the module, then parse as usual."""
+        self.fill()
+        return super().parse_known_args(args, namespace)
+
+    def fill(self) -> None:
+        """Import the module and take its arguments over, if that has not been done."""
         if self._module is not None:
             name, self._module = self._module, None
             module = importlib.import_module(name)
             self.description = (module.__doc__ or "").strip()
             module.add_arguments(self)
             self.set_defaults(**{self._dest: module.run})
-        return super().parse_known_args(args, namespace)
+
+
+def filled(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """``parser`` and every parser below it, with their arguments."""
+    if isinstance(parser, Subparser):
+        parser.fill()
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from filled(below)
 
 
 def modules_of(package: ModuleType) -> Dict[str, str]:
