@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import pathlib
 import sys
+import traceback
 from typing import List, Optional
 
-from edge_offload import beside, commands, subcommands
-from edge_offload.errors import EdgeOffloadError, without_module
+from edge_offload import beside, commands, outputs, subcommands
+from edge_offload.errors import EdgeOffloadError, in_words, without_module
+
+DEFECT = 70
+"""Exit code of an error that nobody has foreseen (EX_SOFTWARE of sysexits.h)."""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with one subparser per command, those of distributions beside this one included."""
-    parser = argparse.ArgumentParser(
+    parser = subcommands.Subparser(
         prog="edge-offload",
         description="Run a robot's neural networks wherever they finish first.",
         epilog="'edge-offload COMMAND --help' explains a command.",
@@ -25,26 +30,55 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Parse ``argv`` (default: the process's arguments), run the command, return its exit code."""
+    """Parse ``argv`` (default: the process's arguments), run the command, return its exit code.
+
+    Every error is one line on stderr; one that nobody has foreseen leaves its traceback in a file that the line names.
+    """
     args = build_parser().parse_args(argv)
     try:
         if args.run is None:
             raise beside.absent(beside.VERBS[args.command].package) or AssertionError(args.command)
+        outputs.check_outputs(args)
         code: int = args.run(args)
         return code
-    except EdgeOffloadError as error:
-        print(f"edge-offload {args.command}: {error}", file=sys.stderr)
-        return 1
     except ModuleNotFoundError as error:
-        lacking = beside.absent(error.name) or without_module(error)
-        print(f"edge-offload {args.command}: {lacking}", file=sys.stderr)
-        return 1
+        if (error.name or "").split(".")[0] == "edge_offload":
+            return _unforeseen(args.command, error)
+        return _say(args.command, str(beside.absent(error.name) or without_module(error)), 1)
     except BrokenPipeError:
         # the reader (head, less) went away: not an error of ours; keep the interpreter from flushing again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         return 130
+    except (EdgeOffloadError, OSError, MemoryError) as error:
+        return _say(args.command, in_words(error, f"see 'edge-offload {args.command} --help'"), 1)
+    except Exception as error:
+        return _unforeseen(args.command, error)
+
+
+def _unforeseen(command: str, error: Exception) -> int:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{type(error).__name__}: {error} ({pathlib.Path(last.filename).name}:{last.lineno})"
+    return _say(command, f"a defect of edge_offload: {place}; {_kept_traceback()}", DEFECT)
+
+
+def _say(command: str, text: str, code: int) -> int:
+    print(f"edge-offload {command}: {' '.join(text.split())}", file=sys.stderr)
+    return code
+
+
+def _kept_traceback() -> str:
+    """Put the traceback where it can be sent from, and say where that is."""
+    try:
+        from edge_offload.models.cache import cache_dir
+
+        path = cache_dir() / "last-error.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(traceback.format_exc(), encoding="utf-8")
+    except (OSError, ImportError) as error:
+        return f"its traceback could not be kept: {in_words(error)}"
+    return f"please report it with {path}"
 
 
 if __name__ == "__main__":

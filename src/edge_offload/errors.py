@@ -5,9 +5,11 @@ Programs catch :class:`EdgeOffloadError`; the command line prints it as one line
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import sys
+from typing import Dict
 
 #: Environment variable that names the Python under which nodes and the command line run.
 PYTHON_VARIABLE = "EDGE_OFFLOAD_PYTHON"
@@ -52,6 +54,43 @@ class RemoteError(EdgeOffloadError):
 
 class Unsupported(EdgeOffloadError):
     """An operator, option or platform that edge_offload does not handle."""
+
+
+REMEDIES: Dict[int, str] = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "a part of the path is a file; check the path",
+    errno.EISDIR: "name a file",
+    errno.EEXIST: "name another path, or move it away",
+    errno.EACCES: "give yourself the right to it, or name another",
+    errno.EPERM: "give yourself the right to it, or name another",
+    errno.EROFS: "name a place that can be written",
+    errno.ENOSPC: "free some space, or name another place",
+    errno.EDQUOT: "free some space, or name another place",
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EADDRINUSE: "choose another port, or stop who uses it",
+    errno.ECONNREFUSED: "check the address, and that somebody listens there",
+}
+
+
+def in_words(error: BaseException, otherwise: str = "") -> str:
+    """One sentence on ``error`` for a user: what is wrong with what, and what to do.
+
+    Args:
+        error: what was raised.
+        otherwise: what to do where the error does not say it.
+    """
+    if isinstance(error, MemoryError):
+        text, remedy = f"not enough memory{f' ({error})' if str(error) else ''}", "use a smaller input, or free some"
+    elif isinstance(error, OSError) and error.errno is not None:
+        text = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error.strerror)
+        remedy = REMEDIES.get(error.errno, "")
+    elif isinstance(error, EdgeOffloadError):
+        text, remedy = error.cause, error.remedy
+    else:
+        text, remedy = str(error), ""
+    remedy = remedy or otherwise
+    return f"{text}; {remedy}" if remedy else text
 
 
 def without_module(error: ModuleNotFoundError) -> str:

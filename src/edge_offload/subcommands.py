@@ -6,22 +6,73 @@ import argparse
 import ast
 import importlib
 import importlib.util
+import math
 import pathlib
 import pkgutil
 from types import ModuleType
-from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, Mapping, NoReturn, Optional, Sequence, Tuple
+
+MOST = 2**31 - 1
+"""The largest whole number that an argument may be."""
+
+
+def signed(text: str) -> float:
+    """A number that may be negative, such as a coordinate; NaN and infinity are none."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+    return value
+
+
+def amount(text: str) -> float:
+    """A finite number from 0 on: seconds, factors, rates."""
+    value = signed(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is negative; give a number from 0 on")
+    return value
+
+
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    value = amount(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is too small; give a number above 0")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number from 0 on: how many, which, a port, a seed."""
+    value = int(text)
+    if not 0 <= value <= MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range; give a whole number from 0 to {MOST}")
+    return value
+
+
+def some(text: str) -> int:
+    """A whole number from 1 on."""
+    value = count(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is too few; give a whole number from 1 on")
+    return value
 
 
 class Subparser(argparse.ArgumentParser):
     """The parser of a module that has ``add_arguments(parser)`` and ``run(args) -> int``, filled in when it parses.
 
-    Without ``module`` an ordinary one: argparse makes the parsers below a parser of its own class.
+    Without ``module`` an ordinary one: argparse makes the parsers below a parser of its own class. ``type=float`` means
+    :func:`amount` and ``type=int`` means :func:`count`; a wrong argument is told in one line.
     """
 
     def __init__(self, *args: Any, module: Optional[str] = None, dest: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **{"formatter_class": argparse.RawDescriptionHelpFormatter, **kwargs})
         self._module = module
         self._dest = dest
+        self.register("type", float, amount)
+        self.register("type", int, count)
+
+    def error(self, message: str) -> NoReturn:
+        """Leave with 2 and one line instead of the whole usage."""
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}; see '{self.prog} --help'\n")
 
     def parse_known_args(  # type: ignore[override]
         self, args: Optional[Sequence[str]] = None, namespace: Optional[argparse.Namespace] = None

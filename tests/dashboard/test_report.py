@@ -160,7 +160,7 @@ def test_the_run_itself_is_never_overwritten(run_file, capsys):
     before = run_file.read_bytes()
     assert main(["report", str(run_file), "-o", str(run_file)]) == 1
     assert run_file.read_bytes() == before
-    assert main(["report", str(run_file), "-o", str(run_file.parent / "absent" / "page.html")]) == 1
+    assert main(["report", str(run_file), "-o", str(run_file / "page.html")]) == 1
     assert main(["report", str(run_file.parent / "absent.jsonl")]) == 1
     assert "no file" in capsys.readouterr().err
 

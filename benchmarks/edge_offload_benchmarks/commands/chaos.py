@@ -30,6 +30,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Sequence
 
+from edge_offload.outputs import add_output
+
 if TYPE_CHECKING:
     from edge_offload_benchmarks.chaos.verdict import Verdict
 
@@ -49,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-timing", action="store_true", help="report latencies but do not judge them")
     parser.add_argument("--mode", choices=("server", "split"), default="server", help="where frames go but local")
-    parser.add_argument("--json", metavar="FILE", help="write the records chaos here; - for standard output")
+    add_output(parser, "--json", metavar="FILE", help="write the records chaos here; - for standard output")
     parser.add_argument("--update", action="store_true", help="keep what the file holds of other scenarios")
     parser.add_argument("--resume", action="store_true", help="--update, without what the file holds as passed")
 

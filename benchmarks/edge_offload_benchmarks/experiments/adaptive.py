@@ -34,6 +34,8 @@ import statistics
 import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+from edge_offload.outputs import add_output
+
 if TYPE_CHECKING:
     from edge_offload.link.trace import Trace
     from edge_offload.manager.policy import Policy
@@ -66,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deadline", type=float, default=0.0, metavar="S", help="of a frame; 0: none")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (0)")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="pool so many runs of policy and modes (1)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record adaptive_bench here")
-    parser.add_argument("--plot", type=pathlib.Path, metavar="PNG", help="draw the mean latencies")
+    add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record adaptive_bench here")
+    add_output(parser, "--plot", type=pathlib.Path, metavar="PNG", help="draw the mean latencies")
 
 
 def run(args: argparse.Namespace) -> int:

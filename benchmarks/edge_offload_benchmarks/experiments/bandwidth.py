@@ -25,6 +25,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Tuple
 
+from edge_offload.outputs import add_output
+
 if TYPE_CHECKING:
     from edge_offload.link.trace import Trace
 
@@ -42,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--up-kb", type=float, default=200.0, metavar="KB", help="of a request (200)")
     parser.add_argument("--down-kb", type=float, default=40.0, metavar="KB", help="of a reply (40)")
     parser.add_argument("--fps", type=float, default=10.0, metavar="F", help="requests per second at most (10)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the records bandwidth_bench here")
+    add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the records bandwidth_bench here")
 
 
 @dataclass(frozen=True)

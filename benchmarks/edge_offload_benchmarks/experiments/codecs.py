@@ -23,6 +23,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+from edge_offload.outputs import add_output
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -41,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--codec", action="append", metavar="NAME", help="only this codec (may be repeated)")
     parser.add_argument("--frames", type=int, default=16, metavar="N", help="frames, drawn from the whole video (16)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs per frame, the best counts (3)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record codec_bench here")
-    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw ratios and speeds (needs matplotlib)")
+    add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record codec_bench here")
+    add_output(parser, "--plot", type=pathlib.Path, metavar="FILE", help="draw ratios and speeds (needs matplotlib)")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Sequence, Union
 
+from edge_offload.outputs import add_output
+
 if TYPE_CHECKING:
     from edge_offload.link.client import Client
     from edge_offload_benchmarks.chaos.rig import Process
@@ -62,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--full", action="store_true", help=f"{FULL} messages, {FULL_CONNECTIONS} connections")
     parser.add_argument("--seed", type=int, default=0, help="of what is sent (0)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record fuzz here")
+    add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record fuzz here")
 
 
 def run(args: argparse.Namespace) -> int:

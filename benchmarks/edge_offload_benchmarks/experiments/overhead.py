@@ -27,6 +27,8 @@ import sys
 import tempfile
 from typing import Any, Callable, Dict, Iterator, List, Sequence
 
+from edge_offload.outputs import add_output
+
 SHARE, PER_OPERATOR_S = 0.01, 3e-6
 """The bar: the larger of the two."""
 WAYS = ("local", "split", "module")
@@ -41,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="untimed inferences of the same kind before each, as in a program that does nothing else "
                              "(1); 0: the two kinds in turn, each after the other has had the caches")  # fmt: skip
     parser.add_argument("--way", action="append", choices=WAYS, help="only these ways (all)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE",
+    add_output(parser, "--json", type=pathlib.Path, metavar="FILE",
                         help="write records `overhead` here, over those of the same model, way, lead")  # fmt: skip
 
 

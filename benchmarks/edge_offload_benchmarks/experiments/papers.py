@@ -25,6 +25,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
+from edge_offload.outputs import add_output
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -58,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--one-way-ms", type=float, default=1.3, help="delay of the link (1.3: half the papers' RTT)")
     parser.add_argument("--seconds", type=float, default=8.0, help="search time of a planner per table (8)")
     parser.add_argument("--frames", type=int, default=8, help="video frames to measure codecs on (8)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the records `papers` here")
-    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw ours beside theirs (needs matplotlib)")
+    add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the records `papers` here")
+    add_output(parser, "--plot", type=pathlib.Path, metavar="FILE", help="draw ours beside theirs (needs matplotlib)")
 
 
 @dataclass(frozen=True)

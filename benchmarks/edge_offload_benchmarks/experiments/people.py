@@ -23,6 +23,7 @@ import json
 import pathlib
 from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Tuple
 
+from edge_offload.outputs import add_output
 from edge_offload_training.targets.kapao import frame_range, label
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--labels", type=pathlib.Path, metavar="JSON", help="people by hand (default: sample video's)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads (1)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record people_bench here")
+    add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record people_bench here")
 
 
 def run(args: argparse.Namespace) -> int:

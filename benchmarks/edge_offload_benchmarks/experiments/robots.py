@@ -26,6 +26,8 @@ import time
 from collections import Counter
 from typing import Any, Dict, List
 
+from edge_offload.outputs import add_output
+
 CONNECTIONS_OF_GREEDY = 4
 WAIT_S = 30.0
 FULL_S = 600.0
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--robots", type=int, default=10, metavar="N", help="emulated robots (10)")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of load (20)")
     parser.add_argument("--full", action="store_true", help=f"{FULL_S:g} s of load")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record robots_bench here")
+    add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record robots_bench here")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,6 +27,8 @@ import tempfile
 import time
 from typing import Any, Dict, List, Sequence
 
+from edge_offload.outputs import add_output
+
 BANDWIDTHS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 OPEN_S = 900.0
 
@@ -44,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=7, help="inferences per plan and bandwidth (7)")
     parser.add_argument("--seconds", type=float, default=4.0, help="search time of a planner per table (4)")
     parser.add_argument("--video", type=pathlib.Path, help="video whose first frame is the input (the sample video)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the records `split_bench` here")
-    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw latencies (needs matplotlib)")
+    add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the records `split_bench` here")
+    add_output(parser, "--plot", type=pathlib.Path, metavar="FILE", help="draw latencies (needs matplotlib)")
 
 
 def run(args: argparse.Namespace) -> int:

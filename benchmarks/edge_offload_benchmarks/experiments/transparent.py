@@ -30,6 +30,8 @@ import tempfile
 import time
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
+from edge_offload.outputs import add_output
+
 LINKS = ("wifi_93mbps", "wifi_73mbps")
 PAIRED = ("server", "replay")
 SLOW = ("local", "lazy", "cached", "per_op")
@@ -51,13 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on from the record in --json: measure what it lacks")
     parser.add_argument("--for", type=float, default=0.0, dest="for_s", metavar="S",
                         help="begin nothing after so many seconds (default: no limit)")  # fmt: skip
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record transparent_bench here")
-    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw latencies (needs matplotlib)")
+    add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record transparent_bench here")
+    add_output(parser, "--plot", type=pathlib.Path, metavar="FILE", help="draw latencies (needs matplotlib)")
 
 
 def run(args: argparse.Namespace) -> int:
     """See the module."""
     from edge_offload.errors import BadInput
+    from edge_offload.link.trace import named_link
     from edge_offload_benchmarks.transparent import tables as transparent_tables
     from edge_offload_benchmarks.transparent.models import cases
     from edge_offload_research import cricket
@@ -72,6 +75,10 @@ def run(args: argparse.Namespace) -> int:
         "machine": machine(), "load_average": list(os.getloadavg()), "pairs": args.pairs, "slow": args.slow,
         "records": [], "checks": [], "failures": [], "cricket": cricket.record(),
     }  # fmt: skip
+    for link in args.links.split(","):
+        named_link(link)  # or it raises
+    if args.app is not None and not os.path.isfile(args.app):
+        raise BadInput(f"no program {args.app}", remedy="name a Python file")
     if args.memory:
         return measure_memory(args.json, args.scale)
     if args.resume and args.json is not None and args.json.exists():

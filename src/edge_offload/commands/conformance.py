@@ -18,6 +18,8 @@ import argparse
 import pathlib
 
 from edge_offload.errors import BadInput
+from edge_offload.outputs import add_output
+from edge_offload.subcommands import some
 
 MODES = ("per_op", "cached", "lazy", "replay", "local")
 
@@ -29,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=int, default=0, metavar="N", help="samples per entry and dtype, evenly spread; 0 for all"
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time (default: 1)")
+    parser.add_argument("--jobs", type=some, default=1, metavar="N", help="processes at a time (default: 1)")
     parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="longest time for one entry")
     parser.add_argument("--server", default="", metavar="ADDR", help="tcp://host:port of 'edge-offload serve'")
     parser.add_argument("--keys", default="", metavar="DIR", help="key directory (default: the user's)")
-    parser.add_argument("--journal", type=pathlib.Path, metavar="FILE", help="note verdicts here, go on from it")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the record as JSON")
-    parser.add_argument("--markdown", type=pathlib.Path, metavar="FILE", help="write the compatibility page")
+    add_output(parser, "--journal", type=pathlib.Path, metavar="FILE", help="note verdicts here, go on from it")
+    add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record as JSON")
+    add_output(parser, "--markdown", type=pathlib.Path, metavar="FILE", help="write the compatibility page")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -74,11 +74,13 @@ def _play(args: argparse.Namespace) -> int:
     standard_input = args.run_file == "-"
     path = pathlib.Path(args.run_file)
     if not standard_input and not path.is_file():
-        raise BadInput(f"no file {path}")
+        raise BadInput(f"no file {path}", remedy="give the .jsonl file or the bag of a run")
     if args.loop and (standard_input or args.follow):
         raise BadInput("--loop needs a file that is complete")
     if args.follow and is_bag(path):
         raise BadInput("a bag cannot be followed", remedy="play its topics, or follow the run's .jsonl")
+    if not standard_input and not args.follow:
+        next(open_run(path, args.namespace)[0], None)  # what cannot be read at all is told here, not in the page
     history = History()
 
     def records(player: Player) -> Tuple[Iterator[Record], Reading]:

@@ -22,13 +22,15 @@ import json
 import sys
 from dataclasses import asdict
 
+from edge_offload.outputs import add_output
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--server", metavar="ADDR", help="a server to try, such as tcp://gpu:5700")
     parser.add_argument("--keys", metavar="DIR", help="key directory (default: the user's)")
     parser.add_argument("--build", action="store_true", help="first build all that is otherwise built on first use")
-    parser.add_argument("--json", metavar="FILE", help="write the findings as JSON ('-': standard output)")
+    add_output(parser, "--json", metavar="FILE", help="write the findings as JSON ('-': standard output)")
 
 
 def run(args: argparse.Namespace) -> int:

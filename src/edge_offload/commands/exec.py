@@ -30,6 +30,7 @@ import argparse
 import os
 
 from edge_offload.errors import BadInput
+from edge_offload.outputs import add_output
 
 MODES = ("per_op", "cached", "lazy", "replay", "split", "local")
 
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what computes here: this process on the CPU where it can, or a process that owns the GPU",
     )
     parser.add_argument("--threads", type=int, default=0, help="torch threads of what computes here; 0 leaves them")
-    parser.add_argument("--tally", default="", metavar="FILE", help="write what the run cost as JSON when it ends")
+    add_output(parser, "--tally", default="", metavar="FILE", help="write what the run cost as JSON when it ends")
     parser.add_argument("--slowdown", type=float, default=1.0, metavar="K",
                         help="mode split: emulate a robot that is K times slower (default: %(default)g)")  # fmt: skip
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the program and its arguments")
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     import pathlib
+    import shutil
     import sys
 
     from edge_offload.capture import build, connect, device
@@ -88,6 +90,12 @@ def run(args: argparse.Namespace) -> int:
     if args.slowdown < 1.0:
         raise BadInput(f"--slowdown {args.slowdown:g}", remedy="a factor of at least 1")
     connect.check(settings)
+    if shutil.which(program[0]) is None:  # before minutes are spent on building
+        there = os.path.exists(program[0])
+        raise BadInput(
+            f"cannot run {program[0]}: {'it is not executable' if there else 'no such program'}",
+            remedy=f"python {program[0]}, if it is Python" if there else "check its name and PATH",
+        )
     device.check_choice()
     build.build()
     bootstrap = str(pathlib.Path(connect.__file__).parent / "bootstrap")

@@ -23,6 +23,8 @@ import sys
 import threading
 from typing import Any, Dict, Optional
 
+from edge_offload.outputs import add_output
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Subcommands emulate, control, list, make-traces."""
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     emulate.add_argument("--rtt-ms", type=float, metavar="D", help="round trip time of the link (default: 2.6)")
     emulate.add_argument("--queue-kib", type=int, metavar="K", help="bytes that may wait per connection (default: 64)")
     emulate.add_argument("--control", metavar="HOST:PORT", default="127.0.0.1:0", help="control socket (loopback)")
-    emulate.add_argument("--json-stats", metavar="FILE", help="keep this file up to date with the bytes carried")
+    add_output(emulate, "--json-stats", metavar="FILE", help="keep this file up to date with the bytes carried")
     control = actions.add_parser("control", help="steer a running emulator: stats, set, link, cut, restore, ...")
     control.add_argument("address", metavar="HOST:PORT", help="the control address that 'emulate' printed")
     control.add_argument("do", metavar="COMMAND", help="stats | set | link | cut | restore | corrupt | stalls")

@@ -15,6 +15,8 @@ import argparse
 import pathlib
 from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
+from edge_offload.outputs import add_output
+
 if TYPE_CHECKING:
     from edge_offload.models.registry import Entry
 
@@ -29,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         sub = actions.add_parser(action, help=text, description=text)
         sub.add_argument("names", nargs=count, metavar="MODEL", help="names from 'edge-offload models list'")
-        sub.add_argument("--json", metavar="FILE", help="write the same as JSON records (kind 'model')")
+        add_output(sub, "--json", metavar="FILE", help="write the same as JSON records (kind 'model')")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,18 +20,23 @@ too, and goes on where a verification was cut off.
 from __future__ import annotations
 
 import argparse
+import pathlib
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload.commands.profile import add_model_arguments, network_of
+from edge_offload.outputs import add_output
+from edge_offload.subcommands import positive, some
 
 if TYPE_CHECKING:
     from edge_offload.split.cost import CostModel
     from edge_offload.split.networks import Network
     from edge_offload.split.objective import Objective
     from edge_offload.split.planners import Effort, PlanTable
+    from edge_offload.split.profile import Profile
     from edge_offload.split.space import Space
 
 
+PICTURES = (".png", ".svg", ".pdf")
 EVALUATIONS = 1000
 """Plans that a planner may look at here, where seconds are the budget; a robot's own planning looks at fewer."""
 
@@ -41,27 +46,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--profile", metavar="FILE", help="the robot's, from 'edge-offload profile' (default: measure)")
     parser.add_argument("--server-profile", metavar="FILE", help="the server's (default: the robot's)")
-    parser.add_argument("--slowdown", type=float, default=1.0, metavar="FACTOR",
+    parser.add_argument("--slowdown", type=positive, default=1.0, metavar="FACTOR",
                         help="multiply the robot's times, to emulate a slower robot (default 1)")  # fmt: skip
     parser.add_argument("--planner", default="loss_beam", help="device_only, server_only, dsccs, spso_ga, loss_de or "
                         "loss_beam (default)")  # fmt: skip
     parser.add_argument("--objective", default="latency", choices=["latency", "energy", "weighted", "deadline"])
-    parser.add_argument("--deadline", type=float, default=1.0, metavar="SECONDS", help="for --objective deadline")
+    parser.add_argument("--deadline", type=positive, default=1.0, metavar="SECONDS", help="for --objective deadline")
     parser.add_argument("--weight", type=float, default=0.05, metavar="SECONDS_PER_JOULE", help="for weighted")
-    parser.add_argument("--bandwidth", type=float, nargs="+", metavar="MB/S", help="default: 31 bins, 0.5 to 30")
+    parser.add_argument("--bandwidth", type=positive, nargs="+", metavar="MB/S", help="default: 31 bins, 0.5 to 30")
     parser.add_argument("--latency", type=float, default=0.0013, metavar="SECONDS", help="one way (default 0.0013)")
     parser.add_argument("--request", type=float, default=0.0, metavar="SECONDS", help="the runtime's own per inference")
     parser.add_argument("--no-codecs", action="store_true", help="send everything raw")
-    parser.add_argument("--seconds", type=float, default=8.0, help="time budget of the search (default 8)")
+    parser.add_argument("--seconds", type=positive, default=8.0, help="time budget of the search (default 8)")
     parser.add_argument("--certify", action="store_true", help="say how far each plan is from the best at most")
-    parser.add_argument("--bound", type=int, metavar="LABELS",
+    parser.add_argument("--bound", type=some, metavar="LABELS",
                         help="look for better plans and bound the makespan of all plans from below, keeping so many "
                              "partial plans per operator (100000 take minutes; ends at a gap of 3%%)")  # fmt: skip
-    parser.add_argument("--bounds", metavar="FILE", help="with --bound: only that; notes each bandwidth's gap in FILE "
+    add_output(parser, "--bounds", metavar="FILE", help="with --bound: only that; notes each bandwidth's gap in FILE "
                         "(JSON, kind 'split_bound') as it is found, and leaves out what FILE holds")  # fmt: skip
-    parser.add_argument("--out", metavar="FILE", help="write the table with its plans (JSON, kind 'split_table')")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw the plan for --plot-bandwidth")
-    parser.add_argument("--plot-bandwidth", type=float, metavar="MB/S", help="default: where a split gains most")
+    add_output(parser, "--out", metavar="FILE", help="write the table with its plans (JSON, kind 'split_table')")
+    add_output(parser, "--plot", metavar="FILE.png", help="draw the plan for --plot-bandwidth")
+    parser.add_argument("--plot-bandwidth", type=positive, metavar="MB/S", help="default: where a split gains most")
     parser.add_argument("--verify", action="store_true", help="run every plan of every planner; prints JSON")
     parser.add_argument("--random", type=int, default=8, metavar="N", help="random plans for --verify (default 8)")
     parser.add_argument("--resume", action="store_true", help="--verify only what --out does not hold yet")
@@ -77,19 +82,28 @@ def run(args: argparse.Namespace) -> int:
     import time
 
     from edge_offload import records
+    from edge_offload.errors import BadInput
     from edge_offload.split.objective import Objective
-    from edge_offload.split.planners import Effort, plan_table
+    from edge_offload.split.planners import PLANNERS, Effort, plan_table
+    from edge_offload.split.profile import Profile
     from edge_offload.split.space import Space
 
+    if args.planner not in PLANNERS:
+        raise BadInput(f"no planner {args.planner!r}", remedy=f"use one of {', '.join(PLANNERS)}")
+    if args.plot and pathlib.Path(args.plot).suffix.lower() not in PICTURES:
+        raise BadInput(f"--plot {args.plot}", remedy=f"name one of {', '.join(PICTURES)}")
+    held = _held_bounds(args)
+    # what is named is read before minutes are spent on measuring
+    profiles = [Profile.read(path) if path else None for path in (args.profile, args.server_profile)]
     network = network_of(args, dense=args.verify)
-    model = _model(args, network)
+    model = _model(args, network, *profiles)
     bandwidths = sorted(rate * 1e6 for rate in args.bandwidth) if args.bandwidth else bins()
     objective = Objective(args.objective, args.weight, args.deadline)
     if args.verify:
         return _verify(args, network, model, bandwidths, objective, Effort(seconds=args.seconds))
     effort = Effort(seconds=args.seconds, evaluations=EVALUATIONS)
     if args.bounds:
-        return _note_bounds(args, model, bandwidths, effort)
+        return _note_bounds(args, model, bandwidths, effort, held)
     started = time.perf_counter()
     table = plan_table(Space(model, bandwidths, not args.no_codecs), args.planner, objective, effort)
     planning_s = time.perf_counter() - started
@@ -109,16 +123,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _model(args: argparse.Namespace, network: Network) -> CostModel:
+def _model(
+    args: argparse.Namespace, network: Network, robot: Optional[Profile], server: Optional[Profile]
+) -> CostModel:
     from edge_offload.execute.heap import keep_freed
     from edge_offload.split.cost import Link
-    from edge_offload.split.profile import Profile, cost_model, measure
+    from edge_offload.split.profile import cost_model, measure
 
     keep_freed()  # as the runtime does
-    robot = Profile.read(args.profile) if args.profile else measure(network, repeats=3)
-    server = Profile.read(args.server_profile) if args.server_profile else robot
+    robot = robot or measure(network, repeats=3)
     link = Link(latency_s=args.latency)
-    return cost_model(network.located, robot, server, link, request_s=args.request, slowdown=args.slowdown)
+    return cost_model(network.located, robot, server or robot, link, request_s=args.request, slowdown=args.slowdown)
 
 
 def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objective: Objective,
@@ -175,25 +190,42 @@ def _bounds(args: argparse.Namespace, model: CostModel,
     return improve_and_bound(Space(model, table.bandwidths, not args.no_codecs), table, Limits(labels=args.bound))
 
 
-def _note_bounds(args: argparse.Namespace, model: CostModel, bandwidths: Sequence[float], effort: Effort) -> int:
-    """Bandwidth after bandwidth, so that a run that is cut off can be taken up again."""
+def _held_bounds(args: argparse.Namespace) -> List[Dict[str, Any]]:
+    """What the file of ``--bounds`` holds.
+
+    Raises:
+        BadInput: it holds something else, or no bound was asked for.
+    """
     import json
-    import pathlib
-    import time
 
     from edge_offload import records
     from edge_offload.errors import BadInput
-    from edge_offload.split.planners import plan_table
-    from edge_offload.split.space import Space
 
+    if not args.bounds:
+        return []
     if args.bound is None:
         raise BadInput("--bounds notes bounds, and none was asked for", remedy="add --bound LABELS")
     file = pathlib.Path(args.bounds)
     try:
-        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-        held = {tuple(one[key] for key in ("model", "slowdown", "codecs", "bandwidth_bytes_per_s")) for one in known}
-    except (ValueError, KeyError, TypeError) as error:
+        known: List[Dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+        for one in known:
+            records.validate("split_bound", one)
+    except (ValueError, TypeError) as error:
         raise BadInput(f"{file} holds something else: {error}", remedy="name a new file") from error
+    return known
+
+
+def _note_bounds(
+    args: argparse.Namespace, model: CostModel, bandwidths: Sequence[float], effort: Effort, known: List[Dict[str, Any]]
+) -> int:
+    """Bandwidth after bandwidth, so that a run that is cut off can be taken up again; ``known``: what is there."""
+    import time
+
+    from edge_offload import records
+    from edge_offload.split.planners import plan_table
+    from edge_offload.split.space import Space
+
+    held = {tuple(one[key] for key in ("model", "slowdown", "codecs", "bandwidth_bytes_per_s")) for one in known}
     for rate in bandwidths:
         if (args.model, args.slowdown, not args.no_codecs, rate) in held:
             continue

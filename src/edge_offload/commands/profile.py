@@ -12,7 +12,11 @@ the models.
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any, Dict, List, Sequence
+
+from edge_offload.outputs import add_output
+from edge_offload.subcommands import some
 
 CONNECT_S = 20.0
 MEASURE_S = 600.0
@@ -21,11 +25,11 @@ MEASURE_S = 600.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See :mod:`edge_offload.commands`."""
     add_model_arguments(parser)
-    parser.add_argument("--out", metavar="FILE", required=True, help="where the profile goes (JSON)")
+    add_output(parser, "--out", metavar="FILE", required=True, help="where the profile goes (JSON)")
     parser.add_argument("--server", metavar="ADDR", help="tcp://host:port of 'edge-offload serve': measure it, too")
-    parser.add_argument("--server-out", metavar="FILE", help="where the server's profile goes (JSON)")
+    add_output(parser, "--server-out", metavar="FILE", help="where the server's profile goes (JSON)")
     parser.add_argument("--keys", metavar="DIR", help="key directory (default: the user's)")
-    parser.add_argument("--repeats", type=int, default=5, help="timings per slice size; the median counts (default 5)")
+    parser.add_argument("--repeats", type=some, default=5, help="timings per slice size; the median counts (default 5)")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,20 +43,19 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def network_of(args: argparse.Namespace, dense: bool = False) -> Any:
     """The traced network that the arguments name; ``dense``: only up to its last maps."""
-    import torch
-
     from edge_offload.errors import BadInput
+    from edge_offload.execute.threads import pin
     from edge_offload.models import registry
     from edge_offload.split.networks import load
 
-    torch.set_num_threads(args.threads)
+    pin(args.threads)
     picture = None
     if args.image:
         import cv2
 
-        picture = cv2.imread(args.image)
+        picture = cv2.imread(args.image) if os.path.isfile(args.image) else None
         if picture is None:
-            raise BadInput(f"cannot read picture {args.image}")
+            raise BadInput(f"cannot read picture {args.image}", remedy="give a .png or .jpg")
     entry = registry.entries().get(args.model)
     return load(args.model, options_of(args.option, entry.options if entry else {}), picture, args.axis, dense)
 
@@ -76,8 +79,6 @@ def options_of(pairs: Sequence[str], known: Any) -> Dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """See :mod:`edge_offload.commands`."""
-    import os
-
     from edge_offload.errors import BadInput
     from edge_offload.execute.heap import keep_freed
     from edge_offload.split.profile import measure

@@ -25,6 +25,7 @@ import sys
 import tempfile
 
 from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.outputs import check_output, write_text
 
 SHOWN = 20
 
@@ -51,10 +52,12 @@ def run(args: argparse.Namespace) -> int:
     strange = [item for item in args.launch if ":=" not in item]
     if strange:
         raise BadInput(f"unknown argument {strange[0]}", remedy="launch arguments look like mode:=server")
+    if args.update:
+        check_output(args.golden)
     expected = None if args.update else regression.load(args.golden)
     actual = step(args)
     if expected is None:
-        args.golden.write_text(json.dumps(actual, indent=1) + "\n", encoding="utf-8")
+        write_text(args.golden, json.dumps(actual, indent=1) + "\n")
         people = sum(len(frame["people"]) for frame in actual["frames"])
         print(f"wrote {args.golden}: {len(actual['frames'])} frames, {people} people, model {actual['model']}")
         return 0

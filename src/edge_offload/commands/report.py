@@ -18,13 +18,14 @@ import pathlib
 from typing import List
 
 from edge_offload.errors import BadInput
+from edge_offload.outputs import add_output, check_output, write_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("run_file", type=pathlib.Path, metavar="RUN", help="a run's .jsonl or .bag")
-    parser.add_argument("-o", "--output", type=pathlib.Path, metavar="HTML", help="page to write (RUN with .html)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the figures as JSON too")
+    add_output(parser, "-o", "--output", type=pathlib.Path, metavar="HTML", help="page to write (RUN with .html)")
+    add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the figures as JSON too")
     parser.add_argument("--title", default="", help="head of the page (name of the file)")
     parser.add_argument("--namespace", default="", help="of the robot, in a bag that holds several")
 
@@ -34,26 +35,24 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload import records
     from edge_offload.dashboard.bag import open_run
     from edge_offload.report.columns import Columns
-    from edge_offload.report.page import render, write
+    from edge_offload.report.page import render
     from edge_offload.report.summary import rows, summarise
 
     if not args.run_file.is_file():
-        raise BadInput(f"no file {args.run_file}")
+        raise BadInput(f"no file {args.run_file}", remedy="give the .jsonl file or the bag of a run")
     output = args.output or args.run_file.with_suffix(".html")
     if output.resolve() == args.run_file.resolve():
         raise BadInput(f"{output} is the run itself", remedy="name another page by -o")
+    check_output(output)
     found, reading = open_run(args.run_file, args.namespace)
     columns = Columns().add_all(found)
     record = summarise(columns)
     notes = []
     if reading.bad:
         notes.append(f"{reading.bad} lines of the file hold no record and are left out: {reading.first_problem}")
-    try:
-        write(output, render(columns, record, args.title or args.run_file.name, notes))
-        if args.json:
-            records.write(args.json, "report", record)
-    except OSError as error:
-        raise BadInput(f"cannot write {error.filename}: {error.strerror}") from error
+    write_text(output, render(columns, record, args.title or args.run_file.name, notes))
+    if args.json:
+        records.write(args.json, "report", record)
     _say(rows(record), notes)
     print(f"wrote {output}")
     return 0

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import re
 
 from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.outputs import check_output
+from edge_offload.subcommands import some
 
 EPOCH_NS = 1_600_000_000 * 10**9
 """Stamp of a video's first frame: an arbitrary fixed time, as a video has none of its own."""
@@ -24,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bag", type=pathlib.Path, help="bag file to write")
     parser.add_argument("--video", type=pathlib.Path, help="video to read; default: the sample video")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first frame (0)")
-    parser.add_argument("--every", type=int, default=4, metavar="N", help="take every N-th frame (4)")
-    parser.add_argument("--frames", type=int, default=25, metavar="N", help="how many images (25)")
+    parser.add_argument("--every", type=some, default=4, metavar="N", help="take every N-th frame (4)")
+    parser.add_argument("--frames", type=some, default=25, metavar="N", help="how many images (25)")
     parser.add_argument("--topic", default="camera/image_raw", help="topic of the images (camera/image_raw)")
 
 
@@ -42,12 +45,15 @@ def run(args: argparse.Namespace) -> int:
         from std_msgs.msg import Header
     except ImportError as error:
         raise EdgeOffloadError(f"no ROS here ({error})", remedy="source devel/setup.bash first") from error
-    if args.first < 0 or args.every < 1 or args.frames < 1:
-        raise BadInput("--first must not be negative, --every and --frames at least 1")
+    check_output(args.bag)
+    if args.bag.exists() and not args.bag.is_file():
+        raise BadInput(f"{args.bag} is no ordinary file", remedy="name another")
+    if not re.fullmatch(r"[~/]?[A-Za-z][A-Za-z0-9_/]*", args.topic):
+        raise BadInput(f"--topic {args.topic!r} is no name of a topic", remedy="such as camera/image_raw")
     video = args.video or sample_video()
     capture = cv2.VideoCapture(str(video))
     if not capture.isOpened():
-        raise BadInput(f"cannot open video {video}")
+        raise BadInput(f"cannot open video {video}", remedy="give a file that OpenCV can decode")
     rate = capture.get(cv2.CAP_PROP_FPS) or 10.0
     written = 0
     # written aside and renamed: a bag that is there is a whole one

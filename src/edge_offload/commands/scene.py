@@ -14,37 +14,40 @@ import argparse
 import sys
 from typing import Any, Dict, List
 
+from edge_offload.outputs import add_output
+from edge_offload.subcommands import signed, some
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See :mod:`edge_offload.commands`."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     complete = actions.add_parser("complete", help="complete one scan", description="complete one scan")
     complete.add_argument("scan", help="a .bin (KITTI) or .pcd file")
-    complete.add_argument(
-        "--picture", metavar="FILE", default="scene.png", help="sweep, scene, slice (default: %(default)s)"
+    add_output(
+        complete, "--picture", metavar="FILE", default="scene.png", help="sweep, scene, slice (default: %(default)s)"
     )
-    complete.add_argument("--labels", metavar="FILE.npz", help="write labels and the place of the grid too")
+    add_output(complete, "--labels", metavar="FILE.npz", help="write labels and the place of the grid too")
     complete.add_argument(
         "--sensor-height", type=float, default=1.73, metavar="M", help="of the LiDAR above the ground (default: 1.73)"
     )
     complete.add_argument("--extent", choices=("forward", "around"), default="forward", help="(default: %(default)s)")
-    complete.add_argument("--goal", type=float, nargs=2, metavar=("X", "Y"), help="m: draw a path to there")
+    complete.add_argument("--goal", type=signed, nargs=2, metavar=("X", "Y"), help="m: draw a path to there")
     evaluate = actions.add_parser("evaluate", help="score on synthetic scenes", description="score on synthetic scenes")
-    evaluate.add_argument("--scenes", type=int, default=10, help="scenes per run (default: %(default)s)")
-    evaluate.add_argument("--runs", type=int, default=3, help="disjoint sets of scenes (default: %(default)s)")
+    evaluate.add_argument("--scenes", type=some, default=10, help="scenes per run (default: %(default)s)")
+    evaluate.add_argument("--runs", type=some, default=3, help="disjoint sets of scenes (default: %(default)s)")
     evaluate.add_argument("--skip", type=int, default=0, metavar="N", help="leave out the first N scenes (default: 0)")
     evaluate.add_argument(
         "--seen-kinds", action="store_true", help="kinds and sizes of objects as in training, in scenes that were not"
     )
-    evaluate.add_argument("--json", metavar="FILE", help="write the figures (kind 'scene_scores')")
+    add_output(evaluate, "--json", metavar="FILE", help="write the figures (kind 'scene_scores')")
     for sub in (complete, evaluate):
         sub.add_argument("--weights", default="", metavar="FILE", help="safetensors; default: those that were shipped")
         sub.add_argument("--threads", type=int, default=0, help="compute threads (default: torch's)")
     make = actions.add_parser("make", help="make synthetic scenes", description="make synthetic scenes")
-    make.add_argument("--count", type=int, default=5, help="(default: %(default)s)")
+    make.add_argument("--count", type=some, default=5, help="(default: %(default)s)")
     make.add_argument("--first", type=int, default=0, metavar="SEED", help="number of the first (default: 0)")
     make.add_argument("--held-out", action="store_true", help="with the kinds and sizes that training never sees")
-    make.add_argument("--out", required=True, metavar="FOLDER", help="where to write them")
+    add_output(make, "--out", folder=True, required=True, metavar="FOLDER", help="where to write them")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,12 +56,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _completer(args: argparse.Namespace) -> Any:
-    import torch
-
+    from edge_offload.execute.threads import pin
     from edge_offload.models.sconet.completer import SceneCompleter
 
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    pin(args.threads or None)
     completer = SceneCompleter(weights=args.weights)
     if not completer.trained:
         print("no trained weights: nothing is completed (give --weights, or train with 'edge-offload train sconet')")
@@ -78,9 +79,13 @@ def _complete(args: argparse.Namespace) -> int:
     from edge_offload.perception.scene_view import draw_scene
     from edge_offload.perception.voxels import around
 
+    if not cv2.haveImageWriter(args.picture):
+        raise BadInput(f"{args.picture} is no kind of picture", remedy="name a .png or .jpg")
+    points = read_scan(pathlib.Path(args.scan))
+    if not len(points):
+        raise BadInput(f"scan {args.scan} holds no point that is a number", remedy="give another scan")
     completer = _completer(args)
     completer.grid = grid = around(args.sensor_height, forward=args.extent == "forward")
-    points = read_scan(pathlib.Path(args.scan))
     occupancy = grid.occupancy(points)
     labels = completer.complete(points)
     found = occupancy_slice(labels, grid, GROUND, 0.25, 1.6, 0.2)
@@ -107,11 +112,8 @@ def _complete(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     from edge_offload import records
-    from edge_offload.errors import BadInput
     from edge_offload.models.sconet.evaluation import evaluate
 
-    if args.scenes < 1 or args.runs < 1 or args.skip < 0:
-        raise BadInput("no scenes to score", remedy="ask for at least one scene and one run")
     completer = _completer(args)
     network = completer.module if completer.trained else None
 

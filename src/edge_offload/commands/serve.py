@@ -22,6 +22,9 @@ import threading
 import time
 from typing import Any, Dict, List
 
+from edge_offload.outputs import add_output
+from edge_offload.subcommands import positive, some
+
 DEFAULT_BIND = "tcp://127.0.0.1:5700"
 
 
@@ -29,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--bind", default=DEFAULT_BIND, metavar="ADDR", help=f"address to listen on ({DEFAULT_BIND})")
     parser.add_argument("--device", default="auto", help="auto (the GPU if there is one), cpu or cuda")
-    parser.add_argument("--threads", type=int, metavar="N", help="compute threads; results are bit-equal only where "
+    parser.add_argument("--threads", type=some, metavar="N", help="compute threads; results are bit-equal only where "
                         "robot and server use as many")  # fmt: skip
     parser.add_argument("--cores", metavar="LIST", help="CPU cores to stay on, such as 0,2-3")
     parser.add_argument("--allow", action="append", default=[], metavar="PACKAGE.MODULE:FACTORY",
@@ -38,25 +41,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="build this model before listening (repeatable)")  # fmt: skip
     parser.add_argument("--option", action="append", default=[], metavar="MODEL.OPTION=VALUE",
                         help="an option of a model that holds here whatever a robot says, such as a path")  # fmt: skip
-    parser.add_argument("--max-models", type=int, default=12, metavar="N", help="models kept in memory (12)")
-    parser.add_argument("--models-per-robot", type=int, default=8, metavar="N",
+    parser.add_argument("--max-models", type=some, default=12, metavar="N", help="models kept in memory (12)")
+    parser.add_argument("--models-per-robot", type=some, default=8, metavar="N",
                         help="different models that one robot may have open (8)")  # fmt: skip
-    parser.add_argument("--max-input-mb", type=int, default=256, metavar="MB", help="inputs of one inference (256)")
+    parser.add_argument("--max-input-mb", type=some, default=256, metavar="MB", help="inputs of one inference (256)")
     parser.add_argument(
-        "--queue", type=int, default=4, metavar="N", help="requests that one robot may have waiting (4)"
+        "--queue", type=some, default=4, metavar="N", help="requests that one robot may have waiting (4)"
     )
-    parser.add_argument("--max-devices", type=int, default=8, metavar="N",
+    parser.add_argument("--max-devices", type=some, default=8, metavar="N",
                         help="programs that may have a virtual device at once (8)")  # fmt: skip
-    parser.add_argument("--device-memory-mb", type=int, default=4096, metavar="MB",
+    parser.add_argument("--device-memory-mb", type=some, default=4096, metavar="MB",
                         help="tensors that one virtual device may hold (4096)")  # fmt: skip
-    parser.add_argument("--device-seconds", type=float, default=120.0, metavar="S",
+    parser.add_argument("--device-seconds", type=positive, default=120.0, metavar="S",
                         help="a virtual device that computes for longer on one message ends (120)")  # fmt: skip
-    parser.add_argument("--lease", type=float, default=30.0, metavar="S",
+    parser.add_argument("--lease", type=positive, default=30.0, metavar="S",
                         help="seconds that a virtual device outlives its connection (30)")  # fmt: skip
-    parser.add_argument("--weights-cache", metavar="DIR",
+    add_output(parser, "--weights-cache", metavar="DIR", folder=True,
                         help="where weights that robots have sent, and traces of models that were split, are kept "
                         "(default: in the user's cache)")  # fmt: skip
-    parser.add_argument("--weights-cache-mb", type=int, default=16384, metavar="MB",
+    parser.add_argument("--weights-cache-mb", type=some, default=16384, metavar="MB",
                         help="most disk that they take; the least recently used go first (16384)")  # fmt: skip
     parser.add_argument("--keys", metavar="DIR", help="key directory (default: the user's)")
     parser.add_argument(

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import pathlib
 import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from edge_offload.errors import BadInput
+from edge_offload.outputs import add_output
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,15 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads (1)")
     parser.add_argument("--slowdown", type=float, default=1.0, metavar="K", help="emulate a robot K times slower (1)")
     parser.add_argument("--allow-untrained", action="store_true", help="measure a model that has random weights")
-    parser.add_argument("--out", metavar="FILE", help="annotated video, .mp4 or .avi")
-    parser.add_argument("--png", metavar="FILE", help="last annotated frame")
-    parser.add_argument("--json", metavar="FILE", help="the summary as a record of kind 'run'")
+    add_output(parser, "--out", metavar="FILE", help="annotated video, .mp4 or .avi")
+    add_output(parser, "--png", metavar="FILE", help="last annotated frame")
+    add_output(parser, "--json", metavar="FILE", help="the summary as a record of kind 'run'")
 
 
 def run(args: argparse.Namespace) -> int:
     """Track, and print the summary."""
     if args.frames is not None and args.frames < 1:
         raise BadInput(f"--frames {args.frames}", remedy="give at least 1")
+    if args.png and pathlib.Path(args.png).suffix.lower() != ".png":
+        raise BadInput(f"--png {args.png}", remedy="name a .png")
     say("loading the model")
     from edge_offload.execute.threads import pin
     from edge_offload.models.registry import build_estimator

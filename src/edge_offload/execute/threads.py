@@ -9,6 +9,9 @@ import torch
 
 from edge_offload.errors import BadInput, Unsupported
 
+MOST_THREADS = 1024
+"""More end the process: OpenMP starts them all at once."""
+
 
 def pin(threads: Optional[int] = None, cores: Optional[Iterable[int]] = None) -> None:
     """Use ``threads`` torch threads in the calling thread and every later one; keep the whole process on ``cores``.
@@ -16,16 +19,16 @@ def pin(threads: Optional[int] = None, cores: Optional[Iterable[int]] = None) ->
     Call it in each thread that computes: torch's thread count is kept per thread once a thread has computed.
 
     Args:
-        threads: compute threads, at least 1; None leaves the count as it is.
+        threads: compute threads, 1 to 1024; None leaves the count as it is.
         cores: numbers of CPU cores; None leaves the affinity as it is.
 
     Raises:
-        BadInput: fewer than one thread, or a core that this process may not use.
+        BadInput: no such number of threads, or a core that this process may not use.
         Unsupported: the platform cannot set the affinity.
     """
     if threads is not None:
-        if threads < 1:
-            raise BadInput(f"{threads} compute threads", remedy="use 1 or more")
+        if not 1 <= threads <= MOST_THREADS:
+            raise BadInput(f"{threads} compute threads", remedy=f"use 1 to {MOST_THREADS}")
         torch.set_num_threads(threads)
     if cores is not None:
         _set_affinity(frozenset(cores))

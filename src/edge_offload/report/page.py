@@ -7,7 +7,6 @@ import hashlib
 import html
 import json
 import math
-import pathlib
 import time
 from typing import Any, Dict, List, Sequence
 
@@ -227,14 +226,3 @@ def _shares(run: Columns) -> Dict[str, List[float]]:
         if len(chosen):
             found[mode] = [round(value, 6) for value in np.percentile(chosen, np.linspace(0, 100, 201)).tolist()]
     return found
-
-
-def write(path: pathlib.Path, text: str) -> None:
-    """Write the page as a whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

@@ -114,7 +114,7 @@ def _read_json(path: pathlib.Path) -> Dict[str, Any]:
         raise BadInput(f"cannot read labels {path}: {error.strerror}") from error
     except ValueError as error:
         raise BadInput(f"labels {path} are not JSON: {error}") from error
-    if not document.get("images"):
+    if not isinstance(document, dict) or not document.get("images"):
         raise BadInput(f"labels {path} list no images", remedy="give a COCO-keypoints file")
     return document
 

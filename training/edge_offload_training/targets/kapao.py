@@ -19,6 +19,9 @@ import argparse
 import pathlib
 from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple
 
+from edge_offload.outputs import add_output
+from edge_offload.subcommands import positive, some
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -45,17 +48,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--moving-camera", action="store_true", help="the images are not all from one camera that does not move"
     )
-    parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="folder of the run (default: in the cache)")
+    add_output(
+        parser, "--out", folder=True, type=pathlib.Path, metavar="DIR", help="folder of the run (default: in the cache)"
+    )
     parser.add_argument("--resume", action="store_true", help="fail unless there is a run in --out to go on with")
-    parser.add_argument("--epochs", type=int, default=70, metavar="N", help="passes over the data (70)")
-    parser.add_argument("--batch", type=int, default=8, metavar="N", help="images per step (8)")
-    parser.add_argument("--size", type=int, default=512, metavar="PX", help="long side of the images, pixels (512)")
+    parser.add_argument("--epochs", type=some, default=70, metavar="N", help="passes over the data (70)")
+    parser.add_argument("--batch", type=some, default=8, metavar="N", help="images per step (8)")
+    parser.add_argument("--size", type=some, default=512, metavar="PX", help="long side of the images, pixels (512)")
     parser.add_argument(
         "--window", type=window, default=(256, 384), metavar="HxW", help="what is trained on at a time (256x384)"
     )
-    parser.add_argument("--width", type=float, default=0.25, metavar="F", help="share of KAPAO-l's channels (0.25)")
-    parser.add_argument("--depth", type=float, default=0.33, metavar="F", help="share of KAPAO-l's blocks (0.33)")
-    parser.add_argument("--learning-rate", type=float, default=2e-3, metavar="F", help="its highest value (0.002)")
+    parser.add_argument("--width", type=positive, default=0.25, metavar="F", help="share of KAPAO-l's channels (0.25)")
+    parser.add_argument("--depth", type=positive, default=0.33, metavar="F", help="share of KAPAO-l's blocks (0.33)")
+    parser.add_argument("--learning-rate", type=positive, default=2e-3, metavar="F", help="its highest value (0.002)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything random (0)")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="processor threads (default: torch's)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (cpu)")
@@ -87,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from edge_offload.errors import BadInput
+    from edge_offload.execute.threads import pin
     from edge_offload.models.cache import cache_dir
     from edge_offload_training.kapao import recipe
 
@@ -95,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     if args.resume and not (out / "last.safetensors").exists():
         raise BadInput(f"there is no run in {out}", remedy="leave out --resume to start one")
     if args.threads:
-        torch.set_num_threads(args.threads)
+        pin(args.threads)
         cv2.setNumThreads(args.threads)
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         raise BadInput("no CUDA device here", remedy="use --device cpu")

@@ -19,21 +19,24 @@ import argparse
 import pathlib
 from typing import Dict
 
+from edge_offload.outputs import add_output
+from edge_offload.subcommands import positive, some
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See :mod:`edge_offload_training.targets`."""
-    parser.add_argument("--folder", metavar="DIR", help="state of this training (default: in the cache)")
-    parser.add_argument("--steps", type=int, default=20_000, help="in all (default: %(default)s)")
+    add_output(parser, "--folder", folder=True, metavar="DIR", help="state of this training (default: in the cache)")
+    parser.add_argument("--steps", type=some, default=20_000, help="in all (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop at the checkpoint after so many; 0: never")
-    parser.add_argument("--learning-rate", type=float, default=3e-3, help="(default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=2, help="scenes per step (default: %(default)s)")
-    parser.add_argument("--crop", type=int, default=128, help="cells the U-Net sees, times 16 (default: %(default)s)")
-    parser.add_argument("--window", type=int, default=48, help="cells the 3D head sees (default: %(default)s)")
+    parser.add_argument("--learning-rate", type=positive, default=3e-3, help="(default: %(default)s)")
+    parser.add_argument("--batch", type=some, default=2, help="scenes per step (default: %(default)s)")
+    parser.add_argument("--crop", type=some, default=128, help="cells the U-Net sees, times 16 (default: %(default)s)")
+    parser.add_argument("--window", type=some, default=48, help="cells the 3D head sees (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
     parser.add_argument("--data", metavar="DIR", help="scenes of your own instead of procedural ones")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--threads", type=int, default=0, help="compute threads (default: torch's)")
-    parser.add_argument("--export", metavar="FILE", help="write weights from the checkpoint and train no further")
+    add_output(parser, "--export", metavar="FILE", help="write weights from the checkpoint and train no further")
     parser.add_argument(
         "--calibrate", type=int, default=0, metavar="N", help="with --export: balance empty and full on N scenes"
     )
@@ -46,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from edge_offload.errors import BadInput
+    from edge_offload.execute.threads import pin
     from edge_offload.models.cache import cache_dir
     from edge_offload.models.sconet.network import SCONet
     from edge_offload_training.sconet.crops import CropConfig
@@ -62,8 +66,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.device != "cpu" and not torch.cuda.is_available():
         raise BadInput("there is no GPU here", remedy="train with --device cpu")
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    pin(args.threads or None)
     source, count = folder_source(pathlib.Path(args.data).expanduser()) if args.data else (procedural, 0)
     config = Config(
         steps=args.steps,
@@ -85,15 +88,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace, checkpoint: pathlib.Path, target: pathlib.Path) -> int:
-    import torch
 
+    from edge_offload.execute.threads import pin
     from edge_offload.models.sconet.completer import load_weights, save_weights
     from edge_offload.models.sconet.network import SCONet
     from edge_offload_training.sconet.calibrate import apply_offset, completion_offset
     from edge_offload_training.sconet.sources import folder_source, procedural
 
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    pin(args.threads or None)
     network = SCONet().eval()
     metadata = load_weights(network, checkpoint)
     facts = {"step": metadata.get("step", ""), "config": metadata.get("config", "")}
