@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -331,3 +332,69 @@ def test_the_first_frame_which_pays_for_the_start_is_forgotten():
         stages = {"compute_robot": seconds}
         forecaster.note(0.0, InferenceReport(Mode.LOCAL, total_s=seconds, stages_s=stages), LinkReading())
     assert forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).latency_s == pytest.approx(0.1)
+
+
+def test_a_forecast_never_says_more_than_a_transfer_can_mean():
+    """A link of which a sample said 0.3 kB/s: what is not through after ten seconds is given up."""
+    forecaster = Forecaster()
+    for i in range(10):
+        forecaster.note(i * 0.1, remote(size=2_000_000), at(10 * MB))
+    for rate in (300.0, 1.0):
+        found = forecaster.forecast(1.0, Mode.SERVER, at(rate))
+        assert found.latency_s < 11.0
+        assert found.error_s <= found.latency_s
+        assert found.energy_j < 100.0
+    forecaster.note(1.1, remote(size=2_000_000), at(300.0))
+    after = forecaster.forecast(1.2, Mode.SERVER, at(10 * MB))
+    assert after.error_s <= after.latency_s < 1.0, "a forecast that was wrong by seconds is no reason to say ±10 s"
+
+
+def test_what_is_not_known_of_the_link_is_doubt_of_a_remote_mode_only():
+    forecaster = Forecaster()
+    for i in range(10):
+        forecaster.note(i * 0.1, remote(), at(1 * MB))
+    forecaster.note(1.0, InferenceReport(Mode.LOCAL, total_s=0.2, stages_s={"compute_robot": 0.2}), at(1 * MB))
+    vague = LinkReading(1 * MB, 1 * MB, 0.8, 0.8, 2.6e-3, "passive", 9, 0.0)
+    sure, unsure = (forecaster.forecast(1.0, Mode.SERVER, reading) for reading in (at(1 * MB), vague))
+    assert unsure.doubt_s > 0.15 > sure.doubt_s
+    local = [forecaster.forecast(1.0, Mode.LOCAL, reading).doubt_s for reading in (at(1 * MB), vague)]
+    assert local[0] == local[1]
+
+
+def test_a_link_that_may_be_slower_is_no_reason_to_leave_the_mode_for_a_little():
+    policy = LatencyPolicy()
+    made = forecasts((0.2, 1.0), (0.1, 0.5))
+    assert decide(policy, made).mode is Mode.SERVER
+    doubtful = replace(made[Mode.SERVER], latency_s=0.24, doubt_s=0.1)
+    for _ in range(20):
+        assert decide(policy, {**made, Mode.SERVER: doubtful}).mode is Mode.SERVER
+    known = replace(doubtful, doubt_s=0.005)
+    assert [decide(policy, {**made, Mode.SERVER: known}).mode for _ in range(3)][-1] is Mode.LOCAL
+
+
+def test_a_local_computation_that_was_overtaken_teaches_that_it_takes_longer():
+    forecaster = Forecaster()
+    forecaster.overtaken(0.0, 5.0)
+    assert not forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).known
+    for i in range(5):
+        forecaster.note(i * 0.1, InferenceReport(Mode.LOCAL, total_s=0.2, stages_s={"compute_robot": 0.2}), at(MB))
+    for i in range(3):
+        forecaster.overtaken(1.0 + i, 0.1)
+    assert forecaster.forecast(4.0, Mode.LOCAL, at(MB)).latency_s == pytest.approx(0.2), "that is what it takes"
+    for i in range(3):
+        forecaster.overtaken(5.0 + i, 1.0)
+    assert forecaster.forecast(8.0, Mode.LOCAL, at(MB)).latency_s == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error_s", "energy_j", "words"),
+    [
+        (0.0532, 0.0121, 0.456, "server 53±12 ms 0.46 J"),
+        (1.4604, 0.4401, 17.243, "server 1.5±0.4 s 17.2 J"),
+        (10.13, 9.98, 471.25, "server 10±10 s 471 J"),
+        (0.2, math.inf, math.nan, "server about 200 ms"),
+    ],
+)
+def test_the_reason_is_for_people(seconds, error_s, energy_j, words):
+    made = forecasts((20.0, 900.0), (seconds, energy_j), error=error_s)
+    assert words in [part.strip() for part in decide(LatencyPolicy(), made).reason.replace(":", ",").split(",")]

@@ -29,7 +29,7 @@ def factory() -> nn.Module:
     return _Net().eval()
 
 
-def inputs() -> List[torch.Tensor]:
-    """The pictures that the frames show in turn: noise, so that no codec makes them small."""
+def inputs(size: int = SIZE) -> List[torch.Tensor]:
+    """The pictures that the frames show in turn: noise, so that no codec makes them small; ``size`` pixels a side."""
     generator = torch.Generator().manual_seed(3)
-    return [torch.randint(0, 256, (3, SIZE, SIZE), dtype=torch.uint8, generator=generator) for _ in range(INPUTS)]
+    return [torch.randint(0, 256, (3, size, size), dtype=torch.uint8, generator=generator) for _ in range(INPUTS)]

@@ -92,6 +92,7 @@ def main() -> int:
     parser.add_argument("--keys", required=True)
     parser.add_argument("--fps", type=float, default=20.0)
     parser.add_argument("--slowdown", type=float, default=30.0)
+    parser.add_argument("--size", type=int, help="pixels of a picture's side")
     parser.add_argument("--mode", choices=REMOTE, default=REMOTE[0])
     parser.add_argument("--managers", type=int, default=1, help="2: another one asks for other modes, frame by frame")
     args = parser.parse_args()
@@ -110,7 +111,7 @@ def main() -> int:
     from edge_offload_benchmarks.chaos import net
 
     pin(threads=1)
-    pictures = net.inputs()
+    pictures = net.inputs(args.size or net.SIZE)
     module = net.factory()
     client = Client(args.server, keys=KeyStore(args.keys), on_state=lambda *state: offloaded.link_changed(*state))
     remote = Mode(args.mode)
@@ -155,6 +156,7 @@ def main() -> int:
         began = time.monotonic()
         situation = offloaded.situation([picture])
         decision = managers[number % len(managers)].decide(situation)
+        forecast, reading = situation.forecasts.get(decision.mode), offloaded.reading(began)
         outputs, report = offloaded.run([picture], decision.mode, refresh=chooses(decision.policy))
         pairs = list(zip(outputs, expected[number % len(pictures)]))
         if report.mode is Mode.SPLIT:
@@ -175,6 +177,12 @@ def main() -> int:
             equal=equal and len(outputs) == len(expected[0]),
             compute_s=report.stages_s["compute_robot"],
             reason=report.fallback_reason,
+            forecast_s=forecast.latency_s if forecast is not None and forecast.known else None,
+            forecast_error_s=forecast.error_s if forecast is not None and forecast.known else None,
+            worst_s=max((other.latency_s for other in situation.forecasts.values() if other.known), default=None),
+            uplink=reading.uplink,
+            downlink=reading.downlink,
+            scheduling_s=client.scheduling_s,
         )
     counts = {"published": camera.published, "taken": camera.taken, "superseded": camera.superseded, "results": results}
     say(summary=counts, probes=prober.sent, clock=client.clock.warning)

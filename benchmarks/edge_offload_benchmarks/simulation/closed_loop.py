@@ -253,6 +253,7 @@ class VirtualRobot:
             self._came()
             if not beside:
                 self._forecaster.hedged(in_vain=True)
+            self._forecaster.overtaken(done_s, done_s - rival_from)
             stages["compute_robot"] = robot_s + done_s - rival_from
             wasted = rival_done - done_s
             total = done_s - began

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import zmq
 
@@ -26,6 +26,7 @@ from edge_offload.link.attention import Attention
 from edge_offload.link.clock import ClockReading
 from edge_offload.link.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Terms, Timings
 from edge_offload.link.estimate.estimator import LinkEstimator
+from edge_offload.link.estimate.scheduling import ThreadCounts, Waits
 from edge_offload.link.incoming import Incoming, OnNotify
 from edge_offload.link.keys import KeyStore, split_address
 from edge_offload.link.messages import DEFAULT_LIMITS, Limits, Message
@@ -94,7 +95,10 @@ class Client:
         self._epoch = 0
         self._ids = itertools.count(1)
         self._requests = WaitingRequests()
-        self._incoming = Incoming(self.address, self._requests, self.estimator, self.counters, on_notify)
+        self._near, self._far, self._counts = Waits(), Waits(), ThreadCounts()
+        self._incoming = Incoming(
+            self.address, self._requests, self.estimator, self._near, self._far, self.counters, on_notify
+        )
         self._attentions: List[Attention] = []
         self._stop = threading.Event()
         self._wakeup = Wakeup()
@@ -124,6 +128,11 @@ class Client:
     def busy(self) -> bool:
         """Whether a request waits for its answer."""
         return self._requests.count > 0
+
+    @property
+    def scheduling_s(self) -> Tuple[float, float]:
+        """Robot, server: how long a thread of the link waits for a processor, of late; 0 where that is not known."""
+        return self._near.typical_s, self._far.typical_s
 
     def start(self) -> Client:
         """Begin to connect; returns at once.
@@ -316,8 +325,10 @@ class Client:
             epoch=self._epoch,
             timings=self._timings,
             limits=self._limits,
+            far=self._far,
         )
         with dialled:
+            self._counts.find()
             poller = zmq.Poller()
             poller.register(self._wakeup.descriptor, zmq.POLLIN)
             for socket in dialled.sockets:
@@ -325,6 +336,7 @@ class Client:
             while not self._stop.is_set():
                 poller.poll(math.ceil(self._poll_s(dialled) * 1e3))
                 self._wakeup.clear()
+                self._look(time.monotonic())
                 # what has arrived is looked at before any timeout: this thread may itself have been late
                 for message, received_s, size in dialled.receive():
                     self._incoming.take(message, received_s, size, self._epoch, self._clock)
@@ -340,6 +352,17 @@ class Client:
                     self._send(dialled)
                 self._incoming.expire()
 
+    def _look(self, now: float) -> None:
+        """Take down how long this end has waited for its processors."""
+        if self._near.due(now):
+            self._near.note(now, *self._counts.total(now))
+            self.estimator.late_s = sum(self.scheduling_s)
+
+    def _waited(self, begin: float, end: float) -> float:
+        if self._counts.stuck():
+            return end - begin
+        return self._near.between(begin, end) + self._far.between(begin, end)
+
     def _measure(self, dialled: Dialled) -> None:
         now = time.monotonic()
         reading = dialled.clock.reading
@@ -347,7 +370,7 @@ class Client:
             self._clock = reading
             self.estimator.round_trip(now, reading.rtt_s)
         if dialled.ready:
-            self.estimator.progress(now, *dialled.progress())
+            self.estimator.progress(now, *dialled.progress(), self._waited)
 
     def _poll_s(self, dialled: Dialled) -> float:
         return max(0.0, min(dialled.due_s(self.busy), self._requests.due_s()) - time.monotonic())

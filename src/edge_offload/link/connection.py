@@ -19,6 +19,7 @@ import zmq
 from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused
 from edge_offload.link import messages, tcp
 from edge_offload.link.clock import PeerClock
+from edge_offload.link.estimate.scheduling import Waits
 from edge_offload.link.keys import KeyPair
 from edge_offload.link.messages import Limits, Message, VersionMismatch
 from edge_offload.link.sparingly import Sparingly
@@ -111,6 +112,7 @@ class Dialled:
         epoch: int,
         timings: Timings,
         limits: Limits,
+        far: Waits,
     ) -> None:
         self.address = address
         self.ready = False
@@ -122,6 +124,7 @@ class Dialled:
         self._epoch = epoch
         self._timings = timings
         self._limits = limits
+        self._far = far
         self._pair = pair
         self._tcp: Optional[tcp.Connection] = None
         self._began_s = self._heard_s = time.monotonic()
@@ -305,6 +308,8 @@ class Dialled:
 
     def _ponged(self, message: Message, now: float) -> None:
         ping = self._pings.pop(message.id, None)
+        if message.epoch == self._epoch and len(message.times) == 4:
+            self._far.told(self.clock.reading.to_local(message.times[2]), message.body)
         # those in between would only make the proofs of the clock many
         if message.epoch == self._epoch and len(message.times) == 4 and (ping is None or ping.heartbeat):
             self._learn(message.times, now)

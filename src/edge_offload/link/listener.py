@@ -18,6 +18,7 @@ import zmq
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused
 from edge_offload.link import messages
 from edge_offload.link.estimate.prober import PROBE, answer_probe
+from edge_offload.link.estimate.scheduling import ThreadCounts
 from edge_offload.link.gate import Gate
 from edge_offload.link.keys import KeyStore, is_loopback, split_address
 from edge_offload.link.messages import DEFAULT_LIMITS, Limits, Message, VersionMismatch
@@ -86,7 +87,8 @@ class Listener:
         self._instance = os.urandom(8).hex()
         self._stop = threading.Event()
         self._wakeup = Wakeup()
-        self._outgoing = Outgoing(limits, clock, self._wakeup, self.counters)
+        self._counts = ThreadCounts()
+        self._outgoing = Outgoing(limits, clock, self._wakeup, self.counters, self._counts)
         self._address = ""
         self._thread: Optional[threading.Thread] = None
         self._context: Optional[zmq.Context] = None
@@ -190,6 +192,7 @@ class Listener:
     # ------------------------------------------------------------------ the listener's thread
 
     def _run(self) -> None:
+        self._counts.find()
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wakeup.descriptor, zmq.POLLIN)
@@ -316,7 +319,8 @@ class Listener:
         if len(message.times) != 1:
             self._outgoing.complain(peer, message.id, ProtocolError("malformed ping"))
             return
-        self._outgoing.send(peer, Message("pong", peer.epoch, message.id, "", {}, self._times(message, received_s)))
+        times = self._times(message, received_s)
+        self._outgoing.send(peer, Message("pong", peer.epoch, message.id, "", self._counts.body(received_s), times))
 
     def _times(self, message: Message, received_s: float) -> Tuple[float, ...]:
         """What lets the client place our clocks: when it sent, when we received and sent, and wall - monotonic."""

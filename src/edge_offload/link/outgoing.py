@@ -11,6 +11,8 @@ import zmq
 
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
 from edge_offload.link import messages
+from edge_offload.link.estimate.estimator import SAMPLE_BYTES
+from edge_offload.link.estimate.scheduling import ThreadCounts
 from edge_offload.link.messages import Limits, Message
 from edge_offload.link.peers import COMPLAINTS_PER_S, Peer
 from edge_offload.link.roster import Roster
@@ -30,13 +32,17 @@ class Outgoing:
         clock: monotonic seconds, for the times that a message tells.
         wakeup: wakes the listener's thread.
         counters: what happened, by reason; shared with the listener.
+        counts: what threads here have waited for a processor; answers to what tells of the link's rate tell it.
     """
 
-    def __init__(self, limits: Limits, clock: Callable[[], float], wakeup: Wakeup, counters: Counter) -> None:
+    def __init__(
+        self, limits: Limits, clock: Callable[[], float], wakeup: Wakeup, counters: Counter, counts: ThreadCounts
+    ) -> None:
         self._limits = limits
         self._clock = clock
         self._wakeup = wakeup
         self._counters = counters
+        self._counts = counts
         self._outbox: Deque[Tuple[Peer, Message]] = deque()
 
     def open(self, socket: zmq.Socket, roster: Roster) -> None:
@@ -70,9 +76,11 @@ class Outgoing:
             self._counters["dropped: receiver has gone"] += 1
             return
         if message.type in ("reply", "error"):
-            peer.open_requests.pop(message.id, None)
+            bytes_up = peer.open_requests.pop(message.id, 0)
             if len(message.times) == 1:
                 message.times = (message.times[0], self._clock())
+            if message.type == "reply" and bytes_up + sum(view.nbytes for view in message.buffers) >= SAMPLE_BYTES:
+                message.body = {**message.body, **self._counts.body(time.monotonic())}
         parts: List[Any] = [messages.pack_header(message, self._limits), *message.buffers]
         while peer.unsent and peer.unsent[0][0].done:
             peer.unsent.popleft()

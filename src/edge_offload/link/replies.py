@@ -29,6 +29,8 @@ class Transfer:
         received_s: the whole reply was here.
         clock_error_s: bound on the error of the two server times, s.
         bytes_up, bytes_down: what the two messages took on the TCP connection, headers and encryption included.
+        waited_up_s, waited_down_s: for which threads of either end waited for a processor meanwhile, at most: so much
+            of the duration may not have been the link's.
     """
 
     queued_s: float
@@ -39,6 +41,8 @@ class Transfer:
     clock_error_s: float
     bytes_up: int
     bytes_down: int
+    waited_up_s: float = 0.0
+    waited_down_s: float = 0.0
 
     @property
     def uplink_s(self) -> float:

@@ -38,6 +38,8 @@ OUTLIERS = 0.03
 HEDGES = 100
 #: Why a mode is not to be chosen whose plan leaves everything to the robot.
 LOCAL_PLAN = "its plan for this link leaves everything to the robot"
+#: A transfer that takes longer (seconds) is given up: no forecast says more.
+MOST_TRANSFER_S = 10.0
 #: A forecast from a single frame is no better than this (share of the latency).
 FIRST_ERROR = 0.2
 
@@ -137,7 +139,7 @@ class _ModeHistory:
             return self.link_s
         delay_s = 0.0 if math.isnan(reading.rtt_s) else reading.rtt_s
         down = reading.downlink if reading.downlink > 0 else reading.uplink
-        return delay_s + self.bytes_up / reading.uplink + self.bytes_down / down
+        return min(delay_s + self.bytes_up / reading.uplink + self.bytes_down / down, MOST_TRANSFER_S)
 
     def latency_s(self, now: float, reading: LinkReading, planned_s: float, busy_s: float) -> float:
         fresh = 0.5 ** (max(0.0, now - self.updated_s) / FADE_S)
@@ -157,9 +159,14 @@ class _ModeHistory:
             # without the worst few: one frame that met an outage says nothing of the next
             usual = sorted(error**2 for error in self.errors)[: -math.ceil(OUTLIERS * len(self.errors))]
             own = math.sqrt(sum(usual) / len(usual))
+        # a latency is no less than nothing: errors of another time are no reason to say so
+        return min(math.hypot(own, self.link_doubt_s(reading)), expected)
+
+    def link_doubt_s(self, reading: LinkReading) -> float:
+        """Standard deviation of what is expected because the link is not known better."""
         if not TABLE[self.mode].needs_link or not math.isfinite(reading.uplink_error):
-            return own
-        return math.hypot(own, self.transfer_s(reading) * min(1.0, reading.uplink_error))
+            return 0.0
+        return self.transfer_s(reading) * min(1.0, reading.uplink_error)
 
     def doubt_s(self, now: float, planned_s: float) -> float:
         """Standard deviation of what is expected, as an average over frames."""
@@ -222,6 +229,12 @@ class Forecaster:
         """A remote result came after its frame was over: where its time went is known now."""
         self._note(now, report, reading)
 
+    def overtaken(self, now: float, ran_s: float) -> None:
+        """A local computation had run for so long without an end when a remote result overtook it: it takes longer."""
+        history = self._modes.get(Mode.LOCAL)
+        if history is not None and history.frames and ran_s > history.rest.value:
+            history.rest.observe(now, ran_s)
+
     def hedged(self, in_vain: bool) -> None:
         """A remote frame ended; ``in_vain``: the local computation was started, and the remote one came first."""
         self._hedges.append(in_vain)
@@ -260,7 +273,7 @@ class Forecaster:
         energy_j = self._energy_j(history, latency_s, reading)
         age_s = max(0.0, now - history.updated_s)
         level = history.bias if planned_s > 0 else history.rest
-        doubt_s = history.doubt_s(now, planned_s)
+        doubt_s = math.hypot(history.doubt_s(now, planned_s), history.link_doubt_s(reading))
         return Forecast(mode, latency_s, error_s, energy_j, obstacle, late_s, floor_s, age_s, doubt_s, level.unsure)
 
     def forecasts(

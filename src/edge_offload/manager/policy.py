@@ -208,15 +208,27 @@ class _Choosing(abc.ABC):
             if forecast.obstacle:
                 parts.append(f"{name} cannot run ({forecast.obstacle})")
             elif forecast.known:
-                parts.append(
-                    f"{name} {forecast.latency_s * 1e3:.0f}±{forecast.error_s * 1e3:.0f} ms {forecast.energy_j:.2f} J"
-                )
+                parts.append(f"{name} {_span(forecast.latency_s, forecast.error_s)}{_joules(forecast.energy_j)}")
         if not math.isnan(situation.load):
             parts.append(f"server {situation.load:.0%} busy")
         if math.isfinite(situation.power_budget_w):
             parts.append(f"budget {situation.power_budget_w:.1f} W")
         held = "" if mode is best else f"; {best} looks better, but not by enough or not for long enough"
         return f"{why}: {', '.join(parts)}{held}"
+
+
+def _span(seconds: float, error_s: float) -> str:
+    """A latency and its uncertainty for people: milliseconds, or seconds where there are many."""
+    scale, digits, unit = (1e3, 0, "ms") if seconds < 1 else (1.0, 1 if seconds < 10 else 0, "s")
+    if not math.isfinite(error_s):
+        return f"about {seconds * scale:.{digits}f} {unit}"
+    return f"{seconds * scale:.{digits}f}±{error_s * scale:.{digits}f} {unit}"
+
+
+def _joules(energy_j: float) -> str:
+    if not math.isfinite(energy_j):
+        return ""
+    return f" {energy_j:.{2 if energy_j < 10 else 1 if energy_j < 100 else 0}f} J"
 
 
 class LatencyPolicy(_Choosing):

@@ -366,6 +366,8 @@ class OffloadedModule:
         report, learnt = account(outcome, mode, reason, total_s, self.name, self._local, self.forecaster.bytes_up(mode))
         now = time.monotonic()
         with self._lock:
+            if outcome.remote and outcome.hedged:
+                self.forecaster.overtaken(now, outcome.local_s)
             self.forecaster.note(now, learnt, self.reading(now))
         return report
 

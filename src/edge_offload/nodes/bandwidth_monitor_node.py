@@ -24,6 +24,7 @@ from edge_offload.link.client import Client
 from edge_offload.link.clock import WARN_S
 from edge_offload.link.estimate.estimator import ACTIVE, NONE, LinkEstimator
 from edge_offload.link.estimate.prober import Prober
+from edge_offload.link.estimate.scheduling import words as of_machine
 from edge_offload.link.estimate.wireless import Wireless
 from edge_offload.link.keys import KeyStore
 from edge_offload.link.replies import LinkState
@@ -108,6 +109,7 @@ class BandwidthMonitorNode(Node):
             if message.connected:
                 message.clock_offset, message.clock_error = duration(clock.offset_s), duration(clock.error_s)
             self.health.value("probes", self._prober.sent)
+            self.health.value("machine", of_machine(*self._client.scheduling_s))
         elif latest is not None:
             message.connected = latest.connected
             message.round_trip = latest.link_round_trip

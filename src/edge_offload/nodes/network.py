@@ -12,6 +12,7 @@ from edge_offload.errors import BadInput
 from edge_offload.execute.threads import pin
 from edge_offload.link.client import Client
 from edge_offload.link.estimate.estimator import LinkReading
+from edge_offload.link.estimate.scheduling import words as of_machine
 from edge_offload.link.keys import KeyStore
 from edge_offload.link.replies import LinkState
 from edge_offload.manager.device_mode import DeviceModule, DeviceRunner, installed_device
@@ -192,6 +193,7 @@ class Network:
         ready = self._client is not None and self._client.state is LinkState.READY
         if self._client is not None:
             wrong = self._watch.judge(time.monotonic(), ready, self._client.address, self._client.cause, held)
+            self._health.value("machine", of_machine(*self._client.scheduling_s))
         if not needed:
             self._health.clear("link")
             self._health.clear("fallback")

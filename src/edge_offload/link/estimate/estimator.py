@@ -15,7 +15,7 @@ import math
 import threading
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Deque, Optional, Tuple
+from typing import Callable, Deque, Optional, Tuple
 
 from edge_offload.link.estimate.rate import RateFilter
 from edge_offload.link.replies import Transfer
@@ -31,6 +31,10 @@ PROGRESS_S = 0.1
 PROGRESS_SHARE = 0.6
 #: Bytes under way below which nothing can be told from the count.
 BACKLOG_BYTES = 4096
+#: A smaller message tells how late threads are, not what the link carries.
+SAMPLE_BYTES = 4096
+#: A thread that nobody counted may have been late by so many times what is typical.
+UNSEEN = 2.0
 #: Bytes that stand for none at all: the logarithm needs some.
 TRICKLE_BYTES = 256
 #: Scheduling of the two ends' threads blurs a transfer's duration by this (seconds).
@@ -77,9 +81,14 @@ def _caution(error: float) -> float:
 
 
 class LinkEstimator:
-    """Collects evidence, answers with a :class:`LinkReading`. Thread-safe. Times are of one monotonic clock."""
+    """Collects evidence, answers with a :class:`LinkReading`. Thread-safe. Times are of one monotonic clock.
+
+    Attributes:
+        late_s: for how long a thread of the two ends typically waits for a processor; set by the owner.
+    """
 
     def __init__(self) -> None:
+        self.late_s = 0.0
         self._lock = threading.Lock()
         self._up = RateFilter()
         self._down = RateFilter()
@@ -106,12 +115,16 @@ class LinkEstimator:
             up_began = max(transfer.sent_s + delay_s, self._up_free_s)
             down_began = max(transfer.server_sent_s + delay_s, self._down_free_s)
             now = transfer.received_s
-            self._up_free_s = max(self._up_free_s, transfer.server_received_s)
-            self._down_free_s = max(self._down_free_s, now)
-            used = self._up.observe(
-                transfer.server_received_s, transfer.bytes_up, transfer.server_received_s - up_began, error_s
+            if transfer.bytes_up >= SAMPLE_BYTES:
+                self._up_free_s = max(self._up_free_s, transfer.server_received_s)
+            if transfer.bytes_down >= SAMPLE_BYTES:
+                self._down_free_s = max(self._down_free_s, now)
+            lag_up_s, lag_down_s = (
+                waited_s + UNSEEN * self.late_s for waited_s in (transfer.waited_up_s, transfer.waited_down_s)
             )
-            used |= self._down.observe(now, transfer.bytes_down, now - down_began, error_s)
+            up_s, down_s = transfer.server_received_s - up_began, now - down_began
+            used = self._told(self._up, transfer.server_received_s, transfer.bytes_up, up_s, error_s, lag_up_s)
+            used |= self._told(self._down, now, transfer.bytes_down, down_s, error_s, lag_down_s)
             if used:
                 self._source = source
 
@@ -119,13 +132,24 @@ class LinkEstimator:
         """A transfer of which only sizes and durations are known, delays included."""
         with self._lock:
             delay_s = self._delay_s()
-            used = self._up.observe(now, size_up, up_s - delay_s, error_s + JITTER_S)
-            used |= self._down.observe(now, size_down, down_s - delay_s, error_s + JITTER_S)
+            error_s, lag_s = error_s + JITTER_S, UNSEEN * self.late_s
+            used = self._told(self._up, now, size_up, up_s - delay_s, error_s, lag_s)
+            used |= self._told(self._down, now, size_down, down_s - delay_s, error_s, lag_s)
             if used:
                 self._source = PASSIVE
 
-    def progress(self, now: float, given: int, acked: int) -> None:
-        """Bytes given to the connection and acknowledged by the next hop so far; call it at least every 0.1 s."""
+    @staticmethod
+    def _told(rate: RateFilter, now: float, size: float, busy_s: float, error_s: float, lag_s: float) -> bool:
+        return size >= SAMPLE_BYTES and rate.observe(now, size, busy_s, error_s, lag_s)
+
+    def progress(
+        self, now: float, given: int, acked: int, waited: Callable[[float, float], float] = lambda begin, end: 0.0
+    ) -> None:
+        """Bytes given to the connection and acknowledged by the next hop so far; call it at least every 0.1 s.
+
+        Args:
+            waited: for how long threads of either end waited for a processor between two times, at most.
+        """
         with self._lock:
             if given - acked < BACKLOG_BYTES:
                 self._mark = None
@@ -139,7 +163,10 @@ class LinkEstimator:
                 return
             size = max(acked - before, TRICKLE_BYTES)
             if size / busy_s < PROGRESS_SHARE * self._up.bytes_per_s:
-                self._up.observe(now, size, busy_s, JITTER_S)
+                lag_s = waited(since_s, now) + UNSEEN * self.late_s
+                if busy_s - lag_s < PROGRESS_S / 2:
+                    return  # who was to send has hardly run since: look again later
+                self._up.observe(now, size, busy_s, JITTER_S, lag_s)
             self._mark = (now, acked)
 
     def adopt(self, now: float, reading: LinkReading) -> None:

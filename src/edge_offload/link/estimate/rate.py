@@ -22,6 +22,10 @@ MAX_ERROR = 1.0
 LONG_S = 0.25
 #: A fall that only one sample has shown may have gone on since, by this share of it (of the logarithm).
 STEP_DOUBT = 0.5
+#: Share of the lag that usually held a transfer up: threads wait beside it, too.
+LIKELY_LAG = 0.25
+#: No transfer takes less (seconds).
+LEAST_S = 1e-6
 #: Weight of an estimate of unknown age.
 MAX_VARIANCE = 1.5
 
@@ -42,26 +46,34 @@ class RateFilter:
         self._variance = MAX_VARIANCE
         self._aside: Optional[float] = None
 
-    def observe(self, now: float, size: float, busy_s: float, error_s: float) -> bool:
+    def observe(self, now: float, size: float, busy_s: float, error_s: float, lag_s: float = 0.0) -> bool:
         """``size`` bytes had the link to themselves for ``busy_s`` seconds, known to within ``error_s``.
 
-        Returns False if the sample says nothing: too short for its error.
+        Args:
+            lag_s: for so much of ``busy_s`` at most it was not the link that was waited for, but a processor. What that
+                explains is not held against the link.
+
+        Returns False if the sample says nothing: too short for its error, or for the lag.
         """
         if size <= 0 or busy_s <= 0:
             return False
         error = math.hypot(error_s / busy_s, SAMPLE_ERROR)
         if error > MAX_ERROR:
             return False
+        # the link carried no less than this, and no more than this
+        least, most = math.log(size / busy_s), math.log(size / max(busy_s - lag_s, LEAST_S))
+        likely = math.log(size / (busy_s - LIKELY_LAG * min(lag_s, busy_s)))
+        width = math.hypot(error, (most - least) / 2)
         self.heard += 1
-        found = math.log(size / busy_s)
         if self._log is None:
-            self._believe(now, found, error**2)
+            self._believe(now, likely, min(width**2, MAX_VARIANCE))
             return True
+        found = min(max(self._log, least), most)
         variance = self._variance_at(now)
         surprise = (found - self._log) / math.sqrt(variance + error**2)
         if abs(surprise) > SURPRISE:
             again = self._aside is not None and (self._aside > self._log) == (found > self._log)
-            if not again and not (busy_s >= LONG_S and surprise < 0):
+            if not again and not (busy_s - lag_s >= LONG_S and surprise < 0):
                 self._aside = found
                 return True
             step, doubt = found, STEP_DOUBT * (found - self._log)
@@ -69,10 +81,13 @@ class RateFilter:
                 # a sample during which the link fell saw some of what was before: the lower one is the newer truth
                 step = min(found, self._aside) if surprise < 0 else (found + self._aside) / 2
                 doubt = 0.0
-            self._believe(now, step, min(error**2 + doubt**2, MAX_VARIANCE))
+            self._believe(now, step, min(width**2 + doubt**2, MAX_VARIANCE))
             return True
-        gain = variance / (variance + error**2)
-        self._believe(now, self._log + gain * (found - self._log), (1 - gain) * variance)
+        # what the sample rules out weighs as much as the sample is exact, where in between less
+        moves = [
+            gain * (to - self._log) for gain, to in ((_gain(variance, error), found), (_gain(variance, width), likely))
+        ]
+        self._believe(now, self._log + max(moves, key=abs), (1 - _gain(variance, width)) * variance)
         return True
 
     def forget(self) -> None:
@@ -100,3 +115,8 @@ class RateFilter:
         self._log, self._variance, self.updated_s = log, variance, now
         self._aside = None
         self.samples += 1
+
+
+def _gain(variance: float, error: float) -> float:
+    """Weight of a sample against an estimate."""
+    return variance / (variance + error**2)

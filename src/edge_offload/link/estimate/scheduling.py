@@ -1,0 +1,185 @@
+"""How long the threads that move bytes waited for a processor, as the kernel counts it: time that is not the link's.
+
+A transfer is timed by threads. On a busy machine they come late, and what they time is longer than the link took. Linux
+counts for every thread how long it was ready to run and did not (``schedstat``), and for the machine how long a
+hypervisor gave its processors to others (steal). The server tells its counts with its answers, so that the delays of
+both ends are told apart from the link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pathlib
+import threading
+from bisect import bisect_left
+from typing import Any, Dict, List, Optional, Tuple
+
+#: libzmq's threads that read and write the sockets.
+MOVERS = "ZMQbg/IO"
+#: Seconds between two looks at the kernel's counts, at least; a look takes some 50 us.
+LOOK_S = 4e-3
+#: Seconds between two looks at what a hypervisor took away, which is counted in steps of 10 ms.
+STEAL_LOOK_S = 0.1
+#: Seconds of looks that are kept.
+KEPT_S = 6.0
+#: Seconds over which the wait for a turn is averaged.
+TYPICAL_S = 3.0
+#: Under this key of its body a message tells what its sender has waited so far: seconds, turns.
+WAITED = "_waited"
+#: From this delay of a wake-up on (seconds) a machine is called busy.
+BUSY_S = 5e-3
+
+
+class Waits:
+    """What one end has waited for its processors so far, look by look. One thread at a time, but for
+    :attr:`typical_s`."""
+
+    def __init__(self) -> None:
+        self._looks: List[Tuple[float, float, int]] = []
+        self._mean = (0.0, 0.0)  # seconds and turns of late
+
+    def note(self, now: float, seconds: float, turns: int) -> None:
+        """Until ``now`` its threads had waited so long in all, and had been given a processor so many times."""
+        looks = self._looks
+        if looks:
+            since_s, before_s, before = looks[-1]
+            if now < since_s:
+                return
+            if seconds < before_s or turns < before:
+                looks.clear()  # another process counts from the beginning
+            else:
+                fade = math.exp((since_s - now) / TYPICAL_S)
+                mean_s, mean = self._mean
+                self._mean = (fade * mean_s + seconds - before_s, fade * mean + turns - before)
+        if looks and now - looks[0][0] > 2 * KEPT_S:
+            del looks[: bisect_left(looks, (now - KEPT_S, 0.0, 0))]
+        looks.append((now, seconds, turns))
+
+    def told(self, now: float, body: Dict[str, Any]) -> None:
+        """The same from the body of a peer's message, which is rid of it; what is absurd says nothing."""
+        told = body.pop(WAITED, None)
+        if not isinstance(told, list) or [type(item) for item in told] != [float, int] or not math.isfinite(now):
+            return
+        if 0 <= told[0] < 1e9 and 0 <= told[1] < 1 << 53:
+            self.note(now, told[0], told[1])
+
+    def due(self, now: float) -> bool:
+        """Whether the latest look is older than :data:`LOOK_S`."""
+        return not self._looks or now - self._looks[-1][0] >= LOOK_S
+
+    @property
+    def total(self) -> Tuple[float, int]:
+        """Seconds waited and turns so far, as of the latest look."""
+        return self._looks[-1][1:] if self._looks else (0.0, 0)
+
+    def between(self, begin: float, end: float) -> float:
+        """Seconds waited from ``begin`` to ``end``, at most: from the look before the one to that after the other."""
+        looks = self._looks
+        if not looks or end <= begin:
+            return 0.0
+        first = max(0, bisect_left(looks, (begin, math.inf, 0)) - 1)
+        last = min(len(looks) - 1, bisect_left(looks, (end, 0.0, 0)))
+        return max(0.0, looks[last][1] - looks[first][1])
+
+    @property
+    def typical_s(self) -> float:
+        """Mean wait for a turn, of late (seconds); 0 while nothing is known."""
+        seconds, turns = self._mean
+        return seconds / turns if turns > 0 else 0.0
+
+
+class ThreadCounts:
+    """The kernel's counts: of the thread that asks, of libzmq's threads of this process, and of the machine's steal.
+
+    Args:
+        proc: where the kernel tells.
+        cores: processors of the machine.
+    """
+
+    def __init__(self, proc: pathlib.Path = pathlib.Path("/proc"), cores: Optional[int] = None) -> None:
+        self._tasks, self._machine = f"{proc}/self/task", f"{proc}/stat"
+        self._cores = cores or os.cpu_count() or 1
+        self._threads: Dict[int, Tuple[int, int]] = {}
+        self._own = 0
+        self._steal: Optional[int] = None
+        self._steal_looked_s = self._told_s = -math.inf
+        self._seconds, self._turns = 0.0, 0
+
+    def find(self) -> None:
+        """Look which threads there are now; libzmq starts its own with the first socket."""
+        self._own = threading.get_native_id()
+        found = {self._own}
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self._tasks):
+                if (_text(f"{self._tasks}/{name}/comm") or "").startswith(MOVERS):
+                    found.add(int(name))
+        self._threads = {thread: count for thread, count in self._threads.items() if thread in found}
+        for thread in found - set(self._threads):
+            count = self._count(thread)
+            if count is not None:
+                self._threads[thread] = count
+
+    def total(self, now: float) -> Tuple[float, int]:
+        """Seconds waited and turns since the first call; zeros where the kernel does not count."""
+        for thread, before in self._threads.items():
+            count = self._count(thread)
+            if count is not None:
+                self._seconds += max(0, count[0] - before[0]) / 1e9
+                self._turns += max(0, count[1] - before[1])
+                self._threads[thread] = count
+        if self._threads and now - self._steal_looked_s >= STEAL_LOOK_S:
+            self._steal_looked_s = now
+            fields = (_text(self._machine) or "").split(None, 9)
+            if len(fields) > 8 and fields[0] == "cpu" and fields[8].isdigit():
+                if self._steal is not None:
+                    self._seconds += max(0, int(fields[8]) - self._steal) / 100 / self._cores
+                self._steal = int(fields[8])
+        return self._seconds, self._turns
+
+    def body(self, now: float) -> Dict[str, Any]:
+        """What a message tells its receiver of them (see :meth:`Waits.told`), no older than :data:`LOOK_S`."""
+        if now - self._told_s >= LOOK_S:
+            self._told_s = now
+            self.total(now)
+        return {WAITED: [self._seconds, self._turns]}
+
+    def stuck(self) -> bool:
+        """Whether one of libzmq's threads has something to do now and waits for a processor."""
+        for thread in self._threads:
+            if thread != self._own:
+                fields = (_text(f"{self._tasks}/{thread}/stat") or "").rpartition(")")[2].split(None, 1)
+                if fields and fields[0] == "R":
+                    return True
+        return False
+
+    def _count(self, thread: int) -> Optional[Tuple[int, int]]:
+        """Nanoseconds waited, and turns; None where the kernel does not count or the thread has ended."""
+        fields = (_text(f"{self._tasks}/{thread}/schedstat") or "").split()
+        if len(fields) != 3 or not all(field.isdigit() for field in fields):
+            return None
+        return int(fields[1]), int(fields[2])
+
+
+def _text(path: str) -> Optional[str]:
+    """The beginning of a file; None if it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.read(descriptor, 512).decode("ascii", "replace")
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def words(robot_s: float, server_s: float) -> str:
+    """What a person is told of the processors, with the mean waits for a turn on both ends."""
+    late = [(name, delay_s) for name, delay_s in (("robot", robot_s), ("server", server_s)) if delay_s >= BUSY_S]
+    if not late:
+        return "not busy"
+    told = " and ".join(f"{delay_s * 1e3:.0f} ms on the {name}" for name, delay_s in late)
+    return f"busy: scheduling delay {told}; it is told apart from the link, forecasts scatter more"
