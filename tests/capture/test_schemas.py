@@ -12,8 +12,9 @@ from typing import Any, Iterator
 import pytest
 import torch
 
-from edge_offload.capture import schemas
+from edge_offload.capture import connect, schemas
 from edge_offload.errors import ProtocolError
+from edge_offload.execute.fingerprint import fingerprint
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from serving import ENVIRONMENT, HERE, Serving
@@ -68,6 +69,17 @@ def test_a_malformed_table_is_refused(data: bytes) -> None:
         schemas.unpack(data)
 
 
+def test_a_program_is_told_of_another_torch_on_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = {**fingerprint("cpu"), "torch": "2.4.1", "torch_build": "another"}
+    connect.say_differences({"fingerprint": theirs})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"torch=={str(torch.__version__).split('+')[0]} on the server" in line
+    connect.say_differences({"fingerprint": {**theirs, "threads": 77}})
+    assert "77 there" in capsys.readouterr().err
+    connect.say_differences({"fingerprint": fingerprint("cpu")})
+    assert capsys.readouterr().err == ""
+
+
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     made = Serving(tmp_path_factory.mktemp("serving"))
@@ -91,7 +103,7 @@ def test_another_torch_on_the_robot(serving: Serving) -> None:
     launcher = [OTHER, "-m", "edge_offload.cli", "exec", "--server", serving.address, "--keys", str(serving.keys)]
     there = run(*launcher, "--wait", "60", "--", *program)
     assert there.returncode == 0, there.stderr[-3000:]
-    assert "torch: " in there.stderr
+    assert "pip install torch==" in there.stderr
     local, remote = ([line.split() for line in done.stdout.splitlines()] for done in (here, there))
     assert [line[:2] for line in local] == [line[:2] for line in remote]
     assert len(local) >= 6

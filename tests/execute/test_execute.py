@@ -14,7 +14,7 @@ from torch import nn
 from edge_offload.errors import BadInput, ProtocolError, Unsupported
 from edge_offload.execute import devices
 from edge_offload.execute.executor import ModuleExecutor
-from edge_offload.execute.fingerprint import differences, fingerprint
+from edge_offload.execute.fingerprint import differences, fingerprint, two_torches
 from edge_offload.execute.tensors import TensorSpec, check_descriptors, pack, unpack
 from edge_offload.execute.threads import parse_cores, pin
 
@@ -170,3 +170,22 @@ def test_bounds_hold_before_decoding():
 def test_dtypes_that_do_not_travel_are_named():
     with pytest.raises(BadInput, match="complex32"):
         pack([torch.zeros(2, dtype=torch.complex32)])
+
+
+@pytest.mark.parametrize(
+    ("robot", "server", "told"),
+    [
+        ("2.13.0+cpu", "2.15.0+cu132", ["torch==2.13.0 on the server", "torch==2.15.0 on the robot"]),
+        ("2.4.0a0+07cecf4168.nv24.05", "2.13.0", ["torch==2.4.0 on the server"]),
+        ("2.13.0+cpu", "2.13.0+cu130", []),  # another build: the same operators
+        ("2.13.0", None, []),
+        ("2.13.0", {"a": 1}, []),
+        ("2.13.0", "not a version", []),
+    ],
+)
+def test_two_versions_of_torch_are_told_with_what_to_install_where(robot, server, told):
+    words = two_torches({"torch": robot}, {"torch": server})
+    assert bool(words) == bool(told)
+    assert all(part in words for part in told)
+    assert "\n" not in words
+    assert two_torches({"torch": robot}, server) == "", "a fingerprint that is none"

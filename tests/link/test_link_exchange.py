@@ -1,6 +1,7 @@
 """Requests and replies over a real connection: every Future completes once, with the right thing."""
 
 import concurrent.futures
+import subprocess
 import sys
 import threading
 import time
@@ -205,6 +206,26 @@ def test_bursts_of_an_honest_robot_are_never_cut(serve, connect):
     for future in waiting:
         assert len(future.result(PATIENCE_S).buffers[0]) == 1 << 20
     assert client.counters["connections"] == 1
+
+
+AT_EXIT = """
+import atexit, zmq
+from edge_offload.link.connection import ZERO_COPY_BYTES
+context = zmq.Context()
+one, other = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+one.bind("inproc://x")
+other.connect("inproc://x")
+def send():
+    one.send(bytes(ZERO_COPY_BYTES), copy=False)
+    return len(other.recv())
+atexit.register(lambda: (print(send() == ZERO_COPY_BYTES), context.destroy(0)))
+send()
+"""
+
+
+def test_what_a_program_still_sends_while_it_ends_is_sent():
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 def test_too_large_is_told_before_it_is_sent(serve, connect):

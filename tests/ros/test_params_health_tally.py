@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from edge_offload import records
@@ -176,3 +178,39 @@ def test_a_count_stopped_between_the_two_halves_of_an_answer_is_even():
 def test_no_result_at_all_is_an_error_and_not_an_empty_summary():
     with pytest.raises(BadInput, match="no frame got a result"):
         tally_of([1, 2], [], []).summary()
+
+
+def test_the_summary_says_what_to_do_about_two_versions_of_torch():
+    tally = Tally()
+    tally.frame(1)
+    tally.result(1)
+    tally.latency(1, InferenceReport(Mode.SERVER, "movenet", 0.1), 1.0, True)
+    assert "TORCH" not in table(tally.summary())
+    tally.two_torches = "torch 2.13.0 on the robot, 2.15.0 on the server: pip install torch==2.13.0 on the server"
+    record = tally.summary()
+    records.validate("run", record)
+    assert "pip install torch==2.13.0 on the server" in table(record)
+
+
+def test_two_versions_of_torch_are_told_on_diagnostics_and_reach_the_summary():
+    pytest.importorskip("rospy")
+    from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+
+    from edge_offload.nodes.network import Network
+    from edge_offload.nodes.run_recorder import RunRecorder
+
+    words = "pip install torch==2.13.0 on the server"
+    network = Network.__new__(Network)
+    network._client, network._health = None, Health()
+    network._module = SimpleNamespace(state=dict, torches=lambda: words)
+    network.refresh(needed=False)
+    told = network._health.report()
+    assert (told.level, told.message) == (WARN, words)
+    recorder = RunRecorder.__new__(RunRecorder)
+    recorder._tally = Tally()
+    values = [KeyValue(key, value) for key, value in told.values.items()]
+    recorder._on_diagnostics(DiagnosticArray(status=[DiagnosticStatus(values=values)]))
+    assert recorder._tally.two_torches == words
+    network._module.torches = str
+    network.refresh(needed=False)
+    assert network._health.report().level == OK

@@ -6,8 +6,10 @@ import torch
 from server_rig import TIMINGS, bit_equal, image, until
 
 from edge_offload.errors import EdgeOffloadError
+from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.link.client import Client
 from edge_offload.link.keys import KeyStore
+from edge_offload.manager import runtime
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.models import registry
 from edge_offload.modes import Mode
@@ -105,6 +107,15 @@ def test_thread_count_that_differs_is_stated(server, robot):
     bot = robot(server.address, "net", example=inputs)
     bot.wait_open(inputs)
     assert "threads: 2 here, 1 there" in bot.offloaded.state()["server"]
+
+
+def test_another_torch_on_the_server_is_logged_with_what_to_install_where(server, robot, monkeypatch, caplog):
+    monkeypatch.setattr(runtime, "fingerprint", lambda device: {**fingerprint(device), "torch": "2.4.1"})
+    inputs = image()
+    bot = robot(server.address, "net", example=inputs)
+    bot.wait_open(inputs)
+    assert "pip install torch==2.4.1 on the server" in bot.offloaded.torches()
+    assert bot.offloaded.torches() in caplog.messages
 
 
 def test_slowdown_stretches_the_robot_and_says_so(server, robot):

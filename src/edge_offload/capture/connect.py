@@ -20,6 +20,9 @@ FAIL, LOCAL, LATER = "fail", "local", "later"
 #: machine takes its place; or the program starts, and asks for the connection by itself.
 ABSENT: Tuple[str, ...] = (FAIL, LOCAL, LATER)
 
+#: What of a fingerprint is told by the version of torch.
+TORCH = ("torch", "torch_build")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -91,7 +94,6 @@ def connect(settings: Settings) -> LinkRemote:
         BadInput, Refused, LinkLost: no key is known, the server said no, there is none.
     """
     from edge_offload.capture.link_remote import LinkRemote
-    from edge_offload.execute.fingerprint import differences, fingerprint
     from edge_offload.link.client import Client
     from edge_offload.link.keys import KeyStore
 
@@ -101,15 +103,27 @@ def connect(settings: Settings) -> LinkRemote:
     except EdgeOffloadError:
         client.close()
         raise
-    different = differences(fingerprint("cpu"), welcome.get("fingerprint", {}))
-    if different:
-        say(f"results may differ from this machine's in the last bits: {'; '.join(different)}")
+    say_differences(welcome)
     try:
         refused = other_operators(client)
     except (EdgeOffloadError, FutureTimeout):
         client.close()
         raise
     return LinkRemote(client, resume_s=settings.resume_s, codec=settings.codec, on_weights=Progress(), refused=refused)
+
+
+def say_differences(welcome: Mapping[str, Any]) -> None:
+    """Say why results of this server may not be those of this machine, and what to do about it; nothing if they are."""
+    from edge_offload.execute.fingerprint import differences, fingerprint, two_torches
+
+    ours, theirs = fingerprint("cpu"), welcome.get("fingerprint", {})
+    torches = two_torches(ours, theirs)
+    if torches:
+        say(torches)
+        ours, theirs = ({key: facts[key] for key in facts if key not in TORCH} for facts in (ours, theirs))
+    different = differences(ours, theirs)
+    if different:
+        say(f"results may differ from this machine's in the last bits: {'; '.join(different)}")
 
 
 def other_operators(client: Client) -> Dict[str, str]:

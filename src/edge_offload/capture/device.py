@@ -58,8 +58,9 @@ class Installed:
             "ops": self.native.counters()["calls"], "bytes_up": self.remote.bytes_up,
             "bytes_down": self.remote.bytes_down,
         }  # fmt: skip
+        torches = getattr(self.remote, "torches", "")
         with open(path, "w", encoding="utf-8") as stream:
-            json.dump(figures, stream)
+            json.dump({**figures, **({"two_torches": torches} if torches else {})}, stream)
 
     def reconnect(self, remote: Any) -> None:
         """Go on with another session. Tensors from before are lost: using one raises LinkLost."""

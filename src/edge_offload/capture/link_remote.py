@@ -12,6 +12,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
+import torch
+
 from edge_offload.capture import payloads
 from edge_offload.capture.arriving import Arriving
 from edge_offload.capture.blobs import MAX_BLOB_BYTES, Named, digest
@@ -19,6 +21,7 @@ from edge_offload.capture.entries import Buffer
 from edge_offload.capture.messages import Answer, parse_answer
 from edge_offload.capture.remote import Forgotten, known_facts
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
+from edge_offload.execute.fingerprint import two_torches
 from edge_offload.link.client import Client
 from edge_offload.link.replies import LinkState, Reply
 from edge_offload.link.waiting import OnPart
@@ -128,6 +131,11 @@ class LinkRemote:
         self._closed = False
         self._connection = client.counters["connections"]
         self._fingerprint = client.welcome.get("fingerprint")
+
+    @property
+    def torches(self) -> str:
+        """What to do about another release of torch on the server, in one line; empty: the same one."""
+        return two_torches({"torch": torch.__version__}, self._fingerprint)
 
     @property
     def unanswered(self) -> int:

@@ -130,6 +130,7 @@ class Surface:
         self._storages()
         self._patch_tensors()
         self._patch_helpers()
+        self._leave_cudnn_out()
         self._refuse_training()
         self._make_generators()
         self._refuse_the_rest()
@@ -306,6 +307,11 @@ class Surface:
             setattr(nvtx, name, _nothing)
         torch.nn.parallel.comm.scatter = lambda tensor, *_, **__: (tensor.to("cuda"),)
         torch.compile = _compile
+
+    def _leave_cudnn_out(self) -> None:
+        """A torch that is built with cuDNN answers as one that is not: the device has none to ask for its version."""
+        torch._C._has_cudnn = False
+        torch.backends.cudnn.version.__globals__["_init"] = lambda: False
 
     def _storages(self) -> None:
         """``torch.UntypedStorage(n, device="cuda")``, which loading and copying use; torch's knows no such device."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from typing import Any, Dict, List, Mapping, Union
 
 import torch
@@ -86,6 +87,32 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> List[str]
         if mine != other:
             found.append(f"{_WORDS.get(key, key)}: {_show(mine)} here, {_show(other)} there")
     return found
+
+
+def two_torches(ours: Mapping[str, Any], theirs: Any) -> str:
+    """What to do about another release of torch on the server than on the robot, in one line; empty: the same one.
+
+    Other builds of the same release (CPU, CUDA) have the same operators and are no reason to install anything.
+
+    Args:
+        ours: the robot's fingerprint.
+        theirs: what the server sent as its own.
+
+    >>> two_torches({"torch": "2.13.0+cpu"}, {"torch": "2.15.0"})
+    'torch 2.13.0 on the robot, 2.15.0 on the server: results may differ in the last digits, and some operators may be \
+refused; pip install torch==2.13.0 on the server (or, if that cannot be, torch==2.15.0 on the robot)'
+    """
+    robot, server = (
+        re.match(r"\d+(\.\d+){1,2}", str(facts.get("torch"))[:64]) if isinstance(facts, Mapping) else None
+        for facts in (ours, theirs)
+    )
+    if robot is None or server is None or robot.group() == server.group():
+        return ""
+    return (
+        f"torch {robot.group()} on the robot, {server.group()} on the server: results may differ in the last digits, "
+        f"and some operators may be refused; pip install torch=={robot.group()} on the server (or, if that cannot be, "
+        f"torch=={server.group()} on the robot)"
+    )
 
 
 def _show(value: Any) -> str:

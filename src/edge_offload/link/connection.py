@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import zmq
+import zmq.utils.garbage  # its exit handler must be the older one, which runs later than those that close links
 
 from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused
 from edge_offload.link import messages, tcp

@@ -234,7 +234,7 @@ def _cache() -> List[Finding]:
 def _link(server: Optional[str], keys: Optional[str]) -> List[Finding]:
     if not server:
         return [Finding(WARN, "link", "not tried", "name a server: --server tcp://host:5700")]
-    from edge_offload.execute.fingerprint import differences, fingerprint
+    from edge_offload.execute.fingerprint import differences, fingerprint, two_torches
     from edge_offload.link.client import Client
     from edge_offload.link.keys import KeyStore
     from edge_offload.server.status import ServerStatus
@@ -265,9 +265,8 @@ def _link(server: Optional[str], keys: Optional[str]) -> List[Finding]:
         differences(fingerprint("cpu"), theirs) if isinstance(theirs, dict) else ["the server states no fingerprint"]
     )
     if found:
-        findings.append(
-            Finding(WARN, "bit equality", "; ".join(found), "results differ in the last digits; see --threads")
-        )
+        remedy = two_torches(fingerprint("cpu"), theirs) or "results differ in the last digits; see --threads"
+        findings.append(Finding(WARN, "bit equality", "; ".join(found), remedy))
     else:
         findings.append(Finding(OK, "bit equality", "server and robot compute the same bits"))
     return findings

@@ -192,6 +192,10 @@ class OffloadedModule:
         """Each mode's state in words (``server``: the link, the model, and whether results are bit-equal)."""
         return {mode.value: runner.state() for mode, runner in self._runners.items()}
 
+    def torches(self) -> str:
+        """What to do about another release of torch on the server, in one line; empty while there is nothing to do."""
+        return "" if self._server is None else self._server.torches()
+
     def run(
         self,
         inputs: Inputs,

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolError, Refused
-from edge_offload.execute.fingerprint import differences
+from edge_offload.execute.fingerprint import differences, two_torches
 from edge_offload.execute.tensors import TensorSpec, pack, unpack
 from edge_offload.link.client import Client
 from edge_offload.link.replies import LinkState, Reply
@@ -101,6 +101,7 @@ class ServerRunner:
         self._overdue_s = 0.0
         self._pause_until_s = 0.0
         self._lock = threading.Lock()
+        self._told = ""
 
     def prepare(self, specs: Specs) -> None:
         """Open the model for these inputs as soon as the link allows; returns at once."""
@@ -168,6 +169,10 @@ class ServerRunner:
         theirs = self._client.welcome.get("fingerprint")
         return differences(self._own_fingerprint, theirs) if isinstance(theirs, Mapping) else ["it is not known"]
 
+    def torches(self) -> str:
+        """What to do about another release of torch on the server, in one line; empty while there is nothing to do."""
+        return two_torches(self._own_fingerprint, self._client.welcome.get("fingerprint"))
+
     def _equality(self) -> str:
         found = self.different()
         return (
@@ -207,6 +212,10 @@ class ServerRunner:
 
     def _open(self, specs: Specs, opening: _Opening) -> None:
         """In a thread of its own: open, and time one inference so that the first frame's wait is known."""
+        torches = self.torches()
+        if torches and torches != self._told:
+            _log.warning("%s", torches)
+        self._told = torches
         try:
             if self._hash is None:
                 self._hash = self._state_hash()

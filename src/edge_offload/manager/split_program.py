@@ -14,9 +14,11 @@ import torch
 from edge_offload.capture import connect, device
 from edge_offload.capture.remote import WorkerRemote
 from edge_offload.errors import BadInput
+from edge_offload.execute.fingerprint import two_torches
 from edge_offload.link.client import Client, Timings
 from edge_offload.link.estimate.prober import Prober
 from edge_offload.link.keys import KeyStore
+from edge_offload.link.replies import LinkState
 from edge_offload.manager.recorded_split import RecordedSplit
 from edge_offload.manager.split_device import SplitRecorder
 from edge_offload.manager.split_here import SplitHereRecorder, here
@@ -37,7 +39,19 @@ def from_environment() -> device.Installed:
         raise BadInput("mode split needs a server", remedy="name one with --server, or use mode lazy")
     libraries = device.built_libraries()
     keys = KeyStore(settings.keys) if settings.keys else None
-    client = Client(settings.server, keys=keys, timings=Timings(idle_s=IDLE_S)).start()
+    told = ""
+
+    def tell(state: LinkState, _cause: str) -> None:
+        """What is to be done about another torch on the server, once for each that comes."""
+        nonlocal told
+        if state is LinkState.READY:
+            torches = two_torches({"torch": torch.__version__}, client.welcome.get("fingerprint"))
+            if torches and torches != told:
+                connect.say(torches)
+            told = torches
+
+    client = Client(settings.server, keys=keys, timings=Timings(idle_s=IDLE_S), on_state=tell)
+    client.start()
     prober = Prober(client, IDLE_S).start()
     alone = libraries is not None and settings.device == "cpu"
     if alone and settings.threads:
@@ -56,7 +70,8 @@ def from_environment() -> device.Installed:
     def end() -> None:
         if settings.tally:
             made.write_tally(settings.tally)
-            _add(settings.tally, {"split": {**dataclasses.asdict(recorder.splits), "state": recorder.state()}})
+            split = {**dataclasses.asdict(recorder.splits), "state": recorder.state()}
+            _add(settings.tally, {"split": split, **({"two_torches": told} if told else {})})
         recorder.close()
         prober.close()
         client.close()

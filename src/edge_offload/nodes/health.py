@@ -9,6 +9,9 @@ from typing import Dict, Tuple
 OK, WARN, ERROR = 0, 1, 2
 """Levels, with the numbers of diagnostic_msgs/DiagnosticStatus."""
 
+TORCHES = "two versions of torch"
+"""Name of the figure that says what to do about them; the summary of a run takes it from there."""
+
 
 @dataclass(frozen=True)
 class Report:

@@ -23,7 +23,7 @@ from edge_offload.models.registry import build_estimator, state_hash
 from edge_offload.modes import Mode, parse_mode
 from edge_offload.nodes.compose import duration
 from edge_offload.nodes.cores import resolve
-from edge_offload.nodes.health import ERROR, Health
+from edge_offload.nodes.health import ERROR, TORCHES, Health
 from edge_offload.nodes.link_watch import LinkWatch
 from edge_offload.nodes.params import Param
 from edge_offload.split.networks import synthetic_frame
@@ -190,6 +190,12 @@ class Network:
             return
         for mode, state in self._module.state().items():
             self._health.value(f"mode {mode}", state)
+        torches = self._module.torches()
+        if torches:
+            self._health.warn("torch", torches)
+            self._health.value(TORCHES, torches)  # for the summary of the run
+        else:
+            self._health.clear("torch")
         ready = self._client is not None and self._client.state is LinkState.READY
         if self._client is not None:
             wrong = self._watch.judge(time.monotonic(), ready, self._client.address, self._client.cause, held)

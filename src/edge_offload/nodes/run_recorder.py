@@ -31,14 +31,17 @@ from typing import Any, Dict, List, Optional
 import genpy
 import roslaunch.netapi
 import rospy
+from diagnostic_msgs.msg import DiagnosticArray
 from sensor_msgs.msg import Image
 
 from edge_offload import records
+from edge_offload.dashboard.messages import DIAGNOSTICS_TOPIC
 from edge_offload.dashboard.stream import MAX_BYTES
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.base import Node
 from edge_offload.nodes.compose import report_of
 from edge_offload.nodes.convert import image_to_bgr
+from edge_offload.nodes.health import TORCHES
 from edge_offload.nodes.params import Param
 from edge_offload.nodes.record_file import RecordFile
 from edge_offload.nodes.run_folder import new_folder, prune
@@ -114,6 +117,7 @@ class RunRecorder(Node):
         name, kind, on_result = results
         rospy.Subscriber(name, kind, self.callback(on_result), queue_size=1000)
         rospy.Subscriber(frames, rospy.AnyMsg, self.callback(self._on_frame), queue_size=1000)
+        rospy.Subscriber(DIAGNOSTICS_TOPIC, DiagnosticArray, self.callback(self._on_diagnostics), queue_size=100)
         self._overlays: Slot[Any] = Slot(capacity=16)
         self._video: Optional[VideoParts] = None
         self._writer: Worker[Any] = Worker(self._overlays, self._write, self._on_write_error, "overlay")
@@ -217,6 +221,12 @@ class RunRecorder(Node):
             self._last = report
             self._tally.latency(message.header.stamp.to_nsec(), report, message.energy, measured)
             self._note_result()
+
+    def _on_diagnostics(self, message: Any) -> None:
+        for status in message.status:
+            for value in status.values:
+                if value.key == TORCHES:
+                    self._tally.two_torches = value.value
 
     def _note_result(self) -> None:
         """Called with the lock held, in the very message that may complete the run."""

@@ -26,6 +26,8 @@ class Tally:
     reports: List[InferenceReport] = field(default_factory=list)
     energies: List[float] = field(default_factory=list)
     energy_measured: bool = True
+    #: What is to be done about different versions of torch on robot and server; empty: nothing.
+    two_torches: str = ""
     frames: int = 0
     _number: Dict[int, int] = field(default_factory=dict)
     _answered: List[int] = field(default_factory=lambda: [0])
@@ -137,6 +139,8 @@ class Tally:
             record["energy_source"] = "measured" if self.energy_measured else "model"
         if link:
             record["link"] = link
+        if self.two_torches:
+            record["two_torches"] = self.two_torches
         if overlay:
             record["overlay"] = overlay
         return record
@@ -171,5 +175,7 @@ def table(record: Dict[str, Any]) -> str:
         ("link", record.get("link", "-")),
         ("robot", f"compute slowed {slowdown:g} times on purpose (emulation)" if slowdown > 1 else "full speed"),
     ]  # fmt: skip
+    if "two_torches" in record:
+        rows.append(("TORCH", record["two_torches"]))
     rows += [("written", path) for path in record.get("overlay", [])]
     return "\n".join(f"  {name:<12} {text}" for name, text in rows)

@@ -96,4 +96,5 @@ for stream in (old, new):
     assert loaded.tolist() == [0, 1, 2]
 frozen = torch.jit.freeze(torch.jit.script(nn.Linear(4, 4).eval()).cuda())
 assert frozen(torch.ones(1, 4, device="cuda")).is_cuda
+assert (torch.backends.cudnn.is_available(), torch.backends.cudnn.version()) == (False, None)
 print("surface ok")

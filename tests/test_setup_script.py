@@ -1,0 +1,57 @@
+"""scripts/setup where the CPU build of torch cannot be had: the plain build, and its size before it starts."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+from typing import List, Tuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+#: Stands for the venv's Python: has no torch and knows no CPU build; all goes well up to the package itself.
+PYTHON = """case "$*" in
+*"import torch"*) exit 1;;
+*sys.version_info*) echo 2.13.0;;
+*pip*) echo "$*" >> "$CALLS"; case "$*" in *+cpu*|*"-e ."*) exit 1;; esac;;
+esac"""
+
+
+def put(path: pathlib.Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def set_up(folder: pathlib.Path, uv: str) -> Tuple[str, List[str]]:
+    """What a set-up says, and which installations it tries, where uv is ``uv``."""
+    root = folder / "clone"
+    put(root / ".venv" / "bin" / "python3", PYTHON)
+    put(root / ".venv" / "bin" / "uv", f'echo "uv $*" >> "$CALLS"; {uv}')
+    (root / "scripts").mkdir()
+    for name in ("scripts/setup", "setup.cfg", "setup.py", "constraints.txt"):
+        shutil.copy(ROOT / name, root / name)
+    put(folder / "bin" / "dpkg-query", "echo installed")
+    put(folder / "bin" / "nvidia-smi", "exit 1")
+    calls = folder / "calls"
+    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "CALLS": str(calls)}
+    command = ["bash", str(root / "scripts" / "setup"), "--model", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.returncode == 1, "the package itself is not installed here"
+    return done.stdout, calls.read_text().splitlines()
+
+
+def test_without_the_cpu_build_it_falls_back_to_the_plain_one_and_tells_its_size_first(tmp_path: pathlib.Path) -> None:
+    said, calls = set_up(tmp_path, "echo 'dns error' >&2; exit 2")
+    assert "3 GB to download" in said
+    tried = [call for call in calls if "torch==2.13.0" in call]
+    assert len(tried) == 3, calls
+    assert "+cpu" in tried[0]
+    assert tried[1].startswith("uv ")
+    assert "+cpu" not in tried[2]
+
+
+def test_with_the_cpu_build_from_its_publisher_nothing_larger_is_fetched(tmp_path: pathlib.Path) -> None:
+    said, calls = set_up(tmp_path, "exit 0")
+    assert "GB" not in said
+    assert [call.startswith("uv ") for call in calls if "torch==2.13.0" in call] == [False, True]
