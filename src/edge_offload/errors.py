@@ -18,8 +18,8 @@ _OF_ROS = ("ros", "genpy", "edge_offload_msgs", "cv_bridge", "tf2_ros", "diagnos
            "message_filters", "std_", "sensor_msgs", "geometry_msgs", "nav_msgs", "visualization_msgs")  # fmt: skip
 
 
-class EdgeOffloadError(Exception):
-    """Base of every error raised on purpose.
+class EdgeOffloadError(RuntimeError):
+    """Base of every error raised on purpose; a RuntimeError, as frameworks expect of a device that fails.
 
     Args:
         cause: what is wrong, in words that name the thing (file, peer, operator).
@@ -50,6 +50,10 @@ class ProtocolError(EdgeOffloadError):
 
 class RemoteError(EdgeOffloadError):
     """The server accepted the request and failed while computing it."""
+
+
+class OutOfMemory(EdgeOffloadError):
+    """A program would hold more than its device has; it sees torch.cuda.OutOfMemoryError."""
 
 
 class Unsupported(EdgeOffloadError):

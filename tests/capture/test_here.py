@@ -17,7 +17,10 @@ from edge_offload.cli import main
 HERE = pathlib.Path(__file__).parent
 PROGRAMS = [
     "conv_net", "in_place_state", "branches", "suppression", "two_threads", "buffers", "saved", "random_loops:0:12",
+    "names",
 ]  # fmt: skip
+#: Of the device itself: what they print says whether all went as it should.
+ABOUT = ["surface", "calls", "memory"]
 MODES = {
     "local": ["--mode", "local"],
     "split, without its server": ["--mode", "split", "--server", "tcp://127.0.0.1:9"],
@@ -128,8 +131,8 @@ def on_the_cpu() -> Dict[str, Any]:
 @pytest.mark.parametrize("mode", MODES)
 def test_programs_print_the_same_bits_as_on_the_cpu(on_the_cpu: Dict[str, Any], mode: str) -> None:
     command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", *MODES[mode], "--"]
-    found = outputs(run([*command, sys.executable, str(HERE / "run_programs.py"), *PROGRAMS, "surface"]))
-    assert found.pop("surface") == "surface ok\n"
+    found = outputs(run([*command, sys.executable, str(HERE / "run_programs.py"), *PROGRAMS, *ABOUT]))
+    assert {name: found.pop(name) for name in ABOUT} == {name: f"{name} ok\n" for name in ABOUT}
     assert found == on_the_cpu
 
 

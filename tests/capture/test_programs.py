@@ -36,7 +36,10 @@ PROGRAMS = [
     "sizes:200:none",
     *(f"sizes:20:{place}" for place in ("first", "after a size", "in place", "in the loop", "a read", "at the end")),
     "two_heads",
+    "names",
 ]
+#: Of the device itself: what they print says whether all went as it should.
+ABOUT = ["surface", "calls", "memory"]
 STEADY = ["conv_net:12", "conv_net:32"]
 MODES = ["per_op", "cached", "lazy", "replay"]
 needs_compiler = pytest.mark.skipif(
@@ -62,7 +65,7 @@ def local() -> Dict[str, Dict[str, Any]]:
 def remote(request: pytest.FixtureRequest) -> Dict[str, Any]:
     build.build()
     command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", "--mode", request.param, "--"]
-    return {"mode": request.param, **run([*command, sys.executable, str(RUNNER), *PROGRAMS, "surface", *STEADY])}
+    return {"mode": request.param, **run([*command, sys.executable, str(RUNNER), *PROGRAMS, *ABOUT, *STEADY])}
 
 
 def test_programs_print_the_same_bits_as_on_the_cpu(local: Dict[str, Any], remote: Dict[str, Any]) -> None:
@@ -71,9 +74,10 @@ def test_programs_print_the_same_bits_as_on_the_cpu(local: Dict[str, Any], remot
         assert remote[name]["output"] == local[name]["output"], name
 
 
-def test_torch_cuda_answers_as_a_program_expects(remote: Dict[str, Any]) -> None:
-    assert not remote["surface"]["error"], remote["surface"]["error"]
-    assert remote["surface"]["output"] == "surface ok\n"
+@pytest.mark.parametrize("about", ABOUT)
+def test_torch_cuda_answers_as_a_program_expects(remote: Dict[str, Any], about: str) -> None:
+    assert not remote[about]["error"], remote[about]["error"]
+    assert remote[about]["output"] == f"{about} ok\n"
 
 
 def trips_of_the_last(lines: int, record: Dict[str, Any]) -> int:

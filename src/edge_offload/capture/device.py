@@ -31,10 +31,11 @@ _installed: Optional[Installed] = None
 class Installed:
     """What :func:`install` made: the native module, the recorder, and the connection to the server."""
 
-    def __init__(self, native: Any, recorder: Any, remote: Any) -> None:
+    def __init__(self, native: Any, recorder: Any, remote: Any, limit: Callable[[], None]) -> None:
         self.native = native
         self.recorder = recorder
         self.remote = remote
+        self._limit = limit
 
     def switch(self, mode: Mode) -> None:
         """Go on in another mode; what the device holds stays.
@@ -71,6 +72,7 @@ class Installed:
         self.recorder.reconnect(remote)
         self.native.refuse(dict(remote.refused))
         self.remote = remote
+        self._limit()
 
 
 def check_choice() -> None:
@@ -159,8 +161,9 @@ def _finish(native: Any, recorder: Any, remote: Any) -> Installed:
     native.refuse(dict(remote.refused))
     if build.built_with_cuda():
         _watch_extensions(native)
-    Surface(native, recorder).apply()
-    _installed = Installed(native, recorder, remote)
+    surface = Surface(native, recorder)
+    surface.apply()
+    _installed = Installed(native, recorder, remote, surface.driver.limit)
     atexit.register(lambda: _installed.remote.close() if _installed is not None else None)
     return _installed
 

@@ -107,6 +107,8 @@ class Slot:
                 tensor = torch._conj(tensor)
             if layout.flags & 2:
                 tensor = torch._neg_view(tensor)
+        except BadInput:
+            raise
         except RuntimeError as error:
             raise BadInput(f"a tensor of {layout.sizes} does not fit its storage: {error}") from None
         return tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 from weakref import WeakSet
 
 import torch
@@ -65,6 +65,7 @@ class DeviceSession:
         self.segments: Dict[int, Union[Segment, EdgeOffloadError]] = {}
         self.allocated = 0
         self.leaving: Sequence[int] = []
+        self.unused: Callable[[], Sequence[int]] = tuple
         self.returned = 0
         self._generators = Generators(self.device)
         self._journal: List[Undo] = []
@@ -238,6 +239,8 @@ class DeviceSession:
         if entry.overload is None:
             try:
                 return self._special(entry, slots, numbers, hosts, outcome)
+            except EdgeOffloadError:
+                raise
             except (RuntimeError, MemoryError) as error:
                 raise CallFailed(entry.name, error) from None
         tensors = [slots[reference].view(layout) for reference, layout in entry.operands]
@@ -386,7 +389,9 @@ class DeviceSession:
             undo.created.append(number)
 
     def check_room(self, size: int) -> None:
-        """Raise BadInput if ``size`` bytes more are too many."""
+        """Raise OutOfMemory if ``size`` bytes more are too many, though all is freed that may be by now."""
+        if self.allocated + size > self.limits.storage_bytes:
+            self.free(self.unused())
         self.limits.check_held(self.allocated, size)
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_offload.errors import BadInput
+from edge_offload.errors import BadInput, OutOfMemory
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,12 @@ class Limits:
     words: int = 1 << 20
 
     def check_held(self, held: int, more: int) -> None:
-        """Raise BadInput if a session that holds so many bytes may not hold so many more."""
+        """Raise OutOfMemory if a session that holds so many bytes may not hold so many more."""
         if more < 0 or held + more > self.storage_bytes:
-            raise BadInput(
-                f"the session would hold more than its {self.storage_bytes >> 20} MiB",
-                remedy="free tensors, or raise the server's memory limit per session",
+            raise OutOfMemory(
+                f"CUDA out of memory. Tried to allocate {more} bytes beside {held}, where the server lets a program "
+                f"hold {self.storage_bytes >> 20} MiB",
+                remedy="free tensors, or give the program more: edge-offload serve --device-memory-mb (edge_offload)",
             )
 
     def check_answer(self, size: int) -> None:

@@ -21,7 +21,7 @@ from edge_offload.capture.entries import Buffer, host_tensor
 from edge_offload.capture.executor import DeviceSession
 from edge_offload.capture.keys import DTYPE_NUMBERS, DTYPES
 from edge_offload.capture.segments import CallFailed, Outcome, Step
-from edge_offload.errors import EdgeOffloadError, ProtocolError, RemoteError
+from edge_offload.errors import EdgeOffloadError, OutOfMemory, ProtocolError, RemoteError
 from edge_offload.memory import flat_bytes
 
 #: Payloads up to this many bytes share one buffer.
@@ -103,6 +103,11 @@ class Message:
         if self.accepted is not None:
             facts["accepted"] = self.accepted
         return [msgpack.packb(facts, use_bin_type=True), b"".join(small), *large]
+
+    def unused(self) -> List[int]:
+        """Storages that the client has dropped and that nothing of the message names."""
+        named = {number for step in self.steps for _, number in step.live}.union(self.fetch)
+        return [number for number in self.freed if number not in named]
 
 
 @dataclass
@@ -211,6 +216,7 @@ def serve(
     try:
         message = parse_message(buffers)
         freed = message.freed
+        session.unused = message.unused
         if message.accepted is not None:
             session.settle(message.accepted)
         if message.forget:
@@ -240,6 +246,7 @@ def serve(
         error = {"operator": failure.operator, "kind": failure.kind, "text": failure.text}
     except EdgeOffloadError as failure:
         error = {"operator": "", "kind": type(failure).__name__, "text": str(failure)}
+    session.unused = tuple
     session.leaving = freed  # not yet: a storage may be dropped after its last use in these very steps
     return _answer(outcomes, ran, fetched, error)
 
@@ -313,6 +320,7 @@ _EAGER_ERRORS = {
         NotImplementedError,
         ZeroDivisionError,
         OverflowError,
+        torch.cuda.OutOfMemoryError,
     )
 }
 
@@ -321,6 +329,8 @@ def _exception(error: Mapping[str, Any]) -> Exception:
     text, operator = str(error["text"]), str(error["operator"])
     if operator and error["kind"] in _EAGER_ERRORS:
         return _EAGER_ERRORS[error["kind"]](text)
+    if error["kind"] == OutOfMemory.__name__:
+        return torch.cuda.OutOfMemoryError(text)
     if error["kind"] == "Unsupported":
         return NotImplementedError(f"{text} (edge_offload)")
     return RemoteError(f"{operator}: {text}" if operator else text)

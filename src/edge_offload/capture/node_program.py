@@ -295,7 +295,8 @@ class _Run:
     def allocate(self, op: Instruction) -> None:
         """A storage of undefined contents."""
         size = self.values[op.integers[0][2]] if op.integers else op.arguments[0]
-        self.session.check_room(size)
+        if not 0 <= size <= self.session.limits.storage_bytes - self.session.allocated:
+            raise BadInput("the session would hold more than it may")  # asked for the call itself, it says what to do
         (new,) = op.new
         slot = self.slots[new.canonical] = Slot(torch.UntypedStorage(size, device=self.session.device))
         if new.kept:

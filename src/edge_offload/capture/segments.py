@@ -25,6 +25,9 @@ class CallFailed(EdgeOffloadError):
         self.operator = operator
         self.kind = type(error).__name__
         self.text = str(error)[:MOST_SAID]
+        if isinstance(error, MemoryError) or "DefaultCPUAllocator" in self.text:  # it has no error of its own for that
+            self.kind = torch.cuda.OutOfMemoryError.__name__
+            self.text = f"CUDA out of memory. {self.text} (edge_offload)"
         super().__init__(f"{operator}: {self.text}")
 
 

@@ -10,28 +10,10 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
+from edge_offload.capture.driver import Driver, in_place_of, public_modules, refusal
 from edge_offload.errors import Unsupported
 
-_UNKNOWN = {
-    "name": "edge_offload virtual GPU", "total_memory": 8 << 30, "major": 8, "minor": 0, "multi_processor_count": 1,
-}  # fmt: skip
-_MEMORY_QUERIES = (
-    "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
-    "max_memory_cached",
-)  # fmt: skip
-_WITHOUT_EFFECT = (
-    "empty_cache", "reset_accumulated_memory_stats", "set_per_process_memory_fraction", "ipc_collect", "init",
-    "_lazy_init", "set_stream",
-)  # fmt: skip
-#: Of a GPU in this machine, with no meaning for another machine's.
-_REFUSED = (
-    "cudart", "CUDAGraph", "graph", "make_graphed_callables", "list_gpu_processes", "utilization", "memory_usage",
-    "temperature", "power_draw", "clock_rate", "memory_snapshot", "caching_allocator_alloc",
-    "caching_allocator_delete", "change_current_allocator", "current_blas_handle",
-)  # fmt: skip
-
-
-_PEAK_RESETS = ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached")
+_WITHOUT_EFFECT = ("init", "_lazy_init", "set_stream")
 
 
 class Stream:
@@ -105,24 +87,27 @@ class Surface:
         self._native = native
         self._recorder = recorder
         self._generators: List[torch.Generator] = []
+        self.driver = Driver(native, recorder, self._ask)
 
     def apply(self) -> None:
         """Patch :mod:`torch.cuda` and what depends on it; once per process."""
         cuda = torch.cuda
         replaced = {}
         for name, function in self._functions().items():
-            replaced[getattr(cuda, name, None)] = function
-            setattr(cuda, name, function)
+            old = getattr(cuda, name, None)
+            replaced[old] = in_place_of(old, name, function)
+            setattr(cuda, name, replaced[old])
         replaced.pop(None, None)
-        for module in [torch.cuda.random, torch.cuda.memory, torch.cuda.streams]:  # they import some of it by name
+        for module in public_modules():  # they import some of it by name
             for name, value in list(vars(module).items()):
                 if isinstance(value, types.FunctionType) and value in replaced:
                     setattr(module, name, replaced[value])
-        cuda.Stream = Stream  # type: ignore[misc,assignment]
-        cuda.Event = Event  # type: ignore[misc,assignment]
-        cuda.ExternalStream = Stream  # type: ignore[misc,assignment]
-        cuda.streams.Stream = Stream  # type: ignore[misc,assignment]
-        cuda.streams.Event = Event  # type: ignore[misc,assignment]
+        for name, kind in (("Stream", Stream), ("Event", Event), ("ExternalStream", Stream)):
+            for member in dir(getattr(cuda, name)):
+                if not member.startswith("_") and not hasattr(kind, member):
+                    setattr(kind, member, staticmethod(refusal(f"torch.cuda.{name}.{member}")))
+            setattr(cuda, name, kind)
+            setattr(cuda.streams, name, kind)
         self._as_bases()
         cuda._initialized = True
         cuda.default_generators = (self._default_generator(),)
@@ -133,8 +118,7 @@ class Surface:
         self._leave_cudnn_out()
         self._refuse_training()
         self._make_generators()
-        self._refuse_the_rest()
-        torch._C._cuda_getCurrentRawStream = lambda device: 0  # torch._dynamo imports it where CUDA is compiled in
+        self.driver.apply()
         torch._C._jit_set_texpr_fuser_enabled(False)
         torch._C._jit_override_can_fuse_on_gpu(False)
 
@@ -148,28 +132,26 @@ class Surface:
 
     def _functions(self) -> Dict[str, Callable[..., Any]]:
         return {
-            **{name: self._memory("peak" if "max" in name else "allocated") for name in _MEMORY_QUERIES},
-            **dict.fromkeys(_WITHOUT_EFFECT, self._nothing),
-            **dict.fromkeys(_PEAK_RESETS, self._reset_peak),
+            **dict.fromkeys(_WITHOUT_EFFECT, lambda *_, **__: None),
             "is_available": self._answer(True),
             "is_initialized": lambda: True,
             "device_count": self._answer(1),
             "_device_count_nvml": lambda: 1,
             "current_device": self._answer(0),
-            "set_device": self._set_device,
+            "set_device": self._ask,
             "_exchange_device": self._exchange,
             "_maybe_exchange_device": lambda device: self._exchange(device),  # dynamo wants two functions
             "get_device_name": self._name,
             "get_device_capability": self._capability,
             "get_device_properties": self._device_properties,
             "get_arch_list": lambda: ["sm_80"],
-            "synchronize": self._synchronize,
+            "synchronize": self._ask,
             "current_stream": lambda device=None: Stream(),
             "default_stream": lambda device=None: Stream(),
             "stream": lambda stream: stream if stream is not None else Stream(),
             "mem_get_info": self._memory_left,
-            "memory_stats": lambda device=None: {},
-            "memory_summary": lambda device=None, abbreviated=False: "edge_offload: memory is on the server\n",
+            "device_memory_used": lambda device=None: torch.cuda.memory_allocated(device),
+            "make_graphed_callables": lambda callables, *_, **__: callables,  # a graph is the server's business
             "manual_seed": self._manual_seed,
             "manual_seed_all": self._manual_seed,
             "seed": self._seed,
@@ -179,7 +161,6 @@ class Surface:
             "set_rng_state": lambda new_state, device="cuda": self._default_generator().set_state(new_state),
             "_lazy_call": lambda function, **_: function(),
             "is_bf16_supported": lambda including_emulation=True: True,
-            "is_current_stream_capturing": lambda: False,
             "can_device_access_peer": lambda device, peer: False,
             "_is_compiled": lambda: True,
         }
@@ -191,20 +172,6 @@ class Surface:
 
         return answer
 
-    def _nothing(self, *_: Any, **__: Any) -> None:
-        return None
-
-    def _memory(self, which: str) -> Callable[..., int]:
-        def memory(device: Any = None) -> int:
-            self._check_device(device)
-            self._recorder.query()
-            return int(self._native.counters()[which])
-
-        return memory
-
-    def _reset_peak(self, device: Any = None) -> None:
-        self._native.reset_peak()
-
     def _check_device(self, device: Any) -> None:
         index = device if isinstance(device, int) else torch.device(device).index if device is not None else 0
         if index not in (None, 0, -1):
@@ -212,7 +179,11 @@ class Surface:
                 "CUDA error: invalid device ordinal (the virtual device has one GPU, cuda:0)",
             )
 
-    def _set_device(self, device: Any) -> None:
+    def _ask(self, device: Any = None) -> None:
+        """A question of the program, or a wait, about the device that it names.
+
+        That is a round trip where every call is one; elsewhere calls wait for the next host read, when it matters.
+        """
         self._check_device(device)
         self._recorder.query()
 
@@ -221,12 +192,11 @@ class Surface:
         return 0
 
     def _device_properties(self, device: Any = None) -> Any:
-        self._check_device(device)
-        self._recorder.query()
-        facts = self._recorder.remote.facts or _UNKNOWN
+        self._ask(device)
         return types.SimpleNamespace(
-            **facts, is_integrated=0, is_multi_gpu_board=0, warp_size=32, max_threads_per_multi_processor=2048,
-            gcnArchName="", regs_per_multiprocessor=65536, L2_cache_size=1 << 22, uuid="edge_offload",
+            **self.driver.facts(), is_integrated=0, is_multi_gpu_board=0, warp_size=32, gcnArchName="",
+            max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, L2_cache_size=1 << 22,
+            uuid="edge_offload",
         )  # fmt: skip
 
     def _memory_left(self, device: Any = None) -> Tuple[int, int]:
@@ -240,11 +210,6 @@ class Surface:
     def _capability(self, device: Any = None) -> Tuple[int, int]:
         properties = self._device_properties(device)
         return (properties.major, properties.minor)
-
-    def _synchronize(self, device: Any = None) -> None:
-        """A round trip where every call is one; elsewhere calls wait for the next host read, when it matters."""
-        self._check_device(device)
-        self._recorder.query()
 
     def _default_generator(self) -> torch.Generator:
         return self.generators()[0]
@@ -301,11 +266,11 @@ class Surface:
         torch.UntypedStorage._set_from_file = set_from_file  # type: ignore[method-assign]
 
     def _patch_helpers(self) -> None:
-        """Profiler ranges, a single device as many, and compiling: the program runs as it is."""
+        """Profiler ranges, what a build says of itself, and compiling: the program runs as it is."""
         nvtx = torch.cuda.nvtx
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
-            setattr(nvtx, name, _nothing)
-        torch.nn.parallel.comm.scatter = lambda tensor, *_, **__: (tensor.to("cuda"),)
+            setattr(nvtx, name, in_place_of(getattr(nvtx, name), name, _nothing))
+        torch.backends.cuda.is_built = in_place_of(torch.backends.cuda.is_built, "is_built", lambda: True)
         torch.compile = _compile
 
     def _leave_cudnn_out(self) -> None:
@@ -345,11 +310,6 @@ class Surface:
 
         torch.Generator = Kind("Generator", (), {"__doc__": real.__doc__})  # type: ignore[misc,assignment]
 
-    def _refuse_the_rest(self) -> None:
-        """What a GPU of another machine cannot do is refused in words, and never reaches one of this machine."""
-        for name in _REFUSED:
-            setattr(torch.cuda, name, _refusal(f"torch.cuda.{name}"))
-
     def _refuse_training(self) -> None:
         backward, grad = torch.autograd.backward, torch.autograd.grad
 
@@ -371,15 +331,6 @@ class Surface:
 
         torch.autograd.backward = checked_backward
         torch.autograd.grad = checked_grad
-
-
-def _refusal(what: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise Unsupported(
-            f"{what} is not there on the virtual device", remedy="leave it out: the server decides how it computes"
-        )
-
-    return refuse
 
 
 class LegacyType(type):

@@ -68,7 +68,7 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
     session = make_session(args)
     if args.device == "cpu":
         bound_memory(args.storage_bytes + OVERHEAD_BYTES)
-    channel.send({"ready": torch.__version__, "gpu": devices.facts(torch.device(args.device))})
+    channel.send({"ready": torch.__version__, "gpu": devices.facts(session.device, args.storage_bytes)})
     # what torch has imported is never garbage; what a message leaves is looked for after its answer has gone
     gc.collect()
     gc.freeze()

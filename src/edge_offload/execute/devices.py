@@ -54,18 +54,22 @@ def pick(name: str = AUTO) -> torch.device:
     return torch.device(name)
 
 
-def facts(device: torch.device) -> Dict[str, Any]:
-    """What a program may ask of the device (:func:`torch.cuda.get_device_properties`); a CPU answers as a GPU would."""
+def facts(device: torch.device, most_bytes: int = 1 << 62) -> Dict[str, Any]:
+    """What a program may ask of the device (:func:`torch.cuda.get_device_properties`); a CPU answers as a GPU would.
+
+    ``most_bytes``: what a program may hold there, if that is less than the device has.
+    """
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return {
-            "name": properties.name, "total_memory": properties.total_memory, "major": properties.major,
+            "name": properties.name, "total_memory": min(properties.total_memory, most_bytes),
+            "major": properties.major,
             "minor": properties.minor, "multi_processor_count": properties.multi_processor_count,
         }  # fmt: skip
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "name": f"{device_name(device)} (edge_offload)", "total_memory": memory, "major": 8, "minor": 0,
-        "multi_processor_count": os.cpu_count() or 1,
+        "name": f"{device_name(device)} (edge_offload)", "total_memory": min(memory, most_bytes), "major": 8,
+        "minor": 0, "multi_processor_count": os.cpu_count() or 1,
     }  # fmt: skip
 
 

@@ -166,7 +166,7 @@ class OffloadServer:
     def _prepare_device(self) -> None:
         pin(self._threads, self._cores)
         self._fingerprint = fingerprint(self._device_name)
-        self._facts = devices.facts(self._device_name)
+        self._facts = devices.facts(self._device_name, self._devices.quota.storage_bytes)
 
     def _welcome(self, peer: Peer, _hello: Mapping[str, Any]) -> Dict[str, Any]:
         _log.info("robot %s connected", peer.name)

@@ -5,8 +5,9 @@
 // becomes free is kept for blocks of its size, as the allocator of a GPU does; a region of which nothing is used any more
 // is emptied, and all such regions but one are given back.
 #pragma once
+#include "room.h"
+
 #include <c10/core/Allocator.h>
-#include <c10/util/Exception.h>
 #include <c10/util/llvmMathExtras.h>
 
 #include <sys/mman.h>
@@ -49,7 +50,7 @@ class Arena final : public c10::Allocator {
 
     explicit Region(size_t wanted) : bytes((wanted + kHuge - 1) & ~(kHuge - 1)) {
       auto* mapped = static_cast<char*>(mmap(nullptr, bytes + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-      TORCH_CHECK(mapped != MAP_FAILED, "edge_offload: not enough memory: you tried to allocate ", wanted, " bytes");
+      if (mapped == MAP_FAILED) out_of_memory("Tried to allocate " + in_units(wanted) + ": this machine has no more (edge_offload)");
       base = mapped + (-reinterpret_cast<uintptr_t>(mapped) & (kHuge - 1));  // whole huge pages
       if (base > mapped) munmap(mapped, base - mapped);
       if (base < mapped + kHuge) munmap(base + bytes, mapped + kHuge - base);

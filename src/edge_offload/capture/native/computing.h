@@ -75,8 +75,10 @@ class Computing {
     std::optional<Drawing> drawing;
     const bool off = facts_.train >= 0 && (*stack)[first + facts_.train].isBool() && !(*stack)[first + facts_.train].toBool();
     if (facts_.random && facts_.generator < 0 && !off) drawing.emplace();
-    if (lazy_) op_.callBoxed(stack);  // what is conjugated or negated lazily is done so first
-    else op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    in_host_memory([&] {
+      if (lazy_) op_.callBoxed(stack);  // what is conjugated or negated lazily is done so first
+      else op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    });
   }
 
   // The same for a call that is not boxed: its tensors one by one.

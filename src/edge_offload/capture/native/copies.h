@@ -6,20 +6,24 @@ namespace edge_offload {
 
 inline c10::DataPtr RemoteAllocator::allocate(size_t bytes) {
   auto& s = state();
+  const auto most = std::numeric_limits<int64_t>::max();
+  const int64_t wanted = bytes > static_cast<size_t>(most) ? most : static_cast<int64_t>(bytes);
   if (s.here) {
     std::optional<Hold> hold;
     auto fate = Fate::kCompute;
+    if (s.watched) hold.emplace();
+    check_room(wanted);
     if (s.watched) {
-      hold.emplace();
       fate = note_or_wait(kAlloc, [&](Key& key) { key.tag('I'); key.put(static_cast<int64_t>(bytes)); });
     }
     c10::Storage memory;
-    if (fate != Fate::kWait) memory = host_memory(bytes);
+    if (fate != Fate::kWait) memory = in_host_memory([&] { return host_memory(bytes); });
     auto* context = new_context(fate != Fate::kCompute, bytes);
     context->memory = std::move(memory);
     return pointer_to(context);
   }
   Hold hold;
+  check_room(wanted);
   note_special(kAlloc, [&](Key& key) { key.tag('I'); key.put(static_cast<int64_t>(bytes)); });
   return pointer_to(new_context(true, bytes));
 }
@@ -27,11 +31,12 @@ inline c10::DataPtr RemoteAllocator::allocate(size_t bytes) {
 inline void grow(const c10::Storage& storage, int64_t bytes) {
   if (static_cast<int64_t>(storage.nbytes()) >= bytes) return;
   auto* implementation = storage.unsafeGetStorageImpl();
+  check_room(bytes - static_cast<int64_t>(storage.nbytes()));
   if (state().here) {
     const auto fill = [&](Key& key) { key.tag('S'); key.storage(implementation); key.tag('I'); key.put(bytes); };
     if (!state().watched || note_or_wait(kResize, fill) != Fate::kWait) {
       if (state().watched) writes(implementation);
-      at::native::resize_bytes_cpu(memory_of(implementation).unsafeGetStorageImpl(), bytes);
+      in_host_memory([&] { at::native::resize_bytes_cpu(memory_of(implementation).unsafeGetStorageImpl(), bytes); });
     }
     storage.set_nbytes(bytes);
     hold_bytes(context_of(implementation), bytes);

@@ -249,8 +249,15 @@ py::dict counters() {
   d["flushes"] = s.count_flushes;
   d["entries"] = s.by_index.size();
   d["segments"] = s.known.size();
-  d["allocated"] = s.allocated.load();
-  d["peak"] = s.peak.load();
+  const int64_t taken = s.taken, given = s.given;
+  d["allocated"] = taken - given;
+  d["peak"] = s.room.peak.load();
+  d["taken"] = taken;
+  d["given"] = given;
+  d["storages"] = storages();
+  d["storages_made"] = s.next_id - 1;
+  d["storages_peak"] = std::max(storages(), s.room.storages.load());
+  d["refused"] = s.room.refused.load();
   return d;
 }
 
@@ -286,7 +293,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("rest_in", [](std::vector<uint32_t> segments) { state().known_here = std::move(segments); });
   m.def("memory", &memory);
   m.def("counters", &counters);
-  m.def("reset_peak", [] { state().peak = state().allocated.load(); });
+  m.def("reset_peak", [] {
+    auto& s = state();
+    s.room.peak = s.taken - s.given;
+    s.room.storages = storages();
+    s.mark = std::min(s.room.peak.load(), s.room.limit.load());
+  });
+  m.def("limit_memory", [](int64_t bytes) {
+    auto& s = state();
+    s.room.limit = bytes;
+    s.mark = std::min(s.room.peak.load(), bytes);
+  });
   m.def("new_generator", &new_generator);
   m.def("default_generator", [] { return at::globalContext().defaultGenerator(c10::Device(kDevice, 0)); });
 }

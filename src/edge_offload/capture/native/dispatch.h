@@ -33,6 +33,7 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
     entry->known = entry->claimed = here;
     entry->returns = std::move(returns);
   }
+  if (entry->known) check_room(new_bytes(entry->returns));
   note(entry, key);
   if (entry->known) {
     ++s.count_hits;
@@ -43,7 +44,11 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
   std::vector<Return> returns;
   flush(entry->dynamic ? kDynamic : kInfer, [&](const py::object& result) { returns = parse_returns(result, schema); });
   give_results(returns, key, stack, arguments, false);
+  const int64_t bytes = new_bytes(returns), held = s.taken - s.given;
   if (!entry->dynamic) { entry->returns = std::move(returns); entry->known = true; }
+  if (held <= s.room.limit) return;
+  torch::jit::drop(*stack, schema.returns().size());  // the server knows of what is dropped here
+  s.room.refuse(bytes, held - bytes);
 }
 
 }  // namespace edge_offload

@@ -61,6 +61,7 @@ struct Ended {
     base = segment.words.empty() ? s.next_id.load() : segment.base;
     id = identify(segment, &fresh);
     { std::lock_guard<std::mutex> hold(s.deaths); deaths.swap(s.dead); }
+    s.room.untold = 0;
     ++s.count_flushes;
   }
 };
@@ -91,6 +92,15 @@ inline void flush(Reason reason, Use use) {
   use(result);
 }
 inline void flush(Reason reason) { flush(reason, [](const py::object&) {}); }
+
+// Room for so many bytes, looked for before a call that makes them is noted: what the server has not heard to be dropped is
+// told first where it is in the way.
+inline void check_room(int64_t bytes) {
+  auto& s = state();
+  const int64_t held = s.taken - s.given;
+  if (bytes > s.mark - held && bytes > s.room.limit - held) s.room.refuse(bytes, held);
+  if (!s.here && bytes > s.room.limit - held - s.room.untold && !s.pending.words.empty()) flush(kAsync);
+}
 
 inline void announce_if_complete() {
   auto& s = state();

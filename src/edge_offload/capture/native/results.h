@@ -42,6 +42,14 @@ inline std::vector<Return> parse_returns(const py::object& result, const c10::Fu
   return returns;
 }
 
+// Bytes of what the call makes anew.
+inline int64_t new_bytes(const std::vector<Return>& returns) {
+  int64_t bytes = 0;
+  for (const auto& r : returns)
+    for (const auto& out : r.outs)
+      if (out.kind == Out::kNew) bytes += out.bytes;
+  return bytes;
+}
 inline Tensor make_tensor(c10::Storage storage, const Out& out) {
   auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(kKey), c10::scalarTypeToTypeMeta(out.type));
   t.unsafeGetTensorImpl()->set_sizes_and_strides(out.sizes, out.strides, out.offset);

@@ -5,6 +5,7 @@
 #pragma once
 #include "keys.h"
 #include "lock.h"
+#include "room.h"
 
 #include <c10/core/Allocator.h>
 #include <torch/extension.h>
@@ -102,14 +103,17 @@ struct alignas(64) State {
   // what every call computed here touches, in one line of the caches: between two kernels they hold nothing of this
   std::atomic<uint64_t> next_id{1};
   std::atomic<uint64_t> count_calls{0};
-  std::atomic<int64_t> allocated{0}, peak{0};  // bytes of storages that the program holds, and held at most
-  uint64_t epoch = 1;
+  std::atomic<int64_t> taken{0}, given{0};  // bytes of the storages that the program has made, and of those it has dropped
+  std::atomic<int64_t> mark{0};             // as many as it has held at most, but no more than it may hold (room.h)
   bool here = false;     // calls are computed in this process (computing.h, watching.h)
   bool watched = false;  // ... and noted as well: the handler hears of every segment that ends in a read
   bool spoiled = false;  // no inference that could be known: nothing is noted until the next read
   bool busy = false;     // the handler is running
+  std::atomic<uint32_t> gone{0};  // storages that the program has dropped
   CallLock calls;
   alignas(64) std::mutex deaths;
+  uint64_t epoch = 1;
+  Room room;
   std::vector<Death> dead;
   Segment pending;
   std::unordered_map<std::string_view, std::unique_ptr<Entry>> entries;  // the view is into Entry::key
@@ -167,18 +171,23 @@ struct Hold {
 // Storages without bytes that empty tensors of this thread had, for others.
 inline std::array<c10::Storage, 3>& spares() { static thread_local std::array<c10::Storage, 3> found; return found; }
 
+inline uint32_t storages() { return static_cast<uint32_t>(state().next_id - 1) - state().gone; }  // that the program holds
 inline void hold_bytes(Context* context, int64_t bytes) {
   auto& s = state();
   if (context->spare && bytes > 0)
     for (auto& one : spares())
       if (one && one.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_context() == context) one = c10::Storage();
-  const int64_t now = s.allocated += bytes - context->bytes;
+  const int64_t more = bytes - context->bytes;
   context->bytes = bytes;
-  if (now > s.peak) s.peak = now;
+  if (more <= 0) { s.given -= more; return; }
+  const int64_t now = (s.taken += more) - s.given;
+  if (now > s.mark) s.mark = s.room.reached(now, storages(), s.here);
 }
 inline Context::~Context() {
   auto& s = state();
-  s.allocated -= bytes;
+  s.given += bytes;
+  ++s.gone;
+  if (!s.here && !(fresh && epoch == s.epoch)) s.room.untold += bytes;
   for (auto& slot : looked)
     if (auto* host = slot.load(std::memory_order_acquire)) c10::raw::intrusive_ptr::decref(host);
   if (s.here && !listed && (!s.watched || !fresh)) return;  // nobody was told of it

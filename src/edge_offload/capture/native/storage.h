@@ -6,10 +6,10 @@ namespace edge_offload {
 
 inline Context* new_context(bool in_segment, int64_t bytes) {
   auto& s = state();
-  auto* context = new Context{s.next_id++};
+  std::unique_ptr<Context> context(new Context{s.next_id++});
   if (in_segment) { context->epoch = s.epoch; context->canonical = s.pending.values++; context->fresh = true; }
-  hold_bytes(context, bytes);
-  return context;
+  hold_bytes(context.get(), bytes);
+  return context.release();
 }
 
 struct RemoteAllocator final : public c10::Allocator {

@@ -178,11 +178,11 @@ class Typed<Op, Return(Args...)> {
       if (!on_device(self)) return general(args...);
       if (state().watched) writes(self.storage().unsafeGetStorageImpl());
       BelowAll below;
-      Op::redispatch(cpu, host<I>(loan, args)...);
+      in_host_memory([&] { Op::redispatch(cpu, host<I>(loan, args)...); });
       return self;
     } else {
       BelowAll below;
-      return give(loan, Op::redispatch(cpu, host<I>(loan, args)...));
+      return give(loan, in_host_memory([&] { return Op::redispatch(cpu, host<I>(loan, args)...); }));
     }
   }
   static Tensor give(Loan& loan, Tensor&& found) { return is_fresh(found) ? give_fresh(std::move(found), false) : give_alias(op(), loan, found); }
@@ -221,7 +221,8 @@ inline Tensor cat(const at::ITensorListRef& tensors, int64_t dim) {
   ++state().count_calls;
   std::optional<Row> row(std::in_place, loan);
   BelowAll below;
-  Tensor found = Op::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), at::ITensorListRef(at::ArrayRef<Tensor>(row->hosts)), dim);
+  Tensor found = in_host_memory(
+      [&] { return Op::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), at::ITensorListRef(at::ArrayRef<Tensor>(row->hosts)), dim); });
   row.reset();
   return is_fresh(found) ? give_fresh(std::move(found), false) : give_alias(Typed<Op>::op(), loan, found);
 }

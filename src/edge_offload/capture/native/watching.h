@@ -253,6 +253,7 @@ inline void compute(const c10::OperatorHandle& op, Stack* stack) {
     if (!entry && has_dynamic_results(op, *stack, first)) cut();
     else {
       if (!entry) entry = intern(key.view(), c10::toString(op.operator_name()));
+      if (entry->known) check_room(new_bytes(entry->returns));
       const auto fate = note_or_wait(*entry, key);
       if (fate == Fate::kWait) { ++s.count_hits; give_results(entry->returns, key, stack, arguments, true); return; }
       if (fate == Fate::kCompute) entry = nullptr;

@@ -1,0 +1,63 @@
+// How many bytes the program may hold on the device: more are refused as a GPU refuses them, before anything is computed.
+#pragma once
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <string>
+
+namespace edge_offload {
+
+inline std::string in_units(int64_t bytes) {
+  static const char* const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double size = static_cast<double>(bytes);
+  int unit = 0;
+  while (size >= 1024 && unit < 6) { size /= 1024; ++unit; }
+  char text[32];
+  std::snprintf(text, sizeof(text), unit ? "%.2f %s" : "%.0f %s", size, units[unit]);
+  return text;
+}
+[[noreturn]] inline void out_of_memory(const std::string& why) {
+  throw c10::OutOfMemoryError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, "CUDA out of memory. " + why);
+}
+
+// What is known of it that not every call touches.
+struct Room {
+  std::atomic<int64_t> limit{std::numeric_limits<int64_t>::max()};  // bytes that the program may hold at most
+  std::atomic<int64_t> peak{0};    // ... and held at most
+  std::atomic<uint32_t> storages{0};  // that it held then
+  std::atomic<uint64_t> refused{0};
+  std::atomic<int64_t> untold{0};  // bytes that it dropped and a server has not heard of
+
+  [[noreturn, gnu::noinline, gnu::cold]] void refuse(int64_t wanted, int64_t held) {
+    ++refused;
+    out_of_memory("Tried to allocate " + in_units(wanted) + ". GPU 0 has a total capacity of " + in_units(limit) + " of which " +
+                  in_units(std::max<int64_t>(0, limit - held)) +
+                  " is free; free tensors, or give the program more: edge-offload serve --device-memory-mb (edge_offload)");
+  }
+  // The program holds more than ever: up to here nobody need look. What is computed here is refused when it turns out to be too much.
+  [[gnu::noinline, gnu::cold]] int64_t reached(int64_t now, uint32_t held, bool here) {
+    if (here && now > limit) refuse(now - limit, limit);
+    if (now > peak) { peak = now; storages = held; }
+    return std::min(peak.load(), limit.load());
+  }
+};
+
+// Runs `call`, which takes memory of the host; its allocator has no error of its own for when there is none.
+template <typename Call>
+inline decltype(auto) in_host_memory(Call call) {
+  try {
+    return call();
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    if (text.find("DefaultCPUAllocator") == std::string::npos) throw;
+    out_of_memory(text + " (edge_offload)");
+  }
+}
+
+}  // namespace edge_offload
