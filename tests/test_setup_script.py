@@ -55,3 +55,14 @@ def test_with_the_cpu_build_from_its_publisher_nothing_larger_is_fetched(tmp_pat
     said, calls = set_up(tmp_path, "exit 0")
     assert "GB" not in said
     assert [call.startswith("uv ") for call in calls if "torch==2.13.0" in call] == [False, True]
+
+
+def test_the_version_matrix_says_which_pythons_are_not_there(tmp_path: pathlib.Path) -> None:
+    command = [str(ROOT / "scripts" / "version-matrix"), "--folder", str(tmp_path)]
+    done = subprocess.run([*command, "3.99:2.4.1"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "skip" in done.stdout
+    assert "no python3.99" in done.stdout
+    wrong = subprocess.run([*command, "2.4.1"], capture_output=True, text=True, timeout=60, check=False)
+    assert wrong.returncode == 2
+    assert "PYTHON:TORCH" in wrong.stderr
