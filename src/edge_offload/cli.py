@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pathlib
 import sys
@@ -40,6 +41,7 @@ def main(argv: Optional[List[str]] = None) -> int:
             raise beside.absent(beside.VERBS[args.command].package) or AssertionError(args.command)
         outputs.check_outputs(args)
         code: int = args.run(args)
+        sys.stdout.flush()
         return code
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "edge_offload":
@@ -47,14 +49,22 @@ def main(argv: Optional[List[str]] = None) -> int:
         return _say(args.command, str(beside.absent(error.name) or without_module(error)), 1)
     except BrokenPipeError:
         # the reader (head, less) went away: not an error of ours; keep the interpreter from flushing again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_output()
         return 0
     except KeyboardInterrupt:
         return 130
     except (EdgeOffloadError, OSError, MemoryError) as error:
+        if isinstance(error, OSError) and error.filename is None:
+            _leave_output()  # a full disk behind standard output would be told once more at the exit
         return _say(args.command, in_words(error, f"see 'edge-offload {args.command} --help'"), 1)
     except Exception as error:
         return _unforeseen(args.command, error)
+
+
+def _leave_output() -> None:
+    """What is still to be printed goes nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _unforeseen(command: str, error: Exception) -> int:

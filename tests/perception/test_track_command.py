@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import pty
+import signal
+import subprocess
+import sys
 
 import cv2
 import numpy as np
 import pytest
-import stand_in  # noqa: F401  (named by its path below)
+import stand_in  # named by its path below
 
 from edge_offload import records
 from edge_offload.cli import main
+from edge_offload.errors import BadInput
+from edge_offload.perception import video as video_module
 from edge_offload.perception.video import VideoWriter
 
 MODEL = "stand_in:make"
@@ -76,3 +83,73 @@ def test_untrained_weights_are_refused_unless_asked_for(
     assert "no trained weights" in capsys.readouterr().err
     assert main([*arguments, "--allow-untrained"]) == 0
     assert "0.0 a frame, 0 ids" in capsys.readouterr().out
+
+
+def run_track(video: str, *arguments: str, **options):
+    """As a process, in which Ctrl-C is what it is on a terminal."""
+    command = [sys.executable, "-m", "edge_offload.cli", "track", video, "--model", MODEL, *arguments]
+    path = f"{pathlib.Path(stand_in.__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, text=True, **options)
+
+
+def test_ctrl_c_ends_it_with_the_summary_of_what_was_done(video: str, tmp_path: pathlib.Path) -> None:
+    summary = tmp_path / "run.json"
+    slow = ["--slowdown", "400", "--out", str(tmp_path / "out.avi"), "--json", str(summary)]
+    process = run_track(video, *slow, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    said = ""
+    while "frame 1 of 12: 1 people" not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "(ended by Ctrl-C)" in out
+    frames = json.loads(summary.read_text())["frames_in"]
+    assert 1 <= frames < 12
+    assert int(cv2.VideoCapture(str(tmp_path / "out.avi")).get(cv2.CAP_PROP_FRAME_COUNT)) == frames
+
+
+def test_progress_on_a_terminal_is_one_line_that_says_how_many_how_long_and_where(video: str) -> None:
+    master, terminal = pty.openpty()
+    process = run_track(video, stdout=subprocess.DEVNULL, stderr=terminal)
+    shown = ""
+    while "frame 12 of 12" not in shown:
+        shown += os.read(master, 4096).decode()
+    assert process.wait(60) == 0
+    os.close(terminal)
+    os.close(master)
+    assert "\r\033[Kframe 1 of 12: 1 people, " in shown
+    assert " ms, local" in shown
+
+
+@pytest.mark.parametrize("option", ["--json", "--out", "--png"])
+def test_a_place_that_cannot_be_written_is_told_before_the_model_is_loaded(
+    option: str, video: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["track", video, "--model", MODEL, option, "/dev/null/people.avi"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot write /dev/null" in line
+
+
+def test_figures_are_printed_though_the_disk_is_full_at_the_end(
+    video: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """/dev/full takes what is written and loses it; the picture finds no room, either."""
+    monkeypatch.setattr(video_module, "write_bytes", no_room)
+    assert main(["track", video, "--model", MODEL, "--json", "/dev/full", "--png", str(tmp_path / "last.png")]) == 1
+    said = capsys.readouterr()
+    assert "1.0 a frame, 1 ids" in said.out
+    assert "No space left on device" in said.err.splitlines()[-1]
+
+
+def no_room(path: pathlib.Path, _: bytes) -> None:
+    raise BadInput(f"cannot write {path}: No space left on device", remedy="make room")
+
+
+def test_a_command_whose_output_goes_to_a_full_disk_says_so_in_one_line() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        command = [sys.executable, "-m", "edge_offload.cli", "link", "list"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["edge-offload link: No space left on device: output"]

@@ -7,6 +7,8 @@ video is written; with --png, the last annotated frame.
   edge-offload track my.mp4 --model kapao_s --option weights=kapao_s.pt
   edge-offload serve &  edge-offload track --server tcp://127.0.0.1:5700
 
+While it runs it says how far it is; Ctrl-C ends it with the summary of what was done.
+
 With --server every frame is sent there; a frame that the server does not answer is computed here, and the summary says
 how many. Energy is measured where this machine has a sensor, else it comes from a model of a Jetson Xavier NX.
 """
@@ -19,10 +21,17 @@ import pathlib
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from edge_offload.errors import BadInput
 from edge_offload.outputs import add_output
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as a shell has it."""
+
+QUIET_S = 10.0
+"""Seconds between lines of progress where there is no terminal."""
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +39,7 @@ if TYPE_CHECKING:
 
     from edge_offload.models.base import PersonEstimator
     from edge_offload.perception.pipeline import Run
+    from edge_offload.power.meter import Energy
     from edge_offload.timing import InferenceReport
 
 
@@ -58,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--frames {args.frames}", remedy="give at least 1")
     if args.png and pathlib.Path(args.png).suffix.lower() != ".png":
         raise BadInput(f"--png {args.png}", remedy="name a .png")
+    video = Video(args.video)
     say("loading the model")
     from edge_offload.execute.threads import pin
     from edge_offload.models.registry import build_estimator
@@ -67,9 +78,84 @@ def run(args: argparse.Namespace) -> int:
     estimator = build_estimator(args.model, **options)
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(runner(args, estimator, options))
-        written, summary = track(args, estimator, network)
-    report(args, estimator.name, written, summary)
-    return 0
+        work = track(args, video, estimator, network)
+    if not work.reports:
+        raise KeyboardInterrupt
+    report(args, estimator.name, work)
+    if work.failed is not None:
+        raise work.failed
+    return INTERRUPTED if work.interrupted else 0
+
+
+class Video:
+    """A video that can be opened: its frames with their time in it.
+
+    Raises:
+        BadInput: it cannot be opened.
+    """
+
+    def __init__(self, path: Optional[str]) -> None:
+        import cv2
+
+        from edge_offload.models.video import sample_video
+
+        self.path = str(path or sample_video())
+        self._capture = cv2.VideoCapture(self.path)
+        if not self._capture.isOpened():
+            raise BadInput(f"video {self.path} cannot be read", remedy="give a file that OpenCV can decode")
+        fps = self._capture.get(cv2.CAP_PROP_FPS)
+        self.fps = fps if 0 < fps < 1000 else 10.0
+        self.length = max(0, int(self._capture.get(cv2.CAP_PROP_FRAME_COUNT)))
+        """Frames, as the container says; 0 when it does not."""
+
+    def frames(self, limit: Optional[int]) -> Iterator[Tuple[float, np.ndarray]]:
+        """Time in seconds and pixels, up to ``limit`` frames.
+
+        Raises:
+            BadInput: there is none.
+        """
+        count = 0
+        try:
+            while limit is None or count < limit:
+                there, bgr = self._capture.read()
+                if not there:
+                    break
+                yield count / self.fps, bgr
+                count += 1
+        finally:
+            self._capture.release()
+        if not count:
+            raise BadInput(f"video {self.path} cannot be read", remedy="give a file that OpenCV can decode")
+
+
+@dataclass
+class Work:
+    """What was done, and what the summary is made of.
+
+    Attributes:
+        reports, energies: of each frame.
+        found: people in all frames together.
+        ids: whom they were taken for.
+        written: files.
+        failed: what could not be written.
+        interrupted: whether Ctrl-C ended it.
+    """
+
+    reports: List[InferenceReport] = field(default_factory=list)
+    energies: List[Energy] = field(default_factory=list)
+    found: int = 0
+    ids: Set[int] = field(default_factory=set)
+    written: List[str] = field(default_factory=list)
+    failed: Optional[BadInput] = None
+    interrupted: bool = False
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """A file that cannot be written costs neither the work nor its summary."""
+        try:
+            yield
+        except BadInput as error:
+            self.failed = self.failed or error
 
 
 @contextlib.contextmanager
@@ -124,13 +210,13 @@ def wait_until_open(obstacle: Callable[[], Optional[str]], timeout_s: float = 20
         say(f"going on without the server for now: {reason}")
 
 
-def track(args: argparse.Namespace, estimator: PersonEstimator, network: Run) -> Tuple[List[str], Dict[str, Any]]:
-    """Work through the video; the files written, and the sums that the summary is made of."""
+def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, network: Run) -> Work:
+    """Work through the video, to its end or until Ctrl-C."""
     from edge_offload.perception.geometry import Locator, load_camera
     from edge_offload.perception.overlay import Status, draw
     from edge_offload.perception.pipeline import PeoplePipeline
     from edge_offload.perception.target import TargetSelector
-    from edge_offload.perception.video import VideoWriter, write_png
+    from edge_offload.perception.video import VideoParts, write_png
     from edge_offload.power.detect import open_meter
     from edge_offload.power.states import StateTimeline
 
@@ -139,73 +225,48 @@ def track(args: argparse.Namespace, estimator: PersonEstimator, network: Run) ->
     pipeline = PeoplePipeline(estimator, network, locator=locator, allow_untrained=args.allow_untrained)
     selector = TargetSelector(args.target)
     timeline = StateTimeline()
-    reports, energies, found, picture = [], [], 0, None
-    ids: Set[int] = set()
-    with contextlib.ExitStack() as stack:
-        meter = stack.enter_context(open_meter(timeline))
-        writer: Optional[VideoWriter] = None
-        for frame, (stamp_s, bgr, fps) in enumerate(read(args.video, args.frames)):
-            if args.out and writer is None:
-                writer = stack.enter_context(VideoWriter(args.out, fps))
+    work, picture = Work(), None
+    progress = Progress(min(filter(None, (args.frames, video.length)), default=0))
+    writer = VideoParts(args.out, video.fps) if args.out else None
+    with open_meter(timeline) as meter, contextlib.suppress(KeyboardInterrupt):
+        work.interrupted = True  # until the end is reached
+        for stamp_s, bgr in video.frames(args.frames):
             result = pipeline.process(bgr, stamp_s)
             end_s = result.started_s + result.report.total_s
             timeline.add_report(result.report, result.started_s)
-            energies.append(meter.energy_between(result.started_s, end_s))
-            reports.append(result.report)
-            found += len(result.detections)
-            ids.update(person.id for person in result.people)
+            energy = meter.energy_between(result.started_s, end_s)
+            work.energies.append(energy)
+            work.reports.append(result.report)
+            work.found += len(result.detections)
+            work.ids.update(person.id for person in result.people)
             if args.out or args.png:
                 selector.select(result.people, stamp_s)
                 status = Status(
                     result.report.mode, estimator.name, result.report.total_s, result.report.bytes_up,
-                    result.report.bytes_down, energies[-1].joules, result.report.fallback_reason,
+                    result.report.bytes_down, energy.joules, result.report.fallback_reason,
                 )  # fmt: skip
                 picture = draw(bgr, result.people, status, selector.target_id)
                 if writer is not None:
-                    writer.write(picture)
-            progress(frame + 1, args.frames, result.report.total_s, len(result.people))
-    written = [] if writer is None else [str(writer.path)]
-    if args.png and picture is not None:
-        written.append(str(write_png(args.png, picture)))
-    return written, {"reports": reports, "energies": energies, "ids": ids, "found": found}
+                    with work.writing():
+                        writer.write(picture)
+            progress.tell(result.report, len(result.people))
+        work.interrupted = False
+    progress.end()
+    with work.writing():
+        work.written += [] if writer is None else [str(path) for path in writer.close()]
+    with work.writing():
+        work.written += [str(write_png(args.png, picture))] if args.png and picture is not None else []
+    return work
 
 
-def read(video: Optional[str], limit: Optional[int]) -> Iterator[Tuple[float, np.ndarray, float]]:
-    """Frames of a video with their time in it, and its frame rate.
-
-    Raises:
-        BadInput: it cannot be opened, or holds no frame.
-    """
-    import cv2
-
-    from edge_offload.models.video import sample_video
-
-    path = str(video or sample_video())
-    capture = cv2.VideoCapture(path)
-    try:
-        fps = capture.get(cv2.CAP_PROP_FPS)
-        fps = fps if 0 < fps < 1000 else 10.0
-        count = 0
-        while limit is None or count < limit:
-            there, bgr = capture.read()
-            if not there:
-                break
-            yield count / fps, bgr, fps
-            count += 1
-    finally:
-        capture.release()
-    if not count:
-        raise BadInput(f"video {path} cannot be read", remedy="give a file that OpenCV can decode")
-
-
-def report(args: argparse.Namespace, model: str, written: List[str], summary: Dict[str, Any]) -> None:
+def report(args: argparse.Namespace, model: str, work: Work) -> None:
     """Print the summary, and write it as JSON where asked."""
     import numpy as np
 
     from edge_offload import records
     from edge_offload.power.source import MEASURED, MODEL
 
-    reports, energies = summary["reports"], summary["energies"]
+    reports, energies, written = work.reports, work.energies, work.written
     modes = Counter(str(item.mode) for item in reports)
     sources = {energy.source for energy in energies}
     record: Dict[str, Any] = {
@@ -224,8 +285,9 @@ def report(args: argparse.Namespace, model: str, written: List[str], summary: Di
         "overlay": written,
     }
     latency = record["latency_s"]
-    print(f"frames    {len(reports)}: {', '.join(f'{count} {mode}' for mode, count in modes.items())} ({model})")
-    print(f"people    {summary['found'] / len(reports):.1f} a frame, {len(summary['ids'])} ids")
+    ended = " (ended by Ctrl-C)" if work.interrupted else ""
+    print(f"frames    {len(reports)}{ended}: {', '.join(f'{count} {mode}' for mode, count in modes.items())} ({model})")
+    print(f"people    {work.found / len(reports):.1f} a frame, {len(work.ids)} ids")
     print("latency   " + ", ".join(f"{name} {latency[name] * 1e3:.0f} ms" for name in ("mean", "p50", "p99")))
     traffic = f"{record['bytes_up'] / 1e3:.1f} kB up, {record['bytes_down'] / 1e3:.1f} kB down"
     energy = f"{record['energy_j']:.2f} J ({record['energy_source']})"
@@ -259,13 +321,34 @@ def parse_options(texts: List[str]) -> Dict[str, Any]:
     return options
 
 
-def progress(frame: int, frames: Optional[int], seconds: float, people: int) -> None:
-    """A line that is written over on a terminal; elsewhere a line every 50 frames."""
-    text = f"frame {frame}{f' of {frames}' if frames else ''}: {people} people, {seconds * 1e3:.0f} ms"
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="\n" if frame == frames else "", file=sys.stderr, flush=True)
-    elif frame % 50 == 0:
-        say(text)
+class Progress:
+    """A line that is written over on a terminal; elsewhere one now and then.
+
+    Args:
+        frames: how many there will be; 0 when that is not known.
+    """
+
+    def __init__(self, frames: int) -> None:
+        self._frames = frames
+        self._frame = 0
+        self._terminal = sys.stderr.isatty()
+        self._due = 0.0
+
+    def tell(self, report: InferenceReport, people: int) -> None:
+        """One more frame is done."""
+        self._frame += 1
+        many = f"frame {self._frame}{f' of {self._frames}' if self._frames else ''}"
+        text = f"{many}: {people} people, {report.total_s * 1e3:.0f} ms, {report.mode}"
+        if self._terminal:
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() >= self._due:
+            self._due = time.monotonic() + QUIET_S
+            say(text)
+
+    def end(self) -> None:
+        """What comes next has a line of its own."""
+        if self._terminal and self._frame:
+            print(file=sys.stderr, flush=True)
 
 
 def say(text: str) -> None:
