@@ -11,7 +11,7 @@ import errno
 import os
 import pathlib
 import tempfile
-from typing import Any, Dict, Iterator, Union
+from typing import Any, Callable, Dict, Iterator, Union
 
 from edge_offload.errors import BadInput
 
@@ -107,6 +107,42 @@ def write_bytes(path: Pathlike, data: bytes) -> None:
         except BaseException:
             os.unlink(temporary)
             raise
+
+
+class Kept:
+    """Writes while the work goes on, which a file that cannot be written does not end: :meth:`settle` does."""
+
+    def __init__(self) -> None:
+        self._failed: Dict[str, BadInput] = {}
+
+    def __call__(self, name: str, write: Callable[[], object]) -> None:
+        """Call ``write``; a later one of the same name makes good what an earlier one could not."""
+        self._failed.pop(name, None)
+        try:
+            write()
+        except BadInput as error:
+            self._failed[name] = error
+
+    def settle(self) -> None:
+        """At the end, when the figures are on the terminal.
+
+        Raises:
+            BadInput: of the first that could not be written.
+        """
+        for error in self._failed.values():
+            raise error
+
+
+def write_each(*writes: Callable[[], object]) -> None:
+    """Call all of ``writes``: a file that cannot be written keeps no other from being written.
+
+    Raises:
+        BadInput: of the first that could not.
+    """
+    kept = Kept()
+    for number, write in enumerate(writes):
+        kept(str(number), write)
+    kept.settle()
 
 
 @contextlib.contextmanager

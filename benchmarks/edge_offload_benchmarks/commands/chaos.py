@@ -30,7 +30,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Sequence
 
-from edge_offload.outputs import add_output
+from edge_offload.outputs import Kept, add_output
 
 if TYPE_CHECKING:
     from edge_offload_benchmarks.chaos.verdict import Verdict
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     to_stdout = args.json == "-"
     file = pathlib.Path(args.json) if args.json and not to_stdout else None
     held = held_in(file) if file is not None and args.update else []
-    verdicts = []
+    verdicts, kept = [], Kept()
     # told to end, it ends the processes that it has started
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
@@ -92,9 +92,10 @@ def run(args: argparse.Namespace) -> int:
             print(line(verdict), file=sys.stderr if to_stdout else sys.stdout, flush=True)
             if file is not None:
                 # a run that is cut off keeps what it has found
-                records.write(file, "chaos", merged(held, [record(verdict) for verdict in verdicts]))
+                kept("json", lambda: records.write(file, "chaos", merged(held, [record(one) for one in verdicts])))
     finally:
         signal.signal(signal.SIGTERM, before)
+    kept.settle()
     if to_stdout:
         print(json.dumps([record(verdict) for verdict in verdicts], indent=2))
     return 1 if any(verdict.failures for verdict in verdicts) else 0

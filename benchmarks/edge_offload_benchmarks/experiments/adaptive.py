@@ -34,7 +34,7 @@ import statistics
 import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from edge_offload.outputs import add_output
+from edge_offload.outputs import Kept, add_output
 
 if TYPE_CHECKING:
     from edge_offload.link.trace import Trace
@@ -91,8 +91,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         loads = workload.measure(args.model, args.slowdown, args.frames, not args.no_split)
         source = f"{args.model}, measured"
+    kept = Kept()
     if args.save_workload:
-        workload.save_workload(args.save_workload, loads[0][0])
+        kept("workload", lambda: workload.save_workload(args.save_workload, loads[0][0]))
     experiments = []
     for slowdown, (costs, planned) in zip(args.slowdown, loads):
         for name, item in traces.items():
@@ -116,11 +117,11 @@ def run(args: argparse.Namespace) -> int:
             show(experiment)
     record = {"source": source, "load_average": os.getloadavg()[0], "experiments": experiments}
     if args.json is not None:
-        records.write(args.json, "adaptive_bench", record)
-        print(f"wrote {args.json}", file=sys.stderr)
+        kept("json", lambda: records.write(args.json, "adaptive_bench", record))
     if args.plot is not None:
         draw(experiments, args.plot)
         print(f"wrote {args.plot}", file=sys.stderr)
+    kept.settle()
     return 0
 
 

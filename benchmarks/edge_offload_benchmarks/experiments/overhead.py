@@ -27,7 +27,7 @@ import sys
 import tempfile
 from typing import Any, Callable, Dict, Iterator, List, Sequence
 
-from edge_offload.outputs import add_output
+from edge_offload.outputs import Kept, add_output
 
 SHARE, PER_OPERATOR_S = 0.01, 3e-6
 """The bar: the larger of the two."""
@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
             item for item in earlier if (item["model"], item["way"]) not in measured or item.get("lead", 0) != args.lead
         ]
     load = os.getloadavg()[0]
+    kept = Kept()
     with tempfile.TemporaryDirectory() as keys:
         server = subprocess.Popen(
             [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1",
@@ -76,10 +77,11 @@ def run(args: argparse.Namespace) -> int:
                     found.append({**measured_now, "lead": args.lead, "load_average": load})
                     print(line(found[-1]), flush=True)
                     if args.json:
-                        records.write(args.json, "overhead", found)
+                        kept("json", lambda: records.write(args.json, "overhead", found))
         finally:
             server.terminate()
             server.wait(20)
+    kept.settle()
     return 0
 
 

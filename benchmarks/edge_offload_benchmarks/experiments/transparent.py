@@ -30,7 +30,7 @@ import tempfile
 import time
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from edge_offload.outputs import add_output
+from edge_offload.outputs import Kept, add_output
 
 LINKS = ("wifi_93mbps", "wifi_73mbps")
 PAIRED = ("server", "replay")
@@ -83,23 +83,25 @@ def run(args: argparse.Namespace) -> int:
         return measure_memory(args.json, args.scale)
     if args.resume and args.json is not None and args.json.exists():
         record = {**record, **json.loads(args.json.read_text(encoding="utf-8")), "failures": []}
+    kept = Kept()
     if args.app is not None:
         record["apps"] = measure_app(args.app, args.links.split(","))
     elif args.bits is not None:
         for _ in measure_bits(names, args.bits, record, args.for_s):
-            save(record, args.json)
+            kept("json", lambda: save(record, args.json))
     else:
         links = args.links.split(",")
         for _ in measure_models(names, links, args.pairs, args.slow, record, args.for_s):
-            save(record, args.json)  # a long experiment that is cut short leaves what it has
+            kept("json", lambda: save(record, args.json))  # a long experiment that is cut short leaves what it has
         left = sum(map(len, missing(names, links, record).values()))
         if left:
             total = len(names) * len(links)
             print(f"{left} of {total} networks and links are left: --resume goes on with them", file=sys.stderr)
-    save(record, args.json)
     transparent_tables.show(record)
+    kept("json", lambda: save(record, args.json))
     if args.plot is not None and record["records"]:
         transparent_tables.plot(record, args.plot)
+    kept.settle()
     differ = any(item["equal"] < item["inferences"] for item in record.get("bits", ()))
     return 1 if record["failures"] or differ else 0
 

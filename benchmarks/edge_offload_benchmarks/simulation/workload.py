@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
 
 from edge_offload.errors import BadInput, RemoteError
 from edge_offload.modes import Mode, parse_mode
+from edge_offload.outputs import write_text
 from edge_offload_benchmarks.simulation.closed_loop import ModeCost
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def save_workload(path: pathlib.Path, costs: Sequence[ModeCost]) -> None:
         }
         for cost in costs
     ]
-    path.write_text(json.dumps(items, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(items, indent=1) + "\n")
 
 
 def describe(costs: Sequence[ModeCost]) -> str:

@@ -15,11 +15,12 @@ import importlib.util
 import json
 import os
 import sys
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from edge_offload.capture import build, connect
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Unsupported
 from edge_offload.modes import Mode, parse_mode
+from edge_offload.outputs import write_text
 
 #: Environment variable of releases that had a second device, in pure Python; ``native`` is what there is now.
 CHOICE, NATIVE = "EDGE_OFFLOAD_DEVICE", "native"
@@ -60,8 +61,7 @@ class Installed:
             "bytes_down": self.remote.bytes_down,
         }  # fmt: skip
         torches = getattr(self.remote, "torches", "")
-        with open(path, "w", encoding="utf-8") as stream:
-            json.dump({**figures, **({"two_torches": torches} if torches else {})}, stream)
+        keep_tally(path, {**figures, **({"two_torches": torches} if torches else {})})
 
     def reconnect(self, remote: Any) -> None:
         """Go on with another session. Tensors from before are lost: using one raises LinkLost."""
@@ -73,6 +73,15 @@ class Installed:
         self.native.refuse(dict(remote.refused))
         self.remote = remote
         self._limit()
+
+
+def keep_tally(path: str, figures: Dict[str, Any]) -> None:
+    """Write what a program has cost; it ends while this runs, so that a full disk costs a line with the figures."""
+    text = json.dumps(figures)
+    try:
+        write_text(path, text)
+    except BadInput as error:
+        print(f"edge-offload exec: {error}; the tally is {text}", file=sys.stderr)
 
 
 def check_choice() -> None:

@@ -18,7 +18,7 @@ import argparse
 import pathlib
 
 from edge_offload.errors import BadInput
-from edge_offload.outputs import add_output
+from edge_offload.outputs import add_output, write_each, write_text
 from edge_offload.subcommands import some
 
 MODES = ("per_op", "cached", "lazy", "replay", "local")
@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
         child.close()
     record = report.record_of(entries, facts)
     print(report.table(record))
-    if args.json:
-        records.write(args.json, "conformance", record)
-    if args.markdown:
-        args.markdown.write_text(report.page(record), encoding="utf-8")
+    write_each(
+        lambda: records.write(args.json, "conformance", record) if args.json else None,
+        lambda: write_text(args.markdown, report.page(record)) if args.markdown else None,
+    )
     return 1 if any(totals["wrong"] for totals in record["totals"].values()) else 0

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
 import signal
 import sys
@@ -82,29 +81,30 @@ def _emulate(args: argparse.Namespace) -> int:
         about = {"listen": emulator.address, "to": args.to, "link": link.name, "control": control.address}
         print(json.dumps(about), flush=True)
         try:
+            told = False
             while not stop.wait(0.5):
-                _save(args.json_stats, emulator.stats())
+                try:
+                    _save(args.json_stats, emulator.stats())
+                except BadInput as error:
+                    # the link goes on: robots depend on it, and the figures are printed at the end
+                    if not told:
+                        print(f"edge-offload link: {error}", file=sys.stderr, flush=True)
+                    told = True
         finally:
             control.close()
             stats = emulator.stats()
-            _save(args.json_stats, stats)
             print(json.dumps(stats), flush=True)
+            _save(args.json_stats, stats)
     return 0
 
 
 def _save(path: Optional[str], stats: Dict[str, Any]) -> None:
-    """Replace the file at once: a reader never sees half of it."""
+    """Replace the file as a whole: a reader never sees half of it."""
     if not path:
         return
     from edge_offload import records
-    from edge_offload.errors import BadInput
 
-    temporary = f"{path}.{os.getpid()}"
-    try:
-        records.write(temporary, "link_stats", stats)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise BadInput(f"cannot write {path}: {error.strerror}") from error
+    records.write(path, "link_stats", stats)
 
 
 def _control(args: argparse.Namespace) -> int:

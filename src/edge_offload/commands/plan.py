@@ -24,7 +24,7 @@ import pathlib
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload.commands.profile import add_model_arguments, network_of
-from edge_offload.outputs import add_output
+from edge_offload.outputs import Kept, add_output
 from edge_offload.subcommands import positive, some
 
 if TYPE_CHECKING:
@@ -226,6 +226,7 @@ def _note_bounds(
     from edge_offload.split.space import Space
 
     held = {tuple(one[key] for key in ("model", "slowdown", "codecs", "bandwidth_bytes_per_s")) for one in known}
+    kept = Kept()
     for rate in bandwidths:
         if (args.model, args.slowdown, not args.no_codecs, rate) in held:
             continue
@@ -238,9 +239,10 @@ def _note_bounds(
             "makespan_s": table.predicted_s[0], "bound_s": None if gap is None else table.predicted_s[0] / (1.0 + gap),
             "gap": gap, "seconds": time.perf_counter() - started,
         })  # fmt: skip
-        records.write(args.bounds, "split_bound", known)
         print(f"{args.model} at {rate / 1e6:g} MB/s: {table.predicted_s[0] * 1e3:.1f} ms, gap "
               f"{'-' if gap is None else format(gap, '.2%')}, {known[-1]['seconds']:.0f} s", flush=True)  # fmt: skip
+        kept("bounds", lambda: records.write(args.bounds, "split_bound", known))
+    kept.settle()
     return 0
 
 
@@ -284,6 +286,7 @@ def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwi
     found = [record for record in done if args.resume and record.get("options", []) == options]
     known = {record["planner"] for record in found}
     verifier = Verifier(network)
+    kept = Kept()
 
     def keep(record: Dict[str, Any]) -> None:
         records.validate("split_exactness", record)
@@ -291,7 +294,7 @@ def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwi
         print(f"{args.model}, {record['planner']}: {record['plans']} plans, float64 {record['float64']:.1e}, "
               f"{'exact' if record['exact'] else 'NOT EXACT'}", file=sys.stderr)  # fmt: skip
         if args.out:
-            records.write(args.out, "split_exactness", [*others, *found])
+            kept("out", lambda: records.write(args.out, "split_exactness", [*others, *found]))
 
     for name in PLANNERS:
         if name not in known:
@@ -307,6 +310,7 @@ def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwi
               "mutants_refused": refused})  # fmt: skip
     json.dump(found, sys.stdout, indent=2)
     print()
+    kept.settle()
     fine = all(record["exact"] and record.get("mutants") == record.get("mutants_refused") for record in found)
     return 0 if fine else 1
 

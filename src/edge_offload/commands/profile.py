@@ -15,7 +15,7 @@ import argparse
 import os
 from typing import Any, Dict, List, Sequence
 
-from edge_offload.outputs import add_output
+from edge_offload.outputs import add_output, write_each
 from edge_offload.subcommands import some
 
 CONNECT_S = 20.0
@@ -90,9 +90,6 @@ def run(args: argparse.Namespace) -> int:
     load_average = os.getloadavg()[0]
     keep_freed()  # as the runtime does
     profile = measure(network, args.repeats)
-    profile.write(args.out)
-    if theirs is not None:
-        theirs.write(args.server_out)
     counts = network.located.counts()
     lines: List[str] = [
         f"{args.model}: {counts['local']} local and {counts['global']} global operators",
@@ -107,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
             lines.append(f"input %{number} {speed.name}: {speed.ratio:.2f}x, {speed.encode_bytes_per_s / 1e6:.0f} MB/s "
                          f"coding, {speed.decode_bytes_per_s / 1e6:.0f} MB/s decoding")  # fmt: skip
     print("\n".join(lines))
+    write_each(lambda: profile.write(args.out), lambda: theirs.write(args.server_out) if theirs is not None else None)
     return 0
 
 

@@ -92,6 +92,7 @@ def step(args: argparse.Namespace) -> dict:
         environment = {
             **os.environ,
             "ROS_MASTER_URI": f"http://localhost:{port}",
+            "PWD": os.getcwd(),
             "EDGE_OFFLOAD_PYTHON": os.environ.get("EDGE_OFFLOAD_PYTHON") or sys.executable,
         }
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)

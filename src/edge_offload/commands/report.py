@@ -18,7 +18,7 @@ import pathlib
 from typing import List
 
 from edge_offload.errors import BadInput
-from edge_offload.outputs import add_output, check_output, write_text
+from edge_offload.outputs import add_output, check_output, write_each, write_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,10 +50,11 @@ def run(args: argparse.Namespace) -> int:
     notes = []
     if reading.bad:
         notes.append(f"{reading.bad} lines of the file hold no record and are left out: {reading.first_problem}")
-    write_text(output, render(columns, record, args.title or args.run_file.name, notes))
-    if args.json:
-        records.write(args.json, "report", record)
     _say(rows(record), notes)
+    write_each(
+        lambda: write_text(output, render(columns, record, args.title or args.run_file.name, notes)),
+        lambda: records.write(args.json, "report", record) if args.json else None,
+    )
     print(f"wrote {output}")
     return 0
 

@@ -14,7 +14,7 @@ import argparse
 import sys
 from typing import Any, Dict, List
 
-from edge_offload.outputs import add_output
+from edge_offload.outputs import add_output, write_bytes, write_each
 from edge_offload.subcommands import signed, some
 
 
@@ -67,6 +67,7 @@ def _completer(args: argparse.Namespace) -> Any:
 
 
 def _complete(args: argparse.Namespace) -> int:
+    import io
     import pathlib
 
     import cv2
@@ -101,12 +102,24 @@ def _complete(args: argparse.Namespace) -> int:
     line = f"{len(points)} points, {int(occupancy.sum())} voxels hit, {int((labels > 0).sum())} full"
     lines = [line if completer.trained else f"{line}; random weights: the scene is NOT completed"]
     picture = draw_scene(labels, COLOURS, occupancy, found, None if plan is None else plan.cells, robot, goal, lines)
-    if not cv2.imwrite(args.picture, picture):
-        raise BadInput(f"cannot write the picture {args.picture}", remedy="name a .png or .jpg in a folder that exists")
-    print(f"{line}\n{kinds}\nwritten {args.picture}")
-    if args.labels:
-        np.savez_compressed(args.labels, labels=labels, origin=grid.origin, voxel_size=grid.voxel_size)
-        print(f"written {args.labels}")
+    print(f"{line}\n{kinds}")
+
+    def keep_picture() -> None:
+        coded, data = cv2.imencode(pathlib.Path(args.picture).suffix, picture)
+        if not coded:
+            raise BadInput(f"cannot draw the picture {args.picture}", remedy="name a .png or .jpg")
+        write_bytes(args.picture, data.tobytes())
+        print(f"written {args.picture}")
+
+    def keep_labels() -> None:
+        if args.labels:
+            coded = io.BytesIO()
+            np.savez_compressed(coded, labels=labels, origin=grid.origin, voxel_size=grid.voxel_size)
+            file = args.labels if args.labels.endswith(".npz") else f"{args.labels}.npz"
+            write_bytes(file, coded.getvalue())
+            print(f"written {file}")
+
+    write_each(keep_picture, keep_labels)
     return 0
 
 

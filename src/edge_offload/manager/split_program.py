@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import json
@@ -81,7 +82,7 @@ def from_environment() -> device.Installed:
 
 
 def _add(path: str, facts: Dict[str, Any]) -> None:
-    with open(path, encoding="utf-8") as stream:
-        found = json.load(stream)
-    with open(path, "w", encoding="utf-8") as stream:
-        json.dump({**found, **facts}, stream)
+    with contextlib.suppress(OSError, ValueError):  # where nothing could be written, the figures were told
+        with open(path, encoding="utf-8") as stream:
+            found = json.load(stream)
+        device.keep_tally(path, {**found, **facts})
