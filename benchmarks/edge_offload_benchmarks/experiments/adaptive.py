@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", type=int, default=24, metavar="N", help="frames that are measured (24)")
     parser.add_argument("--no-split", action="store_true", help="leave mode split and its plans out")
     parser.add_argument("--workload", type=pathlib.Path, metavar="JSON", help="components instead of measured ones")
-    parser.add_argument("--save-workload", type=pathlib.Path, metavar="JSON", help="write the measured components")
+    add_output(parser, "--save-workload", type=pathlib.Path, metavar="JSON", help="write the measured components")
     parser.add_argument("--policy", default="auto", help="what is compared: auto, energy, package.module:Class")
     parser.add_argument("--deadline", type=float, default=0.0, metavar="S", help="of a frame; 0: none")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (0)")

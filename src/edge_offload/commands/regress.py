@@ -57,9 +57,10 @@ def run(args: argparse.Namespace) -> int:
     expected = None if args.update else regression.load(args.golden)
     actual = step(args)
     if expected is None:
-        write_text(args.golden, json.dumps(actual, indent=1) + "\n")
         people = sum(len(frame["people"]) for frame in actual["frames"])
-        print(f"wrote {args.golden}: {len(actual['frames'])} frames, {people} people, model {actual['model']}")
+        print(f"{len(actual['frames'])} frames, {people} people, model {actual['model']}")
+        write_text(args.golden, json.dumps(actual, indent=1) + "\n")
+        print(f"wrote {args.golden}")
         return 0
     if args.frames:
         expected = {**expected, "frames": expected["frames"][: args.frames]}
