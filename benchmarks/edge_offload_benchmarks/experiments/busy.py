@@ -28,6 +28,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Sequence
 
+from edge_offload.outputs import add_output
+
 if TYPE_CHECKING:
     from edge_offload_benchmarks.chaos.rig import Rig
 
@@ -52,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of the constant link (60)")
     parser.add_argument("--fall-seconds", type=float, default=20.0, metavar="S", help="after its fall to a tenth (20)")
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="so many times (1)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the records busy_bench here")
+    add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the records busy_bench here")
 
 
 def run(args: argparse.Namespace) -> int:
