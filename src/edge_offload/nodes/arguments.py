@@ -201,6 +201,7 @@ _RULES = (
     (opened(anything(), _read_scans, "none"), "scans"),
     (file(), "follower_config power_config"),
     (file("shipped"), "weights"),
+    (file(), "follower_config power_config"),
     (written(check_output, "none", "auto"), "json out"),
     (written(check_folder), "runs"),
 )
