@@ -29,6 +29,10 @@ def main(node: str) -> None:
     except ModuleNotFoundError as error:
         print(f"{node}: {without_module(error)}", file=sys.stderr)
         code = 1
+    except BrokenPipeError:
+        # the reader of --help (head, less) went away; keep the flush below from failing again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     except KeyboardInterrupt:
         code = INTERRUPTED
     _leave(code)
