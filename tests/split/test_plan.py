@@ -18,10 +18,13 @@ from edge_offload.errors import BadInput
 from edge_offload.sequence import Ref
 from edge_offload.split.check import BadPlan, check
 from edge_offload.split.complete import complete
+from edge_offload.split.cost import CostModel, OperatorCost
 from edge_offload.split.exactness import error, random_split
 from edge_offload.split.locality import LocalityMap, analyse
 from edge_offload.split.plan import Plan, Side, Step, Transfer
 from edge_offload.split.reference import run_plan
+from edge_offload.split.runtime.streaming import stream
+from edge_offload.split.simulate import simulate
 
 TOLERANCE = 1e-12
 
@@ -129,6 +132,55 @@ def test_what_check_lets_through_is_exact_whatever_was_changed(seed: int) -> Non
             continue
         got = run_plan(broken, located, chain.blobs, [chain.tensors[0]])
         assert error(got, [chain.tensors[chain.last]]) <= TOLERANCE
+
+
+def _reordered(plan: Plan, chooser: random.Random) -> Plan:
+    """One step or transfer earlier or later than it was, or in two parts."""
+    name = chooser.choice(["robot", "server", "transfers"])
+    items = list(getattr(plan, name))
+    if not items:
+        return plan
+    item = items.pop(chooser.randrange(len(items)))
+    parts = [item]
+    if item.high - item.low > 1 and chooser.random() < 0.5:
+        middle = chooser.randint(item.low + 1, item.high - 1)
+        parts = [replace(item, high=middle), replace(item, low=middle)]
+    for part in parts:
+        items.insert(chooser.randint(0, len(items)), part)
+    return replace(plan, **{name: tuple(items)})
+
+
+def _makespan_s(plan: Plan, located: LocalityMap) -> float:
+    costs = (OperatorCost(1e-5, 1e-6),) * len(located.operators)
+    return simulate(plan, CostModel(located, costs, costs), 1e6).makespan_s
+
+
+@given(seed=st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_check_lets_through_what_runs_to_its_end_and_nothing_else(seed: int) -> None:
+    chooser = random.Random(seed)
+    _, located = conv_stack(chooser)
+    plan = random_plan(located, chooser)
+    for _ in range(6):
+        changed = _reordered(plan, chooser)
+        try:
+            check(changed, located)
+        except BadPlan:
+            with pytest.raises(BadInput):
+                _makespan_s(changed, located)
+        else:
+            assert _makespan_s(changed, located) > 0
+
+
+@given(seed=st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_waves_never_wait_for_each_other(seed: int) -> None:
+    chooser = random.Random(seed)
+    _, located = conv_stack(chooser)
+    plan = check(random_plan(located, chooser), located)
+    for waves in (2, 3):
+        for depth in (3, 100):
+            assert _makespan_s(check(stream(plan, located, waves, depth), located), located) > 0
 
 
 def two_convolutions() -> Tuple[Chain, LocalityMap]:

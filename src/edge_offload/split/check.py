@@ -15,7 +15,7 @@ from edge_offload.errors import BadInput
 from edge_offload.sequence import sequence_hash
 from edge_offload.split.footprint import Locality, Range
 from edge_offload.split.locality import LocalityMap
-from edge_offload.split.plan import Plan, Side, Step, Transfer
+from edge_offload.split.plan import Plan, Side, Step
 
 Held = Dict[int, List[Range]]
 
@@ -101,12 +101,13 @@ def _check_placement(plan: Plan, located: LocalityMap) -> None:
 
 
 def _replay(plan: Plan, located: LocalityMap) -> Dict[Side, Held]:
-    """Run ownership forward: steps in order on each side, a transfer once its sender has the rows."""
+    """Run ownership forward: steps in order on each side, and the transfers of each direction in order, each once its
+    sender has the rows."""
     held: Dict[Side, Held] = {Side.ROBOT: {}, Side.SERVER: {}}
     for number in located.sequence.inputs:
         held[Side.ROBOT][number] = [(0, located.length(number))]
     done = dict.fromkeys(Side, 0)
-    waiting = list(plan.transfers)
+    queues = {side: list(plan.sent(side)) for side in Side}
     progress = True
     while progress:
         progress = False
@@ -119,14 +120,11 @@ def _replay(plan: Plan, located: LocalityMap) -> Dict[Side, Held]:
                         add(held[side], number, (step.low, step.high))
                 done[side] += 1
                 progress = True
-        late: List[Transfer] = []
-        for transfer in waiting:
-            if covers(held[transfer.sender].get(transfer.value, []), (transfer.low, transfer.high)):
-                add(held[transfer.sender.other], transfer.value, (transfer.low, transfer.high))
+            queue = queues[side]
+            while queue and covers(held[side].get(queue[0].value, []), (queue[0].low, queue[0].high)):
+                transfer = queue.pop(0)
+                add(held[side.other], transfer.value, (transfer.low, transfer.high))
                 progress = True
-            else:
-                late.append(transfer)
-        waiting = late
     for side in Side:
         if done[side] < len(plan.steps(side)):
             step = plan.steps(side)[done[side]]
@@ -135,10 +133,10 @@ def _replay(plan: Plan, located: LocalityMap) -> Dict[Side, Held]:
                 f"{_name(located, step.operator)} on the {side.value}, rows [{step.low}, {step.high}), needs rows "
                 f"[{rows[0]}, {rows[1]}) of value {number}, and has {held[side].get(number, [])}"
             )
-    if waiting:
-        transfer = waiting[0]
-        raise BadPlan(f"the {transfer.sender.value} never has rows [{transfer.low}, {transfer.high}) of value "
-                      f"{transfer.value}, which it is to send")  # fmt: skip
+    for side, queue in queues.items():
+        if queue:
+            raise BadPlan(f"the {side.value} never has rows [{queue[0].low}, {queue[0].high}) of value "
+                          f"{queue[0].value}, which it is to send")  # fmt: skip
     return held
 
 

@@ -12,6 +12,7 @@ from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
+from edge_offload.split.check import BadPlan, check
 from edge_offload.split.cost import CostModel
 from edge_offload.split.locality import LocalityMap
 from edge_offload.split.plan import Plan, Side, Step, Transfer
@@ -27,7 +28,8 @@ WORTHWHILE = 0.15
 def stream(plan: Plan, located: LocalityMap, waves: int, depth: int) -> Plan:
     """``plan`` with the first input transfer in ``waves`` parts, and the first ``depth`` steps behind it likewise.
 
-    The plan as it is, where its input does not travel, has too few rows, or the steps are not local.
+    The plan as it is, where its input does not travel, has too few rows, or the steps are not local; or where waves
+    would wait for each other: the robot may hand over rows that it makes from those of a later wave.
     """
     inputs = set(located.sequence.inputs)
     places = [k for k, t in enumerate(plan.transfers)
@@ -59,7 +61,11 @@ def stream(plan: Plan, located: LocalityMap, waves: int, depth: int) -> Plan:
     parts = [Transfer(transfer.value, low, high, transfer.sender, transfer.codec)
              for low, high in zip(edges, edges[1:])]  # fmt: skip
     transfers = (*plan.transfers[:place], *parts, *plan.transfers[place + 1 :])
-    return replace(plan, server=(*order, *late), transfers=transfers)
+    found = replace(plan, server=(*order, *late), transfers=transfers)
+    try:
+        return check(found, located, plan.sequence)
+    except BadPlan:
+        return plan
 
 
 def _early(plan: Plan, located: LocalityMap, transfer: Transfer, depth: int) -> Tuple[List[Step], List[Step]]:
