@@ -150,7 +150,7 @@ class Surface:
             "default_stream": lambda device=None: Stream(),
             "stream": lambda stream: stream if stream is not None else Stream(),
             "mem_get_info": self._memory_left,
-            "device_memory_used": lambda device=None: torch.cuda.memory_allocated(device),
+            **{name: torch.cuda.memory_allocated for name in ("device_memory_used",) if hasattr(torch.cuda, name)},
             "make_graphed_callables": lambda callables, *_, **__: callables,  # a graph is the server's business
             "manual_seed": self._manual_seed,
             "manual_seed_all": self._manual_seed,
