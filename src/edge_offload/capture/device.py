@@ -183,6 +183,7 @@ def _load_native(libraries: build.Libraries) -> Any:
     assert spec is not None
     native = importlib.util.module_from_spec(spec)
     loader.exec_module(native)
+    importlib.import_module("edge_offload.capture.composed")  # defines the operator that the device calls
     return native
 
 

@@ -25,6 +25,7 @@ def classify(
         return Result(UNDEFINED)
     if (
         tensor.layout != torch.strided
+        or tensor.is_nested
         or tensor.dtype not in DTYPE_NUMBERS
         or tensor.device.type != entry.device.type
     ):  # fmt: skip

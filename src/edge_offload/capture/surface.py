@@ -116,7 +116,6 @@ class Surface:
         self._patch_tensors()
         self._patch_helpers()
         self._leave_cudnn_out()
-        self._refuse_training()
         self._make_generators()
         self.driver.apply()
         torch._C._jit_set_texpr_fuser_enabled(False)
@@ -309,28 +308,6 @@ class Surface:
                 return native.new_generator() if torch.device(device).type == "cuda" else real(device=device)
 
         torch.Generator = Kind("Generator", (), {"__doc__": real.__doc__})  # type: ignore[misc,assignment]
-
-    def _refuse_training(self) -> None:
-        backward, grad = torch.autograd.backward, torch.autograd.grad
-
-        def check(tensors: Any) -> None:
-            items = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            if any(isinstance(item, torch.Tensor) and item.is_cuda for item in items):
-                raise Unsupported(
-                    "the virtual device runs inference only: backward() on it is refused",
-                    remedy="train on the machine with the GPU, or call .cpu() first",
-                )
-
-        def checked_backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            check(tensors)
-            return backward(tensors, *args, **kwargs)
-
-        def checked_grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            check(outputs)
-            return grad(outputs, *args, **kwargs)
-
-        torch.autograd.backward = checked_backward
-        torch.autograd.grad = checked_grad
 
 
 class LegacyType(type):

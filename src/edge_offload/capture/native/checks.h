@@ -6,16 +6,17 @@
 
 namespace edge_offload {
 
-inline void check_host_array(const c10::FunctionSchema& schema, bool starts_on_device) {
+inline void check_host_array(const c10::FunctionSchema& schema, bool starts_on_device, int arrays) {
   // as on a GPU: a host number may join device tensors, a host array may not, except where torch itself moves it
   static const std::unordered_set<std::string> moves = {"aten::index", "aten::_unsafe_index", "aten::index_put", "aten::index_put_",
-      "aten::_unsafe_index_put", "aten::_index_put_impl_", "aten::_pack_padded_sequence", "aten::tensor_split"};
-  TORCH_CHECK(moves.count(schema.name()),
+      "aten::_unsafe_index_put", "aten::_index_put_impl_", "aten::tensor_split"};
+  const bool packed = arrays == 1 && schema.overload_name() == "data";  // of a recurrent network: the sizes of its batches
+  TORCH_CHECK(packed || moves.count(schema.name()),
               "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (in ", schema.name(), ")");
   TORCH_CHECK(starts_on_device, "indices should be either on cpu or on the same device as the indexed tensor (cpu)");
 }
 inline void check_host_operands(const Key& key, const c10::FunctionSchema& schema) {
-  if (key.host_array) check_host_array(schema, key.bytes[sizeof(void*)] == 'T');
+  if (key.host_arrays) check_host_array(schema, key.bytes[sizeof(void*)] == 'T', key.host_arrays);
 }
 inline void check_version(const c10::OperatorHandle& op) {
   const auto& refused = state().refused;
@@ -41,7 +42,7 @@ inline bool has_dynamic_results(const c10::OperatorHandle& op, const Stack& stac
   }
   const auto& name = schema.name();
   if (name.rfind("aten::", 0) != 0) return true;  // operators of other libraries do not say: assume the worst
-  if (name == "aten::linalg_lstsq" || name == "aten::_pack_padded_sequence") return true;  // shapes depend on values, untagged
+  if (name == "aten::linalg_lstsq") return true;  // shapes depend on values, untagged
   if (!op.hasTag(at::Tag::dynamic_output_shape) && !op.hasTag(at::Tag::data_dependent_output)) return false;
   if (name != "aten::index" && name != "aten::_unsafe_index") return true;
   for (const IValue& index : stack[first + 1].toListRef())  // only masks make the shape depend on data

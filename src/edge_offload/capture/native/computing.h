@@ -69,7 +69,7 @@ class Computing {
       }
     }
     for (size_t i = first; i < stack->size(); ++i) take((*stack)[i]);
-    if (host_array_) check_host_array(schema, starts_on_device);
+    if (host_arrays_) check_host_array(schema, starts_on_device, host_arrays_);
     if (facts_.generator >= 0) name_generator((*stack)[first + facts_.generator]);
     BelowAll below;
     std::optional<Drawing> drawing;
@@ -119,9 +119,7 @@ class Computing {
       }
       ++number;
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(!found.is_nested(), "a nested tensor, the result of ", op_.schema().name(), ", is not supported on the device "
-                                "(edge_offload); an nn.TransformerEncoder makes none with enable_nested_tensor=False");
-    TORCH_CHECK_NOT_IMPLEMENTED(found.layout() == at::kStrided && found.has_storage() && found.device().is_cpu() && !found.is_quantized(),
+    TORCH_CHECK_NOT_IMPLEMENTED(!found.is_nested() && found.layout() == at::kStrided && found.has_storage() && found.device().is_cpu() && !found.is_quantized(),
                                 "a ", found.toString(), " result of ", op_.schema().name(), " is not supported on the device (edge_offload)");
     Tensor host = found;
     for (const auto& mine : hosts_)  // the program's own memory is not the device's
@@ -158,7 +156,8 @@ class Computing {
   c10::SmallVector<Operand, 8> operands_;
   c10::SmallVector<c10::Storage, 2> hosts_;                                  // of the program's own host tensors
   c10::SmallVector<std::pair<c10::Storage, c10::Storage>, 2> made_;          // on the device and on the host
-  bool host_array_ = false, lazy_ = false;
+  int host_arrays_ = 0;                                                      // ... that are not single numbers
+  bool lazy_ = false;
 
   void take(IValue& v) {
     if (v.isTensor()) { Tensor t = std::move(v).toTensor(); v = take(std::move(t)); }
@@ -188,7 +187,7 @@ class Computing {
     }
     TORCH_CHECK(t.device().is_cpu(), "edge_offload: a tensor on ", t.device(), " cannot be used with the virtual device");
     TORCH_CHECK(t.layout() == at::kStrided, "edge_offload: a ", t.layout(), " tensor is not supported on the device");
-    if (t.dim() > 0) host_array_ = true;
+    if (t.dim() > 0) ++host_arrays_;
     lazy_ = lazy_ || t.is_conj() || t.is_neg();
     if (t.has_storage()) hosts_.push_back(t.storage());
     return t;

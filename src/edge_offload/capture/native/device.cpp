@@ -4,6 +4,8 @@
 // (segment.h) and hands out results whose metadata is known from an earlier, identical call (results.h). A host read, a
 // result whose shape depends on data, or a call never seen before ends the segment: Python (the handler) has it executed
 // (flush.h). This file puts the kernels into the dispatcher; one translation unit, because torch's headers cost most.
+#include "composed.h"
+#include "composites.h"
 #include "factories.h"
 #include "typed.h"
 #include "views.h"
@@ -22,14 +24,8 @@ const std::unordered_set<std::string>& expanded() {
       "randn", "rand.generator", "randn.generator", "randint", "randint.low", "randint.generator", "randint.low_generator", "normal.float_float",
       "arange", "arange.start", "arange.start_step", "scalar_tensor", "_lazy_clone", "to_padded_tensor", "is_same_size", "_unsafe_view",
       "convolution",  // torch.jit.trace sees only what it becomes
-      "eye", "eye.m", "linspace", "logspace", "is_pinned", "_pin_memory", "empty.names", "empty_permuted", "randperm", "randperm.generator"};
-  return names;
-}
-// Composite operators that choose another path on a GPU than on a CPU: recorded whole, so that the server chooses.
-const std::vector<std::string>& whole() {
-  static const std::vector<std::string> names = {"lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data",
-      "rnn_relu.input", "rnn_relu.data", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "scaled_dot_product_attention",
-      "softmax.int", "log_softmax.int", "dropout", "dropout_", "ctc_loss.Tensor", "ctc_loss.IntList"};
+      "_is_all_true", "_is_any_true", "_assert_tensor_metadata", "_has_same_storage_numel", "_print", "_pack_padded_sequence",
+      "_nested_tensor_from_tensor_list", "eye", "eye.m", "linspace", "logspace", "is_pinned", "_pin_memory", "empty.names", "empty_permuted", "randperm", "randperm.generator"};
   return names;
 }
 const std::unordered_set<std::string>& answered_here() {
@@ -113,6 +109,12 @@ int install(py::object handler) {
   library->impl("is_set_to", &is_set_to);
   library->impl("record_stream", &record_stream);
   library->impl("_unsafe_view", &unsafe_view);
+  std::unordered_map<c10::DispatchKey, torch::Library*> libraries{{kKey, library}};
+  const auto library_of = [&](c10::DispatchKey key) -> torch::Library& {
+    auto& found = libraries[key];
+    if (!found) found = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+    return *found;
+  };
   const auto typed = s.here ? put_typed(*library) : std::unordered_set<std::string>();
   auto& dispatcher = c10::Dispatcher::singleton();
   if (!dispatcher.findSchemaOrThrow("aten::_pin_memory", "").hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
@@ -125,6 +127,11 @@ int install(py::object handler) {
     auto op = dispatcher.findOp(name);
     if (!op || !op->hasSchema()) continue;
     const std::string short_name = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
+    put_composed(library_of, *op, short_name);
+    if (makes_composed(short_name)) {
+      library->impl(short_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&composed>());
+      continue;
+    }
     if (answered_here().count(short_name) || expanded().count(short_name) || typed.count(short_name)) continue;
     if (is_view(*op)) continue;  // metadata only: torch expresses it through as_strided, which is answered here
     if (!op->hasKernelForDispatchKey(kKey)) {  // a build with CUDA has kernels for the key: all of them are replaced
@@ -134,11 +141,17 @@ int install(py::object handler) {
     library->impl(short_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&boxed>());
     ++registered;
   }
+  auto& above = library_of(c10::DispatchKey::AutogradCUDA);
   for (const auto& name : whole())
-    if (!typed.count(name) && dispatcher.findSchema({"aten::" + name.substr(0, name.find('.')), name.find('.') == std::string::npos ? "" : name.substr(name.find('.') + 1)})) {
-      library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&boxed>());
+    if (dispatcher.findSchema({"aten::" + name.substr(0, name.find('.')), name.find('.') == std::string::npos ? "" : name.substr(name.find('.') + 1)})) {
+      above.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&whole_or_parts>());
+      if (typed.count(name)) continue;
+      if (name == "group_norm") library->impl(name.c_str(), TORCH_FN(group_norm));
+      else library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&boxed>());
       ++registered;
     }
+  auto* own = new torch::Library(torch::Library::IMPL, "edge_offload", kKey, __FILE__, __LINE__);
+  own->impl("composed", torch::CppFunction::makeFromBoxedFunction<&boxed>());
   registered += adopt();
   c10::SetAllocator(kDevice, &allocator(), 1);
   using Set = void (*)(void (*)(int64_t, uint64_t), Tensor (*)(int64_t), void (*)(int64_t, const Tensor&));
@@ -266,6 +279,9 @@ py::dict counters() {
 TORCH_LIBRARY_IMPL(_, CUDA, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&edge_offload::boxed>());
 }
+TORCH_LIBRARY_IMPL(_, SparseCUDA, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&edge_offload::composed>()); }
+TORCH_LIBRARY_IMPL(_, SparseCsrCUDA, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&edge_offload::composed>()); }
+TORCH_LIBRARY_IMPL(_, NestedTensorCUDA, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&edge_offload::composed>()); }
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace edge_offload;

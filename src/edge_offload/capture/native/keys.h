@@ -38,7 +38,7 @@ class Key {
   c10::SmallVector<c10::StorageImpl*, 8> references;      // the storage of every T and S item, in order
   c10::SmallVector<at::Tensor, 2> payloads;               // host tensors, in order: the P items
   c10::SmallVector<Number, 2> numbers;                    // the W items
-  bool host_array = false;                                // a host tensor that is not a single number
+  int host_arrays = 0;                                    // host tensors that are not single numbers
 
   explicit Key(const void* identity) { put(identity); }
 
@@ -92,7 +92,7 @@ class Key {
     }
     TORCH_CHECK(t.device().is_cpu(), "edge_offload: a tensor on ", t.device(), " cannot be used with the virtual device");
     TORCH_CHECK(t.layout() == at::kStrided, "edge_offload: a ", t.layout(), " tensor is not supported on the device");
-    if (t.dim() > 0) host_array = true;
+    if (t.dim() > 0) ++host_arrays;
     tag('P');
     put(static_cast<uint8_t>(type));
     put(static_cast<uint8_t>(t.dim()));

@@ -1,0 +1,267 @@
+// Tensors made of others: sparse ones (indices and values), and nested ones (a buffer and the sizes of its pieces).
+//
+// On the device they are torch's own, of parts that are tensors of the device. An operator on one of them is recorded as
+// one call, edge_offload::composed(Tensor[] parts, int[] integers, str call) -> Tensor[]: whoever computes it puts the parts
+// together, runs the operator and takes its results apart (composed.py). It writes to nothing: what the operator changes is
+// among the results. `call` is JSON, [name, items], an item per argument; parts and integers follow in the order of items:
+//   null, true, "text"          ["i"] an integer   ["v", count] a list of them   ["f", hex]   ["z", hex, hex]   ["d"] device
+//   ["t"] a tensor              ["w"] the number in a tensor                     ["l", [items]]
+//   ["o", dims, sparse dims, coalesced] indices, values; sizes      ["c", layout, dims] compressed and plain indices, values; sizes
+//   ["n", pieces, dims] buffer; sizes of each piece
+// The results begin with tensors of no elements, whose sizes behind the first are numbers: how many there are, then per result
+//   0 none   1 tensor   2 dims, sparse dims, coalesced, sizes   3 layout, dims, sizes   4 pieces, dims, sizes   5 count, results
+#pragma once
+#include "dispatch.h"
+
+#include <ATen/NestedTensorImpl.h>
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
+#include <ATen/ops/empty.h>
+
+namespace edge_offload {
+
+constexpr size_t kNumbersInATensor = 60;  // composed.py says the same
+inline c10::DispatchKey host_key(c10::DispatchKey key) {
+  if (key == c10::DispatchKey::SparseCUDA) return c10::DispatchKey::SparseCPU;
+  return key == c10::DispatchKey::SparseCsrCUDA ? c10::DispatchKey::SparseCsrCPU : c10::DispatchKey::NestedTensorCPU;
+}
+
+inline bool is_compressed(at::Layout layout) {
+  return layout == at::kSparseCsr || layout == at::kSparseCsc || layout == at::kSparseBsr || layout == at::kSparseBsc;
+}
+inline bool is_composed(const Tensor& t) { return t.layout() != at::kStrided || t.is_nested(); }
+inline at::SparseTensorImpl* coo_of(const Tensor& t) { return static_cast<at::SparseTensorImpl*>(t.unsafeGetTensorImpl()); }
+inline at::SparseCsrTensorImpl* compressed_of(const Tensor& t) { return static_cast<at::SparseCsrTensorImpl*>(t.unsafeGetTensorImpl()); }
+inline at::native::NestedTensorImpl* nested_of(const Tensor& t) { return static_cast<at::native::NestedTensorImpl*>(t.unsafeGetTensorImpl()); }
+
+// The arguments of a call, taken apart.
+class Apart {
+ public:
+  std::vector<Tensor> parts;
+  std::vector<int64_t> integers;
+  std::string text;
+
+  explicit Apart(const c10::OperatorHandle& op) : schema_(op.schema()) {
+    text = "[\"" + c10::toString(op.operator_name()) + "\", [";
+  }
+  void argument(const IValue& v) {
+    if (text.back() != '[') text += ", ";
+    value(v);
+  }
+  void end() { text += "]]"; }
+
+ private:
+  const c10::FunctionSchema& schema_;
+
+  void value(const IValue& v) {
+    if (v.isTensor()) tensor(v.toTensor());
+    else if (v.isNone()) text += "null";
+    else if (v.isBool()) text += v.toBool() ? "true" : "false";
+    else if (v.isInt()) { text += "[\"i\"]"; integers.push_back(v.toInt()); }
+    else if (v.isDouble()) { text += "[\"f\", " + hex(v.toDouble()) + "]"; }
+    else if (v.isComplexDouble()) { const auto z = v.toComplexDouble(); text += "[\"z\", " + hex(z.real()) + ", " + hex(z.imag()) + "]"; }
+    else if (v.isString()) {
+      for (const unsigned char c : v.toStringRef()) TORCH_CHECK(c >= ' ' && c != '"' && c != '\\', "edge_offload: ", schema_.name(), " takes a word, not '", v.toStringRef(), "'");
+      text += "\"" + v.toStringRef() + "\"";
+    }
+    else if (v.isDevice()) {
+      TORCH_CHECK(v.toDevice().type() == kDevice && v.toDevice().index() <= 0,
+                  "CUDA error: invalid device ordinal (the virtual device has one GPU, cuda:0)");
+      text += "[\"d\"]";
+    }
+    else if (v.isIntList()) {
+      text += "[\"v\", " + std::to_string(v.toListRef().size()) + "]";
+      for (const IValue& item : v.toListRef()) integers.push_back(item.toInt());
+    }
+    else if (v.isList()) {
+      text += "[\"l\", [";
+      for (const IValue& item : v.toListRef()) argument(item);
+      text += "]]";
+    }
+    else refuse("takes an argument of type " + v.tagKind() + ", which cannot be sent to the server");
+  }
+  void tensor(const Tensor& t) {
+    if (!t.defined()) { text += "null"; return; }
+    if (!on_device(t)) { host(t); return; }
+    if (t.is_nested()) {
+      auto* nested = nested_of(t);
+      if (!at::native::nested_tensor_impl_is_contiguous(nested)) refuse("takes a nested tensor that is not contiguous; call .contiguous() first");
+      const auto sizes = nested->get_nested_sizes();
+      text += "[\"n\", " + std::to_string(sizes.dim() ? sizes.size(0) : 0) + ", " + std::to_string(sizes.dim() > 1 ? sizes.size(1) : 0) + "]";
+      for (int64_t i = 0; i < sizes.numel(); ++i) integers.push_back(sizes.const_data_ptr<int64_t>()[i]);
+      parts.push_back(nested->get_buffer());
+    } else if (t.layout() == at::kSparse) {
+      auto* coo = coo_of(t);
+      text += "[\"o\", " + std::to_string(t.dim()) + ", " + std::to_string(coo->sparse_dim()) + (coo->coalesced() ? ", true]" : ", false]");
+      sizes_of(t);
+      parts.push_back(coo->indices());
+      parts.push_back(coo->values());
+    } else if (is_compressed(t.layout())) {
+      auto* compressed = compressed_of(t);
+      text += "[\"c\", " + std::to_string(static_cast<int>(t.layout())) + ", " + std::to_string(t.dim()) + "]";
+      sizes_of(t);
+      parts.push_back(compressed->compressed_indices());
+      parts.push_back(compressed->plain_indices());
+      parts.push_back(compressed->values());
+    } else {
+      text += "[\"t\"]";
+      parts.push_back(t);
+    }
+  }
+  void host(const Tensor& t) {
+    TORCH_CHECK(!is_composed(t) && t.dim() == 0 && t.device().is_cpu(),
+                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and ", t.device(), "! (in ", schema_.name(), ")");
+    text += t.unsafeGetTensorImpl()->is_wrapped_number() ? "[\"w\"]" : "[\"t\"]";
+    parts.push_back(t.clone());  // one that is wrapped no more: it is among tensors
+  }
+  void sizes_of(const Tensor& t) { integers.insert(integers.end(), t.sizes().begin(), t.sizes().end()); }
+  static std::string hex(double value) {
+    char buffer[64];
+    std::snprintf(buffer, sizeof(buffer), "\"%a\"", value);
+    return buffer;
+  }
+  [[noreturn]] void refuse(const std::string& why) const { TORCH_CHECK_NOT_IMPLEMENTED(false, "operator '", schema_.name(), "' ", why, " (edge_offload)"); }
+};
+
+// Its results, put together again.
+class Together {
+ public:
+  explicit Together(std::vector<Tensor> found) : found_(std::move(found)) {
+    size_t count = 1;
+    while (numbers_.size() < count) {
+      const auto sizes = part().sizes();
+      TORCH_CHECK(sizes.size() > 1, "edge_offload: the server did not say what it returned");
+      numbers_.insert(numbers_.end(), sizes.begin() + 1, sizes.end());
+      count = numbers_[0];
+    }
+    next_ = 1;
+  }
+  IValue value() {
+    const auto kind = number();
+    if (kind != 5) return tensor(kind);
+    c10::List<Tensor> list;
+    const auto count = number();
+    for (int64_t i = 0; i < count; ++i) list.push_back(tensor(number()));
+    return list;
+  }
+
+ private:
+  std::vector<Tensor> found_;
+  std::vector<int64_t> numbers_;
+  size_t part_ = 0, next_ = 0;
+
+  const Tensor& part() { return found_.at(part_++); }
+  int64_t number() { return numbers_.at(next_++); }
+  std::vector<int64_t> numbers(int64_t count) {
+    std::vector<int64_t> some;
+    for (int64_t i = 0; i < count; ++i) some.push_back(number());
+    return some;
+  }
+  Tensor tensor(int64_t kind) {
+    if (kind == 0) return Tensor();
+    if (kind == 1) return part();
+    if (kind == 2) {
+      const auto dims = number(), sparse = number(), coalesced = number();
+      const auto sizes = numbers(dims);
+      const auto indices = part(), values = part();
+      auto made = at::detail::make_tensor<at::SparseTensorImpl>(c10::DispatchKeySet(c10::DispatchKey::SparseCUDA), values.dtype());
+      coo_of(made)->resize_(sparse, dims - sparse, c10::IntArrayRef(sizes));
+      coo_of(made)->set_indices_and_values_unsafe(indices, values);
+      coo_of(made)->set_coalesced(coalesced != 0);
+      return made;
+    }
+    if (kind == 3) {
+      const auto layout = static_cast<at::Layout>(number());
+      const auto sizes = numbers(number());
+      const auto compressed = part(), plain = part(), values = part();
+      auto made = at::detail::make_tensor<at::SparseCsrTensorImpl>(c10::DispatchKeySet(c10::DispatchKey::SparseCsrCUDA), values.device(), layout, values.dtype());
+      compressed_of(made)->set_member_tensors(compressed, plain, values, c10::IntArrayRef(sizes));
+      return made;
+    }
+    TORCH_CHECK(kind == 4, "edge_offload: the server returned a tensor of a kind that is not known");
+    const auto pieces = number(), dims = number();
+    const auto sizes = numbers(pieces * dims);
+    auto table = at::empty({pieces, dims}, at::TensorOptions().dtype(at::kLong).device(at::kCPU));
+    std::copy(sizes.begin(), sizes.end(), table.mutable_data_ptr<int64_t>());
+    return at::detail::make_tensor<at::native::NestedTensorImpl>(part(), table);
+  }
+};
+
+inline void become(const Tensor& self, const Tensor& found) {
+  if (!is_composed(self)) {
+    if (self.sizes() != found.sizes()) self.resize_(found.sizes());
+    self.copy_(found);
+  } else if (self.is_nested()) {
+    nested_of(self)->get_buffer().copy_(nested_of(found)->get_buffer());
+  } else if (self.layout() == at::kSparse) {
+    auto *to = coo_of(self), *from = coo_of(found);
+    if (to->values().sizes() == from->values().sizes() && to->indices().sizes() == from->indices().sizes() && self.sizes() == found.sizes()) {
+      to->indices().copy_(from->indices());  // whoever looks into the parts sees the change
+      to->values().copy_(from->values());
+    } else {
+      to->resize_(from->sparse_dim(), from->dense_dim(), found.sizes());
+      to->set_indices_and_values_unsafe(from->indices(), from->values());
+    }
+    to->set_coalesced(from->coalesced());
+  } else {
+    auto *to = compressed_of(self), *from = compressed_of(found);
+    if (to->values().sizes() == from->values().sizes() && self.sizes() == found.sizes()) {
+      to->compressed_indices().copy_(from->compressed_indices());
+      to->plain_indices().copy_(from->plain_indices());
+      to->values().copy_(from->values());
+    } else {
+      to->set_member_tensors(from->compressed_indices(), from->plain_indices(), from->values(), found.sizes());
+    }
+  }
+}
+
+// Every operator on such tensors, and those on others that make one.
+inline void composed(const c10::OperatorHandle& op, Stack* stack) {
+  static const auto call = c10::Dispatcher::singleton().findSchemaOrThrow("edge_offload::composed", "");
+  const auto& schema = op.schema();
+  const size_t count = schema.arguments().size(), first = stack->size() - count;
+  check_version(op);
+  Apart apart(op);
+  std::vector<IValue> written;
+  for (size_t i = 0; i < count; ++i) {
+    const auto* alias = schema.arguments()[i].alias_info();
+    if (alias && alias->isWrite()) written.push_back((*stack)[first + i]);
+    apart.argument((*stack)[first + i]);
+  }
+  apart.end();
+  Stack inner{std::move(apart.parts), std::move(apart.integers), std::move(apart.text)};
+  call.redispatchBoxed(c10::DispatchKeySet(kKey), &inner);
+  Together together(inner.back().toTensorVector());
+  torch::jit::drop(*stack, count);
+  for (const auto& v : written) become(v.toTensor(), together.value().toTensor());
+  for (size_t i = 0; i < schema.returns().size(); ++i) stack->push_back(written.empty() ? together.value() : written.at(i));
+}
+
+// What only looks at the parts: torch's own code for the host does not care where they are.
+template <c10::DispatchKey kHost>
+void as_on_host(const c10::OperatorHandle& op, Stack* stack) { op.redispatchBoxed(c10::DispatchKeySet(kHost), stack); }
+
+// Operators on tensors of the device that make one.
+inline bool makes_composed(const std::string& name) {
+  return name.rfind("_to_sparse", 0) == 0 || name == "_nested_tensor_from_mask" || name == "_nested_from_padded";
+}
+inline void put_composed(const std::function<torch::Library&(c10::DispatchKey)>& library, const c10::OperatorHandle& op, const std::string& name) {
+  static const std::unordered_set<std::string> coo = {"empty.memory_format", "_sparse_coo_tensor_with_dims",
+      "_sparse_coo_tensor_with_dims_and_tensors", "sparse_resize_", "sparse_resize_and_clear_", "sparse_dim", "dense_dim", "_dimI", "_dimV",
+      "_nnz", "is_coalesced", "_indices", "_values", "_coalesced_", "indices", "values", "copy_sparse_to_sparse_", "copy_", "clone", "resize_as_sparse_"};
+  static const std::unordered_set<std::string> compressed = {"empty.memory_format", "_nnz", "sparse_dim", "dense_dim", "values", "crow_indices",
+      "col_indices", "ccol_indices", "row_indices", "copy_", "clone", "empty_like"};
+  static const std::unordered_set<std::string> nested = {"_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets",
+      "detach", "alias", "values", "unbind.int", "select.int", "transpose.int", "view", "reshape", "_reshape_alias", "squeeze", "squeeze.dim", "unsqueeze",
+      "is_same_size", "empty_like", "_to_copy", "clone", "copy_", "size.int", "sym_size.int"};
+  using Key = c10::DispatchKey;
+  const auto put = [&](Key key, bool host, auto borrowed) {
+    if (!op.hasKernelForDispatchKey(key) && !op.hasKernelForDispatchKey(host_key(key))) return;
+    library(key).impl(name.c_str(), host ? std::move(borrowed) : torch::CppFunction::makeFromBoxedFunction<&composed>());
+  };
+  put(Key::SparseCUDA, coo.count(name), torch::CppFunction::makeFromBoxedFunction<&as_on_host<Key::SparseCPU>>());
+  put(Key::SparseCsrCUDA, compressed.count(name), torch::CppFunction::makeFromBoxedFunction<&as_on_host<Key::SparseCsrCPU>>());
+  put(Key::NestedTensorCUDA, nested.count(name), torch::CppFunction::makeFromBoxedFunction<&as_on_host<Key::NestedTensorCPU>>());
+}
+
+}  // namespace edge_offload

@@ -1,0 +1,46 @@
+// Operators that torch makes of others, and by another way on a GPU than on a CPU: they are recorded whole, so that who
+// computes them goes its own way. Results lie as a GPU's would; where gradients are wanted, the parts are recorded.
+#pragma once
+#include "dispatch.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/group_norm.h>
+#include <ATen/ops/group_norm_native.h>
+
+namespace edge_offload {
+
+inline const std::vector<std::string>& whole() {
+  static const std::vector<std::string> names = {"lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data",
+      "rnn_relu.input", "rnn_relu.data", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "scaled_dot_product_attention",
+      "softmax.int", "log_softmax.int", "dropout", "dropout_", "ctc_loss.Tensor", "ctc_loss.IntList", "group_norm",
+      "silu_backward", "mish_backward", "native_channel_shuffle"};  // kernels of a CPU beside the composite
+  return names;
+}
+
+inline bool wants_gradient(const IValue& v) {
+  if (v.isTensor()) return v.toTensor().defined() && v.toTensor().requires_grad();
+  if (v.isTensorList())
+    for (const IValue& item : v.toListRef())
+      if (wants_gradient(item)) return true;
+  return false;
+}
+// Above autograd. A backend without kernels of its own is where torch keeps what such an operator is made of.
+inline void whole_or_parts(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const size_t first = stack->size() - op.schema().arguments().size();
+  if (at::GradMode::is_enabled() && std::any_of(stack->begin() + first, stack->end(), [](const IValue& v) { return wants_gradient(v); }))
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::AutogradXLA), stack);
+  else
+    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
+// A CPU normalises channels that lie last as they lie, a GPU copies them first: the bits of the one, the strides of the other.
+inline Tensor group_norm(const Tensor& input, int64_t groups, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                         double eps, bool cudnn) {
+  if (input.suggest_memory_format() == at::MemoryFormat::Contiguous) return at::native::group_norm(input, groups, weight, bias, eps, cudnn);
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::group_norm", "");
+  Stack stack{input, groups, weight, bias, eps, cudnn};
+  boxed(op, &stack);
+  return stack.back().toTensor().contiguous();
+}
+
+}  // namespace edge_offload
