@@ -16,8 +16,11 @@ import torch
 from edge_offload.capture.keys import DTYPES
 from edge_offload.errors import Unsupported
 
-NAMESPACES = ("aten", "torchvision", "edge_offload")
-#: Numbers of :data:`~edge_offload.sequence.schemas.ENUMERATIONS` that are used here. Tensors are dense: :mod:`.composed` knows others.
+NAMESPACES = ("aten", "torchvision")
+#: The one operator that is not torch's: it runs those above on tensors of parts.
+OWN = "edge_offload::composed"
+#: Numbers of :data:`~edge_offload.sequence.schemas.ENUMERATIONS` that are used here.
+#: Tensors are dense; :mod:`.composed` knows others.
 KNOWN_NUMBERS = {"ScalarType": frozenset(DTYPES), "Layout": frozenset((0,)), "MemoryFormat": frozenset(range(4))}
 
 #: Internal operators that public ones reach on the device; each checks its arguments.
@@ -56,6 +59,7 @@ _COMPOSED = """
     _sparse_softmax _sparse_log_softmax _sparse_sparse_matmul _sparse_mm_reduce_impl _sparse_broadcast_to_copy
     _sparse_csr_sum _sparse_csr_prod _sparse_mask_projection _nested_tensor_from_mask _nested_from_padded
     _nested_from_padded_and_nested_example _nested_tensor_softmax_with_shape
+    _log_softmax_backward_data _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward
     """
 
 #: Public operators that are not run: files, shared memory, raw storages, other processes, debugging.
@@ -83,6 +87,9 @@ def resolve(name: str, composed: bool = False) -> Any:
     Raises:
         Unsupported: it is not on the list, or this torch does not have it; the message names it.
     """
+    if name == OWN:
+        importlib.import_module("edge_offload.capture.composed")  # defines it
+        return torch.ops.edge_offload.composed.default
     namespace, separator, rest = name.partition("::")
     operator, _, overload = rest.partition(".")
     if not separator or namespace not in NAMESPACES or not operator.isidentifier():
@@ -98,8 +105,6 @@ def resolve(name: str, composed: bool = False) -> Any:
         raise Unsupported(f"operator {name!r} is not one that the server runs")
     if namespace == "torchvision":
         _register_torchvision()
-    elif namespace == "edge_offload":
-        importlib.import_module("edge_offload.capture.composed")
     packet = getattr(getattr(torch.ops, namespace), operator, None)
     found = getattr(packet, overload or "default", None) if packet is not None else None
     if not isinstance(found, torch._ops.OpOverload):

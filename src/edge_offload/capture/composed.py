@@ -24,6 +24,12 @@ LAYOUTS = {
 _LAYOUT_NUMBERS = {layout: number for number, layout in LAYOUTS.items()}
 _ENUMERATED = {"ScalarType": KNOWN_NUMBERS["ScalarType"], "Layout": frozenset(LAYOUTS),
                "MemoryFormat": KNOWN_NUMBERS["MemoryFormat"]}  # fmt: skip
+#: Operators that do not look at the sizes of their operands, which must be the same, and where gradients come back from
+#: pooling the same up to the last so many.
+_UNCHECKED = {
+    "aten::_log_softmax_backward_data": 0, "aten::_adaptive_avg_pool2d_backward": 2,
+    "aten::_adaptive_avg_pool3d_backward": 3,
+}  # fmt: skip
 NONE, TENSOR, COO, COMPRESSED, NESTED, LIST = range(6)
 
 _library = torch.library.Library("edge_offload", "DEF")
@@ -45,6 +51,8 @@ def composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) 
         arguments = [reader.item(item) for item in items]
     except (ValueError, TypeError, KeyError, IndexError, StopIteration, RecursionError) as error:
         raise ProtocolError(f"malformed call of a tensor of parts: {error}") from None
+    if name in _UNCHECKED:
+        _check_operands(arguments[0], arguments[1], _UNCHECKED[name])
     schema = overload._schema
     if len(arguments) != len(schema.arguments):
         raise ProtocolError(f"{name} takes {len(schema.arguments)} arguments, not {len(arguments)}")
@@ -53,22 +61,40 @@ def composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) 
             raise _refusal(f"operator {name!r}: {named} number {arguments[position]} is not supported")
     changed = [i for i, argument in enumerate(schema.arguments) if argument.alias_info and argument.alias_info.is_write]
     for position in changed:
-        if isinstance(arguments[position], torch.Tensor):
-            arguments[position] = arguments[position].clone()
+        arguments[position] = arguments[position].clone()
+    held = [_values_at(arguments[position]) for position in changed]
     positional = sum(not argument.kwarg_only for argument in schema.arguments)
     named_ones = {
         argument.name: value for argument, value in zip(schema.arguments[positional:], arguments[positional:])
     }
     returned = overload(*arguments[:positional], **named_ones)
-    if changed:
-        returned = tuple(arguments[position] for position in changed)
     answer = _Answer(name, parts)
-    for value in returned if isinstance(returned, tuple) else (returned,) if returned is not None else ():
-        answer.add(value)
+    for position, before in zip(changed, held):
+        answer.say(before == _values_at(arguments[position]))
+        answer.add(arguments[position])
+    if not changed:
+        for value in returned if isinstance(returned, tuple) else (returned,) if returned is not None else ():
+            answer.add(value)
     return answer.tensors()
 
 
 _library.impl("composed", composed, "CompositeExplicitAutograd")
+
+
+def _values_at(tensor: torch.Tensor) -> int:
+    """Where in memory the values of a tensor are."""
+    if tensor.is_nested or tensor.layout == torch.strided:
+        return tensor.data_ptr()
+    return (tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()).data_ptr()
+
+
+def _check_operands(gradient: Any, other: Any, pooled: int) -> None:
+    if not isinstance(gradient, torch.Tensor) or not isinstance(other, torch.Tensor):
+        raise ProtocolError("a gradient and what it belongs to are tensors")
+    kept = gradient.dim() - pooled
+    fits = gradient.dim() == other.dim() and gradient.shape[:kept] == other.shape[:kept]
+    if not fits or kept < 0 or 0 in other.shape or gradient.dtype != other.dtype:
+        raise BadInput(f"a gradient of {tuple(gradient.shape)} does not belong to a tensor of {tuple(other.shape)}")
 
 
 def _resolved(name: str) -> Any:
@@ -188,6 +214,10 @@ class _Answer:
         else:
             self._numbers.append(TENSOR)
             self._part(value)
+
+    def say(self, holds: bool) -> None:
+        """A truth value that belongs to the result that comes next."""
+        self._numbers.append(int(holds))
 
     def tensors(self) -> List[torch.Tensor]:
         """Numbers and parts."""

@@ -8,6 +8,7 @@ refused (a clear error names what is not supported), wrong, or excluded (a commi
   edge-offload conformance --entries 'nn.functional.*'           some entries
   edge-offload conformance --journal run.jsonl --json out.json   all; an interrupted run goes on from the journal
   edge-offload conformance --limit 8                             at most eight samples of each dtype
+  edge-offload conformance --layouts channels_last,strided       the samples' tensors lie otherwise in memory
 
 All entries take about half an hour on one core. The exit code is 1 if anything is wrong. Needs the package expecttest.
 """
@@ -22,6 +23,7 @@ from edge_offload.outputs import add_output, write_each, write_text
 from edge_offload.subcommands import some
 
 MODES = ("per_op", "cached", "lazy", "replay", "local")
+LAYOUTS = ("sampled", "channels_last", "transposed", "strided")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--modes", default="per_op,lazy,replay", help="default: %(default)s")
     parser.add_argument(
         "--limit", type=int, default=0, metavar="N", help="samples per entry and dtype, evenly spread; 0 for all"
+    )
+    parser.add_argument(
+        "--layouts", default="sampled", help=f"how tensors lie: some of {','.join(LAYOUTS)} (default: %(default)s)"
     )
     parser.add_argument("--jobs", type=some, default=1, metavar="N", help="processes at a time (default: 1)")
     parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="longest time for one entry")
@@ -52,10 +57,14 @@ def run(args: argparse.Namespace) -> int:
     strange = [mode for mode in modes if mode not in MODES]
     if strange:
         raise BadInput(f"no mode {strange[0]!r} on the virtual device", remedy=f"modes: {', '.join(MODES)}")
+    layouts = args.layouts.split(",")
+    unknown = [layout for layout in layouts if layout not in LAYOUTS]
+    if unknown:
+        raise BadInput(f"no layout {unknown[0]!r}", remedy=f"layouts: {', '.join(LAYOUTS)}")
     if "local" in modes and (len(modes) > 1 or args.server):
         raise BadInput("local is judged by itself, without a server", remedy="--modes local")
     launcher = [*(["--server", args.server] if args.server else []), *(["--keys", args.keys] if args.keys else [])]
-    settings = Settings(modes, args.limit, args.timeout, launcher)
+    settings = Settings(modes, args.limit, args.timeout, launcher, layouts)
     child = Child(settings)
     try:
         known = catalogue(child)
@@ -63,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         if not names:
             raise BadInput(f"no entry of op_db matches {' '.join(args.entries)}", remedy="such as 'nn.functional.*'")
         facts = {"torch": known["torch"], "modes": modes, "dtypes": known["dtypes"], "limit": args.limit}
+        facts["layouts"] = layouts
         journal = Journal(args.journal, facts)
         progress = report.Progress(len(names), sum(name in journal.records for name in names))
         entries = judge_all(names, settings, journal, args.jobs, progress, child)

@@ -19,6 +19,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="edge_offload.capture.conformance.child", description=__doc__)
     parser.add_argument("--modes", required=True)
     parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--layouts", default="sampled")
     args = parser.parse_args(argv)
     warnings.filterwarnings("ignore")
     import torch
@@ -37,7 +38,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         assert device is not None
         op = find(op_db, name)
         assert op is not None
-        _say(judge(op, args.modes.split(","), args.limit, device))
+        _say(judge(op, args.modes.split(","), args.limit, device, args.layouts.split(",")))
         if device.recorder.failed:
             return 3
     return 0

@@ -35,3 +35,6 @@ HOST_ARGUMENTS = frozenset({"tensor_split"})
 #: Entries written in Python that ask which device it is and compute otherwise on a GPU. The reference is the same call
 #: in per-op mode; that in turn is only compared with the CPU as numbers, to this relative tolerance.
 BRANCHES_ON_DEVICE = {"nn.functional.linear_cross_entropy": 1e-2}
+
+#: Entries whose results lie as a GPU's do, densely, however their operands lie; their values are the CPU's.
+STRIDES_OF_CUDA = frozenset({"nn.functional.group_norm"})

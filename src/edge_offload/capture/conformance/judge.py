@@ -10,7 +10,12 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from edge_offload.capture import device as device_modes
-from edge_offload.capture.conformance.exclusions import BRANCHES_ON_DEVICE, EXCLUSIONS, HOST_ARGUMENTS
+from edge_offload.capture.conformance.exclusions import (
+    BRANCHES_ON_DEVICE,
+    EXCLUSIONS,
+    HOST_ARGUMENTS,
+    STRIDES_OF_CUDA,
+)
 from edge_offload.errors import LinkLost, Unsupported
 from edge_offload.modes import Mode, parse_mode
 
@@ -19,6 +24,9 @@ DTYPES = ("float32", "float16", "int64")
 #: For entries that have none of :data:`DTYPES`, the first of these that they have.
 OTHER_DTYPES = ("complex64", "bool", "float64")
 MODES = ("per_op", "lazy", "replay")
+#: How the tensors of a sample lie in memory: as they were drawn, with channels last (those of four and five
+#: dimensions), with the last two dimensions the other way round, with a gap behind each element.
+LAYOUTS = (SAMPLED, CHANNELS_LAST, TRANSPOSED, STRIDED) = ("sampled", "channels_last", "transposed", "strided")
 #: How often each sample runs in a mode, each time with fresh values. In replay the first run records, the second shows
 #: that it repeats, and the server runs ahead of the other two.
 RUNS = {"per_op": 1, "cached": 1, "lazy": 2, "replay": 4, "local": 1}
@@ -48,6 +56,7 @@ class Case:
 
     dtype: str
     samples: List[Any]
+    layout: str = SAMPLED
     expected: List[Any] = field(default_factory=list)
 
 
@@ -70,7 +79,9 @@ def dtypes_of(op: Any) -> List[str]:
     return chosen or [name for name in OTHER_DTYPES if getattr(torch, name) in op.dtypes][:1]
 
 
-def judge(op: Any, modes: Sequence[str], limit: int, device: Any) -> Dict[str, Any]:
+def judge(
+    op: Any, modes: Sequence[str], limit: int, device: Any, layouts: Sequence[str] = (SAMPLED,)
+) -> Dict[str, Any]:
     """Verdicts on ``op`` in each of ``modes``, as a record (``conformance`` in the schema, one of its entries).
 
     Args:
@@ -78,6 +89,7 @@ def judge(op: Any, modes: Sequence[str], limit: int, device: Any) -> Dict[str, A
         modes: execution modes of the virtual device.
         limit: samples per dtype; 0 for all.
         device: the installed virtual device.
+        layouts: some of :data:`LAYOUTS`; each sample is judged in each.
     """
     began = time.monotonic()
     name = entry_name(op)
@@ -87,7 +99,8 @@ def judge(op: Any, modes: Sequence[str], limit: int, device: Any) -> Dict[str, A
     verdicts = {mode: Verdict() for mode in modes}
     for dtype in dtypes_of(op):
         try:
-            cases = list(cases_of(op, dtype, max(RUNS[mode] for mode in modes), limit))
+            count = max(RUNS[mode] for mode in modes)
+            cases = [case for layout in layouts for case in cases_of(op, dtype, count, limit, layout)]
             if op.name in BRANCHES_ON_DEVICE:
                 refer_to_device(op, cases, device)
         except Exception as error:
@@ -120,7 +133,7 @@ def judge(op: Any, modes: Sequence[str], limit: int, device: Any) -> Dict[str, A
     }
 
 
-def cases_of(op: Any, dtype: str, count: int, limit: int) -> Iterator[Case]:
+def cases_of(op: Any, dtype: str, count: int, limit: int, layout: str = SAMPLED) -> Iterator[Case]:
     """Each sample of ``op`` with ``count`` sets of values, and what the CPU makes of them.
 
     Of more than ``limit`` samples that many are taken, evenly spread, with the first and the last.
@@ -134,11 +147,11 @@ def cases_of(op: Any, dtype: str, count: int, limit: int) -> Iterator[Case]:
             drawn = [drawn[round(index * step)] for index in range(limit)]
         sets.append(drawn)
     for samples in zip(*sets):
-        case = Case(dtype, list(samples))
+        case = Case(dtype, list(samples), layout)
         for sample in samples:
             seed(SEED)
             try:
-                case.expected.append(call(op, sample, "cpu"))
+                case.expected.append(call(op, sample, "cpu", layout))
             except Exception as error:
                 if "edge_offload" in str(error):
                     raise
@@ -160,7 +173,7 @@ def refer_to_device(op: Any, cases: Sequence[Case], device: Any) -> None:
             if isinstance(expected, Raised):
                 continue
             seed(SEED)
-            found = to_host(call(op, sample, "cuda"))
+            found = to_host(call(op, sample, "cuda", case.layout))
             tolerance = BRANCHES_ON_DEVICE[op.name]
             for a, b in zip(tree_flatten(expected)[0], tree_flatten(found)[0]):
                 if not torch.allclose(a.float(), b.float(), rtol=tolerance, atol=tolerance, equal_nan=True):
@@ -179,10 +192,11 @@ def check(op: Any, case: Case, runs: int, verdict: Verdict) -> None:
     Raises:
         LinkLost: the executor is gone.
     """
+    where = case.dtype if case.layout == SAMPLED else f"{case.dtype}, {case.layout}"
     for sample, expected in zip(case.samples[:runs], case.expected):
         seed(SEED)
         try:
-            on_device = call(op, sample, "cuda")
+            on_device = call(op, sample, "cuda", case.layout)
             found = to_host(on_device)
         except LinkLost:
             raise
@@ -190,26 +204,27 @@ def check(op: Any, case: Case, runs: int, verdict: Verdict) -> None:
             if isinstance(expected, Raised):
                 continue
             refused = isinstance(error, (NotImplementedError, Unsupported)) or "edge_offload" in str(error)
-            text = f"{case.dtype}: {type(error).__name__}: {first_line(error)}"
+            text = f"{where}: {type(error).__name__}: {first_line(error)}"
             verdict.add(REFUSED if refused else WRONG, text)
             return
         if isinstance(expected, Raised):
             difference = f"no error where the CPU says {expected.text}"
         else:
             verdict.compared += 1
-            difference = compare(expected, found) or layout_difference(expected, on_device)
+            wanted = expected.contiguous() if entry_name(op) in STRIDES_OF_CUDA else expected
+            difference = compare(expected, found) or layout_difference(wanted, on_device)
         if difference:
-            verdict.add(WRONG, f"{case.dtype}: {difference}")
+            verdict.add(WRONG, f"{where}: {difference}")
             return
     verdict.add(PASSED)
 
 
-def call(op: Any, sample: Any, device: str) -> Any:
+def call(op: Any, sample: Any, device: str, layout: str = SAMPLED) -> Any:
     """Run ``op`` on copies of the tensors of ``sample`` on ``device``, which replaces any that the sample names."""
 
     def move(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value.detach().cpu().clone() if device == "cpu" else value.detach().to(device)
+            return laid_out(value.detach().cpu().clone() if device == "cpu" else value.detach().to(device), layout)
         if isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in ("cpu", "cuda")):
             return torch.device(device)
         return value
@@ -217,6 +232,18 @@ def call(op: Any, sample: Any, device: str) -> Any:
     arguments = sample.args if op.name in HOST_ARGUMENTS else tree_map(move, sample.args)
     with torch.no_grad():
         return op(tree_map(move, sample.input), *arguments, **tree_map(move, sample.kwargs))
+
+
+def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """The numbers of ``tensor`` as ``layout`` has them in memory; those that it says nothing of stay as they are."""
+    dims = tensor.dim() if tensor.layout == torch.strided else 0
+    if layout == CHANNELS_LAST and dims in (4, 5):
+        return tensor.contiguous(memory_format=torch.channels_last if dims == 4 else torch.channels_last_3d)
+    if layout == TRANSPOSED and dims >= 2:
+        return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if layout == STRIDED and dims:
+        return torch.stack([tensor, tensor], dim=-1)[..., 0]
+    return tensor
 
 
 def compare(expected: Any, found: Any) -> str:

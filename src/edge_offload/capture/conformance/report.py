@@ -56,6 +56,8 @@ def page(record: Mapping[str, Any]) -> str:
     """The compatibility page, in Markdown."""
     entries = record["entries"]
     samples = sum(entry["samples"] for entry in entries)
+    layouts = [layout for layout in record.get("layouts", []) if layout != "sampled"]
+    lying = [f"The tensors of samples lie in memory in other ways, too: {', '.join(layouts)}.", ""] if layouts else []
     limit = f"at most {record['limit']} of each dtype, evenly spread" if record["limit"] else "all samples"
     lines = [
         "# Compatibility",
@@ -70,6 +72,7 @@ def page(record: Mapping[str, Any]) -> str:
         "the CPU raises, the device must too. Random operators start from the same seed. In replay mode each sample",
         "runs four times with fresh values, so that the server runs ahead of the later ones.",
         "",
+        *lying,
         "An entry is *passed* if every sample is, *refused* if some sample ends in a clear error that names what is",
         "not supported, *wrong* if any result differs or a process dies, and *excluded* if it cannot be compared.",
         "",

@@ -29,12 +29,14 @@ class Settings:
         limit: samples per entry and dtype; 0 for all.
         timeout_s: longest time for one entry; then its process is killed and the entry is wrong.
         launcher: further options of ``edge-offload exec``.
+        layouts: how the tensors of samples lie.
     """
 
     modes: Sequence[str]
     limit: int = 0
     timeout_s: float = 900.0
     launcher: Sequence[str] = ()
+    layouts: Sequence[str] = ("sampled",)
 
 
 def command_of(settings: Settings) -> List[str]:
@@ -42,7 +44,8 @@ def command_of(settings: Settings) -> List[str]:
     mode = "local" if "local" in settings.modes else "per_op"
     command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", mode, "--threads", "1"]
     command += [*settings.launcher, "--", sys.executable, "-m", "edge_offload.capture.conformance.child"]
-    return [*command, "--modes", ",".join(settings.modes), "--limit", str(settings.limit)]
+    command += ["--modes", ",".join(settings.modes), "--limit", str(settings.limit)]
+    return [*command, "--layouts", ",".join(settings.layouts)]
 
 
 class Child:

@@ -10,6 +10,7 @@
 //   ["n", pieces, dims] buffer; sizes of each piece
 // The results begin with tensors of no elements, whose sizes behind the first are numbers: how many there are, then per result
 //   0 none   1 tensor   2 dims, sparse dims, coalesced, sizes   3 layout, dims, sizes   4 pieces, dims, sizes   5 count, results
+// and before one that is an argument which the operator writes, whether it wrote in the values that it had.
 #pragma once
 #include "dispatch.h"
 
@@ -144,6 +145,7 @@ class Together {
     for (int64_t i = 0; i < count; ++i) list.push_back(tensor(number()));
     return list;
   }
+  int64_t number() { return numbers_.at(next_++); }
 
  private:
   std::vector<Tensor> found_;
@@ -151,7 +153,6 @@ class Together {
   size_t part_ = 0, next_ = 0;
 
   const Tensor& part() { return found_.at(part_++); }
-  int64_t number() { return numbers_.at(next_++); }
   std::vector<int64_t> numbers(int64_t count) {
     std::vector<int64_t> some;
     for (int64_t i = 0; i < count; ++i) some.push_back(number());
@@ -187,7 +188,8 @@ class Together {
   }
 };
 
-inline void become(const Tensor& self, const Tensor& found) {
+// `self` is written: in its parts, which others may look into, or it has others now.
+inline void become(const Tensor& self, const Tensor& found, bool in_parts) {
   if (!is_composed(self)) {
     if (self.sizes() != found.sizes()) self.resize_(found.sizes());
     self.copy_(found);
@@ -195,23 +197,16 @@ inline void become(const Tensor& self, const Tensor& found) {
     nested_of(self)->get_buffer().copy_(nested_of(found)->get_buffer());
   } else if (self.layout() == at::kSparse) {
     auto *to = coo_of(self), *from = coo_of(found);
-    if (to->values().sizes() == from->values().sizes() && to->indices().sizes() == from->indices().sizes() && self.sizes() == found.sizes()) {
-      to->indices().copy_(from->indices());  // whoever looks into the parts sees the change
-      to->values().copy_(from->values());
-    } else {
+    if (in_parts) to->values().copy_(from->values());
+    else {
       to->resize_(from->sparse_dim(), from->dense_dim(), found.sizes());
       to->set_indices_and_values_unsafe(from->indices(), from->values());
     }
     to->set_coalesced(from->coalesced());
-  } else {
-    auto *to = compressed_of(self), *from = compressed_of(found);
-    if (to->values().sizes() == from->values().sizes() && self.sizes() == found.sizes()) {
-      to->compressed_indices().copy_(from->compressed_indices());
-      to->plain_indices().copy_(from->plain_indices());
-      to->values().copy_(from->values());
-    } else {
-      to->set_member_tensors(from->compressed_indices(), from->plain_indices(), from->values(), found.sizes());
-    }
+  } else if (in_parts) compressed_of(self)->values().copy_(compressed_of(found)->values());
+  else {
+    const auto* from = compressed_of(found);
+    compressed_of(self)->set_member_tensors(from->compressed_indices(), from->plain_indices(), from->values(), found.sizes());
   }
 }
 
@@ -233,7 +228,10 @@ inline void composed(const c10::OperatorHandle& op, Stack* stack) {
   call.redispatchBoxed(c10::DispatchKeySet(kKey), &inner);
   Together together(inner.back().toTensorVector());
   torch::jit::drop(*stack, count);
-  for (const auto& v : written) become(v.toTensor(), together.value().toTensor());
+  for (const auto& v : written) {
+    const bool in_parts = together.number() != 0;
+    become(v.toTensor(), together.value().toTensor(), in_parts);
+  }
   for (size_t i = 0; i < schema.returns().size(); ++i) stack->push_back(written.empty() ? together.value() : written.at(i));
 }
 
@@ -241,9 +239,11 @@ inline void composed(const c10::OperatorHandle& op, Stack* stack) {
 template <c10::DispatchKey kHost>
 void as_on_host(const c10::OperatorHandle& op, Stack* stack) { op.redispatchBoxed(c10::DispatchKeySet(kHost), stack); }
 
-// Operators on tensors of the device that make one.
-inline bool makes_composed(const std::string& name) {
-  return name.rfind("_to_sparse", 0) == 0 || name == "_nested_tensor_from_mask" || name == "_nested_from_padded";
+// Operators on tensors of the device that make one; and some that do not look at their arguments, which composed.py does.
+inline bool sent_composed(const std::string& name) {
+  static const std::unordered_set<std::string> names = {"_nested_tensor_from_mask", "_nested_from_padded", "_log_softmax_backward_data",
+      "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"};
+  return name.rfind("_to_sparse", 0) == 0 || names.count(name);
 }
 inline void put_composed(const std::function<torch::Library&(c10::DispatchKey)>& library, const c10::OperatorHandle& op, const std::string& name) {
   static const std::unordered_set<std::string> coo = {"empty.memory_format", "_sparse_coo_tensor_with_dims",

@@ -128,7 +128,7 @@ int install(py::object handler) {
     if (!op || !op->hasSchema()) continue;
     const std::string short_name = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
     put_composed(library_of, *op, short_name);
-    if (makes_composed(short_name)) {
+    if (sent_composed(short_name)) {
       library->impl(short_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&composed>());
       continue;
     }
