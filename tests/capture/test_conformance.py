@@ -15,7 +15,7 @@ from edge_offload.capture import build
 from edge_offload.capture.conformance import report
 from edge_offload.capture.conformance import run as running
 from edge_offload.capture.conformance.exclusions import EXCLUSIONS
-from edge_offload.capture.conformance.judge import compare, layout_difference
+from edge_offload.capture.conformance.judge import compare, laid_out, layout_difference
 from edge_offload.cli import main
 from edge_offload.errors import BadInput
 
@@ -117,3 +117,40 @@ def test_entries_of_op_db_pass_in_every_mode(tmp_path: pathlib.Path, capsys: pyt
     assert by_name["nn.functional.dropout"]["replayed"] >= 2
     assert "87.5 %" in page.read_text()
     assert "replay" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
+)
+def test_entries_pass_however_their_tensors_lie(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("expecttest")
+    build.build()
+    out = tmp_path / "out.json"
+    names = [
+        "nn.functional.group_norm",
+        "nn.functional.conv2d",
+        "nn.functional.interpolate.bilinear",
+        "sum",
+        "to_sparse",
+    ]
+    command = ["conformance", "--entries", *names, "--limit", "2", "--modes", "replay", "--json", str(out)]
+    assert main([*command, "--layouts", "channels_last,transposed,strided"]) == 0
+    record = json.loads(out.read_text())
+    records.validate("conformance", record)
+    assert record["totals"]["replay"] == {"passed": len(names), "refused": 0, "wrong": 0, "excluded": 0}
+    assert all(entry["samples"] >= 6 for entry in record["entries"])
+
+
+def test_a_layout_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conformance", "--layouts", "sideways"]) != 0
+    assert "no layout 'sideways'" in capsys.readouterr().err
+
+
+def test_tensors_lie_as_a_layout_says() -> None:
+    drawn = torch.arange(48.0).view(1, 3, 4, 4)
+    wanted = {"sampled": (48, 16, 4, 1), "channels_last": (48, 1, 12, 3), "transposed": (48, 16, 1, 4)}
+    for layout, strides in {**wanted, "strided": (96, 32, 8, 2)}.items():
+        found = laid_out(drawn, layout)
+        assert torch.equal(found, drawn)
+        assert found.stride() == strides

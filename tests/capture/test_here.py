@@ -18,6 +18,7 @@ HERE = pathlib.Path(__file__).parent
 PROGRAMS = [
     "conv_net", "in_place_state", "branches", "suppression", "two_threads", "buffers", "saved", "random_loops:0:12",
     "names",
+    "composites", "sparse", "ragged", "gradients",
 ]  # fmt: skip
 #: Of the device itself: what they print says whether all went as it should.
 ABOUT = ["surface", "calls", "memory"]
@@ -37,7 +38,8 @@ view = x[2:5]
 view.add_(10)
 torch.add(x, 1, out=(out := torch.empty(0, device="cuda")))
 errors = []
-for wrong in (lambda: x + torch.ones(10), lambda: x.to_sparse(), lambda: torch.ones(1, device="cuda:1")):
+for wrong in (lambda: x + torch.ones(10), lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8),
+              lambda: torch.ones(1, device="cuda:1")):
     try:
         wrong()
     except (RuntimeError, NotImplementedError) as error:
@@ -147,10 +149,10 @@ def test_it_is_a_device_of_its_own_without_a_process_of_its_own() -> None:
     found = json.loads(run(command))
     assert found["x"] == [0, 1, 12, 13, 14, 5, 6, 7, 8, 9]
     assert found["out"] == [value + 1 for value in found["x"]]
-    mixed, sparse, second = found["errors"]
+    mixed, quantised, second = found["errors"]
     assert "two devices" in mixed
     assert "add" in mixed
-    assert "sparse" in sparse
+    assert "quantize_per_tensor" in quantised
     assert "invalid device ordinal" in second
     assert found["drawn"], "the same seed draws the same numbers"
     assert found["host"], "the CPU's generator is left alone"

@@ -37,6 +37,10 @@ PROGRAMS = [
     *(f"sizes:20:{place}" for place in ("first", "after a size", "in place", "in the loop", "a read", "at the end")),
     "two_heads",
     "names",
+    "composites",
+    "sparse",
+    "ragged",
+    "gradients",
 ]
 #: Of the device itself: what they print says whether all went as it should.
 ABOUT = ["surface", "calls", "memory"]

@@ -7,12 +7,12 @@ has it, and its results are taken apart. Nothing is written: what the operator c
 from __future__ import annotations
 
 import json
-from typing import Any, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 import torch
 
 from edge_offload.capture.allowlist import KNOWN_NUMBERS, resolve
-from edge_offload.errors import BadInput, ProtocolError, Unsupported
+from edge_offload.errors import ProtocolError, Unsupported
 from edge_offload.sequence.schemas import enumerated
 
 NUMBERS_IN_A_TENSOR = 60  # composed.h says the same
@@ -42,7 +42,7 @@ def composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) 
     Raises:
         NotImplementedError: it is not one that the server runs, or a result is of no kind that is known.
         ProtocolError: the call is malformed.
-        BadInput: the parts do not make a tensor.
+        RuntimeError: the parts do not make a tensor, or the operator raised.
     """
     try:
         name, items = json.loads(call)
@@ -67,7 +67,12 @@ def composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) 
     named_ones = {
         argument.name: value for argument, value in zip(schema.arguments[positional:], arguments[positional:])
     }
-    returned = overload(*arguments[:positional], **named_ones)
+    try:
+        returned = overload(*arguments[:positional], **named_ones)
+    except NotImplementedError as error:
+        if "\n" not in str(error):
+            raise
+        raise _refusal(f"operator {name!r} has no kernel for such a tensor; call .to_dense() first") from None
     answer = _Answer(name, parts)
     for position, before in zip(changed, held):
         answer.say(before == _values_at(arguments[position]))
@@ -82,9 +87,9 @@ _library.impl("composed", composed, "CompositeExplicitAutograd")
 
 
 def _values_at(tensor: torch.Tensor) -> int:
-    """Where in memory the values of a tensor are."""
+    """Where in memory the values of a sparse tensor are."""
     if tensor.is_nested or tensor.layout == torch.strided:
-        return tensor.data_ptr()
+        return 0
     return (tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()).data_ptr()
 
 
@@ -94,7 +99,7 @@ def _check_operands(gradient: Any, other: Any, pooled: int) -> None:
     kept = gradient.dim() - pooled
     fits = gradient.dim() == other.dim() and gradient.shape[:kept] == other.shape[:kept]
     if not fits or kept < 0 or 0 in other.shape or gradient.dtype != other.dtype:
-        raise BadInput(f"a gradient of {tuple(gradient.shape)} does not belong to a tensor of {tuple(other.shape)}")
+        raise RuntimeError(f"a gradient of {tuple(gradient.shape)} does not belong to a tensor of {tuple(other.shape)}")
 
 
 def _resolved(name: str) -> Any:
@@ -138,7 +143,8 @@ class _Arguments:
             return next(self._parts).item()
         if kind == "l":
             return [self.item(inner) for inner in rest[0]]
-        return {"o": self._coo, "c": self._compressed, "n": self._nested}[kind](*rest)
+        makers: Dict[str, Callable[..., torch.Tensor]] = {"o": self._coo, "c": self._compressed, "n": self._nested}
+        return makers[kind](*rest)
 
     def _numbers(self, count: int) -> List[int]:
         if not isinstance(count, int) or not 0 <= count <= self._left:
@@ -149,29 +155,23 @@ class _Arguments:
     def _coo(self, dims: int, sparse: int, coalesced: bool) -> torch.Tensor:
         sizes = self._numbers(dims)
         indices, values = next(self._parts), next(self._parts)
-        try:
-            if indices.dim() != 2 or indices.size(0) != sparse:
-                raise ValueError(f"indices of {tuple(indices.shape)} for {sparse} dimensions")
-            return torch.sparse_coo_tensor(indices, values, sizes, is_coalesced=bool(coalesced), check_invariants=True)
-        except (RuntimeError, ValueError) as error:
-            raise BadInput(f"these are no parts of a sparse tensor: {error}") from None
+        if indices.dim() != 2 or indices.size(0) != sparse:
+            raise ValueError(f"indices of {tuple(indices.shape)} for {sparse} dimensions")
+        return torch.sparse_coo_tensor(indices, values, sizes, is_coalesced=bool(coalesced), check_invariants=True)
 
     def _compressed(self, layout: int, dims: int) -> torch.Tensor:
         sizes = self._numbers(dims)
         compressed, plain, values = next(self._parts), next(self._parts), next(self._parts)
-        try:
-            return torch.sparse_compressed_tensor(
-                compressed, plain, values, sizes, layout=LAYOUTS[layout], check_invariants=True
-            )
-        except RuntimeError as error:
-            raise BadInput(f"these are no parts of a sparse tensor: {error}") from None
+        return torch.sparse_compressed_tensor(
+            compressed, plain, values, sizes, layout=LAYOUTS[layout], check_invariants=True
+        )
 
     def _nested(self, pieces: int, dims: int) -> torch.Tensor:
         sizes = torch.tensor(self._numbers(pieces * dims), dtype=torch.int64, device="cpu").reshape(pieces, dims)
         buffer = next(self._parts)
         counts = sizes.double().prod(1)  # exact as far as memory goes, and beyond that it does not wrap around
         if bool((sizes < 0).any()) or buffer.dim() != 1 or float(counts.sum()) != buffer.numel():
-            raise BadInput(f"{buffer.numel()} numbers are no nested tensor of {pieces} pieces")
+            raise ValueError(f"{buffer.numel()} numbers are no nested tensor of {pieces} pieces")
         strides = torch.ones_like(sizes)
         for axis in range(dims - 2, -1, -1):
             strides[:, axis] = strides[:, axis + 1] * sizes[:, axis + 1]

@@ -11,7 +11,6 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 
 from edge_offload.capture.driver import Driver, in_place_of, public_modules, refusal
-from edge_offload.errors import Unsupported
 
 _WITHOUT_EFFECT = ("init", "_lazy_init", "set_stream")
 

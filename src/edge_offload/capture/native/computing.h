@@ -75,10 +75,16 @@ class Computing {
     std::optional<Drawing> drawing;
     const bool off = facts_.train >= 0 && (*stack)[first + facts_.train].isBool() && !(*stack)[first + facts_.train].toBool();
     if (facts_.random && facts_.generator < 0 && !off) drawing.emplace();
-    in_host_memory([&] {
-      if (lazy_) op_.callBoxed(stack);  // what is conjugated or negated lazily is done so first
-      else op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-    });
+    try {
+      in_host_memory([&] {
+        if (lazy_) op_.callBoxed(stack);  // what is conjugated or negated lazily is done so first
+        else op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+      });
+    } catch (const c10::NotImplementedError& error) {  // torch lists every backend there is, a line for each
+      const std::string text = error.what_without_backtrace();
+      TORCH_CHECK_NOT_IMPLEMENTED(text.find('\n') == std::string::npos, "operator '", schema.name(), "' has no kernel for a CPU (edge_offload)");
+      throw;
+    }
   }
 
   // The same for a call that is not boxed: its tensors one by one.
