@@ -29,7 +29,7 @@ def test_a_product_of_a_sparse_tensor_is_that_of_torch() -> None:
 
 def test_what_is_written_is_a_result_and_the_parts_stay_as_they_are() -> None:
     said, _, values = call([EYE, ONES, torch.tensor(3.0)], [2, 2], "aten::mul_.Tensor", ["o", 2, 2, True], ["w"])
-    assert said.shape[:4] == (0, 9, 0, 2)  # nine numbers; other values than before; indices and values
+    assert said.shape[:4] == (0, 8, 0, 2)  # eight numbers; other values than before; indices and values
     assert values.tolist() == [3, 3]
     assert ONES.tolist() == [1, 1]
 
