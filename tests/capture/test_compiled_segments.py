@@ -9,10 +9,22 @@ from typing import Any, List, Sequence, Tuple
 
 import pytest
 import torch
+from native_runner import native_runner
 
 from edge_offload.capture.executor import DeviceSession, Step
+from edge_offload.capture.native_nodes import library
+from edge_offload.capture.program import KERNEL
 from edge_offload.capture.segments import CallFailed
 from edge_offload.errors import BadInput, Unsupported
+
+
+@pytest.fixture(autouse=True, params=["python", "native"])
+def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """All of it in pure Python, and in C++ where that takes the segment."""
+    monkeypatch.setattr(library, "module", None if request.param == "python" else native_runner())
+    chosen: str = request.param
+    return chosen
+
 
 FLOAT, INT = 6, 4
 WIDTH = 4
@@ -70,7 +82,11 @@ class Device:
         return self.session.run(step, speculative).tensor
 
     def compiled(self, number: int) -> bool:
-        return self.session.segments[number].program is not None
+        return self.program(number) is not None
+
+    def program(self, number: int) -> Any:
+        found = self.session._compiled.get(self.session.segments[number])
+        return found.program if found is not None else None
 
     def weight(self, number: int, *values: float) -> None:
         """A storage that exists before; segment 100 uploads it."""
@@ -94,7 +110,7 @@ def expected(x: Sequence[float], w: Sequence[float], number: int) -> torch.Tenso
     return torch.cat([z.view(2, 2).max(1).values, z])
 
 
-def test_a_segment_returns_the_same_when_it_is_compiled(device: Device) -> None:
+def test_a_segment_returns_the_same_when_it_is_compiled(device: Device, runner: str) -> None:
     device.weight(1, 1.5, -2, 3, 0.25)
     device.define(0, *NETWORK)
     for turn in range(5):
@@ -103,6 +119,8 @@ def test_a_segment_returns_the_same_when_it_is_compiled(device: Device) -> None:
         assert torch.equal(found, expected(x, [1.5, -2, 3, 0.25], 3))
         assert device.compiled(0) == (turn > 0)
         assert sorted(device.session.slots) == [1]
+    program = device.program(0)
+    assert (program._native is not None) == (runner == "native")
 
 
 def test_another_number_and_another_weight_are_seen(device: Device) -> None:
@@ -147,7 +165,8 @@ def test_a_storage_that_is_freed_is_not_held_by_what_was_compiled(device: Device
     assert held() is None
 
 
-def test_tensors_in_between_live_until_their_last_use(device: Device) -> None:
+def test_tensors_in_between_live_until_their_last_use(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "module", None)
     alive: List[int] = []
     made: List[Any] = []
 
@@ -160,9 +179,9 @@ def test_tensors_in_between_live_until_their_last_use(device: Device) -> None:
     )
     device.run(0, 10, LIVE, range(2, 10), b"", [floats(1, 2, 3, 4)])
     device.run(0, 30, LIVE, range(2, 10), b"", [floats(1, 2, 3, 4)])
-    program = device.session.segments[0].program
+    program = device.program(0)
     for place, instruction in enumerate(program._instructions):
-        if instruction.kernel is not None:
+        if instruction.how == KERNEL:
             kernel = instruction.kernel
 
             def watched(*arguments: Any, kernel: Any = kernel, **named: Any) -> Any:

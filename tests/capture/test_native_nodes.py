@@ -19,7 +19,7 @@ from edge_offload.capture.executor import DeviceSession
 from edge_offload.capture.limits import Limits
 from edge_offload.capture.native_nodes import Library, library
 from edge_offload.capture.segments import CallFailed, Step
-from edge_offload.errors import BadInput, ProtocolError, Unsupported
+from edge_offload.errors import BadInput, OutOfMemory, ProtocolError, Unsupported
 from edge_offload_benchmarks.fuzzing.courses import FOUND, LONG, Calls, times_found
 
 
@@ -133,10 +133,10 @@ class Device:
         library.module = native_runner() if self.native else None
         try:
             outcome, last = self.session.ahead._step(7, self.base, 1, [(size,)], None)
-        except (CallFailed, BadInput, ProtocolError, Unsupported) as error:
+        except (CallFailed, BadInput, OutOfMemory, ProtocolError, Unsupported) as error:
             if isinstance(error, CallFailed):
                 return (error.operator, error.kind), error.text, self.state()
-            return "refused", self.state()
+            return "refused", str(error), self.state()
         read = outcome.tensor.tolist() if outcome.tensor is not None else None
         return read, outcome.results, outcome.described, outcome.grown, last, self.state()
 
@@ -244,12 +244,15 @@ def test_a_session_that_may_hold_no_more_is_told_so(limits: Dict[str, int]) -> N
         device.put([1.0, 2.0, 3.0])
         device.run(4)
         device.session.settle(0)
+    refused = []
     for device in (python, native):
         if "storages" in limits:
             device.session.limits = Limits(storages=1)
-        assert device.run(40)[0] == "refused"
+        refused.append(device.run(40))
         device.session.settle(0)
         assert set(device.session.slots) == {1}
+    assert refused[0][0] == "refused"
+    assert refused[0] == refused[1]
 
 
 def test_a_number_that_is_no_dtype_does_not_reach_an_operator_of_a_node() -> None:

@@ -15,7 +15,7 @@ from edge_offload.capture.entries import Slot
 from edge_offload.capture.executor import DeviceSession
 from edge_offload.capture.keys import DTYPE_NUMBERS
 from edge_offload.capture.native_nodes import library
-from edge_offload.capture.node_program import KERNEL
+from edge_offload.capture.program import KERNEL
 from edge_offload.capture.segments import Step
 from edge_offload.capture.symbols import Formula
 from edge_offload.errors import BadInput

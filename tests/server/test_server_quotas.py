@@ -6,7 +6,8 @@ import pytest
 from server_rig import TIMINGS
 
 from edge_offload.capture import service
-from edge_offload.capture.service import DeviceQuota, DeviceService
+from edge_offload.capture.quota import DeviceQuota
+from edge_offload.capture.service import DeviceService
 from edge_offload.capture.session import ENTRY_BYTES, Session
 from edge_offload.errors import LinkLost, ProtocolError, Refused
 from edge_offload.link.client import Client

@@ -24,7 +24,8 @@ from edge_offload.split.complete import complete
 from edge_offload.split.draw import draw
 from edge_offload.split.exactness import Verifier, random_split
 from edge_offload.split.locality import analyse
-from edge_offload.split.networks import Network, classifier_input, synthetic_frame
+from edge_offload.split.network import Network
+from edge_offload.split.networks import classifier_input, synthetic_frame
 from edge_offload.split.plan import Side
 from edge_offload.split.planners import PLANNERS, Effort, Planner, plan_table
 from edge_offload.split.profile import Profile, cost_model, measure

@@ -5,41 +5,49 @@ from __future__ import annotations
 import struct
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple, Union
 
+from edge_offload.capture.compiler import compile_node, unchanged
 from edge_offload.capture.course import MAX_AHEAD, MAX_PAYLOAD, Course, Node, follow
 from edge_offload.capture.departures import Departures
 from edge_offload.capture.entries import Buffer, Entry
 from edge_offload.capture.keys import integer_offsets, integers_of
-from edge_offload.capture.node_compiler import compile_node
-from edge_offload.capture.node_program import NodeProgram
+from edge_offload.capture.limits import Limits
+from edge_offload.capture.program import Program
 from edge_offload.capture.segments import Outcome, Segment, Step
+from edge_offload.capture.storages import Storages
 from edge_offload.capture.symbols import Formula, Kind, evaluate, facts_of
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
-
-if TYPE_CHECKING:
-    from edge_offload.capture.executor import DeviceSession
 
 #: Distinct calls and segments, made from nodes, that are kept for the next time.
 MAX_CALLS = 4096
 MAX_SEGMENTS = 128
-#: Segments of so many calls at most are run as nodes are. In longer ones there are weights, which a program of a
-#: segment keeps at hand.
-MAX_SHORT = 64
 #: What the host reads leaves at once if what comes after it took at least so long the last time (seconds).
 LEAST_PAUSE_S = 2e-3
+
+
+class RunsSteps(Protocol):
+    """What runs the steps of the nodes: a :class:`~edge_offload.capture.executor.DeviceSession`."""
+
+    entries: List[Union[Entry, EdgeOffloadError]]
+    segments: Dict[int, Union[Segment, EdgeOffloadError]]
+    limits: Limits
+
+    def run(self, step: Step, speculative: bool = False, segment: Optional[Segment] = None) -> Outcome:
+        """Run one step."""
 
 
 class Ahead:
     """The nodes that one client has defined, run on its session."""
 
-    def __init__(self, session: DeviceSession) -> None:
+    def __init__(self, session: RunsSteps, storages: Storages) -> None:
         self.session = session
+        self._storages = storages
         self.nodes: Dict[int, Node] = {}
         self._calls: OrderedDict[Tuple[int, Tuple[Tuple[int, int], ...]], Entry] = OrderedDict()
         self._segments: OrderedDict[Tuple[int, Tuple[int, ...]], Segment] = OrderedDict()
         self._plain: Dict[int, Tuple[List[int], Segment]] = {}
-        self._programs: Dict[int, Optional[NodeProgram]] = {}  # None: there cannot be one
+        self._programs: Dict[int, Optional[Program]] = {}  # None: there cannot be one
         self._tails: Dict[int, Tuple[List[int], List[Tuple[int, Formula]]]] = {}
         self._pauses: Dict[int, float] = {}  # from what a node returned to what was read next, or to the end
         self._spans: Dict[int, float] = {}  # how long it took, from a node to the end
@@ -194,7 +202,7 @@ class Ahead:
         """The outcome of a node, and the integers of its last call."""
         program = self._programs.get(number)
         if program is not None:
-            return program.run(self.session, base, start, since, payloads)
+            return program.run(self._storages, base, start, since, payloads)
         node = self._node(number)
         own: Sequence[Buffer] = node.payloads if payloads is None else payloads
         last = self._integers(number, since)
@@ -215,9 +223,8 @@ class Ahead:
         outcome = self.session.run(step, speculative=True)
         if number not in self._programs:
             found = self.session.segments[node.segment]
-            self._programs[number] = None
-            if isinstance(found, Segment) and len(found.calls) <= MAX_SHORT:
-                self._programs[number] = compile_node(node, found, found, _unchanged)
+            assert isinstance(found, Segment)  # it has just run
+            self._programs[number] = compile_node(node, found, found, unchanged)
         return outcome, last
 
     def _segment(self, number: int, node: Node, since: List[Tuple[int, ...]]) -> Segment:
@@ -287,10 +294,6 @@ class Ahead:
         else:
             self._calls.move_to_end(named)
         return found
-
-
-def _unchanged(call: int, changes: Sequence[Tuple[int, int]]) -> Entry:
-    raise ProtocolError("a segment's calls do not change")
 
 
 def described_to_wire(outcome: Outcome) -> Dict[str, Any]:

@@ -1,213 +1,336 @@
-"""Making a :class:`~edge_offload.capture.program.Program` of a segment whose calls have all run before."""
+"""Making a :class:`~edge_offload.capture.program.Program` of a step whose calls have all run before."""
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Set, Tuple
+import struct
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
-from edge_offload.capture.entries import ALLOC, DOWNLOAD, NEW, UPLOAD, Entry, plain_number
-from edge_offload.capture.keys import Layout, Operand
-from edge_offload.capture.program import NOTHING, SEVERAL, Instruction, Made, Program, Whole
+import torch
+
+from edge_offload.capture.course import SAME, Node
+from edge_offload.capture.entries import ALLOC, ARGUMENT, DOWNLOAD, NEW, RESIZE, UPLOAD, Entry, plain_number
+from edge_offload.capture.keys import Layout, Operand, integer_offsets, integers_of
+from edge_offload.capture.program import (
+    ALLOCATION,
+    BYTES,
+    ITEM,
+    KERNEL,
+    OFFSET,
+    PLAIN,
+    READ,
+    SIZE,
+    STRIDE,
+    WHOLE,
+    WRITE,
+    Holes,
+    Instruction,
+    New,
+    Program,
+    Upload,
+)
 from edge_offload.capture.segments import Segment, Step
+from edge_offload.capture.symbols import Formula
+from edge_offload.errors import ProtocolError
+from edge_offload.sequence.schemas import enumerated
 
-_SPECIAL = (ALLOC, UPLOAD, DOWNLOAD)
-
-
-class _Use(NamedTuple):
-    """What the calls of a segment do with its storages."""
-
-    makes: List[Tuple[int, ...]]  # canonical numbers of each call's new storages
-    layouts: Dict[int, Set[Layout]]  # in which each storage is looked at, or made
-    last: Dict[int, int]  # the last call that touches it
-    following: List[int]  # the canonical number of the next new storage, at each call
+#: Where an integer of a key belongs: one of SIZE to ITEM, number of the operand or position of the argument, dimension
+#: or position in the list.
+Place = Tuple[int, int, int]
+_FIXED_SIZE = {b"W": 3, b"F": 8, b"G": 8, b"B": 1, b"Z": 16, b"S": 1}
 
 
 def compile_segment(segment: Segment, step: Step) -> Optional[Program]:
-    """The program for ``segment`` and steps like ``step``; None if it has a call that needs looking at every time."""
-    final = len(segment.calls) - 1
-    whole: List[bool] = []
-    for index, (entry, _, _) in enumerate(segment.calls):
-        asked = index in step.wanted or (index == final and step.describe)
-        if asked and index != final:
-            return None  # how many storages it makes may differ from time to time
-        if entry.refused is not None:
-            return None
-        if not (entry.name in _SPECIAL or asked or _settled(entry)):
-            return None
-        whole.append(asked or entry.overload is None or not (entry.fixed and _plain(entry)))
-    use = _uses(segment, final if whole and whole[final] and segment.calls[final][0].overload is not None else -1)
-    live = [canonical for canonical, _ in step.live]
-    dead = set(step.dead)
-    touched = {reference for (_, used, _), is_whole in zip(segment.calls, whole) if is_whole for reference in used}
-    by_whole = {made for making, is_whole in zip(use.makes, whole) if is_whole for made in making}
-    made = [canonical for making in use.makes for canonical in making]
-    if len(set(made) | set(live)) != len(made) + len(live) or not _exist(segment, use, live):
+    """The program for ``segment`` and steps that are like ``step`` but for the storages that existed before."""
+    live = tuple((canonical, SAME, number) for canonical, number in step.live)
+    node = Node(
+        step.segment, (), (), live, tuple(step.dead), step.numbers, (), step.describe, tuple(sorted(step.wanted))
+    )
+    return compile_node(node, segment, segment, unchanged)
+
+
+def unchanged(call: int, changes: Sequence[Tuple[int, int]]) -> Entry:
+    """For steps in whose calls no integer varies."""
+    raise ProtocolError("a segment's calls do not change")
+
+
+def compile_node(
+    node: Node, segment: Segment, ran: Segment, changed: Callable[[int, Sequence[Tuple[int, int]]], Entry]
+) -> Optional[Program]:
+    """The program of a node; None if it has a call that needs looking at every time.
+
+    Args:
+        node: one expected step.
+        segment: its calls with the integers of their definitions.
+        ran: the same with those of a time when it ran.
+        changed: a call of the node with other integers, by its position.
+    """
+    changes: Dict[int, List[Tuple[int, int]]] = {}
+    formulas: Dict[Formula, int] = {}
+    for patch in node.patches:
+        value = formulas.setdefault(patch.formula, len(formulas))
+        changes.setdefault(patch.call, []).append((patch.offset, value))
+    compiler = _Compiler(node, segment, ran, changes)
+    instructions = compiler.instructions()
+    if instructions is None:
         return None
-    slotted = {n for n in made if n not in dead or n in touched or n in by_whole or len(use.layouts.get(n, ())) > 1}
-    return _Compiler(segment, step, use, live, slotted).program(whole)
+    written = [canonical for canonical, _, _ in node.live if canonical in segment.written]
+    tail = _tail(segment.calls[-1][0].key, changes.get(len(segment.calls) - 1, ()))
+    return Program(
+        node, list(formulas), compiler.layouts, len(compiler.registers), instructions, written, segment.random,
+        compiler.grown, tail, changed, compiler.uploads,
+    )  # fmt: skip
+
+
+def _tail(key: bytes, changes: Sequence[Tuple[int, int]]) -> Tuple[Tuple[int, ...], List[Tuple[int, int]]]:
+    """The integers of a call, and which of them are values: (position, value)."""
+    offsets, _ = integer_offsets(key)
+    place = {offset: position for position, offset in enumerate(offsets)}
+    return integers_of(key), [(place[offset], value) for offset, value in changes if offset in place]
+
+
+class _Compiler:
+    """Gives out registers and layouts, and writes the instructions of one node."""
+
+    def __init__(self, node: Node, segment: Segment, ran: Segment, changes: Dict[int, List[Tuple[int, int]]]) -> None:
+        self._node = node
+        self._segment = segment
+        self._ran = ran
+        self._changes = changes
+        self._dead = frozenset(node.dead)
+        self.layouts: List[Tuple[Layout, Holes]] = []
+        self._layout_numbers: Dict[Tuple[Layout, Holes], int] = {}
+        self.registers: Dict[Tuple[int, int], int] = {}
+        self._filled: Set[int] = set()
+        self._made: Dict[int, Optional[Layout]] = {}  # of each new storage, how a kernel's result lay in it when it ran
+        self._last: Dict[int, int] = {}
+        self.grown = 0
+        self.uploads: List[Upload] = []
+
+    def instructions(self) -> Optional[List[Instruction]]:
+        """All of them, or None."""
+        for index, (_, references, _) in enumerate(self._segment.calls):
+            self._last.update((canonical, index) for canonical in references)
+        found: List[Instruction] = []
+        there = {canonical for canonical, _, _ in self._node.live}
+        following, number, host = self._segment.first_new, 0, 0
+        final = len(self._segment.calls) - 1
+        for index, (entry, references, least) in enumerate(self._segment.calls):
+            ran = self._ran.calls[index][0]
+            unknown = entry.overload is not None and ran.results is None
+            if entry.refused is not None or unknown or entry.name == RESIZE or not there.issuperset(references):
+                return None
+            if not self._changes and not _settled(ran):
+                return None
+            following = max(following, least)
+            parts = (number, number + entry.number_count, host, host + entry.host_count)
+            number, host = parts[1], parts[3]
+            kinds = _kinds(ran)
+            count = 1 if entry.name == ALLOC else kinds.count(NEW)
+            asked = index in self._node.wanted or (index == final and self._node.describe)
+            makes = range(following, following + count)
+            if not there.isdisjoint(makes):
+                return None
+            there.update(makes)
+            places = _places(entry.key) if index in self._changes else {}
+            if any(offset not in places for offset, _ in self._changes.get(index, ())):
+                return None
+            how = self._how(index, entry, ran, kinds, asked)
+            new = tuple(New(-1, following + i, self.grown + i, following + i not in self._dead) for i in range(count))
+            if how != WHOLE and entry.overload is not None:
+                outputs = [output for output, kind in enumerate(kinds) if kind == NEW]
+                new = tuple(item._replace(output=output) for item, output in zip(new, outputs))
+            if how != ALLOCATION or makes[0] in self._last or new[0].kept:  # else nobody looks at it
+                found.append(
+                    self._instruction(index, how, ran, references, parts, new, asked, final, places, following)
+                )
+            following += count
+            self.grown += count
+        return found
+
+    def _how(self, index: int, entry: Entry, ran: Entry, kinds: List[int], asked: bool) -> int:
+        changes = self._changes.get(index, ())
+        if entry.name == ALLOC:
+            return ALLOCATION
+        if entry.name == DOWNLOAD:
+            return READ
+        if entry.name == UPLOAD:
+            return WRITE
+        if entry.overload is None or not ran.fixed or any(kind != "t" for kind, _ in ran.results or ()):
+            return WHOLE
+        if (self._changes and not _promises(entry)) or ((self._changes or asked) and set(kinds) - {NEW, ARGUMENT}):
+            return WHOLE
+        places = _places(entry.key) if changes else {}
+        checked = [position for position, _, _ in enumerated(entry.overload)]
+        for field, which, _ in (places[offset] for offset, _ in changes):
+            if field < 0 or (field in (PLAIN, ITEM) and (which >= entry.positional or which in checked)):
+                return WHOLE
+        return KERNEL if _plain(entry) else WHOLE
+
+    def _instruction(
+        self, index: int, how: int, ran: Entry, references: Tuple[int, ...], parts: Tuple[int, int, int, int],
+        new: Tuple[New, ...], asked: bool, final: int, places: Dict[int, Place], following: int,
+    ) -> Instruction:  # fmt: skip
+        entry = self._segment.calls[index][0]
+        changes = tuple(self._changes.get(index, ()))
+        integers: List[Tuple[int, int, int]] = []
+        holes_of: Dict[int, List[Tuple[int, int, int]]] = {}
+        for offset, value in changes if how != WHOLE else ():
+            field, which, where = places[offset]
+            if field in (PLAIN, ITEM):
+                integers.append((which, where if field == ITEM else -1, value))
+            elif field != BYTES:
+                holes_of.setdefault(which, []).append((field, where, value))
+        arguments = list(entry.arguments) if entry.overload is not None else list(entry.parsed.arguments)
+        fetched: List[Tuple[int, int, int, bool]] = []
+        operands: List[int] = []
+        if how in (KERNEL, READ, WRITE):
+            for operand, (reference, layout) in enumerate(entry.operands):
+                operands.append(self._operand(references[reference], layout, holes_of.get(operand, ()), fetched))
+        holes: List[Tuple[int, int]] = [(0, operands[0])] if how in (READ, WRITE) else []
+        upload = -1
+        if how == WRITE:
+            upload, spec = len(self.uploads), entry.parsed.hosts[0]
+            self.uploads.append(Upload(parts[2], spec.dtype, spec.sizes))
+        lists: List[Tuple[int, Tuple[int, ...]]] = []
+        positional = entry.positional if entry.overload is not None else len(arguments)
+        if how == KERNEL:
+            for position, hole in entry.direct:
+                assert isinstance(hole, Operand)
+                if hole.kind == "W":
+                    raw = self._node.numbers[16 * (parts[0] + hole.number) :]
+                    kind = entry.parsed.numbers[hole.number]
+                    plain = plain_number(raw, kind)
+                    arguments[position] = plain if kind.wrapped else torch.tensor(plain, dtype=kind.dtype)
+                else:
+                    holes.append((position, operands[hole.number]))
+            for position, items in entry.nested:
+                lists.append((position, tuple([-1 if item is None else operands[item.number] for item in items])))
+            for item, (_, known) in zip(new, [r for r in ran.results or () if r[1][0].kind == NEW]):
+                self._made[item.canonical] = known[0].layout
+        told: Optional[Tuple[Tuple[int, int, int], ...]] = None
+        if asked and how in (KERNEL, WHOLE):
+            told = () if how == WHOLE else self._told(ran, operands)
+        over = [n for n in dict.fromkeys(references) if self._last[n] == index and n in self._dead]
+        over += [item.canonical for item in new if item.canonical not in self._last and item.canonical in self._dead]
+        done = tuple(register for (canonical, _), register in self.registers.items() if canonical in over)
+        if how == WHOLE:  # it may have changed what it touches
+            self._filled -= {register for (canonical, _), register in self.registers.items() if canonical in references}
+        return Instruction(
+            how, entry, entry.kernel, arguments[:positional],
+            dict(zip(entry.keywords, arguments[positional:])) if how == KERNEL else {},
+            tuple(fetched), tuple(holes), tuple(lists), tuple(integers), len(ran.results or ()) == 1, new, told,
+            index == final, done, tuple(over), index, references, parts, following, changes, upload,
+        )  # fmt: skip
+
+    def _told(self, ran: Entry, operands: List[int]) -> Tuple[Tuple[int, int, int], ...]:
+        results = [known[0] for _, known in ran.results or ()]
+        return tuple((r.kind, r.ref, operands[r.ref] if r.kind == ARGUMENT else -1) for r in results)
+
+    def _operand(
+        self, canonical: int, layout: Layout, holes: Sequence[Tuple[int, int, int]],
+        fetched: List[Tuple[int, int, int, bool]],
+    ) -> int:  # fmt: skip
+        """The register of a storage in a layout, which is fetched when it is wanted for the first time."""
+        bare = layout
+        for field, dimension, _ in holes:  # what a hole holds in the definition tells nothing apart
+            if field == SIZE:
+                bare = bare._replace(sizes=(*bare.sizes[:dimension], 0, *bare.sizes[dimension + 1 :]))
+            elif field == STRIDE:
+                bare = bare._replace(strides=(*bare.strides[:dimension], 0, *bare.strides[dimension + 1 :]))
+            else:
+                bare = bare._replace(offset=0)
+        named = (bare, tuple(sorted(holes)))
+        number = self._layout_numbers.setdefault(named, len(self.layouts))
+        if number == len(self.layouts):
+            self.layouts.append(named)
+        register = self.registers.setdefault((canonical, number), len(self.registers))
+        if register not in self._filled:
+            self._filled.add(register)
+            made = self._made.get(canonical)
+            own = made is not None and made.dtype == layout.dtype and not (made.flags or layout.flags)
+            fetched.append((register, canonical, number, own))
+        return register
 
 
 def _settled(entry: Entry) -> bool:
-    """Whether it can run, and makes the same storages every time; one that makes none may resize what it gets."""
-    if entry.overload is None or entry.results is None:
+    """Whether a call makes as many storages every time; one that makes none may resize what it gets."""
+    return entry.overload is None or entry.fixed or NEW not in _kinds(entry)
+
+
+def _kinds(ran: Entry) -> List[int]:
+    """What each result was; a value is none."""
+    return [result.kind for _, known in ran.results or () for result in known]
+
+
+def _promises(entry: Entry) -> bool:
+    """Whether the schema tells what the results are: new storages, or operands that are written and keep their size."""
+    schema = entry.overload._schema  # type: ignore[union-attr]
+    if torch._C._dispatch_has_kernel_for_dispatch_key(entry.name, "CompositeImplicitAutograd"):
         return False
-    return entry.fixed or not _new_layouts(entry)
+    if any(argument.kwarg_only and argument.alias_info is not None for argument in schema.arguments):
+        return False  # out=
+    if any(str(result.type) != "Tensor" for result in schema.returns):
+        return False
+    return all(result.alias_info is None or result.alias_info.is_write for result in schema.returns)
 
 
 def _plain(entry: Entry) -> bool:
     """Whether its operands are tensors and Python numbers."""
     for position, hole in entry.direct:
-        if not isinstance(hole, Operand) or hole.kind not in "TW":
+        if not isinstance(hole, Operand) or hole.kind not in "TW" or position >= entry.positional:
             return False
-        if hole.kind == "T" and position >= entry.positional:
-            return False
-    if any(not number.wrapped for number in entry.parsed.numbers):
-        return False
+    for argument, value in zip(entry.overload._schema.arguments, entry.arguments):  # type: ignore[union-attr]
+        if isinstance(value, Operand) and value.kind == "W" and argument.alias_info is not None:
+            return False  # a number of the host that is written to
     items = [item for _, values in entry.nested for item in values]
     return all(item is None or (isinstance(item, Operand) and item.kind == "T") for item in items)
 
 
-def _uses(segment: Segment, open_call: int) -> _Use:
-    """``open_call``: the one of which it is not known what it makes, or -1."""
-    use = _Use([], {}, {}, [])
-    following = segment.first_new
-    for index, (entry, references, least) in enumerate(segment.calls):
-        following = max(following, least)
-        use.following.append(following)
-        for canonical in references:
-            use.last[canonical] = index
-        for reference, layout in entry.operands:
-            use.layouts.setdefault(references[reference], set()).add(layout)
-        made = [] if index == open_call else _new_layouts(entry)
-        for canonical, new in enumerate(made, following):
-            use.last.setdefault(canonical, index)
-            if new is not None:
-                use.layouts.setdefault(canonical, set()).add(new)
-        use.makes.append(tuple(range(following, following + len(made))))
-        following += len(made)
-    return use
-
-
-def _new_layouts(entry: Entry) -> List[Optional[Layout]]:
-    if entry.name == ALLOC:
-        return [None]
-    return [result.layout for _, known in entry.results or () for result in known if result.kind == NEW]
-
-
-def _exist(segment: Segment, use: _Use, live: List[int]) -> bool:
-    """Whether every storage is there when it is touched."""
-    there = set(live)
-    for (_, references, _), makes in zip(segment.calls, use.makes):
-        if not there.issuperset(references):
-            return False
-        there.update(makes)
-    return True
-
-
-class _Compiler:
-    """Gives out registers and writes the instructions of one segment."""
-
-    def __init__(self, segment: Segment, step: Step, use: _Use, live: List[int], slotted: Set[int]) -> None:
-        self._segment = segment
-        self._step = step
-        self._use = use
-        self._dead = frozenset(step.dead)
-        self._slotted = slotted
-        self._registers: Dict[Tuple[int, Layout], int] = {}
-        self._live = [
-            [(self._register(canonical, layout), layout) for layout in use.layouts.get(canonical, ())]
-            for canonical in live
-        ]
-        self._filled: Set[int] = {register for wanted in self._live for register, _ in wanted}
-
-    def program(self, whole: List[bool]) -> Program:
-        """``whole``: of each call, whether the session runs it."""
-        instructions: List[Instruction] = []
-        number = host = ordinal = 0
-        for index, (entry, references, _) in enumerate(self._segment.calls):
-            makes = self._use.makes[index]
-            parts = (number, number + entry.number_count, host, host + entry.host_count)
-            number, host = parts[1], parts[3]
-            if entry.name == ALLOC and self._dead.issuperset(makes) and self._use.last[makes[0]] == index:
-                pass  # nobody looks at it
-            elif whole[index]:
-                instructions.append(self._whole(index, entry, references, parts, ordinal))
-            else:
-                instructions.append(self._call(index, entry, references, parts[0], ordinal))
-            ordinal += len(makes)
-        return Program(self._step, instructions, len(self._registers), ordinal, self._live)
-
-    def _register(self, canonical: int, layout: Layout) -> int:
-        return self._registers.setdefault((canonical, layout), len(self._registers))
-
-    def _whole(
-        self, index: int, entry: Entry, references: Tuple[int, ...], parts: Tuple[int, int, int, int], ordinal: int
-    ) -> Instruction:
-        wanted, final = index in self._step.wanted, index == len(self._segment.calls) - 1
-        if entry.overload is not None and not entry.fixed:  # what it resizes is looked at anew
-            self._filled -= {register for (n, _), register in self._registers.items() if n in references}
-        first = self._use.following[index]
-        done, dropped = self._over(index, references)
-        asked = final and self._step.describe
-        run = Whole(references, parts, index, wanted, asked, first, ordinal, self._dead)
-        return Instruction(entry, None, [], {}, done=done, dropped=dropped, whole=run)
-
-    def _call(self, index: int, entry: Entry, references: Tuple[int, ...], number: int, ordinal: int) -> Instruction:
-        arguments = list(entry.arguments)
-        operands = [self._register(references[reference], layout) for reference, layout in entry.operands]
-        fetched = []
-        for register, (reference, layout) in zip(operands, entry.operands):
-            if register not in self._filled:
-                self._filled.add(register)
-                fetched.append((register, references[reference], layout))
-        holes: List[Tuple[int, int]] = []
-        for position, hole in entry.direct:
-            assert isinstance(hole, Operand)
-            if hole.kind == "W":
-                raw = self._step.numbers[16 * (number + hole.number) :]
-                arguments[position] = plain_number(raw, entry.parsed.numbers[hole.number])
-            else:
-                holes.append((position, operands[hole.number]))
-        lists = [
-            (position, tuple([-1 if item is None else operands[item.number] for item in items]))
-            for position, items in entry.nested
-        ]
-        target, several, made = self._results(index, entry, ordinal)
-        done, dropped = self._over(index, references)
-        return Instruction(
-            entry, entry.kernel, arguments[: entry.positional],
-            dict(zip(entry.keywords, arguments[entry.positional :])), tuple(fetched), tuple(holes), tuple(lists),
-            target, several, made, done, dropped,
-        )  # fmt: skip
-
-    def _results(
-        self, index: int, entry: Entry, ordinal: int
-    ) -> Tuple[int, Tuple[Tuple[int, int, int], ...], Tuple[Made, ...]]:
-        several: List[Tuple[int, int, int]] = []
-        made: List[Made] = []
-        makes = iter(self._use.makes[index])
-        for number, (kind, known) in enumerate(entry.results or ()):
-            for item, result in enumerate(known):
-                if result.kind != NEW or result.layout is None:
-                    continue
-                canonical = next(makes)
-                register = self._register(canonical, result.layout)
-                self._filled.add(register)
-                several.append((number, item if kind == "l" else -1, register))
-                if canonical in self._slotted:
-                    kept = canonical not in self._dead
-                    made.append(Made(register, canonical, ordinal + len(several) - 1, kept))
-        if not several:
-            return NOTHING, (), ()
-        if len(entry.results or ()) == 1 and several[0][1] == -1:
-            return several[0][2], (), tuple(made)
-        return SEVERAL, tuple(several), tuple(made)
-
-    def _over(self, index: int, references: Tuple[int, ...]) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
-        """Registers and slots of new storages that nothing touches after this call."""
-        over = [
-            canonical for canonical in dict.fromkeys((*references, *self._use.makes[index]))
-            if self._use.last[canonical] == index and canonical in self._dead
-        ]  # fmt: skip
-        known = [self._registers.get((n, layout)) for n in over for layout in self._use.layouts.get(n, ())]
-        registers = tuple(register for register in known if register is not None)
-        return registers, tuple(n for n in over if n in self._slotted)
+def _places(key: bytes) -> Dict[int, Place]:
+    """Where each integer of a key belongs, by its offset. One whose field is -1 is for the session to deal with."""
+    places: Dict[int, Place] = {}
+    position = argument = operand = 0
+    inside: List[int] = []  # what is left of the lists that one is in
+    while position < len(key):
+        tag = key[position : position + 1]
+        position += 1
+        if tag == b"T":
+            dims = key[position + 2]
+            position += 3
+            for field in (SIZE, STRIDE):
+                for dimension in range(dims):
+                    places[position] = (field, operand, dimension)
+                    position += 8
+            places[position], places[position + 8] = (OFFSET, operand, 0), (BYTES, operand, 0)
+            position += 17
+            operand += 1
+        elif tag == b"P":
+            count = key[position + 1]
+            places.update((position + 2 + 8 * i, (-1, 0, 0)) for i in range(count))
+            position += 2 + 8 * count
+        elif tag == b"I":
+            places[position] = (PLAIN, argument, 0) if not inside else (-1, 0, 0)
+            position += 8
+        elif tag == b"V":
+            (count,) = struct.unpack_from("<I", key, position)
+            for i in range(count):
+                places[position + 4 + 8 * i] = (ITEM, argument, i) if not inside else (-1, 0, 0)
+            position += 4 + 8 * count
+        elif tag == b"X":
+            position += 4 + struct.unpack_from("<I", key, position)[0]
+        elif tag == b"L":
+            (count,) = struct.unpack_from("<I", key, position)
+            position += 4
+            if count:
+                inside.append(count)
+                continue
+        else:
+            position += _FIXED_SIZE.get(tag, 0)
+        while inside:
+            inside[-1] -= 1
+            if inside[-1]:
+                break
+            inside.pop()
+        if not inside:
+            argument += 1
+    return places

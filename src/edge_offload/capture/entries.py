@@ -38,12 +38,11 @@ class Slot:
     It is given as such, or by a ``tensor`` that a kernel has made.
     """
 
-    __slots__ = ("_storage", "_tensor", "bound", "views")
+    __slots__ = ("_storage", "_tensor", "views")
 
     def __init__(self, storage: Optional[torch.UntypedStorage] = None, tensor: Optional[torch.Tensor] = None) -> None:
         self._storage = storage
         self._tensor = tensor
-        self.bound = False  # whether a program may hold tensors of it
         self.views: Dict[Layout, torch.Tensor] = {}
 
     @property
@@ -89,6 +88,10 @@ class Slot:
 
     def _look(self, layout: Layout) -> torch.Tensor:
         dtype = DTYPES[layout.dtype]
+        last = layout.offset + sum((size - 1) * stride for size, stride in zip(layout.sizes, layout.strides))
+        held = self.storage.nbytes()
+        if 0 not in layout.sizes and (last + 1) * dtype.itemsize > held:
+            raise BadInput(f"a tensor of {layout.sizes} reaches beyond its storage of {held} bytes")
         try:
             if (
                 self._tensor is not None
@@ -97,18 +100,12 @@ class Slot:
                 and not _flags(self._tensor)
             ):
                 return torch.as_strided(self._tensor, layout.sizes, layout.strides, layout.offset)
-            last = layout.offset + sum((size - 1) * stride for size, stride in zip(layout.sizes, layout.strides))
-            held = self.storage.nbytes()
-            if 0 not in layout.sizes and (last + 1) * dtype.itemsize > held:
-                raise BadInput(f"a tensor of {layout.sizes} reaches beyond its storage of {held} bytes")
             tensor = torch.empty(0, dtype=dtype, device=self.storage.device)
             tensor.set_(self.storage, layout.offset, layout.sizes, layout.strides)
             if layout.flags & 1:
                 tensor = torch._conj(tensor)
             if layout.flags & 2:
                 tensor = torch._neg_view(tensor)
-        except BadInput:
-            raise
         except RuntimeError as error:
             raise BadInput(f"a tensor of {layout.sizes} does not fit its storage: {error}") from None
         return tensor

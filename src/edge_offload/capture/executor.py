@@ -1,4 +1,4 @@
-"""The server's half of the virtual device: storages by number, calls by entry, segments run in order.
+"""The server's half of the virtual device: calls by entry, segments of them, run in order on its storages.
 
 One :class:`DeviceSession` belongs to one client. Steps run in the order in which they arrive. A speculative step keeps
 a journal of what it overwrites, so that it can be undone when the client turns out to have done something else.
@@ -8,44 +8,40 @@ from __future__ import annotations
 
 import mmap
 import struct
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
-from weakref import WeakSet
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Tuple, Union
+from weakref import WeakKeyDictionary
 
 import torch
 
 from edge_offload.capture.ahead import Ahead
 from edge_offload.capture.compiler import compile_segment
 from edge_offload.capture.entries import (
-    ALLOC,
-    ARGUMENT,
-    DOWNLOAD,
-    NEW,
-    RESIZE,
-    RESTORE,
-    STATE,
-    UPLOAD,
-    Buffer,
     Entry,
-    Result,
     Slot,
-    host_copy,
-    host_tensor,
-    plain_number,
 )
-from edge_offload.capture.generators import Generators
 from edge_offload.capture.journal import Undo
-from edge_offload.capture.keys import GeneratorMarker, Operand
 from edge_offload.capture.limits import Limits
-from edge_offload.capture.program import Program, signature
-from edge_offload.capture.results import classify
-from edge_offload.capture.segments import CallFailed, Outcome, Segment, Step
-from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, RemoteError
+from edge_offload.capture.program import Program
+from edge_offload.capture.segments import Outcome, Segment, Step, StepSignature
+from edge_offload.capture.storages import Storages
+from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
 
 #: So often is one segment compiled: one whose operands keep changing is run call by call.
 MAX_PROGRAMS = 4
 
 
-class DeviceSession:
+@dataclass
+class _Compiled:
+    """What a segment was compiled to for steps of one signature, that of the step which came last, and how often."""
+
+    program: Optional[Program] = None
+    made_for: Optional[StepSignature] = None
+    seen: Optional[StepSignature] = None
+    times: int = 0
+
+
+class DeviceSession(Storages):
     """Storages, entries and segments of one client, on ``device``.
 
     Args:
@@ -56,21 +52,11 @@ class DeviceSession:
         self, device: Union[str, torch.device] = "cpu", limits: Optional[Limits] = None,
         running: Optional[mmap.mmap] = None,
     ) -> None:  # fmt: skip
-        self.device = torch.device(device)
-        self.limits = limits or Limits()
-        self.running = running
-        self._padded: Dict[str, bytes] = {}
-        self.slots: Dict[int, Slot] = {}
+        super().__init__(device, limits, running)
         self.entries: List[Union[Entry, EdgeOffloadError]] = []
         self.segments: Dict[int, Union[Segment, EdgeOffloadError]] = {}
-        self.allocated = 0
-        self.leaving: Sequence[int] = []
-        self.unused: Callable[[], Sequence[int]] = tuple
-        self.returned = 0
-        self._generators = Generators(self.device)
-        self._journal: List[Undo] = []
-        self.bound: WeakSet[Program] = WeakSet()
-        self.ahead = Ahead(self)
+        self._compiled: WeakKeyDictionary[Segment, _Compiled] = WeakKeyDictionary()
+        self.ahead = Ahead(self, self)
 
     # -- definitions
 
@@ -121,19 +107,6 @@ class DeviceSession:
         segment.finish()
         return segment
 
-    def sweep(self) -> None:
-        """Free what is ``leaving``: nobody waits for that, so it is done when the answer has gone."""
-        leaving, self.leaving = self.leaving, []
-        self.free(leaving)
-
-    def free(self, storages: Sequence[int]) -> None:
-        """Forget storages; unknown numbers are ignored (they may have been undone)."""
-        for number in storages:
-            slot = self.slots.pop(number, None)
-            if slot is not None:
-                self.allocated -= slot.storage.nbytes()
-                self._unbind(slot)
-
     # -- running
 
     def run(self, step: Step, speculative: bool = False, segment: Optional[Segment] = None) -> Outcome:
@@ -149,6 +122,10 @@ class DeviceSession:
         if isinstance(found, EdgeOffloadError):
             raise found
         segment = found
+        compiled = self._program(segment, step)
+        if compiled is not None:
+            live = [number for _, number in step.live]
+            return compiled.run(self, step.base, 0, (), step.payloads, live, speculative)[0]
         self.check_room(0)
         undo: Optional[Undo] = None
         with torch.inference_mode():
@@ -156,31 +133,20 @@ class DeviceSession:
                 known = dict(step.live)
                 written = [self.slot(known[canonical]) for canonical in segment.written if canonical in known]
                 undo = self.journal(written, segment.random)
-            compiled = self._program(segment, step)
-            return compiled.run(self, step, undo) if compiled is not None else self._run(segment, step, undo)
-
-    def journal(self, written: Sequence[Slot], random: bool) -> Undo:
-        """Remember how to undo the step that comes next, which writes to these storages, and perhaps draws numbers."""
-        undo = Undo()
-        self._journal.append(undo)
-        for slot in written:
-            undo.save(slot)
-        if random:
-            undo.generators = self._generators.states()
-        return undo
+            return self._run(segment, step, undo)
 
     def _program(self, segment: Segment, step: Step) -> Optional[Program]:
         """What the segment was compiled to, or is now because such a step comes for the second time."""
-        like = signature(step)
-        program = segment.program
-        if program is not None and program.made_for == like:
-            return program
-        if segment.seen != like or segment.compiled >= MAX_PROGRAMS:
-            segment.seen = like
+        like = step.signature()
+        found = self._compiled.setdefault(segment, _Compiled())
+        if found.program is not None and found.made_for == like:
+            return found.program
+        if found.seen != like or found.times >= MAX_PROGRAMS:
+            found.seen = like
             return None
-        segment.compiled += 1
-        segment.program = compile_segment(segment, step)
-        return segment.program
+        found.times += 1
+        found.program, found.made_for = compile_segment(segment, step), like
+        return found.program
 
     def _run(self, segment: Segment, step: Step, undo: Optional[Undo]) -> Outcome:
         slots: Dict[int, Slot] = {canonical: self.slot(number) for canonical, number in step.live}
@@ -218,188 +184,3 @@ class DeviceSession:
                     del slots[canonical]
         outcome.described, outcome.grown = described, storage - step.base
         return outcome
-
-    def note(self, entry: Entry) -> None:
-        """Told of every call that is about to run."""
-        memory = self.running
-        if memory is None:
-            return
-        name = self._padded.get(entry.name)
-        if name is None:
-            size = len(memory)
-            name = self._padded[entry.name] = entry.name.encode()[:size].ljust(size, b"\0")
-        memory[:] = name
-
-    def call(
-        self, entry: Entry, slots: List[Slot], numbers: bytes, hosts: List[Buffer], outcome: Outcome, describe: bool
-    ) -> Tuple[List[Slot], Outcome]:
-        self.note(entry)
-        if entry.refused is not None:
-            raise entry.refused
-        if entry.overload is None:
-            try:
-                return self._special(entry, slots, numbers, hosts, outcome)
-            except EdgeOffloadError:
-                raise
-            except (RuntimeError, MemoryError) as error:
-                raise CallFailed(entry.name, error) from None
-        tensors = [slots[reference].view(layout) for reference, layout in entry.operands]
-        arguments = list(entry.arguments)
-        for position, hole in entry.direct:
-            arguments[position] = self._operand(entry, hole, tensors, numbers, hosts)
-        for position, items in entry.nested:
-            arguments[position] = [self._fill(entry, item, tensors, numbers, hosts) for item in items]
-        try:
-            if entry.keywords:
-                named = dict(zip(entry.keywords, arguments[entry.positional :]))
-                returned = entry.kernel(*arguments[: entry.positional], **named)
-            else:
-                returned = entry.kernel(*arguments)
-        except Exception as error:
-            raise CallFailed(entry.name, error) from None
-        returns = returned if isinstance(returned, tuple) else (returned,) if returned is not None else ()
-        new: List[Slot] = []
-        if entry.results is not None and not describe and entry.fixed:
-            for (_, known), value in zip(entry.results, returns):
-                for result, tensor in zip(known, value if isinstance(value, (list, tuple)) else (value,)):
-                    if result.kind == NEW:
-                        new.append(Slot(tensor=tensor))
-            return new, outcome
-        described: List[Any] = []
-        entry.results = []
-        entry.fixed = True
-        told = describe or entry.claimed is not None
-        for value in returns:
-            if isinstance(value, torch.Tensor) or value is None:
-                result = self._result(entry, value, tensors, slots, new)
-                entry.results.append(("t", [result]))
-                if told:
-                    described.append(["t", result.to_wire()])
-            elif isinstance(value, (list, tuple)):
-                results = [self._result(entry, item, tensors, slots, new) for item in value]
-                entry.results.append(("l", results))
-                if told:
-                    described.append(["l", [result.to_wire() for result in results]])
-            else:
-                entry.results.append(("v", []))
-                described.append(["v", value])
-        if entry.claimed is not None and entry.claimed != described:
-            raise RemoteError(
-                f"{entry.name}: robot and server disagree on its result ({entry.claimed} and {described})",
-                remedy="use the same torch on both",
-            )
-        return new, Outcome(outcome.tensor, described) if describe else outcome
-
-    def _result(
-        self, entry: Entry, tensor: Optional[torch.Tensor], tensors: List[torch.Tensor], slots: List[Slot],
-        new: List[Slot],
-    ) -> Result:  # fmt: skip
-        found = classify(entry, tensor, tensors, slots, new)
-        if found.kind == ARGUMENT and entry.parsed.tensors[found.ref] != found.layout:
-            entry.fixed = False
-            looked_at = slots[entry.parsed.tensor_references[found.ref]]
-            looked_at.forget_views()
-            self._unbind(looked_at)
-        return found
-
-    def _special(
-        self, entry: Entry, slots: List[Slot], numbers: bytes, hosts: List[Buffer], outcome: Outcome
-    ) -> Tuple[List[Slot], Outcome]:
-        arguments = entry.parsed.arguments
-        if entry.name == ALLOC:
-            self.check_room(arguments[0])
-            return [Slot(torch.UntypedStorage(arguments[0], device=self.device))], outcome
-        if entry.name == RESIZE:
-            self.check_room(arguments[1])
-            self.allocated += arguments[1] - slots[0].storage.nbytes()
-            slots[0].resize(arguments[1])
-            self._unbind(slots[0])
-        elif entry.name == UPLOAD:
-            spec = entry.parsed.hosts[0]
-            slots[0].view(entry.parsed.tensors[0]).copy_(host_tensor(hosts, spec.dtype, spec.sizes))
-        elif entry.name == DOWNLOAD:
-            outcome = Outcome(self.read(slots[0].view(entry.parsed.tensors[0])), outcome.results)
-        elif entry.name == STATE:
-            outcome = Outcome(self._generators.get(arguments[0]).get_state(), outcome.results)
-        elif entry.name == RESTORE:
-            spec = entry.parsed.hosts[0]
-            self._generators.get(arguments[0]).set_state(host_tensor(hosts, spec.dtype, spec.sizes).clone())
-        else:
-            (seed,) = struct.unpack_from("<Q", numbers)
-            self._generators.get(arguments[0]).manual_seed(seed)
-        return [], outcome
-
-    def _operand(
-        self, entry: Entry, hole: Any, tensors: List[torch.Tensor], numbers: bytes, hosts: List[Buffer]
-    ) -> Any:
-        if isinstance(hole, GeneratorMarker):
-            return self._generators.get(hole.number)
-        if hole.kind == "T":
-            return tensors[hole.number]
-        if hole.kind == "P":
-            spec = entry.parsed.hosts[hole.number]
-            return host_tensor(hosts[hole.number :], spec.dtype, spec.sizes).clone()
-        number = entry.parsed.numbers[hole.number]
-        plain = plain_number(numbers[16 * hole.number : 16 * hole.number + 8], number)
-        return plain if number.wrapped else torch.tensor(plain, dtype=number.dtype)
-
-    def _fill(self, entry: Entry, item: Any, tensors: List[torch.Tensor], numbers: bytes, hosts: List[Buffer]) -> Any:
-        if isinstance(item, Operand):
-            return self._operand(entry, item, tensors, numbers, hosts)
-        if isinstance(item, list):
-            return [self._fill(entry, inner, tensors, numbers, hosts) for inner in item]
-        return item
-
-    # -- speculation
-
-    def settle(self, accepted: int) -> None:
-        """The client did the first ``accepted`` of the outstanding speculative steps: undo the others."""
-        if not 0 <= accepted <= len(self._journal):
-            raise ProtocolError(f"{accepted} of {len(self._journal)} speculative steps cannot be accepted")
-        for undo in reversed(self._journal[accepted:]):
-            for slot in undo.restore():
-                self._unbind(slot)
-            self.free(undo.created)
-            self._generators.restore(undo.generators)
-        self._journal.clear()
-
-    # -- storages
-
-    def _unbind(self, slot: Slot) -> None:
-        """No program may go on holding tensors of ``slot``."""
-        if slot.bound:
-            for program in list(self.bound):
-                program.unbind()
-            self.bound.clear()
-
-    def slot(self, number: int) -> Slot:
-        slot = self.slots.get(number)
-        if slot is None:
-            raise BadInput(
-                f"storage {number} does not exist: the call that should have made it failed, or it was freed"
-            )
-        return slot
-
-    def keep(self, number: int, slot: Slot, undo: Optional[Undo]) -> None:
-        if number in self.slots or len(self.slots) >= self.limits.storages:
-            raise ProtocolError(f"storage {number} exists already, or the session holds too many")
-        self.slots[number] = slot
-        self.allocated += slot.storage.nbytes()
-        if undo is not None:
-            undo.created.append(number)
-
-    def check_room(self, size: int) -> None:
-        """Raise OutOfMemory if ``size`` bytes more are too many, though all is freed that may be by now."""
-        if self.allocated + size > self.limits.storage_bytes:
-            self.free(self.unused())
-        self.limits.check_held(self.allocated, size)
-
-    def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the host reads of ``tensor``."""
-        self.bring_back(tensor.numel() * tensor.element_size())
-        return host_copy(tensor)
-
-    def bring_back(self, size: int) -> None:
-        """The answer under way gets ``size`` bytes more, or BadInput is raised."""
-        self.limits.check_answer(self.returned + size)
-        self.returned += size

@@ -23,17 +23,14 @@ class Undo:
         """Keep the bytes of a storage that is about to be written."""
         self.overwritten.append((slot, slot.view(_bytes(slot.storage.nbytes())).clone()))
 
-    def restore(self) -> List[Slot]:
-        """Put back what was overwritten; returns the storages that got back their size with it."""
-        resized: List[Slot] = []
+    def restore(self) -> None:
+        """Put back what was overwritten, and the size that it had."""
         for slot, saved in self.overwritten:
             nbytes = saved.numel()
             if slot.storage.nbytes() != nbytes:
                 slot.resize(nbytes)
-                resized.append(slot)
             with torch.inference_mode():
                 slot.view(_bytes(nbytes)).copy_(saved)
-        return resized
 
 
 def _bytes(count: int) -> Layout:

@@ -1,6 +1,6 @@
 """The C++ runner of nodes (``native/nodes.cpp``): built beside a server that is at work, used as soon as it is there.
 
-Without it, and without a compiler, nodes are run by :mod:`~edge_offload.capture.node_program`, with the same results.
+Without it, and without a compiler, nodes are run by :mod:`~edge_offload.capture.program`, with the same results.
 """
 
 from __future__ import annotations

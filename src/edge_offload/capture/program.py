@@ -1,223 +1,390 @@
-"""A segment that runs again and again: what to call with which tensors, worked out once.
+"""A step that runs again and again: what to call with which tensors, worked out once but for the integers that vary.
 
 :meth:`DeviceSession._run <edge_offload.capture.executor.DeviceSession>` finds storages by number, tensors by layout and
-results by description, for every call. When a segment comes with the same operands for the second time, all of that is
-known. A :class:`Program` holds it: registers for tensors, and per call the registers that it reads and writes. A
-storage needs a :class:`~edge_offload.capture.entries.Slot` only if something asks for it that a register does not
-answer: it is looked at in several ways, or outlives the segment, or belongs to a call that is no operator.
+results by description, for every call. When a step has run, all of that is known, and a :class:`Program` holds it:
+registers for tensors, and per call the registers that it reads and the storages that it makes. Where calls differ from
+one inference to the next it is in integers alone: sizes and strides of operands, whole numbers among the arguments; a
+program knows where each of them goes. A result is a new storage where it was one before and the schema promises it; a
+call of which that is not known beforehand is run by the storages, as one that is new.
+
+:meth:`Program.run` is the reference in Python. Where the C++ runner (:mod:`~edge_offload.capture.native_nodes`) is
+there and takes the step, that does the same without an interpreter between the calls.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+import contextlib
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from edge_offload.capture.entries import Entry, Slot
+from edge_offload.capture.course import Node
+from edge_offload.capture.entries import Buffer, Entry, Slot, described, host_tensor
 from edge_offload.capture.journal import Undo
 from edge_offload.capture.keys import Layout
-from edge_offload.capture.segments import CallFailed, Outcome, Step
+from edge_offload.capture.native_nodes import library
+from edge_offload.capture.segments import CallFailed, Outcome
+from edge_offload.capture.storages import Storages
+from edge_offload.capture.symbols import Formula, Since, evaluate
+from edge_offload.errors import BadInput, ProtocolError
 
-if TYPE_CHECKING:
-    from edge_offload.capture.executor import DeviceSession
+#: Who runs a call: its kernel, this module, or the storages.
+KERNEL, ALLOCATION, READ, WRITE, WHOLE = range(5)
+#: Why the C++ runner says that a step does not fit, in place of the position of a call: what it asks for does not
+#: exist, or is against the protocol, or more than a session may hold, or bring back.
+UNFIT, MALFORMED, NO_ROOM, TOO_LONG = -1, -2, -3, -4
+#: Where an integer of a key belongs.
+SIZE, STRIDE, OFFSET, BYTES, PLAIN, ITEM = range(6)
+#: A layout with holes: the field (SIZE, STRIDE, OFFSET), its dimension, and the value that goes there.
+Holes = Tuple[Tuple[int, int, int], ...]
 
-#: What a call leaves in registers: nothing, or several results; otherwise the register of its only one.
-NOTHING, SEVERAL = -1, -2
 
+class New(NamedTuple):
+    """A result: number of the output, its storage, what that adds to the step's base, whether it outlives the step."""
 
-class Made(NamedTuple):
-    """A storage that a call makes: where its tensor is, what it is called, its number; whether it outlives the step."""
-
-    register: int
+    output: int
     canonical: int
     ordinal: int
     kept: bool
-
-
-class Whole(NamedTuple):
-    """A call that the session runs as it runs one that is new.
-
-    ``parts``: which of the step's numbers and payloads are its own; ``first``, ``ordinal``: of its first new storage,
-    the canonical number and the one that is added to the step's base.
-    """
-
-    references: Tuple[int, ...]
-    parts: Tuple[int, int, int, int]
-    call: int
-    wanted: bool
-    describe: bool
-    first: int
-    ordinal: int
-    dead: FrozenSet[int]
 
 
 class Instruction(NamedTuple):
     """One call.
 
     Attributes:
-        kernel, arguments, named: what to call; positional arguments with holes.
-        fetched: (register, storage, layout) of tensors to be looked up before.
+        how: who runs it.
+        arguments, named: of the kernel, with holes.
+        fetched: (register, storage, layout, whether a result may lie so) of tensors that are looked up before.
         holes: position of an argument, its register.
         lists: position of an argument that is a list of tensors, their registers (-1: none).
-        target: register of the only result, or one of the constants above.
-        several: (number of the result, number in its list or -1, register).
-        made: storages that need a slot.
-        done: registers that are not read any more; ``dropped``: slots.
-        whole: run by the session.
+        integers: (position, index in a list or -1, value).
+        single: whether the kernel returns one tensor.
+        told: what is said of its results: (kind, reference, register of the operand or -1); None: nothing.
+        final: whether that is the step's outcome.
+        done: registers, and ``dropped`` storages, that nothing looks at any more.
+        call, references, parts, first: for the storages: position, storages, numbers and payloads, first new storage.
+        changes: (offset in the key, value) of each integer.
+        upload: which of the program's uploads it copies, or -1.
     """
 
+    how: int
     entry: Entry
-    kernel: Optional[Callable[..., Any]]
+    kernel: Callable[..., Any]
     arguments: List[Any]
     named: Dict[str, Any]
-    fetched: Tuple[Tuple[int, int, Layout], ...] = ()
-    holes: Tuple[Tuple[int, int], ...] = ()
-    lists: Tuple[Tuple[int, Tuple[int, ...]], ...] = ()
-    target: int = NOTHING
-    several: Tuple[Tuple[int, int, int], ...] = ()
-    made: Tuple[Made, ...] = ()
-    done: Tuple[int, ...] = ()
-    dropped: Tuple[int, ...] = ()
-    whole: Optional[Whole] = None
+    fetched: Tuple[Tuple[int, int, int, bool], ...]
+    holes: Tuple[Tuple[int, int], ...]
+    lists: Tuple[Tuple[int, Tuple[int, ...]], ...]
+    integers: Tuple[Tuple[int, int, int], ...]
+    single: bool
+    new: Tuple[New, ...]
+    told: Optional[Tuple[Tuple[int, int, int], ...]]
+    final: bool
+    done: Tuple[int, ...]
+    dropped: Tuple[int, ...]
+    call: int
+    references: Tuple[int, ...]
+    parts: Tuple[int, int, int, int]
+    first: int
+    changes: Tuple[Tuple[int, int], ...]
+    upload: int = -1
+
+    def size(self, values: Sequence[int]) -> int:
+        """Of an allocation: how many bytes it is."""
+        found: int = values[self.integers[0][2]] if self.integers else self.arguments[0]
+        return found
 
 
-Signature = Tuple[Tuple[int, ...], Tuple[int, ...], bytes, bool, FrozenSet[int]]
+class Upload(NamedTuple):
+    """A host tensor that comes with the step: which of its payloads, and what it is."""
 
-
-def signature(step: Step) -> Signature:
-    """What a program takes for granted of a step."""
-    return tuple([name for name, _ in step.live]), tuple(step.dead), step.numbers, step.describe, step.wanted
+    payload: int
+    dtype: torch.dtype
+    sizes: Tuple[int, ...]
 
 
 class Program:
-    """What :func:`~edge_offload.capture.compiler.compile_segment` makes.
+    """Runs a step whose integers are values of ``formulas`` (:mod:`~edge_offload.capture.compiler` makes it).
 
-    Tensors of storages that were the same ones the last time (weights) are held; ``unbind`` lets go of them.
+    Args:
+        written: storages, of those that existed before, to which it writes; ``random``: whether it draws numbers.
+        tail: integers of the last call, with holes: (position, value).
+        changed: a call of the step with other integers in its key, by its position.
+        uploads: what is copied to the device.
     """
 
     def __init__(
-        self, step: Step, instructions: List[Instruction], registers: int, grown: int,
-        live: List[List[Tuple[int, Layout]]],
+        self, node: Node, formulas: Sequence[Formula], layouts: Sequence[Tuple[Layout, Holes]], registers: int,
+        instructions: Sequence[Instruction], written: Sequence[int], random: bool, grown: int,
+        tail: Tuple[Sequence[int], Sequence[Tuple[int, int]]],
+        changed: Callable[[int, Sequence[Tuple[int, int]]], Entry], uploads: Sequence[Upload],
     ) -> None:  # fmt: skip
-        self.made_for = signature(step)
-        self._instructions = instructions
-        self._registers = registers
+        self._live = list(node.live)
+        self._numbers = node.numbers
+        self._payloads = node.payloads
+        self._dead = frozenset(node.dead)
+        self._formulas = formulas
+        self._layouts = list(layouts)
+        self._plain = [layout if not holes else None for layout, holes in layouts]
+        self._registers: List[Optional[torch.Tensor]] = [None] * registers
+        self._instructions = list(instructions)
+        self._allocations = [op for op in instructions if op.how == ALLOCATION]
+        self._names = {op.call: op.entry.name for op in instructions}
+        self._written = list(written)
+        self._random = random
         self._grown = grown
-        self._live = live
-        self._last = [number for _, number in step.live]
-        self._same: Optional[List[int]] = None  # positions in `live` of the storages that are held
-        self._slots: Dict[int, Slot] = {}
-        self._start: List[Optional[torch.Tensor]] = []
+        self._tail = tail
+        self._changed = changed
+        self._uploads = list(uploads)
+        self._native: Optional[Any] = None
+        self._looked = False  # whether there can be one is known
 
-    def run(self, session: DeviceSession, step: Step, undo: Optional[Undo]) -> Outcome:
-        """As :meth:`DeviceSession.run`, for a step whose :func:`signature` is the one that this was made for."""
-        slots, values = self._bind(session, step)
-        outcome, described = Outcome(), {}
-        note, base = session.note, step.base
-        for (
-            entry,
-            kernel,
-            template,
-            named,
-            fetched,
-            holes,
-            lists,
-            target,
-            several,
-            made,
-            done,
-            dropped,
-            whole,
-        ) in self._instructions:
-            if whole is not None:
-                outcome = self._whole(session, step, undo, entry, whole, slots, outcome)
-                if whole.wanted and outcome.results is not None:
-                    described[whole.call] = outcome.results
-                if not whole.describe:
-                    outcome.results = None
-            else:
-                note(entry)
-                for register, canonical, layout in fetched:
-                    values[register] = slots[canonical].view(layout)
+    def run(
+        self, storages: Storages, base: int, start: int, since: Since,
+        payloads: Optional[Sequence[Buffer]] = None, live: Optional[Sequence[int]] = None, speculative: bool = True,
+    ) -> Tuple[Outcome, Tuple[int, ...]]:  # fmt: skip
+        """The outcome of the step, and the integers of its last call.
+
+        Args:
+            base, start: numbers of the first new storage of the step, and of the inference.
+            since: integers of the inference's outcomes so far.
+            payloads: in place of the step's own.
+            live: numbers of the storages that existed before, in place of those that the step works out.
+            speculative: whether to remember how to undo it.
+
+        Raises:
+            CallFailed, ProtocolError, BadInput: as :meth:`~edge_offload.capture.executor.DeviceSession.run`.
+        """
+        values = [evaluate(formula, since) for formula in self._formulas]
+        given = self._payloads if payloads is None else payloads
+        uploads = [host_tensor(given[item.payload :], item.dtype, item.sizes) for item in self._uploads]
+        if live is None:
+            origin = (0, base, start)
+            live = [origin[how] + number for _, how, number in self._live]
+        storages.check_room(0)
+        if not speculative:  # what runs ahead of the program frees nothing that this may still use
+            storages.make_room(sum(op.size(values) for op in self._allocations))
+        if not self._looked and library.module is not None:
+            self._look(library.module, storages)
+        undo = storages.journal((), self._random) if speculative else None
+        if self._native is not None:
+            outcome = self._run_native(storages, base, live, values, uploads, undo)
+        else:
+            with torch.inference_mode():
+                outcome = self._run_here(storages, base, live, values, uploads, undo, given)
+        outcome.grown = max(outcome.grown, self._grown)
+        plain, holes_of = self._tail
+        if not holes_of:
+            return outcome, plain  # type: ignore[return-value]
+        tail = list(plain)
+        for position, value in holes_of:
+            tail[position] = values[value]
+        return outcome, tuple(tail)
+
+    def _look(self, native: Any, storages: Storages) -> None:
+        """Whether the C++ runner takes this node."""
+        self._looked = True
+        with contextlib.suppress(native.NotHere):
+            self._native = native.Node(
+                self._layouts, len(self._registers), self._instructions, [canonical for canonical, _, _ in self._live],
+                self._written, Slot, storages.device,
+            )  # fmt: skip
+
+    def _run_native(
+        self, storages: Storages, base: int, live: Sequence[int], values: List[int], uploads: List[torch.Tensor],
+        undo: Optional[Undo],
+    ) -> Outcome:  # fmt: skip
+        limits, slots = storages.limits, storages.slots
+        created, grown, overwritten, told, results, tensor, failed = self._native.run(  # type: ignore[union-attr]
+            slots, base, live, values, uploads, undo is not None, limits.storage_bytes - storages.allocated,
+            limits.storages - len(slots), limits.storage_bytes - storages.returned, storages.running,
+        )  # fmt: skip
+        if undo is not None:
+            undo.created, undo.overwritten = created, overwritten
+        storages.allocated += grown
+        storages.returned += tensor.nbytes if tensor is not None else 0
+        if failed is not None:
+            call, error = failed
+            if call >= 0:
+                raise CallFailed(self._names[call], error)
+            if call == NO_ROOM:
+                limits.check_held(storages.allocated, int(error))
+            limits.check_answer(limits.storage_bytes + int(call == TOO_LONG))
+            raise ProtocolError(error) if call == MALFORMED else BadInput(error)
+        return Outcome(tensor, results, told)
+
+    def _run_here(
+        self, storages: Storages, base: int, live: Sequence[int], values: List[int], uploads: List[torch.Tensor],
+        undo: Optional[Undo], payloads: Sequence[Buffer],
+    ) -> Outcome:  # fmt: skip
+        run = _Run(self, storages, base, payloads, values, undo)
+        slots, held = run.slots, storages.slots
+        for (canonical, _, _), number in zip(self._live, live):
+            slots[canonical] = held.get(number) or storages.slot(number)
+        if undo is not None:
+            for canonical in self._written:
+                undo.save(slots[canonical])
+        registers, made = run.registers, run.made
+        note, keep, outcome = storages.note, storages.keep, run.outcome
+        for op in self._instructions:
+            (
+                how, entry, kernel, template, named, fetched, holes, lists, integers, single, new, told, _, done,
+                dropped, _, _, _, _, _, upload,
+            ) = op  # fmt: skip
+            note(entry)
+            for register, canonical, layout, own in fetched:
+                registers[register] = run.view(canonical, layout, own)
+            if how == KERNEL:
                 arguments: List[Any] = template.copy()
                 for position, register in holes:
-                    arguments[position] = values[register]
-                for position, registers in lists:
-                    arguments[position] = [values[register] if register >= 0 else None for register in registers]
+                    arguments[position] = registers[register]
+                for position, several in lists:
+                    arguments[position] = [registers[register] if register >= 0 else None for register in several]
+                for position, item, value in integers:
+                    if item < 0:
+                        arguments[position] = values[value]
+                    else:
+                        items = arguments[position] = arguments[position].copy()
+                        items[item] = values[value]
                 try:
-                    returned = kernel(*arguments, **named)  # type: ignore[misc]
+                    returned = kernel(*arguments, **named)
                 except Exception as error:
                     raise CallFailed(entry.name, error) from None
-                if target >= 0:
-                    values[target] = returned
-                elif target == SEVERAL:
-                    results = returned if isinstance(returned, tuple) else (returned,)
-                    for number, item, register in several:
-                        values[register] = results[number] if item < 0 else results[number][item]
-                    results = ()
-                returned = None  # a tensor lives no longer here than in a program that drops it after its last use
-                for register, canonical, ordinal, kept in made:
-                    tensor = values[register]
-                    assert tensor is not None
-                    slot = slots[canonical] = Slot(tensor=tensor)
-                    tensor = None
+                outputs = (returned,) if single else returned
+                for output, canonical, ordinal, kept in new:
+                    tensor = made[canonical] = outputs[output]
                     if kept:
-                        session.keep(base + ordinal, slot, undo)
+                        slot = slots[canonical] = Slot(tensor=tensor)
+                        keep(base + ordinal, slot, undo)
+                if told is not None:
+                    run.tell(op, outputs)
+                arguments = returned = outputs = tensor = None  # type: ignore[assignment]
+            elif how == READ:
+                outcome.tensor = storages.read(registers[holes[0][1]])  # type: ignore[arg-type]
+            elif how == WRITE:
+                try:
+                    registers[holes[0][1]].copy_(uploads[upload])  # type: ignore[union-attr]
+                except RuntimeError as error:
+                    raise CallFailed(entry.name, error) from None
+            elif how == ALLOCATION:
+                run.allocate(op)
+            else:
+                run.whole(op)
             for register in done:
-                values[register] = None
+                registers[register] = None
             for canonical in dropped:
-                del slots[canonical]
-        outcome.described, outcome.grown = described, max(outcome.grown, self._grown)
+                made.pop(canonical, None)
+                slots.pop(canonical, None)
         return outcome
 
-    def _bind(self, session: DeviceSession, step: Step) -> Tuple[Dict[int, Slot], List[Optional[torch.Tensor]]]:
-        """Slots by canonical number, and registers, of the storages that existed before."""
-        numbers = [number for _, number in step.live]
-        last, self._last = self._last, numbers
-        same = self._same
-        if same is None or any(numbers[position] != last[position] for position in same):
-            self.unbind()
-            same = [i for i, (number, earlier) in enumerate(zip(numbers, last)) if number == earlier]
-            slots: Dict[int, Slot] = {}
-            start: List[Optional[torch.Tensor]] = [None] * self._registers
-            for position in same:  # one of them may be gone
-                self._look_up(session, step, position, slots, start).bound = True
-            self._same, self._slots, self._start = same, slots, start
-            session.bound.add(self)
-        slots, values = self._slots.copy(), self._start.copy()
-        if len(same) < len(numbers):
-            held = set(same)
-            for position in range(len(numbers)):
-                if position not in held:
-                    self._look_up(session, step, position, slots, values)
-        return slots, values
 
-    def _look_up(
-        self, session: DeviceSession, step: Step, position: int, slots: Dict[int, Slot],
-        values: List[Optional[torch.Tensor]],
-    ) -> Slot:  # fmt: skip
-        canonical, number = step.live[position]
-        slot = slots[canonical] = session.slot(number)
-        for register, layout in self._live[position]:
-            values[register] = slot.view(layout)
-        return slot
+class _Run:
+    """One run of a program: what there is so far."""
 
-    def unbind(self) -> None:
-        """Let go of all storages: one of them is being freed, or looks otherwise now."""
-        self._same = None
-        self._slots, self._start = {}, []
+    __slots__ = (
+        "base", "layouts", "made", "outcome", "payloads", "program", "registers", "slots", "storages", "undo", "values"
+    )  # fmt: skip
 
-    def _whole(
-        self, session: DeviceSession, step: Step, undo: Optional[Undo], entry: Entry, whole: Whole,
-        slots: Dict[int, Slot], outcome: Outcome,
-    ) -> Outcome:  # fmt: skip
-        used = [slots[canonical] for canonical in whole.references]
-        number, numbers, host, hosts = whole.parts
-        raw, payloads = step.numbers[16 * number : 16 * numbers], step.payloads[host:hosts]
-        new, outcome = session.call(entry, used, raw, payloads, outcome, whole.wanted or whole.describe)
+    def __init__(
+        self, program: Program, storages: Storages, base: int, payloads: Sequence[Buffer], values: List[int],
+        undo: Optional[Undo],
+    ) -> None:  # fmt: skip
+        self.program = program
+        self.storages = storages
+        self.base = base
+        self.payloads = payloads
+        self.values = values
+        self.undo = undo
+        self.outcome = Outcome()
+        self.layouts: List[Optional[Layout]] = program._plain.copy()
+        self.registers: List[Optional[torch.Tensor]] = program._registers.copy()
+        self.made: Dict[int, torch.Tensor] = {}
+        self.slots: Dict[int, Slot] = {}
+
+    def slot(self, canonical: int) -> Slot:
+        """The storage; one that a kernel has made gets its place when it is asked for."""
+        found = self.slots.get(canonical)
+        if found is None:
+            tensor = self.made.get(canonical)
+            if tensor is None:
+                raise ProtocolError(f"a node uses value {canonical} before it exists")
+            found = self.slots[canonical] = Slot(tensor=tensor)
+        return found
+
+    def view(self, canonical: int, number: int, own: bool) -> torch.Tensor:
+        """The storage in the layout ``number``: what a kernel returned, if it lies so."""
+        layout = self.layouts[number]
+        if layout is None:
+            layout = self.layouts[number] = self._layout(number)
+        if own:
+            tensor = self.made.get(canonical)
+            if (
+                tensor is not None
+                and tensor.shape == layout.sizes
+                and tensor.stride() == layout.strides
+                and tensor.storage_offset() == layout.offset
+            ):
+                return tensor
+        return self.slot(canonical).view(layout)
+
+    def _layout(self, number: int) -> Layout:
+        known, holes = self.program._layouts[number]
+        sizes, strides, offset = list(known.sizes), list(known.strides), known.offset
+        for field, dimension, value in holes:
+            if self.values[value] < 0:
+                raise ProtocolError("a node asks for a negative size, stride or offset")
+            if field == SIZE:
+                sizes[dimension] = self.values[value]
+            elif field == STRIDE:
+                strides[dimension] = self.values[value]
+            else:
+                offset = self.values[value]
+        return Layout(known.dtype, known.flags, tuple(sizes), tuple(strides), offset)
+
+    def allocate(self, op: Instruction) -> None:
+        """A storage of undefined contents."""
+        size = op.size(self.values)
+        self.storages.limits.check_held(self.storages.allocated, size)
+        (new,) = op.new
+        slot = self.slots[new.canonical] = Slot(torch.UntypedStorage(size, device=self.storages.device))
+        if new.kept:
+            self.storages.keep(self.base + new.ordinal, slot, self.undo)
+
+    def tell(self, op: Instruction, outputs: Sequence[torch.Tensor]) -> None:
+        """What the results look like."""
+        found: List[Any] = []
+        for output, (kind, reference, register) in enumerate(op.told or ()):
+            tensor = outputs[output] if register < 0 else self.registers[register]
+            assert tensor is not None
+            found.append(["t", described(tensor, kind, reference)])
+        self._told(op, found)
+
+    def _told(self, op: Instruction, found: Optional[List[Any]]) -> None:
+        if op.final:
+            self.outcome.results = found
+        elif found is not None:
+            self.outcome.described[op.call] = found
+
+    def whole(self, op: Instruction) -> None:
+        """Have the storages run a call as one that is new."""
+        changes = [(offset, self.values[value]) for offset, value in op.changes]
+        entry = self.program._changed(op.call, changes) if changes else op.entry
+        number, numbers, host, hosts = op.parts
+        raw, payloads = self.program._numbers[16 * number : 16 * numbers], list(self.payloads[host:hosts])
+        used = [self.slot(canonical) for canonical in op.references]
+        kept = Outcome(self.outcome.tensor)
+        new, outcome = self.storages.call(entry, used, raw, payloads, kept, op.told is not None)
+        self.outcome.tensor = outcome.tensor
+        if op.told is not None:
+            self._told(op, outcome.results)
+        elif len(new) != len(op.new):
+            raise ProtocolError(f"{entry.name} makes another number of storages than the last time")
+        ordinal = op.new[0].ordinal if op.new else self.program._grown
         for i, slot in enumerate(new):
-            slots[whole.first + i] = slot
-            if whole.first + i not in whole.dead:
-                session.keep(step.base + whole.ordinal + i, slot, undo)
-        outcome.grown = whole.ordinal + len(new)
-        return outcome
+            self.slots[op.first + i] = slot
+            if op.first + i not in self.program._dead:
+                self.storages.keep(self.base + ordinal + i, slot, self.undo)
+        self.outcome.grown = ordinal + len(new)
+        if entry.overload is not None and not entry.fixed:  # an operand looks otherwise now
+            for canonical in op.references:
+                self.made.pop(canonical, None)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 import torch
 
 from edge_offload.capture.entries import Buffer, Entry
 from edge_offload.errors import EdgeOffloadError
-
-if TYPE_CHECKING:
-    from edge_offload.capture.program import Program, Signature
-
 
 #: Characters of an operator's error that are told.
 MOST_SAID = 10_000
@@ -31,12 +27,16 @@ class CallFailed(EdgeOffloadError):
         super().__init__(f"{operator}: {self.text}")
 
 
+#: What a program takes for granted of a step: canonical numbers of what existed before and of what was dropped,
+#: numbers, whether and which results are wanted.
+StepSignature = Tuple[Tuple[int, ...], Tuple[int, ...], bytes, bool, FrozenSet[int]]
+
+
 class Segment:
     """Calls in order, each with the canonical numbers of the storages that it touches.
 
     With each call comes the number that its first new storage has at least. New storages are numbered from
-    ``first_new`` on, after every number that was used before. ``program`` is what it was compiled to, ``seen`` the
-    kind of step that it ran last, ``compiled`` how often it has been compiled; ``tail`` the integers of its last call.
+    ``first_new`` on, after every number that was used before. ``tail``: the integers of its last call.
     """
 
     def __init__(self) -> None:
@@ -45,9 +45,6 @@ class Segment:
         self.last_used: Dict[int, List[int]] = {}
         self.random = False
         self.first_new = 0
-        self.program: Optional[Program] = None
-        self.seen: Optional[Signature] = None
-        self.compiled = 0
         self.tail: Optional[Tuple[int, ...]] = None
 
     def add(self, entry: Entry, references: Tuple[int, ...]) -> None:
@@ -93,6 +90,11 @@ class Step:
     payloads: List[Buffer]
     describe: bool = False
     wanted: FrozenSet[int] = frozenset()
+
+
+    def signature(self) -> StepSignature:
+        """What a program takes for granted of it."""
+        return tuple([name for name, _ in self.live]), tuple(self.dead), self.numbers, self.describe, self.wanted
 
 
 @dataclass

@@ -12,17 +12,15 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from edge_offload.capture.blobs import BlobStore
 from edge_offload.capture.channel import Channel
 from edge_offload.capture.entries import Buffer
+from edge_offload.capture.quota import DeviceQuota
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError, RemoteError
 from edge_offload.execute.heap import of_executor
 from edge_offload.link.peers import Peer, Request
-
-if TYPE_CHECKING:
-    from edge_offload.capture.service import DeviceQuota
 
 _log = logging.getLogger(__name__)
 #: Size of the memory in which an executor notes the operator that it is about to run.

@@ -29,7 +29,7 @@ from edge_offload.subcommands import positive, some
 
 if TYPE_CHECKING:
     from edge_offload.split.cost import CostModel
-    from edge_offload.split.networks import Network
+    from edge_offload.split.network import Network
     from edge_offload.split.objective import Objective
     from edge_offload.split.planners import Effort, PlanTable
     from edge_offload.split.profile import Profile

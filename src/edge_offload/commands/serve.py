@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     import pathlib
 
     from edge_offload.capture.blobs import BlobStore
-    from edge_offload.capture.service import DeviceQuota
+    from edge_offload.capture.quota import DeviceQuota
     from edge_offload.execute.heap import keep_freed
     from edge_offload.execute.threads import parse_cores
     from edge_offload.link import codecs

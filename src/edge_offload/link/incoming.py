@@ -11,9 +11,8 @@ from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.link import messages
 from edge_offload.link.clock import ClockReading
 from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, SAMPLE_BYTES, LinkEstimator
-from edge_offload.link.estimate.prober import PROBE
 from edge_offload.link.estimate.scheduling import Waits
-from edge_offload.link.messages import Message
+from edge_offload.link.messages import PROBE, Message
 from edge_offload.link.replies import Reply, Transfer
 from edge_offload.link.waiting import Item, WaitingRequests
 

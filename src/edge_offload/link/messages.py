@@ -32,6 +32,8 @@ TYPES = frozenset({"hello", "welcome", "refused", "request", "part", "reply", "e
 _NAMED = frozenset({"request", "notify"})
 _NAME = re.compile(r"[a-z][a-z0-9_.]{0,63}")
 _MAX_ID = (1 << 63) - 1
+#: The request that a listener answers by itself: ``{down: bytes}`` and a payload up.
+PROBE = "link.probe"
 
 Buffer = Union[bytes, bytearray, memoryview]
 

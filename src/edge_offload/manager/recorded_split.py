@@ -20,7 +20,7 @@ from edge_offload.manager.split_mode import OPEN_TIMEOUT_S, REOPEN_S, Opening, S
 from edge_offload.memory import flat_bytes
 from edge_offload.sequence import wire
 from edge_offload.sequence.build import Program
-from edge_offload.split.networks import Network
+from edge_offload.split.network import Network
 
 NAMES_PER_QUESTION = 256
 MOST_REOPEN_S = 600.0

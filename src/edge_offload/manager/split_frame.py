@@ -20,7 +20,7 @@ from edge_offload.manager.forecast import Expected
 from edge_offload.manager.plan_times import PlanTimes
 from edge_offload.manager.runners import Attempt
 from edge_offload.split.cost import CostModel
-from edge_offload.split.networks import Network
+from edge_offload.split.network import Network
 from edge_offload.split.plan import Side
 from edge_offload.split.planners import PlanTable
 from edge_offload.split.runtime.pieces import cut, decode_piece, encode_piece

@@ -33,7 +33,7 @@ from edge_offload.manager.split_frame import Counted, Frame, Planned, Threads
 from edge_offload.models.registry import Scalar
 from edge_offload.modes import Mode
 from edge_offload.split.cost import CostModel, Link
-from edge_offload.split.networks import Network
+from edge_offload.split.network import Network
 from edge_offload.split.objective import Objective
 from edge_offload.split.plan import Plan
 from edge_offload.split.planners import DEFAULT, Effort, plan_table

@@ -7,7 +7,8 @@ import platform
 from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional
 
 from edge_offload.capture.blobs import BlobStore
-from edge_offload.capture.service import DeviceQuota, DeviceService
+from edge_offload.capture.quota import DeviceQuota
+from edge_offload.capture.service import DeviceService
 from edge_offload.errors import EdgeOffloadError, ProtocolError
 from edge_offload.execute import devices
 from edge_offload.execute.fingerprint import fingerprint

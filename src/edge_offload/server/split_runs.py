@@ -16,7 +16,7 @@ from edge_offload.link.peers import Peer, Request
 from edge_offload.server.fair_queue import FairQueue
 from edge_offload.server.split_models import Learnt
 from edge_offload.server.worker import Worker
-from edge_offload.split.networks import Network
+from edge_offload.split.network import Network
 from edge_offload.split.plan import Side
 from edge_offload.split.profile import Profile
 from edge_offload.split.runtime.pieces import decode_piece, encode_piece

@@ -19,7 +19,7 @@ from edge_offload.split.check import BadPlan, check
 from edge_offload.split.complete import backward, complete
 from edge_offload.split.footprint import EMPTY, Locality, Range
 from edge_offload.split.locality import LocalityMap, analyse, union
-from edge_offload.split.networks import Network
+from edge_offload.split.network import Network
 from edge_offload.split.plan import Plan
 from edge_offload.split.reference import run_plan, shared_values
 

@@ -1,40 +1,17 @@
-"""A model by name, ready to be profiled and split: its sequence, a sample input, and the axis to split along."""
+"""Models by name, traced with a sample input and located along an axis, ready to be profiled and split."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from edge_offload.sequence.build import Program
-from edge_offload.split.locality import LocalityMap
+from edge_offload.split.network import Network
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Per channel, of the images that classifiers are trained on."""
-
-
-@dataclass(frozen=True)
-class Network:
-    """A traced model.
-
-    Attributes:
-        name: as in the registry.
-        program: sequence and constants.
-        located: its locality along the chosen axis.
-        inputs: what the sequence takes, from a picture or a sweep.
-        readout: the part behind an opaque operator, which lives as long as this does; None if all was traced.
-        module: the model itself, of the same weights, to be timed; None where only a record is known.
-    """
-
-    name: str
-    program: Program
-    located: LocalityMap
-    inputs: Tuple[torch.Tensor, ...]
-    readout: Optional[nn.Module] = None
-    module: Optional[nn.Module] = None
 
 
 def load(

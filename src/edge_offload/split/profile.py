@@ -27,7 +27,7 @@ from edge_offload.sequence.liveness import free_after
 from edge_offload.split.cost import CodecCost, CostModel, Link, OperatorCost, fit
 from edge_offload.split.footprint import Locality
 from edge_offload.split.locality import LocalityMap
-from edge_offload.split.networks import Network
+from edge_offload.split.network import Network
 from edge_offload.split.plan import Step
 from edge_offload.split.reference import shared_values
 from edge_offload.split.runtime.half import PieceHalf

@@ -1,6 +1,6 @@
-// A node of a course, run in one go: what capture/node_program.py does call by call, with no interpreter between calls.
+// A program run in one go: what capture/program.py does call by call, with no interpreter between calls.
 //
-// The executor builds a Node from the instructions of a NodeProgram whose calls are kernels, allocations and reads alone.
+// The executor builds a Node from the instructions of a Program whose calls are kernels, allocations, reads and uploads alone.
 // It holds no storage between two runs. What it is given comes from the session; what reaches beyond a storage is refused.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
@@ -20,13 +20,16 @@ namespace edge_offload {
 using at::Tensor;
 using c10::IValue;
 
-// As in node_program.py.
-enum How { kKernel, kAllocation, kRead };
+// As in program.py.
+enum How { kKernel, kAllocation, kRead, kWrite };
 enum Field { kSize, kStride, kOffset };
-enum Named { kSame, kFromStep, kFromStart };
 
-// The node does not fit what the session holds; its text is the client's error.
-struct Unfit : std::runtime_error { using std::runtime_error::runtime_error; };
+// As in program.py: why a step does not fit what the session holds; the text is the client's error.
+enum Why { kUnfit = -1, kMalformed = -2, kNoRoom = -3, kTooLong = -4 };
+struct Unfit : std::runtime_error {
+  Unfit(Why why, const std::string& text) : std::runtime_error(text), why(why) {}
+  Why why;
+};
 // It cannot be run here, but call by call it can.
 struct NotHere : std::runtime_error { using std::runtime_error::runtime_error; };
 
@@ -57,7 +60,7 @@ struct Call {
   std::vector<Told> told;
   bool tells, final;
   std::vector<int> done, dropped;
-  int index;
+  int index, upload;
   c10::optional<c10::OperatorHandle> op;
 };
 
@@ -67,8 +70,14 @@ std::vector<int> numbers(const py::handle& items) {
   return found;
 }
 int64_t at_least_zero(int64_t value) {
-  if (value < 0) throw Unfit("a node asks for a negative size, stride or offset");
+  if (value < 0) throw Unfit(kMalformed, "a node asks for a negative size, stride or offset");
   return value;
+}
+// Sizes as Python writes a tuple.
+std::string written(c10::IntArrayRef sizes) {
+  std::string text = "(";
+  for (size_t i = 0; i < sizes.size(); ++i) text += (i ? ", " : "") + std::to_string(sizes[i]);
+  return text + (sizes.size() == 1 ? ",)" : ")");
 }
 c10::OperatorHandle operator_of(const std::string& name) {
   const auto dot = name.find('.', name.find("::") + 2);
@@ -115,16 +124,14 @@ py::list described(const Tensor& tensor, int kind, int reference) {
 
 class Node {
  public:
-  // `layouts`, `instructions`: a NodeProgram's; `registers`: how many there are; `live`: (place, how, number) of the
-  // storages that existed before, of which `written` are written to; `slot`: the class of slots.
+  // `layouts`, `instructions`: a Program's; `registers`: how many there are; `live`: places of the storages that existed
+  // before, of which `written` are written to; `slot`: the class of slots.
   Node(const py::list& layouts, int registers, const py::list& instructions, const py::list& live, const py::list& written,
        const py::object& slot, c10::Device device)
       : registers_(registers), slot_(slot), device_(device) {
-    for (auto item : live) {
-      const auto facts = py::cast<py::tuple>(item);
-      live_.push_back({facts[0].cast<int>(), facts[1].cast<int>(), facts[2].cast<int64_t>()});
-      if (live_.back().how > kFromStart) throw NotHere("a storage that is named in another way");
-      places_ = std::max(places_, place(live_.back().place) + 1);
+    for (auto number : numbers(live)) {
+      live_.push_back(number);
+      places_ = std::max(places_, place(number) + 1);
     }
     for (auto item : layouts) layouts_.push_back(layout(py::cast<py::tuple>(item)));
     for (auto item : instructions) calls_.push_back(call(item));
@@ -136,14 +143,15 @@ class Node {
 
   // One run.
   //
-  // Args: slots by the number of the storage, which new ones are added to; numbers of the first new storage of the step, and
-  // of the inference; `values` of the integers; how many bytes and storages the session may hold more; how many bytes may be
-  // read; memory for the name of the operator that is running, or None.
+  // Args: slots by the number of the storage, which new ones are added to; number of the first new storage of the step; numbers
+  // of the storages that existed before; `values` of the integers; what is uploaded; whether what is written is saved; how many
+  // bytes and storages the session may hold more; how many bytes may be read; memory for the name of the operator that is
+  // running, or None.
   // Returns (numbers of new storages, their bytes, saved: (slot, bytes before it was written) ..., results by call, results of
   // the last call or None, what was read or None, None or (call, what was raised)). If the node does not fit the call is -1.
   // What ran before an error has taken effect.
-  py::tuple run(const py::dict& slots, int64_t base, int64_t start, const std::vector<int64_t>& values, int64_t room, int64_t most,
-                int64_t readable, const py::object& note) {
+  py::tuple run(const py::dict& slots, int64_t base, const std::vector<int64_t>& live, const std::vector<int64_t>& values,
+                const std::vector<Tensor>& uploads, bool save, int64_t room, int64_t most, int64_t readable, const py::object& note) {
     c10::InferenceMode inference;
     Run now{*this, values, room, std::vector<Tensor>(registers_), std::vector<Tensor>(places_), {}};
     py::list created, saved;
@@ -155,17 +163,16 @@ class Node {
     int index = -1;
     try {
       std::vector<py::object> held(places_);
-      const int64_t origin[] = {0, base, start};
-      for (const auto& item : live_) {
-        const auto number = origin[item.how] + item.number;
+      for (size_t i = 0; i < live_.size(); ++i) {
+        const auto number = live.at(i);
         const auto found = py::reinterpret_steal<py::object>(PyLong_FromLongLong(number));
         PyObject* slot = PyDict_GetItemWithError(slots.ptr(), found.ptr());
-        if (!slot) throw Unfit("storage " + std::to_string(number) + " does not exist: the call that should have made it failed, or it was freed");
-        held[item.place] = py::reinterpret_borrow<py::object>(slot);
-        now.places[item.place] = tensor_in(held[item.place]);
+        if (!slot) throw Unfit(kUnfit, "storage " + std::to_string(number) + " does not exist: the call that should have made it failed, or it was freed");
+        held[live_[i]] = py::reinterpret_borrow<py::object>(slot);
+        now.places[live_[i]] = tensor_in(held[live_[i]]);
       }
       for (auto number : written_)
-        if (held[number]) saved.append(py::make_tuple(held[number], copy_of(now.places[number])));
+        if (save && held[number]) saved.append(py::make_tuple(held[number], copy_of(now.places[number])));
       for (const auto& call : calls_) {
         if (memory.ptr) leave_name(call.name, memory);
         index = -1;
@@ -177,9 +184,13 @@ class Node {
           index = -1;
         } else if (call.how == kAllocation) {
           now.allocate(call);
+        } else if (call.how == kWrite) {
+          index = call.index;
+          now.registers[call.holes[0].reg].copy_(uploads.at(call.upload));
+          index = -1;
         } else {
           const auto& tensor = now.registers[call.holes[0].reg];
-          if (tensor.numel() > readable / static_cast<int64_t>(tensor.element_size())) throw Unfit("one answer would bring back more than the session may");
+          if (tensor.numel() > readable / static_cast<int64_t>(tensor.element_size())) throw Unfit(kTooLong, "one answer would bring back too much");
           readable -= static_cast<int64_t>(tensor.nbytes());
           read = py::cast(host_copy(tensor));
         }
@@ -189,7 +200,7 @@ class Node {
           if (!item.kept) continue;
           const py::int_ number(base + item.ordinal);
           if (--most < 0 || PyDict_Contains(slots.ptr(), number.ptr()))
-            throw Unfit("storage " + std::to_string(base + item.ordinal) + " exists already, or the session holds too many");
+            throw Unfit(kMalformed, "storage " + std::to_string(base + item.ordinal) + " exists already, or the session holds too many");
           const auto slot = py::reinterpret_steal<py::object>(
               PyObject_CallFunctionObjArgs(slot_.ptr(), Py_None, py::reinterpret_steal<py::object>(THPVariable_Wrap(place)).ptr(), nullptr));
           if (!slot || PyDict_SetItem(slots.ptr(), number.ptr(), slot.ptr())) throw py::error_already_set();
@@ -213,7 +224,7 @@ class Node {
         for (auto number : call.dropped) now.places[number] = Tensor();
       }
     } catch (const Unfit& error) {
-      failed = py::make_tuple(-1, error.what());
+      failed = py::make_tuple(static_cast<int>(error.why), error.what());
     } catch (...) {
       torch::translate_exception_to_python(std::current_exception());
       py::error_already_set raised;
@@ -236,7 +247,7 @@ class Node {
     // The storage of `place` in a layout: what a kernel returned, if it lies so.
     Tensor view(int place, int number) {
       const auto& found = places[place];
-      if (!found.defined()) throw Unfit("a node uses value " + std::to_string(place) + " before it exists");
+      if (!found.defined()) throw Unfit(kMalformed, "a node uses value " + std::to_string(place) + " before it exists");
       const auto& known = node.layouts_[number];
       c10::SmallVector<int64_t, 6> sizes(known.sizes.begin(), known.sizes.end()), strides(known.strides.begin(), known.strides.end());
       int64_t offset = known.offset;
@@ -255,7 +266,7 @@ class Node {
         if (last > INT64_MAX) last = INT64_MAX;
       }
       if (!empty && (last + 1) * itemsize > static_cast<__int128>(storage.nbytes()))
-        throw Unfit("a tensor of a node reaches beyond its storage of " + std::to_string(storage.nbytes()) + " bytes");
+        throw Unfit(kUnfit, "a tensor of " + written(sizes) + " reaches beyond its storage of " + std::to_string(storage.nbytes()) + " bytes");
       const auto key = c10::computeDispatchKey(known.dtype, c10::kStrided, found.device());
       auto made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(known.dtype));
       made.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(sizes), c10::IntArrayRef(strides), offset);
@@ -290,7 +301,7 @@ class Node {
 
     void allocate(const Call& call) {
       const auto size = call.integers.empty() ? call.arguments.at(0).toInt() : value(call.integers[0].value);
-      if (size < 0 || size > room) throw Unfit("the session would hold more than it may");
+      if (size < 0 || size > room) throw Unfit(kNoRoom, std::to_string(size));
       places[call.made.at(0).place] = at::empty({size}, at::TensorOptions().dtype(at::kByte).device(node.device_));
     }
 
@@ -320,7 +331,7 @@ class Node {
   Call call(const py::handle& op) {
     Call found;
     found.how = op.attr("how").cast<int>();
-    if (found.how > kRead) throw NotHere("a call for the session");
+    if (found.how > kWrite) throw NotHere("a call for the session");
     found.name = op.attr("entry").attr("name").cast<std::string>();
     for (auto item : op.attr("fetched")) {
       const auto facts = numbers(item);
@@ -358,6 +369,7 @@ class Node {
     for (auto number : found.done) check(number, registers_);
     for (auto number : found.dropped) check(number, places_);
     found.index = op.attr("call").cast<int>();
+    found.upload = op.attr("upload").cast<int>();
     if (found.how == kKernel) arguments(op, found);
     else if (found.how == kAllocation) found.arguments.push_back(op.attr("arguments").cast<py::list>()[0].cast<int64_t>());
     return found;
@@ -418,12 +430,10 @@ class Node {
     std::memset(static_cast<char*>(memory.ptr) + used, 0, size - used);
   }
 
-  struct Live { int place, how; int64_t number; };
   int registers_, places_ = 0;
   py::object slot_;
   c10::Device device_;
-  std::vector<Live> live_;
-  std::vector<int> written_;
+  std::vector<int> live_, written_;
   std::vector<Layout> layouts_;
   std::vector<Call> calls_;
 };

@@ -9,14 +9,13 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Optional, Tuple
 
 from edge_offload.errors import ProtocolError, Refused
+from edge_offload.link.messages import PROBE
 from edge_offload.link.replies import LinkState
 
 if TYPE_CHECKING:
     from edge_offload.link.client import Client
     from edge_offload.link.peers import Request
 
-#: The request that a listener answers by itself: ``{down: bytes}`` and a payload up.
-PROBE = "link.probe"
 MAX_PROBE_BYTES = 128 << 10
 MIN_PROBE_BYTES = 4 << 10
 FIRST_PROBE_BYTES = 32 << 10
