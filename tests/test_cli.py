@@ -1,6 +1,7 @@
 """The command line as a user meets it: help that lists every command, errors in one line."""
 
 import argparse
+import importlib.metadata
 import pathlib
 import subprocess
 import sys
@@ -121,3 +122,11 @@ def test_a_package_of_a_distribution_that_is_not_installed_says_how_to_install_i
     monkeypatch.setattr(cli, "build_parser", lambda: parser)
     assert cli.main([]) == 1
     assert capsys.readouterr().err.rstrip().endswith("pip install ./research")
+
+
+def test_a_verb_whose_distribution_was_removed_by_hand_breaks_no_other(monkeypatch, capsys):
+    gone = importlib.metadata.EntryPoint("bench", "no_such_distribution.commands.bench", beside.GROUP)
+    points = importlib.metadata.EntryPoints([gone]) if sys.version_info >= (3, 10) else {beside.GROUP: [gone]}
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda: points)
+    assert cli.main(["link", "list"]) == 0
+    assert "wifi_93mbps" in capsys.readouterr().out

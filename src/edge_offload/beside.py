@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Any, Dict, Optional
 
 from edge_offload.errors import Unsupported
@@ -46,11 +47,11 @@ FOLDERS = {
 
 
 def commands() -> Dict[str, str]:
-    """Module of every verb that an installed distribution adds."""
+    """Module of every verb that an installed distribution adds; one whose package is gone adds none."""
     found: Any = metadata.entry_points()
     # a mapping of groups up to Python 3.9; the backport's and later ones are selected from
     points = found.select(group=GROUP) if sys.version_info >= (3, 10) else found.get(GROUP, ())
-    return {point.name: point.value for point in points}
+    return {point.name: point.value for point in points if find_spec(point.value.split(".")[0]) is not None}
 
 
 def absent(package: Optional[str]) -> Optional[Unsupported]:

@@ -1,0 +1,94 @@
+"""Every fenced command of README and docs, run as a user would paste it: in a fresh HOME, in a copy of the checkout.
+
+The shell of README is one that has nothing; on the other pages the reader has done ``source devel/setup.bash``.
+:mod:`rules` says what is shortened. Several pages may run at the same time only on machines that do not share ports, so
+each page gets a loopback of its own where this user may make one.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import rules
+from blocks import blocks_of
+from pages import Page
+from terminals import Terminals
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+README = pathlib.Path("README.md")
+PAGES = [README, *(path.relative_to(ROOT) for path in sorted((ROOT / "docs").rglob("*.md")))]
+WITH_COMMANDS = [page for page in PAGES if blocks_of(ROOT / page)]
+BUILT = (".venv", "build", "devel")
+MOST_NOT_RUN = 0.1
+KEPT = ("PATH", "LANG", "TERM", "PIP_", "UV_", "SSL_", "REQUESTS_", "http_proxy", "https_proxy", "no_proxy")
+OWN_NETWORK = ("unshare", "--net", "sh", "-c", "ip link set lo up && echo up && exec sleep 3600")
+
+
+def test_nearly_every_command_is_run_and_the_others_say_why_not():
+    blocks = [block for page in PAGES for block in blocks_of(ROOT / page)]
+    commands = sum(len(block.commands) for block in blocks)
+    left_out = sum(len(block.commands) for block in blocks if block.not_run)
+    assert left_out <= MOST_NOT_RUN * commands, f"{left_out} of {commands} commands are not run"
+    assert all(len(block.not_run) > 10 for block in blocks if block.not_run), "a reason says more"
+
+
+@pytest.fixture
+def user(tmp_path):
+    """A checkout and a HOME that nobody has used; what the set-up has built is there."""
+    if not (ROOT / "devel" / "setup.bash").exists():
+        pytest.skip("the workspace is not built: run scripts/setup")
+    checkout = tmp_path / "edge_offload"
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, checkout / name)
+    for name in BUILT:
+        (checkout / name).symlink_to(ROOT / name)
+    # what was downloaded and built is kept between users; what they make themselves is not
+    kept = pathlib.Path(os.environ.get("EDGE_OFFLOAD_CACHE") or pathlib.Path.home() / ".cache" / "edge_offload")
+    cache = tmp_path / "home" / ".cache" / "edge_offload"
+    cache.mkdir(parents=True)
+    for path in kept.iterdir():
+        if path.name not in ("training", "last-error.log"):
+            (cache / path.name).symlink_to(path)
+    return tmp_path
+
+
+@pytest.fixture
+def own_network():
+    """What a command is started by to see a loopback of its own, where this user may make one; else nothing."""
+    with subprocess.Popen(OWN_NETWORK, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as holder:
+        up = holder.stdout.readline() == b"up\n"
+        yield ("nsenter", "--target", str(holder.pid), "--net") if up else ()
+        holder.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.ros
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=str)
+def test_the_commands_of_a_page_do_what_it_says(page, user, own_network):
+    environment = {key: value for key, value in os.environ.items() if key.startswith(KEPT)}
+    environment.update(HOME=str(user / "home"), ROS_MASTER_URI="http://localhost:11311")
+    place = user / "terminals"
+    place.mkdir()
+    terminals = Terminals(place, str(user / "edge_offload"), environment, own_network)
+    said = []
+    try:
+        if page != README:
+            terminals.run("source devel/setup.bash", rules.LIMIT_S)
+        checkout = user / "edge_offload"
+        video = rules.sample_video(user / "home" / ".cache" / "edge_offload")
+        failures = Page(terminals, checkout, str(video), str(checkout), said.append).run(blocks_of(ROOT / page))
+    finally:
+        terminals.end()
+    print("\n".join(said))
+    assert not failures, "\n".join(failures)
