@@ -82,7 +82,7 @@ class Page:
         elif text.strip():
             output = self._terminals.run(text, rules.LIMIT_S)
             if re.search(rules.PRINTS_COMMANDS, text):
-                for printed in rules.printed_commands(output):
+                for printed in rules.printed_commands(output, "gpu-machine" if self._literally else "127.0.0.1"):
                     self._terminals.run(printed, rules.LIMIT_S)
 
     def _bring(self, text: str) -> None:

@@ -96,9 +96,9 @@ def stays(text: str) -> Optional[str]:
     return next((shows for pattern, shows in STAYS if re.search(pattern, text)), None)
 
 
-def printed_commands(output: str) -> List[str]:
-    """Commands that a command has printed for the other machine, which is this one."""
-    return [HOST.sub(r"\g<1>127.0.0.1", found) for found in PRINTED.findall(output)]
+def printed_commands(output: str, server: str) -> List[str]:
+    """Commands that a command has printed for the other machine, which is this one; ``server``: what it is called."""
+    return [HOST.sub(rf"\g<1>{server}", found) for found in PRINTED.findall(output)]
 
 
 def sample_video(cache: pathlib.Path) -> pathlib.Path:

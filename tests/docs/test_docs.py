@@ -81,14 +81,14 @@ def test_the_commands_of_a_page_do_what_it_says(page, user, own_network):
     place = user / "terminals"
     place.mkdir()
     terminals = Terminals(place, str(user / "edge_offload"), environment, own_network)
-    said = []
     try:
         if page != README:
             terminals.run("source devel/setup.bash", rules.LIMIT_S)
         checkout = user / "edge_offload"
         video = rules.sample_video(user / "home" / ".cache" / "edge_offload")
-        failures = Page(terminals, checkout, str(video), str(checkout), said.append).run(blocks_of(ROOT / page))
+        shown = Page(terminals, checkout, str(video), str(checkout), lambda text: print(text, flush=True))
+        failures = shown.run(blocks_of(ROOT / page))
     finally:
         terminals.end()
-    print("\n".join(said))
+
     assert not failures, "\n".join(failures)

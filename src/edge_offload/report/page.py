@@ -84,15 +84,15 @@ def _body(run: Columns, record: Dict[str, Any], title: str, notes: Sequence[str]
 <noscript><p class="notice">The plots need JavaScript; the tables do not.</p></noscript>
 <main>
 <section class="tiles" aria-label="Summary">{_tiles(record)}</section>
-<section class="panel wide"><h2>By the mode that ran</h2><div class="scroll">
-{_table(rows(record), "figures-by-mode")}</div></section>
+<section class="panel wide"><h2>By the mode that ran</h2>
+{_table(rows(record), "figures-by-mode")}</section>
 <section class="panel wide"><h2>Latency by stage <span class="unit">ms per frame; stages may overlap, the line is the
 total; drag to zoom, double click to go back</span></h2><div id="chart-latency" class="chart"></div>
 <div id="ribbon" class="ribbon"></div><p class="empty" id="thinned"></p></section>
 <section class="panel half"><h2>Share of frames that are faster <span class="unit">%, by latency</span></h2>
 <div id="chart-share" class="chart"></div></section>
-<section class="panel half"><h2>Mean time by stage <span class="unit">ms</span></h2><div class="scroll">
-{_table(_stage_rows(record), "figures-by-stage")}</div></section>
+<section class="panel half"><h2>Mean time by stage <span class="unit">ms</span></h2>
+{_table(_stage_rows(record), "figures-by-stage")}</section>
 <section class="panel half"><h2>Bandwidth <span class="unit">Mbit/s, measured</span></h2>
 <div id="chart-bandwidth" class="chart"></div></section>
 <section class="panel half"><h2>Energy <span class="unit">J per frame, {html.escape(_source(record))}</span></h2>
@@ -154,7 +154,8 @@ def _table(cells: List[List[str]], name: str) -> str:
         + "</tr>"
         for line in cells[1:]
     )
-    return f'<table class="figures" id="{name}"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>'
+    table = f'<table class="figures" id="{name}"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>'
+    return f'<div class="scroll">{table}</div>'
 
 
 def _stage_rows(record: Dict[str, Any]) -> List[List[str]]:
