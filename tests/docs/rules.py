@@ -25,7 +25,7 @@ SHORTER: List[Tuple[str, str]] = [
     (r"&& catkin_make$", "&& ln -sfn CHECKOUT/devel devel"),
     (r"^\./scripts/run$", "./scripts/run --headless --frames 5"),
     (r"^(roslaunch \S+ kapao_tracking\.launch.*)", r"\1 headless:=true record:=false progress:=1"),
-    (r"^(roslaunch \S+ agrnav\.launch.*)", r"\1 headless:=true cells:=64 progress:=1"),
+    (r"^(roslaunch \S+ agrnav\.launch.*)", r"\1 headless:=true cells:=64 frames:=9999 progress:=1"),
     (r"(--bind tcp://)0\.0\.0\.0:5700", r"\g<1>0.0.0.0:5700"),
     (r"^(edge-offload train sconet --data .*)", r"\1 --steps 2"),
     (r"^(edge-offload train sconet (?!--export).*)", r"\1 --batch 1 --crop 16 --window 8 --threads 1"),
@@ -43,7 +43,7 @@ STAYS: List[Tuple[str, str]] = [
     (r"^roslaunch .* input:=", r"progress no result"),
     (r"^roslaunch ", r"progress [1-9]\d* results"),
     (r"^rostopic echo", r"\w+: "),
-    (r"^edge-offload serve", r"listening on tcp://"),
+    (r"^\S*edge-offload serve", r"listening on tcp://"),
     (r"^edge-offload dashboard", r"http://\S+:\d+"),
     (r"^edge-offload bench", r"\w"),
 ]
