@@ -33,7 +33,7 @@ SHORTER: List[Tuple[str, str]] = [
     (r"--scenes \d+ --runs \d+", "--scenes 1 --runs 1"),
     (r"scene make --count \d+", "scene make --count 2"),
     (r"--calibrate \d+", "--calibrate 1"),
-    (r"--train \S+ --validate \S+", "--train 0:4 --validate 4:6 --epochs 1 --batch 2"),
+    (r"--train \S+ --validate \S+", "--train 0:4 --validate 4:6 --epochs 1 --batch 2 --size 256 --window 128x128"),
     (r"^(edge-offload track .*)", r"\1 --frames 2"),
     (r"^(edge-offload regress .*)", r"\1 --frames 2"),
 ]
