@@ -1,4 +1,4 @@
-"""The fenced commands of README and of pages of docs, run as a user would paste it: in a fresh HOME, in a copy of the checkout.
+"""The fenced commands of README and docs, run as a user would paste them: in a fresh HOME, in a copy of the checkout.
 
 The shell of README is one that has nothing; on the other pages the reader has done ``source devel/setup.bash``.
 :mod:`rules` says what is shortened. Several pages may run at the same time only on machines that do not share ports, so
