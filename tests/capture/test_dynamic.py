@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import msgpack
 import pytest
@@ -14,10 +14,24 @@ from test_definitions import number, tensor
 from edge_offload.capture.course import Course, Node, Patch, follow, parse_course, parse_node
 from edge_offload.capture.keys import integer_offsets, parse_key, tensor_operands
 from edge_offload.capture.segments import Outcome
-from edge_offload.capture.symbols import evaluate, explain, facts_of, parse_formula
+from edge_offload.capture.symbols import evaluate, facts_of, parse_formula
+from edge_offload.capture.symbols import explain as explaining
 from edge_offload.errors import ProtocolError
 
 Since = List[Tuple[int, ...]]
+
+
+def explain(columns: List[Tuple[int, ...]], samples: List[Since]) -> Dict[Tuple[int, ...], Any]:
+    """What :func:`explaining` finds, however long it takes."""
+    work = explaining(columns, samples)
+    while True:
+        try:
+            next(work)
+        except StopIteration as over:
+            found: Dict[Tuple[int, ...], Any] = over.value
+            return found
+
+
 #: Twice the sum of two sizes, of which the second counts at most 300.
 FORMULA = (2, 1, (), (), ((1, 0, ((1, 0, 0),), (), ()), (1, 0, ((0, 1, 0),), (-(1 << 62), 300), ())))
 

@@ -7,6 +7,7 @@ import struct
 from collections import OrderedDict
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
+from edge_offload.capture.budget import Budget, Work
 from edge_offload.capture.course import FROM_START, FROM_STEP, SAME, Node, Patch
 from edge_offload.capture.forms import Call, Done, Integers
 from edge_offload.capture.handed import DYNAMIC, READ
@@ -132,6 +133,7 @@ class Knowledge:
         self.sizes = Sizes(references)
         self._live: List[Set[Tuple[int, int]]] = []
         self._plan: Optional[Plan] = None
+        self._job: Optional[Work[None]] = None
         self._stale = True
         self.version = self._made_with = 0
         self._uploads: Tuple[Optional[bytes], ...] = ()
@@ -164,33 +166,52 @@ class Knowledge:
         made_in = [bisect.bisect_right(bases, n) - 1 for n in done.live]
         expected = self._plan.integers(since) if self._plan is not None else None
         self.sizes.learn((tuple(since), done.shape.integers), made_in, expected)
+        if expected != done.shape.integers:
+            self._plan = None
         self._stale = True
         self.version += 1
         return True
 
     def plan(
-        self, call: Callable[[int], Call], number: Callable[[Call], int], general: Optional[Knowledge] = None
-    ) -> Optional[Plan]:
-        """The node that the next step will probably be; None if it cannot be said.
+        self, call: Callable[[int], Call], number: Callable[[Call], int], budget: Budget,
+        general: Optional[Knowledge] = None,
+    ) -> Optional[Plan]:  # fmt: skip
+        """The node that the next step will probably be; None if it cannot be said, or not yet (see `unfinished`).
 
         Args:
             call: a native call's description, by its number.
             number: the number that a native call has on the server.
+            budget: of the inference.
             general: what is known of the form wherever it stands, if this is of one place alone.
         """
-        version = general.version if general is not None else 0
-        if self._stale or version != self._made_with:
-            self._plan, self._stale, self._made_with = self._make(call, number, general), False, version
-        return self._plan
+        while True:
+            version = general.version if general is not None else 0
+            if self._job is None and (self._stale or version != self._made_with):
+                self._stale, self._made_with = False, version
+                self._job = self._remake(call, number, general)
+            if self._job is None:
+                return self._plan
+            if not budget.advance(self._job):
+                return self._plan  # of what was known before
+            self._job = None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether more of the budget would have said more of the next step."""
+        return self._job is not None
 
     @property
     def uploads(self) -> bool:
         """Whether something is uploaded in the step."""
         return self.last is not None and bool(self.last.payloads)
 
+    def _remake(self, *given: Any) -> Work[None]:
+        self._plan = yield from self._make(*given)
+
     def _make(
         self, call: Callable[[int], Call], number: Callable[[Call], int], general: Optional[Knowledge]
-    ) -> Optional[Plan]:
+    ) -> Work[Optional[Plan]]:
+        """Make the plan anew. Nothing but sizes is looked at after the first look at what is known."""
         last, before = self.last, self._before
         if before is None and general is not None:  # it stood here once, and in other places before
             before = general.last if general.last is not last else general._before
@@ -198,10 +219,15 @@ class Knowledge:
             return None
         if last.numbers != before.numbers:
             return None
+        operands, uploads = self._operands(general), self._uploads
+        if general is not None and len(general._uploads) == len(uploads):  # an input has changed elsewhere if not here
+            uploads = tuple([own if own == other else None for own, other in zip(uploads, general._uploads)])
         calls = [call(entry) for entry in last.shape.entries]
-        formulas = self.sizes.formulas(general.sizes if general is not None else None, calls)
+        yield 1 + len(calls) + len(operands)
+        formulas = yield from self.sizes.formulas(general.sizes if general is not None else None, calls)
         if formulas is None:
             return None
+        yield 2 * (1 + len(calls) + len(operands) + len(formulas))
         whole = last.segment is not None and not formulas
         older = len(last.live)
         names = last.canonicals if whole else tuple(range(older))
@@ -225,16 +251,13 @@ class Knowledge:
             last.segment if whole else None,
             tuple(words),
             patches,
-            tuple((name, *option) for name, option in zip(names, self._operands(general))),
+            tuple((name, *option) for name, option in zip(names, operands)),
             called,
             last.numbers,
             tuple(item for item in last.payloads if item is not None) if _same_uploads(last, before) else (),
             last.reason == DYNAMIC,
             wanted,
         )
-        uploads = self._uploads
-        if general is not None and len(general._uploads) == len(uploads):  # an input has changed elsewhere if not here
-            uploads = tuple([own if own == other else None for own, other in zip(uploads, general._uploads)])
         return Plan(self.form, self._slot, node, last.shape.integers, tuple(formulas), dead, told, uploads)
 
     def _operands(self, general: Optional[Knowledge]) -> List[Tuple[int, int]]:

@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
+from edge_offload.capture.budget import Budget, Work
 from edge_offload.capture.calls import Call, Category
 from edge_offload.capture.contexts import CONTEXTS, Contexts, Trail
 from edge_offload.capture.course import Edge
@@ -28,6 +29,9 @@ MAX_STEPS = 1024
 MAX_ENDLESS = 8
 #: After so many everything is learnt anew.
 MAX_SITES = 8192
+
+#: Of work (see :mod:`~edge_offload.capture.budget`): for what follows a few steps, and for each step that is searched.
+CONTEXT_UNITS, SEARCH_UNITS = 10, 16
 
 #: A form, the one before it, and how many steps of the inference came before.
 Site = Tuple[int, int, int]
@@ -55,15 +59,48 @@ class Branches:
     first: List[Edge]
 
 
+class _Growing:
+    """A course that is being grown.
+
+    Args:
+        version: of what it is grown from.
+        work: adds to a course, which is one whenever that stops.
+
+    Attributes:
+        done: whether there is no more to add.
+        version: see above.
+    """
+
+    def __init__(self, version: int, work: Callable[[Branches], Work[None]]) -> None:
+        self.version = version
+        self.done = False
+        self._whole = self._shown = Branches([], [], [])
+        self._job = work(self._whole)
+
+    def go_on(self, budget: Budget) -> Branches:
+        """What there is of it, with as much more as the budget allows."""
+        if not self.done and budget.left:
+            self.done = budget.advance(self._job)
+            whole = self._whole  # what was given away does not change
+            self._shown = whole if self.done else Branches(
+                list(whole.plans), [list(edges) for edges in whole.edges], list(whole.first)
+            )  # fmt: skip
+        return self._shown
+
+
 class Predictor:
     """Learns from every step; guesses the next.
 
     Attributes:
         start, since: number of the first new storage of this inference, and the integers of its outcomes so far.
+        budget: what learning may cost in this inference.
     """
 
-    def __init__(self, forms: Forms, number: Callable[[NativeCall], int], min_repeats: int = 2) -> None:
+    def __init__(
+        self, forms: Forms, number: Callable[[NativeCall], int], min_repeats: int = 2, budget: Optional[Budget] = None
+    ) -> None:
         self.forms = forms
+        self.budget = budget or Budget()
         self.start = 0
         self.since: List[Tuple[int, ...]] = []
         self._bases: List[int] = []
@@ -79,9 +116,11 @@ class Predictor:
         self._position = 0
         self._search_at = 4
         self._since_search = 0
-        self._missed = False
+        self._missed = self._put_off = False
         self._version = 0
-        self._cache: Dict[Tuple[State, Optional[int]], Tuple[int, Optional[Branches]]] = {}
+        self._cache: Dict[Tuple[State, Optional[int]], _Growing] = {}
+        self._steps = 0
+        self._announced = self._unfinished = False
 
     @property
     def full(self) -> bool:
@@ -99,6 +138,11 @@ class Predictor:
 
     def begin(self, done: Done) -> None:
         """``done`` is the next step; its outcome is not known yet."""
+        self._steps += 1
+        if (done.opens and not self._announced) or self._steps >= MAX_STEPS:
+            self._renew()
+        self._announced = False
+        self.budget.step()
         if done.opens:
             self.start, self.since, self._bases = done.base, [], []
             self._place = self._contexts.opened(self._place)
@@ -106,6 +150,10 @@ class Predictor:
 
     def add(self, done: Done, confirmed: bool) -> None:
         """Learn from what the program did, after :meth:`begin`."""
+        with self.budget:
+            self._add(done, confirmed)
+
+    def _add(self, done: Done, confirmed: bool) -> None:
         form, place = done.shape.form, self._place
         if not self._missed:
             self._missed = self._expected() != form
@@ -115,6 +163,7 @@ class Predictor:
             general = self._known[form] = self._knowledge(form)
         if here is None:
             here = self._sites[site] = self._knowledge(form)
+        self.budget.charge(CONTEXT_UNITS if confirmed else CONTEXT_UNITS + 6 * len(done.live))
         for knowledge in (general, here):
             if knowledge.learn(done, self.since, self.start, confirmed, self._bases):
                 self._version += 1
@@ -136,8 +185,16 @@ class Predictor:
             self._since_search += 1
             # while the last few steps tell what is next there is nothing to be found
             if self._missed and done.reason in (READ, DYNAMIC) and self._since_search >= self._search_at:
-                self._missed = False
-                self._search()
+                self._missed, self._since_search = False, 0
+                self._put_off = self.budget.left < 2 * SEARCH_UNITS * self._search_at
+                if not self._put_off:
+                    self._search()
+
+    def _renew(self) -> None:
+        self._steps = 0
+        self.budget.renew()
+        if self._put_off:  # before a course takes what there is
+            self._search()
 
     def next(self) -> Optional[Plan]:
         """The step that will probably come next."""
@@ -149,32 +206,40 @@ class Predictor:
 
     def branches(self, doing: Optional[Done] = None) -> Optional[Branches]:
         """What will probably come next, or after the step ``doing``, up to the next upload that cannot be known."""
+        opens = doing is None and self.opens(uploads=True)
+        if opens and not self._announced:
+            self._announced = True
+            self._renew()
         state, form = self._state(), doing.shape.form if doing is not None else None
-        if doing is None and self.opens(uploads=True):
+        if opens:
             state = replace(state, steps=0)
         key = (state, form)
-        version, found = self._cache.get(key, (-1, None))
-        if version != self._version:
+        growing = self._cache.get(key)
+        if growing is None or growing.version != self._version:
             if len(self._cache) > 256:
                 self._cache.clear()
-            found = self._grow(state, form)
-            self._cache[key] = (self._version, found)
-        return found
+            growing = self._cache[key] = _Growing(self._version, lambda found: self._grow(state, form, found))
+        shown = growing.go_on(self.budget)
+        return shown if shown.first else None
 
-    def _grow(self, state: State, doing: Optional[int]) -> Optional[Branches]:
-        found = Branches([], [], [])
+    def _grow(self, state: State, doing: Optional[int], found: Branches) -> Work[None]:
+        """Add to ``found`` what will probably come; it is a course all the while."""
         places: Dict[Tuple[int, Site], int] = {}
         waiting: Deque[Tuple[State, int, List[Edge]]] = deque()
         endless = self._opened < 2 or (state.steps >= MAX_STEPS and not self._cycle)
         limit = MAX_ENDLESS if endless else MAX_NODES
 
-        def enter(place: State, came_from: Optional[int], edges: List[Edge], kind: Kind) -> None:
+        def enter(place: State, came_from: Optional[int], edges: List[Edge], kind: Kind) -> Work[None]:
+            yield CONTEXT_UNITS
             form = self._next(place)
             if form is None:
                 return
             here = place.position, place.site(form)
             if here not in places:
                 plan = self._plan(here[1]) if len(places) < limit else None
+                while plan is None and self._unfinished:  # in the next inference, then
+                    yield 1
+                    plan = self._plan(here[1])
                 if plan is None or not self._may_follow(came_from, plan):
                     return
                 places[here] = len(found.plans)
@@ -186,15 +251,14 @@ class Predictor:
             edges.append((kind, places[here]))
 
         if doing is None:
-            enter(state, None, found.first, ())
+            yield from enter(state, None, found.first, ())
         elif self._next(state) == doing or not self._cycle:
             for kind, place in self._outcomes(state, doing):
-                enter(place, doing, found.first, kind)
+                yield from enter(place, doing, found.first, kind)
         while waiting:
             place, form, edges = waiting.popleft()
             for kind, following in self._outcomes(place, form):
-                enter(following, form, edges, kind)
-        return found if found.first else None
+                yield from enter(following, form, edges, kind)
 
     def _knowledge(self, form: int) -> Knowledge:
         return Knowledge(form, len(self._known) + len(self._sites), self.forms.calls(form)[1])
@@ -235,17 +299,26 @@ class Predictor:
         return self._contexts.expected(state.trail, state.steps)
 
     def _plan(self, site: Site) -> Optional[Plan]:
-        """What is known of the form where it stands now; where it stood anywhere, if that says more."""
+        """What is known of the form where it stands now; where it stood anywhere, if that says more. Afterwards
+        ``_unfinished`` says whether more of the budget would say more."""
+        self._unfinished = False
         general = self._known[site[0]]
         here = self._sites.get(site)
-        own = here.plan(self.forms.call, self._number, general) if here is not None else None
-        return own if own is not None else general.plan(self.forms.call, self._number)
+        for knowledge, other in ((here, general), (general, None)):
+            if knowledge is not None:
+                plan = knowledge.plan(self.forms.call, self._number, self.budget, other)
+                if plan is not None or knowledge.unfinished:
+                    self._unfinished = knowledge.unfinished
+                    return plan
+        return None
 
     def _search(self) -> None:
-        self._since_search = 0
+        self._put_off = False
         log: List[Call] = []
         owner: List[int] = []
-        for index, (form, reason, uploads) in enumerate(self._history):
+        recent = list(self._history)[-(self.budget.left // (2 * SEARCH_UNITS)) :]  # of the budget half at most
+        self.budget.charge(SEARCH_UNITS * len(recent))
+        for index, (form, reason, uploads) in enumerate(recent):
             calls = [Call(Category.LAUNCH, "step", form)]
             if uploads:
                 calls.insert(0, Call(Category.HTOD, "upload", form))
@@ -258,7 +331,7 @@ class Predictor:
             self._search_at = min(2 * self._search_at, MAX_HISTORY // 2)
             return
         members = sorted(set(owner[found.start : found.stop]))
-        history = [form for form, _, _ in self._history]
+        history = [form for form, _, _ in recent]
         cycle = [history[index] for index in members]
         for index in range(members[0], len(history)):
             if history[index] != cycle[(index - members[0]) % len(cycle)]:

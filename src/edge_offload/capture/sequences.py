@@ -14,6 +14,7 @@ from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Op
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from edge_offload import background
 from edge_offload.capture.entries import ALLOC, DOWNLOAD, NEW, UPLOAD, Entry, Slot, plain_number
 from edge_offload.capture.executor import DeviceSession
 from edge_offload.capture.expansions import encoder_layer
@@ -262,6 +263,7 @@ class _Tracer:
         uploads = iter(payloads)
         following = self._segment.first_new
         for index, (entry, references, least) in enumerate(self._segment.calls):
+            background.check()
             following = max(following, least)
             if index in self._folded.calls:
                 following += len(self._made[index])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, Dict, List, Optional, Sequence, Set, Tuple
 
+from edge_offload.capture.budget import Work
 from edge_offload.capture.forms import Call, Integers
 from edge_offload.capture.keys import tensor_operands
 from edge_offload.capture.symbols import (
@@ -44,9 +45,13 @@ class Sizes:
     def __init__(self, references: Tuple[Tuple[int, ...], ...]) -> None:
         self._references = references
         self._samples: Deque[Sample] = deque(maxlen=MAX_SAMPLES)
+        self._stale = False
+        self._job: Optional[Work[None]] = None
+        self._made_in: Sequence[int] = ()
+        # what was found, and the samples that it was found in
         self._places: Dict[Place, Formula] = {}
         self._unexplained: Set[Place] = set()
-        self._made_in: Sequence[int] = ()
+        self._explained: Tuple[Sample, ...] = ()
 
     def learn(self, sample: Sample, made_in: Sequence[int], expected: Optional[Integers]) -> None:
         """Take in a step that came as ``expected`` or otherwise; ``made_in``: for each storage that existed before, the
@@ -57,51 +62,73 @@ class Sizes:
         held = len(self._samples) > 2 and expected == sample[1]
         self._samples.append(sample)
         if not held:
-            self._explain()
+            self._stale = True
+        elif not self._stale and self._job is None:
+            self._explained = tuple(self._samples)
 
-    def formulas(self, general: Optional[Sizes], calls: Sequence[Call]) -> Optional[Dict[Place, Formula]]:
+    def explain(self) -> Work[None]:
+        """Find a formula for every integer that has not always been the same; goes on where it was left."""
+        if self._job is None and self._stale:
+            self._job, self._stale = self._explain(tuple(self._samples)), False
+        job = self._job
+        if job is not None:
+            yield from job
+            self._job = None if self._job is job else self._job
+
+    def formulas(self, general: Optional[Sizes], calls: Sequence[Call]) -> Work[Optional[Dict[Place, Formula]]]:
         """A formula for every integer that differs, here or in other places; None if one has none.
 
-        ``general``: what is known of the form wherever it stands, if this is of one place alone.
+        Work for a :class:`~edge_offload.capture.budget.Budget`.
+
+        Args:
+            general: what is known of the form wherever it stands, if this is of one place alone.
+            calls: of a step that has the form.
         """
-        found, lacking = dict(self._places), set(self._unexplained)
-        columns = _columns(self._samples)
+        yield from self.explain()
+        if general is not None:
+            yield from general.explain()
+        found, lacking, samples = dict(self._places), set(self._unexplained), self._explained
+        columns = yield from _columns(samples)
         sums: List[Tuple[Tuple[int, ...], Tuple[Formula, ...]]] = []
         for index, made in enumerate(calls if columns else ()):
             operands = tensor_operands(made.key)
+            yield 1 + len(operands)
             for place in [(index, item) for item in range(len(made.integers)) if (index, item) in columns]:
-                near = next((self._near(index, ref) for at, dims, ref in reversed(operands) if at <= place[1]), {})
+                reference = next((ref for at, dims, ref in reversed(operands) if at <= place[1]), None)
+                near = self._near(samples, index, reference) if reference is not None else {}
                 better = derive(columns[place], near)
-                for total, parts in sums if better is None else ():
-                    better = better or added(columns[place], total, parts)
+                yield 1 + 2 * len(near)
+                if better is None and sums:
+                    better = next(filter(None, (added(columns[place], total, parts) for total, parts in sums)), None)
+                    yield 4 * len(sums)
                 if better is not None:
                     found[place] = better
                     lacking.discard(place)
             if made.name.startswith("aten::cat") and len(operands) > 1:
-                sums += self._total(index, made, operands, found, lacking)
+                sums += yield from self._total(samples, index, made, operands, found, lacking)
         for place, formula in general._places.items() if general is not None else ():
             index, item = place
-            if all(_value(formula, since) == integers[index][item] for since, integers in self._samples):
+            yield len(samples) * (1 + len(formula[4]))
+            if all(_value(formula, since) == integers[index][item] for since, integers in samples):
                 found[place] = formula
                 lacking.discard(place)
         return None if lacking else found
 
-    def _near(self, index: int, reference: int) -> Dict[Tuple[int, ...], Tuple[Symbol, ...]]:
+    def _near(self, samples: Sequence[Sample], index: int, reference: int) -> Dict[Tuple[int, ...], Tuple[Symbol, ...]]:
         """Integers, by their values, of the steps that a storage was made after: operand of call ``index``."""
         storage = self._references[index][reference]
         step = self._made_in[-1 - storage] if storage < 0 else -1
         near: Dict[Tuple[int, ...], Tuple[Symbol, ...]] = {}
         for position in (step - 1, step, step - 2) if step >= 0 else ():
-            if 0 <= position < REACH and all(position < len(since) for since, _ in self._samples):
-                for item in range(min(len(since[position]) for since, _ in self._samples)):
-                    values = tuple(since[position][item] for since, _ in self._samples)
+            if 0 <= position < REACH and all(position < len(since) for since, _ in samples):
+                for item, values in enumerate(zip(*(since[position] for since, _ in samples))):
                     near.setdefault(values, ((0, position, item),))
         return near
 
     def _total(
-        self, index: int, made: Call, operands: Sequence[Tuple[int, int, int]],
+        self, samples: Sequence[Sample], index: int, made: Call, operands: Sequence[Tuple[int, int, int]],
         found: Dict[Place, Formula], lacking: Set[Place],
-    ) -> List[Tuple[Tuple[int, ...], Tuple[Formula, ...]]]:  # fmt: skip
+    ) -> Work[List[Tuple[Tuple[int, ...], Tuple[Formula, ...]]]]:  # fmt: skip
         """What the sizes of the operands of a concatenation add up to, and as a formula.
 
         An operand whose size has been the same so far has it from the data too, if others have; a bound that one has
@@ -114,62 +141,62 @@ class Sizes:
             return []
         bounds = {found[place][3] for place in places if place in found and found[place][3]}
         for place, (at, _, reference) in zip(places, operands):
-            column = tuple(integers[index][place[1]] for _, integers in self._samples)
-            likely = likely_size(column, self._near(index, reference), bounds)
+            column = tuple(integers[index][place[1]] for _, integers in samples)
+            near = self._near(samples, index, reference)
+            likely = likely_size(column, near, bounds)
+            yield 4 + 2 * len(near) * (1 + len(bounds))
             if likely is not None:
                 found[place] = likely
                 lacking.discard(place)
             size, held = place[1], at + 2 * dims + 1  # what its storage holds is as much
-            most = max(self._samples, key=lambda sample: sample[1][index][size])[1][index]
+            most = max(samples, key=lambda sample: sample[1][index][size])[1][index]
             times = most[held] // most[size] if most[size] > 0 else 0
             if place in found and all(
-                integers[index][held] == times * integers[index][size] for _, integers in self._samples
+                integers[index][held] == times * integers[index][size] for _, integers in samples
             ):
                 found[index, held] = multiple(times, found[place])
                 lacking.discard((index, held))
         if any(place in lacking for place in places):
             return []
-        total = tuple(sum(integers[i][item] for i, item in places) for _, integers in self._samples)
+        total = tuple(sum(integers[i][item] for i, item in places) for _, integers in samples)
         parts = tuple(found.get(place) or (0, made.integers[place[1]], (), (), ()) for place in places)
         return [(total, parts)] if len(set(total)) > 1 and len(parts) <= MAX_PARTS else []
 
-    def _explain(self) -> None:
-        """Find a formula for every integer that has not always been the same."""
-        self._places, self._unexplained = {}, set()
-        columns = _columns(self._samples)
-        found = explain(columns.values(), [since for since, _ in self._samples])
-        for place, column in columns.items():
-            if column in found:
-                self._places[place] = found[column]
-            else:
-                self._unexplained.add(place)
-        if not self._unexplained:
-            return
+    def _explain(self, samples: Tuple[Sample, ...]) -> Work[None]:
+        columns = yield from _columns(samples)
+        formulas = yield from explain(columns.values(), [since for since, _ in samples])
+        places = {place: formulas[column] for place, column in columns.items() if column in formulas}
+        unexplained = set(columns) - set(places)
         # sizes of 0 and 1 may lead to other strides: perhaps there is one for those that are like the last
-        kinds = [tuple(max(-1, min(2, integers[i][item])) for i, item in columns) for _, integers in self._samples]
-        like = [sample for sample, kind in zip(self._samples, kinds) if kind == kinds[-1]]
-        if len(like) < len(self._samples):
-            own = _columns(like)
-            found = explain([own[place] for place in self._unexplained if place in own], [since for since, _ in like])
-            for place in list(self._unexplained):
-                if place not in own or own[place] in found:
-                    self._unexplained.discard(place)
+        kinds = [tuple(max(-1, min(2, integers[i][item])) for i, item in columns) for _, integers in samples]
+        like = [sample for sample, kind in zip(samples, kinds) if kind == kinds[-1]]
+        if unexplained and len(like) < len(samples):
+            own = yield from _columns(like)
+            lacking = [own[place] for place in columns if place in unexplained and place in own]
+            formulas = yield from explain(lacking, [since for since, _ in like])
+            for place in list(unexplained):
+                if place not in own or own[place] in formulas:
+                    unexplained.discard(place)
                     if place in own:
-                        self._places[place] = found[own[place]]
+                        places[place] = formulas[own[place]]
+        self._places, self._unexplained, self._explained = places, unexplained, samples
 
 
-def _columns(samples: Sequence[Sample]) -> Dict[Place, Tuple[int, ...]]:
+def _columns(samples: Sequence[Sample]) -> Work[Dict[Place, Tuple[int, ...]]]:
     """The values, one per sample, of every integer that is not the same in all."""
-    _, latest = samples[-1]
     columns: Dict[Place, Tuple[int, ...]] = {}
+    if not samples:
+        return columns
+    _, latest = samples[-1]
     for index, call in enumerate(latest):
         others = [integers[index] for _, integers in samples]
-        if all(other == call for other in others):
+        if others.count(call) == len(others):
+            yield 1
             continue
-        for item in range(len(call)):
-            column = tuple(other[item] for other in others)
-            if len(set(column)) > 1:
+        for item, column in enumerate(zip(*others)):
+            if column.count(column[0]) < len(column):
                 columns[index, item] = column
+        yield 1 + len(call)
     return columns
 
 

@@ -15,6 +15,7 @@ import functools
 import math
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
+from edge_offload.capture.budget import Work
 from edge_offload.capture.segments import Outcome
 from edge_offload.errors import ProtocolError
 
@@ -92,23 +93,34 @@ def evaluate(formula: Formula, since: Since) -> int:
     return max(bounds[0], min(bounds[1], result)) if bounds else result
 
 
-def explain(columns: Iterable[Tuple[int, ...]], samples: Sequence[Since]) -> Dict[Tuple[int, ...], Formula]:
-    """A formula for each of the different ``columns`` (the values of one integer, one per sample) that has one."""
-    singles = _symbols(samples)
+def explain(columns: Iterable[Tuple[int, ...]], samples: Sequence[Since]) -> Work[Dict[Tuple[int, ...], Formula]]:
+    """A formula for each of the different ``columns`` (the values of one integer, one per sample) that has one.
+
+    Work for a :class:`~edge_offload.capture.budget.Budget`; returns what was found.
+    """
+    singles = yield from _symbols(samples)
     slopes: Dict[Tuple[int, ...], List[Tuple[int, ...]]] = {}
     for values in singles:
         slopes.setdefault(_slope(values)[1], []).append(values)
+        yield 4
     doubles: Optional[Dict[Tuple[int, ...], Tuple[Symbol, ...]]] = None
     found: Dict[Tuple[int, ...], Formula] = {}
-    for column in set(columns):
+    for column in dict.fromkeys(columns):
+        yield 1
         if column in singles:
             found[column] = (1, 0, singles[column], (), ())
             continue
         alike = {values: singles[values] for values in slopes.get(_slope(column)[1], ())}
+        yield 4 + len(alike)
         formula = _fit(column, alike)
         if formula is None:
-            doubles = _products(singles) if doubles is None else doubles
-            formula = _fit(column, doubles) or _fit_bounded(column, singles)
+            if doubles is None:
+                doubles = yield from _products(singles)
+            formula = _fit(column, doubles)
+            yield len(doubles) // 2
+        if formula is None:
+            formula = _fit_bounded(column, singles)
+            yield len(singles)
         if formula is not None:
             found[column] = formula
     return found
@@ -124,30 +136,35 @@ def _slope(values: Tuple[int, ...]) -> Tuple[int, Tuple[int, ...]]:
     return common, tuple(step // common for step in rise) if common else tuple(rise)
 
 
-def _symbols(samples: Sequence[Since]) -> Dict[Tuple[int, ...], Tuple[Symbol, ...]]:
+def _symbols(samples: Sequence[Since]) -> Work[Dict[Tuple[int, ...], Tuple[Symbol, ...]]]:
     """Every symbol that differs between the samples, by its values."""
     singles: Dict[Tuple[int, ...], Tuple[Symbol, ...]] = {}
     reach = min(REACH, *(len(since) for since in samples))
     for position in range(reach):
         for backward in (1, 0):
-            widest = min(len(since[-1 - position if backward else position]) for since in samples)
-            for item in range(widest):
-                symbol = (backward, position, item)
-                values = tuple(value_of(symbol, since) or 0 for since in samples)
-                if len(set(values)) > 1 and len(singles) < MAX_SYMBOLS:
-                    singles.setdefault(values, (symbol,))
+            outcomes = [since[-1 - position if backward else position] for since in samples]
+            if outcomes.count(outcomes[0]) == len(outcomes):
+                yield 1
+                continue
+            for item, values in enumerate(zip(*outcomes)):
+                if values.count(values[0]) < len(values):
+                    singles.setdefault(values, ((backward, position, item),))
+            yield 1 + len(outcomes[0]) // 2
+            if len(singles) >= MAX_SYMBOLS:
+                return singles
     return singles
 
 
-def _products(singles: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Dict[Tuple[int, ...], Tuple[Symbol, ...]]:
+def _products(singles: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Work[Dict[Tuple[int, ...], Tuple[Symbol, ...]]]:
     """Every product of two symbols that differs between the samples, by its values."""
     doubles: Dict[Tuple[int, ...], Tuple[Symbol, ...]] = {}
     items = list(singles.items())[:MAX_FACTORS]
     for index, (values, symbols) in enumerate(items):
         for others, more in items[index:]:
-            product = tuple(a * b for a, b in zip(values, others))
-            if len(set(product)) > 1:
+            product = tuple([a * b for a, b in zip(values, others)])
+            if product.count(product[0]) < len(product):
                 doubles.setdefault(product, symbols + more)
+        yield 2 * (len(items) - index)
     return doubles
 
 

@@ -10,6 +10,7 @@ from typing import Any, Callable, Iterator, List, Sequence, Set
 import torch
 from torch import nn
 
+from edge_offload import background
 from edge_offload.capture.blobs import MAX_BLOB_BYTES
 from edge_offload.capture.connect import say
 from edge_offload.errors import ProtocolError, Unsupported
@@ -83,7 +84,7 @@ class RecordedSplit(SplitRunner):
         missing: Set[bytes] = set()
         for first in range(0, len(names), NAMES_PER_QUESTION):
             asked = names[first : first + NAMES_PER_QUESTION]
-            reply = self._client.request("split_have", {"names": asked}, timeout_s=60.0).result(60.0)
+            reply = background.result(self._client.request("split_have", {"names": asked}, timeout_s=60.0), 60.0)
             found = reply.body.get("missing")
             if not isinstance(found, list) or not all(type(i) is int and 0 <= i < len(asked) for i in found):
                 raise ProtocolError("the server did not say which weights it has")
@@ -92,9 +93,8 @@ class RecordedSplit(SplitRunner):
             if name in missing:
                 missing.discard(name)
                 tell(f"its weights are being sent: {self.weights_sent / 1e6:.1f} MB so far")
-                self._client.request("split_put", {"name": name}, [piece], timeout_s=PUT_TIMEOUT_S).result(
-                    PUT_TIMEOUT_S
-                )
+                put = self._client.request("split_put", {"name": name}, [piece], timeout_s=PUT_TIMEOUT_S)
+                background.result(put, PUT_TIMEOUT_S)
                 self.weights_sent += len(piece)
         return names
 

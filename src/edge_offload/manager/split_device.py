@@ -11,7 +11,6 @@ device is owed, and computed there as soon as anything names it. Whatever goes w
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 
+from edge_offload import background
 from edge_offload.capture.forms import Done, Piece
 from edge_offload.capture.handed import CUT, READ
 from edge_offload.capture.joined import Joined, join
@@ -48,7 +48,6 @@ MAX_CHANGES = 3
 """Times that an inference is learnt anew because its weights were changed."""
 MAX_FAILURES = 3
 """In a row, other than of the link."""
-LEARN_S = 10.0
 ROUNDING = 100.0
 """Kernels round otherwise on a part of the rows: so much farther from the device's result than the whole may be."""
 
@@ -75,7 +74,6 @@ class SplitRecorder(OwingRecorder):
         self._variants: Dict[int, int] = {}
         self._changes: Dict[int, int] = {}
         self._series: Optional[Series] = None
-        self._learners: List[threading.Thread] = []
 
     def state(self) -> str:
         """How the splits stand, in words."""
@@ -94,13 +92,8 @@ class SplitRecorder(OwingRecorder):
         super().reconnect(remote)
 
     def close(self) -> None:
-        """Give all splits up, and wait a moment for one that is being recorded.
-
-        A thread that computes while the interpreter ends would take the whole process with it.
-        """
+        """Give all splits up."""
         self._forget_inferences()
-        for thread in self._learners:
-            thread.join(LEARN_S)
 
     # -- running
 
@@ -314,9 +307,7 @@ class SplitRecorder(OwingRecorder):
         inference.reads = frozenset(storage for _, storage in joined.live)
         fetched = self._submit(Message(fetch=sorted(inference.reads)))
         work = (inference, recorded, joined, pieces[0], [item.clone() for item in expected], fetched)
-        thread = threading.Thread(target=self._open, args=work, name="edge_offload-split-learn", daemon=True)
-        self._learners = [item for item in self._learners if item.is_alive()] + [thread]
-        thread.start()
+        background.start("edge_offload-split-learn", self._open, *work)
 
     def _open(
         self, inference: Inference, recorded: Recorded, joined: Joined, piece: Piece, expected: List[torch.Tensor],

@@ -9,10 +9,11 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 
 import torch
 
+from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.link.client import Client
 from edge_offload.link.replies import Reply
@@ -211,17 +212,18 @@ class _Jobs:
     def __init__(self, name: str) -> None:
         self._name = name
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
-        self._thread: Optional[threading.Thread] = None
+        self._begun = False
         self._lock = threading.Lock()
 
     def put(self, job: Callable[[], None]) -> None:
         """Do ``job`` after those before it."""
         self._queue.put(job)
-        if self._thread is None:
+        if not self._begun:
             with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                    self._thread.start()
+                if not self._begun:
+                    self._begun = True
+                    background.start(self._name, self._work)
+                    background.when_over(functools.partial(self._queue.put, background.check))
 
     def _work(self) -> None:
         while True:

@@ -10,6 +10,7 @@ from typing import Deque, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 import torch
 
+from edge_offload import background
 from edge_offload.capture.forms import Definition, Piece
 from edge_offload.capture.joined import Joined
 from edge_offload.capture.sequences import Recorded, capture
@@ -98,7 +99,7 @@ def record(
         Unsupported: see :func:`edge_offload.capture.sequences.capture`; or nothing in it is local.
     """
     storages = sorted(inference.reads)
-    answer = fetched.result(FETCH_S)
+    answer = background.result(fetched, FETCH_S)
     if answer.error is not None or len(answer.fetched) != len(storages):
         raise LinkLost(f"the weights could not be copied: {answer.error}")
     held = {

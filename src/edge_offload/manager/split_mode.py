@@ -21,6 +21,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
+from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError, RemoteError
 from edge_offload.execute.heap import keep_freed
 from edge_offload.execute.tensors import TensorSpec, pack
@@ -157,9 +158,7 @@ class SplitRunner:
             if stale or (opening is not None and opening.problem and time.monotonic() >= opening.retry_s):
                 opening = self._openings[specs] = Opening(connection)
                 examples = [tensor.clone() for tensor in inputs]
-                threading.Thread(
-                    target=self._open, args=(specs, opening, examples), name="edge-offload-split", daemon=True
-                ).start()
+                background.start("edge-offload-split", self._open, specs, opening, examples)
             assert opening is not None
             if opening.problem:
                 return opening.problem
@@ -208,7 +207,8 @@ class SplitRunner:
 
     def _put_in_force(self, handle: int, planned: Planned) -> None:
         table = json.dumps([item.plan.to_json() for item in planned.plans]).encode()
-        self._client.request("split_table", {"handle": handle}, [table], timeout_s=60.0).result(60.0)
+        future = self._client.request("split_table", {"handle": handle}, [table], timeout_s=60.0)
+        background.result(future, 60.0)
 
     def run(
         self, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], local_s: float, meta: Mapping[str, Any]
@@ -278,7 +278,7 @@ class SplitRunner:
             future = self._ask_to_open(examples, tell)
             network, profile, shared = self.learn(examples, tell)
             tell("the server is still tracing and timing it")
-            reply: Reply = future.result(OPEN_TIMEOUT_S)
+            reply: Reply = background.result(future, OPEN_TIMEOUT_S)
             theirs = Profile.from_bytes(reply.buffers)
             if theirs.sequence != profile.sequence:
                 raise RemoteError("robot and server trace this model differently", remedy="use the same torch on both")
@@ -340,7 +340,7 @@ class SplitRunner:
         try:
             for _ in range(ECHOES):
                 began = time.monotonic()
-                self._client.request("split_echo", {}, timeout_s=5.0).result(5.0)
+                background.result(self._client.request("split_echo", {}, timeout_s=5.0), 5.0)
                 seconds.append(time.monotonic() - began)
         except (EdgeOffloadError, FutureTimeout):
             return REQUEST_S
@@ -360,6 +360,7 @@ class SplitRunner:
         plans: List[ReadyPlan] = []
         place = [0] * len(table.plans)
         for entries in distinct.values():
+            background.check()
             plan = table.plans[entries[0]]
             if self._stream:
                 plan = best_stream(plan, model, [table.bandwidths[index] for index in entries])

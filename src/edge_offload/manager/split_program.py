@@ -12,6 +12,7 @@ from typing import Any, Dict
 
 import torch
 
+from edge_offload import background
 from edge_offload.capture import connect, device
 from edge_offload.capture.remote import WorkerRemote
 from edge_offload.errors import BadInput
@@ -73,6 +74,7 @@ def from_environment() -> device.Installed:
             made.write_tally(settings.tally)
             split = {**dataclasses.asdict(recorder.splits), "state": recorder.state()}
             _add(settings.tally, {"split": split, **({"two_torches": told} if told else {})})
+        background.end()
         recorder.close()
         prober.close()
         client.close()

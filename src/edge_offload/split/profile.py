@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from edge_offload import records
+from edge_offload import background, records
 from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.tensors import pack, unpack
@@ -198,6 +198,7 @@ def measure(
     if codecs:
         coded = {number: codec_speeds(tensor) for number, tensor in zip(sequence.inputs, network.inputs)}
     for index, (operator, entry) in enumerate(zip(sequence.operators, located.operators)):
+        background.check()
         tell(f"timing operator {index + 1} of {len(sequence.operators)}")
         if entry.kind is Locality.FREE:
             measured.append(())
@@ -246,6 +247,7 @@ def _alone(network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[
         network.module(*network.inputs)
         return time.perf_counter() - began
     for index, (operator, entry) in enumerate(zip(sequence.operators, located.operators)):
+        background.check()
         if entry.kind is Locality.FREE:
             continue
         results = located.call(index, values.whole)
@@ -268,6 +270,7 @@ def _pass(network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[S
     threading.Event().wait(PAUSE_S)
     seconds: List[float] = []
     for index, entry in enumerate(located.operators):
+        background.check()
         if entry.kind is Locality.FREE:
             seconds.append(0.0)
             continue

@@ -15,6 +15,7 @@ from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
 import numpy as np
 
+from edge_offload import background
 from edge_offload.errors import BadInput
 from edge_offload.sequence import sequence_hash
 from edge_offload.split.complete import Ranges, backward, complete
@@ -103,6 +104,7 @@ class Space:
 
     def score_ranges(self, robot: Ranges, server: Ranges, recuts: Recuts = ()) -> Scored:
         """Cost of any ranges at every bandwidth, each transfer with the codec that is best there."""
+        background.check()
         plan = complete(self.located, robot, server, identity=self.identity)
         payloads = [self._payload(t.value, t.high - t.low, t.sender) for t in plan.transfers]
         compiled = compile_plan(plan, self.model, payloads)

@@ -1,0 +1,86 @@
+"""Threads that compute beside the program, and end before the interpreter does.
+
+A daemon thread that is inside torch while the interpreter goes down takes the whole process with it ("terminate called
+without an active exception"). What computes in the background is therefore started here: when the process ends, such a
+thread gives up at its next :func:`check` or :func:`result`, and is waited for, so no longer than for one operator.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Callable, Set
+
+
+class Ended(BaseException):
+    """The process ends: a background thread gives up what it does. No error: nothing is to be said of it."""
+
+
+_threads: Set[threading.Thread] = set()
+_lock = threading.Lock()
+_over: Future = Future()
+
+
+def start(name: str, work: Callable[..., object], *args: Any) -> None:
+    """Do ``work(*args)`` in a thread of its own; does nothing where the process ends."""
+
+    def run() -> None:
+        try:
+            check()
+            work(*args)
+        except Ended:
+            pass
+        finally:
+            with _lock:
+                _threads.discard(thread)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    with _lock:
+        if _over.done():
+            return
+        _threads.add(thread)
+    thread.start()
+
+
+def check() -> None:
+    """To be called now and then by whatever takes long and may run in the background.
+
+    Raises:
+        Ended: this is a background thread, and the process ends.
+    """
+    if _over.done() and threading.current_thread() in _threads:
+        raise Ended
+
+
+def result(future: Future, timeout_s: float) -> Any:
+    """The result of ``future``, or its exception.
+
+    Raises:
+        concurrent.futures.TimeoutError: it has not come within ``timeout_s``.
+        Ended: see :func:`check`.
+    """
+    wait((future, _over), timeout_s, FIRST_COMPLETED)
+    check()
+    if not future.done():
+        raise FutureTimeout(f"no answer within {timeout_s:g} s")
+    return future.result()
+
+
+def when_over(told: Callable[[], object]) -> None:
+    """Have ``told`` called when the process ends."""
+    _over.add_done_callback(lambda _: told())
+
+
+def end() -> None:
+    """End all of it, now and for good; blocks until the threads are gone. Called by itself when the process ends."""
+    with _lock:
+        if not _over.done():
+            _over.set_result(None)
+        threads = [thread for thread in _threads if thread is not threading.current_thread()]
+    for thread in threads:
+        thread.join()
+
+
+atexit.register(end)

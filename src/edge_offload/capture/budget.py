@@ -1,0 +1,103 @@
+"""What learning may cost in one inference: counted work, and processor time.
+
+Everything that replay works out from what came before (formulas for sizes, plans, courses, cycles) is a job that says
+how much it has done, and goes on with the next inference where one ends. Until it is done its step is not predicted:
+the program gets the same results, with a round trip more. Work is counted so that the bound does not depend on how
+busy or how fast a machine is; the clock holds where a machine is slower than the count takes it to be.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, Generator, Iterator, TypeVar
+
+UNITS = 12_000
+"""Of work in an inference; one is up to a microsecond: a candidate that is compared, a symbol that is made."""
+UNITS_PER_STEP = 200
+"""More for each step: its round trip takes five times as long on the fastest link."""
+SECONDS, SHARE = 0.02, 0.2
+"""Of processor time in an inference: so much, or that share of what the inference has taken so far, if that is more."""
+
+T = TypeVar("T")
+#: A job that can be put off: yields the units that it has done since the last time, and returns a result.
+Work = Generator[int, None, T]
+
+
+class Budget:
+    """Of one inference at a time; time counts inside ``with``.
+
+    Args:
+        units, units_per_step, seconds, share: see the module's constants.
+        busy, clock: processor time of this thread, and time (seconds).
+
+    Attributes:
+        units: that have been done in this inference; ``total`` in all.
+    """
+
+    def __init__(
+        self,
+        units: int = UNITS,
+        units_per_step: int = UNITS_PER_STEP,
+        seconds: float = SECONDS,
+        share: float = SHARE,
+        busy: Callable[[], float] = time.thread_time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.units = self.total = 0
+        self._most = self._least = units
+        self._per_step = units_per_step
+        self._seconds, self._share = seconds, share
+        self._busy, self._clock = busy, clock
+        self._used_s = self._entered_s = 0.0
+        self._depth = 0
+        self._began_s = clock()
+
+    def renew(self) -> None:
+        """Another inference begins."""
+        self.units, self._most = 0, self._least
+        self._used_s, self._entered_s, self._began_s = 0.0, self._busy(), self._clock()
+
+    def step(self) -> None:
+        """Another step of the inference begins."""
+        self._most += self._per_step
+
+    @property
+    def used_s(self) -> float:
+        """Processor time of this inference so far."""
+        return self._used_s + (self._busy() - self._entered_s if self._depth else 0.0)
+
+    @property
+    def left(self) -> int:
+        """Units that may still be done in this inference; 0 where its time is over."""
+        if self.units >= self._most:
+            return 0
+        used_s = self.used_s
+        if used_s >= self._seconds and used_s >= self._share * (self._clock() - self._began_s):
+            return 0
+        return self._most - self.units
+
+    def charge(self, units: int) -> None:
+        """So much has been done."""
+        self.units += units
+        self.total += units
+
+    def advance(self, job: Iterator[int]) -> bool:
+        """Go on with a job as far as the budget reaches; whether it is done."""
+        with self:
+            while self.left:
+                try:
+                    self.charge(next(job))
+                except StopIteration:
+                    return True
+        return False
+
+    def __enter__(self) -> Budget:
+        self._depth += 1
+        if self._depth == 1:
+            self._entered_s = self._busy()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._depth == 1:
+            self._used_s = self.used_s
+        self._depth -= 1

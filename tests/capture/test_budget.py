@@ -1,0 +1,152 @@
+"""Learning has a bound in every inference, whatever a program does: no device needed, steps are made by hand."""
+
+from __future__ import annotations
+
+import random
+import struct
+import sys
+from types import FrameType
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import pytest
+
+from edge_offload.capture.budget import UNITS, UNITS_PER_STEP, Budget
+from edge_offload.capture.forms import Call, Done, Shape
+from edge_offload.capture.keys import integer_offsets
+from edge_offload.capture.predict import Branches, Predictor
+
+READ, DYNAMIC = 0, 2
+LEARNING = ("budget", "contexts", "plans", "predict", "search", "sizes", "symbols")
+LINES_PER_UNIT = 15
+"""Of Python at most."""
+CALLS, WIDTH = 6, 12
+
+
+def standing() -> float:
+    """A clock, so that work alone counts."""
+    return 0.0
+
+
+class WideForms:
+    """Forms of :data:`CALLS` concatenations of three tensors, with :data:`WIDTH` integers each."""
+
+    def calls(self, form: int) -> Any:
+        return (0,) * CALLS, ((-1, -1, -1),) * CALLS
+
+    def call(self, entry: int) -> Call:
+        key = b"T" + struct.pack("<BBBqqqqB", 6, 0, 1, 1, 1, 0, 4, 0)
+        offsets, references = integer_offsets(3 * key)
+        return Call(entry, "aten::cat", 3 * key, None, 0, (1,) * WIDTH, offsets, references)
+
+
+class Program:
+    """Does steps by hand, and asks what comes next as the recorder does."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.predictor = Predictor(WideForms(), lambda call: call.entry, budget=budget)  # type: ignore[arg-type]
+        self.base = 1
+        self.course: Optional[Branches] = None
+
+    def step(self, form: int, integers: Any, outcome: Tuple[int, ...], opens: bool, reason: int = DYNAMIC) -> None:
+        payloads: Tuple[Any, ...] = (None,) if opens else ()
+        entries = tuple(range(CALLS))
+        live = (self.base - 1,)
+        done = Done(
+            Shape(form, entries, integers), None, (), self.base, live, frozenset(), b"", payloads, reason, opens
+        )
+        course = self.predictor.branches() if opens else self.course
+        plan = next((plan for plan in course.plans if plan.form == form), None) if course is not None else None
+        self.predictor.begin(done)
+        confirmed = plan is not None and plan.integers(self.predictor.since) == integers
+        if not confirmed:
+            course = self.predictor.branches(done)
+        self.course = course
+        done.integers, done.kind = outcome, (len(outcome) % 3,)
+        self.predictor.add(done, confirmed)
+        self.predictor.next()
+        self.base += 1
+
+
+def inference(program: Program, chooser: random.Random, steps: int) -> None:
+    """Everything differs each time, and nothing follows from anything."""
+
+    def several(count: int) -> Tuple[int, ...]:
+        return tuple(chooser.randrange(2, 1 << 20) for _ in range(count))
+
+    for step in range(steps):
+        last = step + 1 == steps
+        integers = tuple(several(WIDTH) for _ in range(CALLS))
+        program.step(step % 40, integers, several(chooser.randint(1, 24)), step == 0, READ if last else DYNAMIC)
+
+
+class Lines:
+    """Counts the lines of Python that learning runs, which nothing has to report by itself."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        module = frame.f_globals.get("__name__", "").rsplit(".", 1)
+        return self._line if module[0] == "edge_offload.capture" and module[-1] in LEARNING else None
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        self.count += event == "line"
+        return self._line
+
+    def of(self, work: Callable[[], None]) -> int:
+        self.count = 0
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            work()
+        finally:
+            sys.settrace(before)
+        return self.count
+
+
+def test_an_inference_whose_sizes_follow_from_nothing_costs_no_more_than_its_budget() -> None:
+    steps = 60
+    budget = Budget(busy=standing, clock=standing)
+    program, chooser = Program(budget), random.Random(1)
+    bound = UNITS + steps * UNITS_PER_STEP
+    for turn in range(4):
+        lines = Lines().of(lambda: inference(program, chooser, steps))
+        assert budget.units <= 1.2 * bound, f"inference {turn}"
+        assert lines <= LINES_PER_UNIT * bound, f"inference {turn}"
+    assert budget.total > bound, "there was enough to learn for more than one"
+
+
+def test_what_a_budget_does_not_reach_is_learnt_in_later_inferences() -> None:
+    def formulas(budget: Budget, turns: int) -> List[Dict[int, Any]]:
+        program, found = Program(budget), []
+        for turn in range(turns):
+            sizes = (3 + turn, 50 + 3 * turn * turn)
+            for form, outcome in ((10, sizes), (11, (7,)), (12, (9,))):
+                width = tuple(k * sizes[k % 2] + k for k in range(WIDTH)) if form != 10 else (1,) * WIDTH
+                program.step(form, (width,) * CALLS, outcome, form == 10, READ if form == 12 else DYNAMIC)
+            course = program.predictor.branches()
+            plans = course.plans if course is not None else []
+            found.append({plan.form: plan.node.patches for plan in plans})
+        return found
+
+    whole = formulas(Budget(units=10**9, busy=standing, clock=standing), 24)
+    small = formulas(Budget(units=600, units_per_step=0, busy=standing, clock=standing), 24)
+    tiny = formulas(Budget(units=0, units_per_step=0, busy=standing, clock=standing), 24)
+    assert set(whole[4]) == {10, 11, 12}
+    assert len(small[4]) < len(whole[4])
+    assert small[-1] == whole[-1]
+    assert not any(tiny)
+
+
+@pytest.mark.parametrize(("seconds", "elapsed", "left"), [(0.01, 0.0, True), (0.03, 0.0, False), (0.03, 1.0, True),
+                                                          (0.3, 1.0, False)])  # fmt: skip
+def test_processor_time_counts_beside_an_inferences_own(seconds: float, elapsed: float, left: bool) -> None:
+    now = {"busy": 5.0, "clock": 7.0}
+    budget = Budget(busy=lambda: now["busy"], clock=lambda: now["clock"])
+    now["busy"] += 100.0  # what the program does by itself
+    with budget:
+        now["busy"] += seconds
+    now["clock"] += elapsed
+    assert (budget.left > 0) is left
+    budget.renew()
+    assert budget.left > 0
