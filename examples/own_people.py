@@ -8,24 +8,18 @@ from edge_offload.models.base import PeopleModule, PersonEstimator
 from edge_offload.models.people import People
 
 
-class Network(nn.Module):
+class Network(nn.Conv2d):
     """What is worth offloading: uint8 [3, H, W] RGB in, a tuple of dense maps out."""
 
-    def __init__(self):
-        super().__init__()
-        self.blur = nn.Conv2d(3, 1, 9, padding=4, bias=False)
-        nn.init.constant_(self.blur.weight, 1 / 243)  # own weights: load them here, the same on robot and server
-
     def forward(self, image):
-        return (self.blur(image[None] / 255.0),)
+        return (super().forward(image[None] / 255.0),)
 
 
 class Readout(nn.Module):
     """The maps in a few numbers: column, row and score of the peak."""
 
     def forward(self, brightness):
-        place = brightness.argmax()
-        width = brightness.shape[-1]
+        place, width = brightness.argmax(), brightness.shape[-1]
         return (torch.stack([place % width, place // width, brightness.max()]),)
 
 
@@ -40,4 +34,6 @@ class BrightestPerson(PersonEstimator):
 
 def make(size: int = 512):
     """The factory, called on robot and server alike; its arguments are ``model_options:="{size: 256}"``."""
-    return BrightestPerson("brightest", PeopleModule(Network(), Readout()), size=size, stride=32, trained=True)
+    network = Network(3, 1, 9, padding=4, bias=False)
+    nn.init.constant_(network.weight, 1 / 243)  # the same on robot and server
+    return BrightestPerson("brightest", PeopleModule(network, Readout()), size=size, stride=32, trained=True)

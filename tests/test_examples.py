@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pathlib
 import re
@@ -12,6 +13,13 @@ import numpy as np
 import pytest
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_an_example_is_as_short_as_readme_says(path):
+    statements = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.stmt)]
+    texts = [node for node in statements if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
+    assert len(statements) - len(texts) <= 24, "about 20 lines of code"
 
 
 @pytest.fixture

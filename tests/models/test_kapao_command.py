@@ -108,6 +108,16 @@ def test_a_run_may_be_prolonged_but_not_changed(tmp_path, coco):
     assert main([*coco, *out, "--epochs", "2", "--width", "0.125"]) == 1
 
 
+def test_a_step_too_small_to_train_on_is_refused_and_the_remedy_trains(tmp_path, coco, capsys):
+    labels = pathlib.Path(coco[coco.index("--coco") + 1])
+    content = json.loads(labels.read_text())
+    labels.write_text(json.dumps({name: entries[:1] for name, entries in content.items()}))
+    command = [*coco, "--epochs", "1", "--out", str(tmp_path / "run")]
+    assert main(command) == 1
+    assert "use --window 64x128 or larger" in capsys.readouterr().err
+    assert main([*command, "--window", "64x128"]) == 0
+
+
 class Explosive:
     """Runs code when it is unpickled."""
 
@@ -137,6 +147,7 @@ def test_a_hostile_or_damaged_checkpoint_is_refused_without_running_it(tmp_path,
         (["--video", "x.avi", "--train", "0:9", "--width", "9"], "--width"),
         (["--video", "x.avi", "--train", "0:9", "--resume", "--out", "nowhere"], "there is no run"),
         (["--video", "x.avi", "--train", "0:9", "--teacher", "me", "--out", "new"], "no teacher"),
+        (["--video", "x.avi", "--window", "64x64", "--batch", "1"], "use --window 64x128 or larger, or --batch 2"),
     ],
 )
 def test_wrong_arguments_say_what_is_wrong(arguments, message, capsys, tmp_path, monkeypatch):

@@ -41,6 +41,9 @@ class Settings:
         window: height and width of the windows that are trained on, pixels, multiples of 64.
         epochs, batch, learning_rate, seed: see :class:`~edge_offload_training.kapao.trainer.Config`.
         fixed_camera: whether all images come from one camera that does not move.
+
+    Raises:
+        BadInput: see :func:`check_step`.
     """
 
     scale: Scale
@@ -51,6 +54,9 @@ class Settings:
     learning_rate: float = 2e-3
     seed: int = 0
     fixed_camera: bool = True
+
+    def __post_init__(self) -> None:
+        check_step(self.window, self.batch)
 
     def config(self) -> Config:
         """The settings as the trainer takes them."""
@@ -66,6 +72,20 @@ class Settings:
             seed=self.seed,
             weights=WEIGHTS,
             augmentation=FIXED_CAMERA if self.fixed_camera else MOVING_CAMERA,
+        )
+
+
+def check_step(window: Tuple[int, int], images: int) -> None:
+    """Look whether a step of so many images of ``window`` can be normalised over its batch.
+
+    Raises:
+        BadInput: the coarsest map has a single point, which has no variance.
+    """
+    side = max(STRIDES)
+    if images * (window[0] // side) * (window[1] // side) < 2:
+        raise BadInput(
+            f"{images} image of {window[0]}x{window[1]} a step is too little to train on",
+            remedy=f"use --window {side}x{2 * side} or larger, or --batch 2 with at least 2 images",
         )
 
 
@@ -90,9 +110,11 @@ def prepare(settings: Settings, dataset: Dataset, folder: pathlib.Path, device: 
     """The trainer in ``folder``, where it goes on if there is a checkpoint.
 
     Raises:
-        BadInput: the checkpoint there is damaged, of another network, or of a run with other settings.
+        BadInput: the checkpoint there is damaged, of another network, or of a run with other settings; or see
+            :func:`check_step`.
     """
     config = settings.config()
+    check_step(settings.window, min(settings.batch, len(dataset)))
     side = config.weights.keypoint_box * max(config.canvas)
     network = start.fresh(settings.scale, anchors_for(dataset, side, config.weights.anchor_ratio), settings.seed)
     network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
