@@ -37,7 +37,7 @@ def set_up(folder: pathlib.Path, uv: str) -> Tuple[str, List[str]]:
     environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "CALLS": str(calls)}
     command = ["bash", str(root / "scripts" / "setup"), "--model", "none"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-    assert done.returncode == 1, "the package itself is not installed here"
+    assert done.returncode == 1, "nothing is installed or built here"
     return done.stdout, calls.read_text().splitlines()
 
 
@@ -55,6 +55,17 @@ def test_with_the_cpu_build_from_its_publisher_nothing_larger_is_fetched(tmp_pat
     said, calls = set_up(tmp_path, "exit 0")
     assert "GB" not in said
     assert [call.startswith("uv ") for call in calls if "torch==2.13.0" in call] == [False, True]
+
+
+def test_a_venv_that_is_a_link_is_another_checkouts_and_kept(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "clone").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "clone" / ".venv").symlink_to(tmp_path / "other")
+    put(tmp_path / "bin" / "cmake", "exit 1")
+    (tmp_path / "calls").touch()
+    said, calls = set_up(tmp_path, "exit 0")
+    assert f"keeping what is in {tmp_path / 'other'}" in said
+    assert not calls
 
 
 def test_the_version_matrix_says_which_pythons_are_not_there(tmp_path: pathlib.Path) -> None:
