@@ -9,7 +9,7 @@ import time
 import torch
 from torch import nn
 
-from edge_offload.link.client import Client
+from edge_offload.link.transport.client import Client
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.modes import Mode
 

@@ -15,8 +15,8 @@ import torch
 
 from edge_offload.capture.device import installed
 from edge_offload.errors import RemoteError
-from edge_offload.link.client import Client
-from edge_offload.link.keys import KeyStore
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.manager.split_mode import SplitRunner
 from edge_offload.models import registry

@@ -13,10 +13,10 @@ import torch
 
 from edge_offload.capture.device import installed
 from edge_offload.capture.link_remote import LinkRemote
-from edge_offload.link.client import Client, Timings
-from edge_offload.link.emulator import Emulator
-from edge_offload.link.keys import KeyStore
-from edge_offload.link.trace import Link, Trace
+from edge_offload.link.emulate.emulator import Emulator
+from edge_offload.link.emulate.trace import Link, Trace
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client, Timings
 from edge_offload.modes import Mode
 
 address, keys, mode, step = sys.argv[1], sys.argv[2], Mode(sys.argv[3]), int(sys.argv[4])

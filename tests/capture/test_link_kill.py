@@ -15,7 +15,7 @@ from typing import Any, Iterator
 import pytest
 
 from edge_offload.capture import build
-from edge_offload.link.ports import lasting_port
+from edge_offload.link.sockets.ports import lasting_port
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from serving import HERE, Serving, children, run

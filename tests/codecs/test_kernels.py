@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from edge_offload.building import cache_folder
 from edge_offload.link import codecs
-from edge_offload.link.codecs import kernels, native, portable
-from edge_offload.link.codecs.portable import Frame
+from edge_offload.link.codecs.inner import kernels, native, portable
+from edge_offload.link.codecs.inner.portable import Frame
 
 SOURCE = pathlib.Path(codecs.__file__).parents[3]
 PRINT_PAYLOADS = """

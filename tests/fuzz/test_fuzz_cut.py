@@ -6,7 +6,7 @@ import random
 import socket
 import threading
 
-from edge_offload.link.keys import KeyStore
+from edge_offload.link.security.keys import KeyStore
 from edge_offload_benchmarks.fuzzing import peers as fuzz_peers
 
 

@@ -12,9 +12,9 @@ import time
 import pytest
 import zmq
 
-from edge_offload.link.client import Client, LinkState, Timings
-from edge_offload.link.keys import KeyStore
-from edge_offload.link.listener import Listener
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client, LinkState, Timings
+from edge_offload.link.transport.listener import Listener
 
 HERE = pathlib.Path(__file__).parent
 PATIENCE_S = 60.0  # for what should take milliseconds; the machine may be busy

@@ -5,9 +5,9 @@ import json
 import sys
 import time
 
-from edge_offload.link.listener import Listener
-from edge_offload.link.messages import Limits
-from edge_offload.link.ports import lasting_port
+from edge_offload.link.sockets.ports import lasting_port
+from edge_offload.link.transport.listener import Listener
+from edge_offload.link.transport.messages import Limits
 
 
 def main():

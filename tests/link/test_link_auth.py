@@ -6,8 +6,8 @@ import pytest
 import zmq
 
 from edge_offload.errors import BadInput, LinkLost, Refused
-from edge_offload.link.client import LinkState
-from edge_offload.link.keys import KeyStore
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import LinkState
 
 PATIENCE_S = 60.0
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from edge_offload.link.clock import WARN_S, ClockReading, PeerClock
+from edge_offload.link.estimate.clock import WARN_S, ClockReading, PeerClock
 
 PATIENCE_S = 60.0
 

@@ -14,10 +14,10 @@ import pytest
 
 from edge_offload import records
 from edge_offload.errors import BadInput, LinkLost
-from edge_offload.link.control import Control, ControlServer
-from edge_offload.link.emulator import Emulator
-from edge_offload.link.keys import split_address
-from edge_offload.link.trace import BYTES_PER_MBIT, Link, Trace
+from edge_offload.link.emulate.control import Control, ControlServer
+from edge_offload.link.emulate.emulator import Emulator
+from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
+from edge_offload.link.security.keys import split_address
 
 PATIENCE_S = 60.0
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from edge_offload.errors import BadInput, LinkLost, ProtocolError, Refused, RemoteError
-from edge_offload.link import messages
-from edge_offload.link.client import LinkState
-from edge_offload.link.connection import Terms
-from edge_offload.link.messages import Limits, Message, unpack_header
+from edge_offload.link.transport import messages
+from edge_offload.link.transport.client import LinkState
+from edge_offload.link.transport.connection import Terms
+from edge_offload.link.transport.messages import Limits, Message, unpack_header
 
 PATIENCE_S = 60.0
 
@@ -210,7 +210,7 @@ def test_bursts_of_an_honest_robot_are_never_cut(serve, connect):
 
 AT_EXIT = """
 import atexit, zmq
-from edge_offload.link.connection import ZERO_COPY_BYTES
+from edge_offload.link.transport.connection import ZERO_COPY_BYTES
 context = zmq.Context()
 one, other = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
 one.bind("inproc://x")

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from edge_offload.errors import EdgeOffloadError, LinkLost
-from edge_offload.link.client import LinkState, Timings
-from edge_offload.link.emulator import Emulator
-from edge_offload.link.trace import BYTES_PER_MBIT, Link, Trace
+from edge_offload.link.emulate.emulator import Emulator
+from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
+from edge_offload.link.transport.client import LinkState, Timings
 
 PATIENCE_S = 60.0
 

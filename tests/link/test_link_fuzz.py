@@ -6,10 +6,10 @@ import socket as plain_socket
 import msgpack
 import zmq
 
-from edge_offload.link import messages
-from edge_offload.link.client import LinkState
-from edge_offload.link.keys import split_address
-from edge_offload.link.messages import Message
+from edge_offload.link.security.keys import split_address
+from edge_offload.link.transport import messages
+from edge_offload.link.transport.client import LinkState
+from edge_offload.link.transport.messages import Message
 
 PATIENCE_S = 60.0
 AUTHENTICATED = 10_000

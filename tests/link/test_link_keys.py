@@ -10,8 +10,8 @@ import pytest
 from edge_offload import cli
 from edge_offload.commands.keys import trust_command
 from edge_offload.errors import BadInput
-from edge_offload.link.keys import KeyStore, default_directory, is_loopback, split_address
-from edge_offload.link.listener import Listener
+from edge_offload.link.security.keys import KeyStore, default_directory, is_loopback, split_address
+from edge_offload.link.transport.listener import Listener
 
 
 def test_files_are_private(keys):

@@ -7,10 +7,10 @@ import time
 import pytest
 import zmq
 
-from edge_offload.link import messages
-from edge_offload.link.client import LinkState
-from edge_offload.link.keys import split_address
-from edge_offload.link.messages import Message, unpack_header
+from edge_offload.link.security.keys import split_address
+from edge_offload.link.transport import messages
+from edge_offload.link.transport.client import LinkState
+from edge_offload.link.transport.messages import Message, unpack_header
 
 PATIENCE_S = 60.0
 MIB = 1 << 20

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from edge_offload import errors
 from edge_offload.errors import BadInput, ProtocolError, Refused, RemoteError
-from edge_offload.link import messages
-from edge_offload.link.messages import (
+from edge_offload.link.transport import messages
+from edge_offload.link.transport.messages import (
     MAGIC,
     PROTOCOL_VERSION,
     Limits,

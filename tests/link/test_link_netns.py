@@ -15,15 +15,15 @@ import uuid
 
 import pytest
 
-from edge_offload.link.client import LinkState
+from edge_offload.link.transport.client import LinkState
 
 HERE = pathlib.Path(__file__).parent
 PATIENCE_S = 30.0
 
 ROBOT = """
 import json, sys, time
-from edge_offload.link.client import Client
-from edge_offload.link.keys import KeyStore
+from edge_offload.link.transport.client import Client
+from edge_offload.link.security.keys import KeyStore
 changes = lambda state, cause: print(json.dumps({"t": time.monotonic(), "state": state.value}), flush=True)
 with Client(sys.argv[1], keys=KeyStore(sys.argv[2]), on_state=changes) as client:
     sys.stdin.read()

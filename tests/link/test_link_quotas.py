@@ -8,9 +8,9 @@ import pytest
 import zmq
 
 from edge_offload.errors import Refused
-from edge_offload.link.client import Client
-from edge_offload.link.keys import KeyStore
-from edge_offload.link.tcp import Connection
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.sockets.tcp import Connection
+from edge_offload.link.transport.client import Client
 
 PATIENCE_S = 60.0
 

@@ -9,8 +9,8 @@ import pytest
 
 from edge_offload import cli
 from edge_offload.errors import BadInput, EdgeOffloadError
-from edge_offload.link.client import Client, LinkState
-from edge_offload.link.keys import KeyStore
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client, LinkState
 
 PATIENCE_S = 60.0
 

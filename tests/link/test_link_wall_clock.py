@@ -17,8 +17,8 @@ HOUR_S = 3600.0
 
 ROBOT = """
 import json, sys, threading, time
-from edge_offload.link.client import Client
-from edge_offload.link.keys import KeyStore
+from edge_offload.link.transport.client import Client
+from edge_offload.link.security.keys import KeyStore
 states = []
 stop = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()

@@ -9,7 +9,7 @@ import pytest
 from edge_offload import records
 from edge_offload.cli import main
 from edge_offload.errors import RemoteError
-from edge_offload.link.trace import BYTES_PER_MBIT
+from edge_offload.link.emulate.trace import BYTES_PER_MBIT
 from edge_offload_benchmarks.experiments import busy
 
 

@@ -32,7 +32,7 @@ def test_unreachable_server_is_missing(capsys, tmp_path, monkeypatch):
 
 
 def test_server_is_measured(capsys, tmp_path):
-    from edge_offload.link.keys import KeyStore
+    from edge_offload.link.security.keys import KeyStore
     from edge_offload.server.server import OffloadServer
 
     with OffloadServer(keys=KeyStore(tmp_path), device="cpu", threads=torch.get_num_threads()) as server:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from edge_offload.link.attention import Attention
+from edge_offload.link.transport.attention import Attention
 from edge_offload.manager.hedge import Hedge
 from edge_offload.manager.runners import Attempt
 from edge_offload.manager.watch import FEWEST, LEAST_S, Pauses, Watch

@@ -50,7 +50,7 @@ def cloud(points: np.ndarray, stamp_ns: int, frame: str = "lidar_link"):
     import rospy
     from std_msgs.msg import Header
 
-    from edge_offload.nodes.convert import points_to_cloud
+    from edge_offload.nodes.common.convert import points_to_cloud
 
     header = Header(stamp=rospy.Time(*divmod(stamp_ns, 10**9)), frame_id=frame)
     return points_to_cloud(np.c_[points, np.zeros(len(points))].astype(np.float32), header)
@@ -100,8 +100,8 @@ def feed(publisher, points, stamp_ns: int, done, what: str):
 def test_a_sweep_becomes_labels_a_slice_and_a_path_around_the_wall(graph, empty):
     from sensor_msgs.msg import PointCloud2
 
-    from edge_offload.nodes.convert import cloud_to_points, image_to_bgr
-    from edge_offload.nodes.scene_messages import labels_of
+    from edge_offload.nodes.common.convert import cloud_to_points, image_to_bgr
+    from edge_offload.nodes.scene.scene_messages import labels_of
 
     out = Outputs(graph)
     options = {"weights": empty}
@@ -165,7 +165,7 @@ def test_random_weights_are_named_on_diagnostics(graph):
 def test_a_server_computes_and_when_it_dies_the_robot_does(graph, weights):
     from sensor_msgs.msg import PointCloud2
 
-    from edge_offload.nodes.scene_messages import labels_of
+    from edge_offload.nodes.scene.scene_messages import labels_of
 
     port = free_port()
     address = f"tcp://127.0.0.1:{port}"
@@ -219,7 +219,7 @@ def test_modes_of_the_virtual_device_give_the_robots_own_labels(graph, weights):
     from sensor_msgs.msg import PointCloud2
 
     from edge_offload.modes import TABLE, Mode
-    from edge_offload.nodes.scene_messages import labels_of
+    from edge_offload.nodes.scene.scene_messages import labels_of
     from edge_offload_msgs.msg import OffloadMode
 
     address = f"tcp://127.0.0.1:{free_port()}"
@@ -257,7 +257,7 @@ def test_modes_of_the_virtual_device_give_the_robots_own_labels(graph, weights):
 def test_a_broken_sweep_gives_an_empty_result_and_a_word_of_it(graph):
     from sensor_msgs.msg import PointCloud2
 
-    from edge_offload.nodes.scene_messages import labels_of
+    from edge_offload.nodes.scene.scene_messages import labels_of
 
     out = Outputs(graph)
     node = graph.node("agrnav_node", cells=CELLS, threads=1)
@@ -319,7 +319,7 @@ def test_a_run_over_scenes_is_counted_and_summarised_by_mode(graph, tmp_path):
     from std_msgs.msg import Header
 
     from edge_offload import records
-    from edge_offload.nodes.scene_messages import grid_message
+    from edge_offload.nodes.scene.scene_messages import grid_message
     from edge_offload_msgs.msg import Latency, SemanticGrid
 
     summary = tmp_path / "run.json"

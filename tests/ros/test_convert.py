@@ -14,8 +14,8 @@ from sensor_msgs.msg import CompressedImage, Image, PointCloud2, PointField
 from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput
-from edge_offload.nodes.calibration import camera_of, fitted, load_calibration
-from edge_offload.nodes.convert import (
+from edge_offload.nodes.camera.calibration import camera_of, fitted, load_calibration
+from edge_offload.nodes.common.convert import (
     bgr_to_image,
     bgr_to_jpeg,
     cloud_to_points,

@@ -20,7 +20,7 @@ def slow(name):
     print("importing", flush=True)
     time.sleep(60)
 launcher.importlib = types.SimpleNamespace(import_module=slow)
-launcher.main("some_node")
+launcher.main("kapao_node")
 """
 )
 BUSY = (
@@ -30,8 +30,8 @@ atexit.register(print, "tidied up")
 # as torch's or a pool's: the interpreter would wait for it
 threading.Thread(target=time.sleep, args=(300,)).start()
 launcher.importlib = types.SimpleNamespace(import_module=lambda name: types.SimpleNamespace(NODE=None))
-sys.modules["edge_offload.nodes.base"] = types.SimpleNamespace(run_node=lambda node: 3)
-launcher.main("some_node")
+sys.modules["edge_offload.nodes.common.base"] = types.SimpleNamespace(run_node=lambda node: 3)
+launcher.main("kapao_node")
 """
 )
 

@@ -258,7 +258,7 @@ def test_a_node_that_ends_itself_while_it_starts_is_stopped_all_the_same(master,
     program = tmp_path / "hasty.py"
     program.write_text(
         "import sys, time\n"
-        "from edge_offload.nodes.base import Node, run_node\n"
+        "from edge_offload.nodes.common.base import Node, run_node\n"
         "class Hasty(Node):\n"
         "    name = 'hasty'\n"
         "    def start(self):\n"

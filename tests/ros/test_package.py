@@ -16,6 +16,7 @@ import yaml
 
 from edge_offload import modes
 from edge_offload.models.people import COCO_KEYPOINTS
+from edge_offload.nodes.launcher import module_of
 from edge_offload.timing import STAGES
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -73,7 +74,8 @@ def test_what_rviz_shows_is_published_by_some_node(view):
     ]
     topics = [name for name in names if name]
     assert len(topics) >= 2
-    texts = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src" / "edge_offload" / "nodes").glob("*.py"))
+    nodes = ROOT / "src" / "edge_offload" / "nodes"
+    texts = "".join(path.read_text(encoding="utf-8") for path in nodes.rglob("*.py"))
     assert [topic for topic in topics if f'"{topic.lstrip("/")}"' not in texts] == []
 
 
@@ -129,9 +131,9 @@ def test_rosrun_finds_a_node_once():
 def test_every_node_explains_its_topics_and_parameters(name):
     pytest.importorskip("rospy")
     pytest.importorskip("edge_offload_msgs.msg")
-    from edge_offload.nodes.base import help_text
+    from edge_offload.nodes.common.base import help_text
 
-    node = importlib.import_module(f"edge_offload.nodes.{name}").NODE
+    node = importlib.import_module(module_of(name)).NODE
     assert node.name == name
     text = help_text(node)
     source = pathlib.Path(importlib.import_module(node.__module__).__file__).read_text(encoding="utf-8")

@@ -9,11 +9,11 @@ import pytest
 from edge_offload import records
 from edge_offload.errors import BadInput
 from edge_offload.modes import Mode
-from edge_offload.nodes import params as parameters
-from edge_offload.nodes.health import ERROR, OK, WARN, Health
-from edge_offload.nodes.link_watch import LinkWatch
-from edge_offload.nodes.params import Param
-from edge_offload.nodes.tally import Tally, table
+from edge_offload.nodes.common import params as parameters
+from edge_offload.nodes.common.health import ERROR, OK, WARN, Health
+from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.inference.link_watch import LinkWatch
+from edge_offload.nodes.monitor.tally import Tally, table
 from edge_offload.timing import InferenceReport
 
 DECLARED = (
@@ -196,8 +196,8 @@ def test_two_versions_of_torch_are_told_on_diagnostics_and_reach_the_summary():
     pytest.importorskip("rospy")
     from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
-    from edge_offload.nodes.network import Network
-    from edge_offload.nodes.run_recorder import RunRecorder
+    from edge_offload.nodes.inference.network import Network
+    from edge_offload.nodes.monitor.run_recorder import RunRecorder
 
     words = "pip install torch==2.13.0 on the server"
     network = Network.__new__(Network)

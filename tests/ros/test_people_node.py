@@ -173,8 +173,8 @@ def test_images_that_stay_away_are_told_with_the_topics_that_have_some(graph, mo
     import rospy
     from sensor_msgs.msg import Image
 
-    from edge_offload.nodes import intake
-    from edge_offload.nodes.health import Health
+    from edge_offload.nodes.common.health import Health
+    from edge_offload.nodes.inference import intake
 
     class Listener:
         health = Health()

@@ -10,7 +10,7 @@ import pytest
 from ros_rig import wait_for_readers
 
 from edge_offload.errors import BadInput
-from edge_offload.nodes.run_folder import new_folder, prune
+from edge_offload.nodes.monitor.run_folder import new_folder, prune
 from edge_offload.perception import video
 from edge_offload.perception.video import VideoParts
 

@@ -14,7 +14,7 @@ from edge_offload.perception.voxels import VoxelGrid
 def test_labels_off_the_wire_are_checked_before_they_are_unpacked(master):
     from std_msgs.msg import Header
 
-    from edge_offload.nodes.scene_messages import grid_message, labels_of
+    from edge_offload.nodes.scene.scene_messages import grid_message, labels_of
 
     grid = VoxelGrid(shape=(16, 16, 32))
     labels = np.random.default_rng(0).integers(0, 20, grid.shape).astype(np.uint8)
@@ -38,7 +38,7 @@ def test_labels_off_the_wire_are_checked_before_they_are_unpacked(master):
 def test_colours_and_plan_fit_the_messages(master):
     from std_msgs.msg import Header
 
-    from edge_offload.nodes.scene_messages import path_message, voxels_message
+    from edge_offload.nodes.scene.scene_messages import path_message, voxels_message
 
     grid = VoxelGrid((0.0, -1.6, -0.4), 0.2, (16, 16, 32))
     labels = np.zeros(grid.shape, dtype=np.uint8)

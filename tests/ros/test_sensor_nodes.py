@@ -42,9 +42,9 @@ def test_a_missing_video_ends_the_camera_with_an_error_that_names_it(graph):
 )
 def test_a_camera_without_a_usable_source_does_not_start(master, raw, words):
     from edge_offload.errors import BadInput
-    from edge_offload.nodes import params
-    from edge_offload.nodes.camera_node import CameraNode
-    from edge_offload.nodes.health import Health
+    from edge_offload.nodes.camera.camera_node import CameraNode
+    from edge_offload.nodes.common import params
+    from edge_offload.nodes.common.health import Health
 
     with pytest.raises(BadInput, match=words):
         CameraNode(params.read(CameraNode.declared, raw), Health()).start()
@@ -131,9 +131,10 @@ def test_in_every_frame_mode_the_camera_waits_for_each_result(graph, folder):
 
 def test_an_unplugged_camera_is_reported_and_opened_again(graph):
     from edge_offload.errors import BadInput
-    from edge_offload.nodes import camera_node, params
-    from edge_offload.nodes.frames import FrameSource, SourceLost
-    from edge_offload.nodes.health import ERROR, OK, Health
+    from edge_offload.nodes.camera import camera_node
+    from edge_offload.nodes.camera.frames import FrameSource, SourceLost
+    from edge_offload.nodes.common import params
+    from edge_offload.nodes.common.health import ERROR, OK, Health
 
     class Loose(FrameSource):
         name, rate, live, plugged, closed = "camera loose", 100.0, True, True, False
@@ -179,7 +180,7 @@ def test_an_unplugged_camera_is_reported_and_opened_again(graph):
 def test_lidar_scans_are_published_and_a_broken_one_is_skipped_and_told(graph, tmp_path):
     from sensor_msgs.msg import PointCloud2
 
-    from edge_offload.nodes.convert import cloud_to_points
+    from edge_offload.nodes.common.convert import cloud_to_points
 
     points = np.arange(12, dtype=np.float32).reshape(3, 4)
     (tmp_path / "0.bin").write_bytes(points.tobytes())
@@ -201,7 +202,7 @@ def test_a_made_up_world_moves_past_the_sensor_and_a_bag_of_it_plays(graph, tmp_
     from sensor_msgs.msg import PointCloud2
     from tf2_msgs.msg import TFMessage
 
-    from edge_offload.nodes.convert import cloud_to_points
+    from edge_offload.nodes.common.convert import cloud_to_points
 
     sweeps = graph.listen("lidar/points", PointCloud2)
     places = Listener("/tf", TFMessage)

@@ -8,7 +8,7 @@ import time
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_offload.nodes.slot import Slot, Worker
+from edge_offload.nodes.inference.slot import Slot, Worker
 
 
 def test_the_newest_frame_is_taken_and_the_older_one_superseded():

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
-from edge_offload.nodes.frames import Device, ImageFolder, VideoFile
+from edge_offload.nodes.camera.frames import Device, ImageFolder, VideoFile
 from edge_offload.perception.scans import read_scan, scan_files
 
 

@@ -15,7 +15,8 @@ from ros_rig import ROOT, free_port
 
 from edge_offload.errors import BadInput
 from edge_offload.nodes import arguments
-from edge_offload.nodes import params as parameters
+from edge_offload.nodes.common import params as parameters
+from edge_offload.nodes.launcher import module_of
 
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch"))
 
@@ -172,7 +173,7 @@ def test_what_a_node_would_refuse_the_launch_file_refuses_first(master, file):
             continue
         declared = {
             param.name: param
-            for param in importlib.import_module(f"edge_offload.nodes.{node.get('type')}").NODE.declared
+            for param in importlib.import_module(module_of(node.get("type"))).NODE.declared
         }
         for element in node.iter("param"):
             argument = re.fullmatch(r"\$\(arg (\w+)\)", element.get("value", ""))

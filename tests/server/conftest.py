@@ -10,7 +10,7 @@ import torch
 from server_rig import Robot, ServerProcess
 
 from edge_offload.execute.threads import pin
-from edge_offload.link.ports import lasting_port
+from edge_offload.link.sockets.ports import lasting_port
 
 
 @pytest.fixture(autouse=True)

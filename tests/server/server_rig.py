@@ -14,8 +14,8 @@ from typing import Any, List, Sequence
 import small_nets
 import torch
 
-from edge_offload.link.client import Client, LinkState, Timings
-from edge_offload.link.keys import KeyStore
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client, LinkState, Timings
 from edge_offload.manager.patience import PatienceLimits
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.modes import Mode

@@ -7,8 +7,8 @@ from server_rig import TIMINGS, bit_equal, image, until
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.fingerprint import fingerprint
-from edge_offload.link.client import Client
-from edge_offload.link.keys import KeyStore
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client
 from edge_offload.manager import runtime
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.models import registry

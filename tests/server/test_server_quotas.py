@@ -10,9 +10,9 @@ from edge_offload.capture.quota import DeviceQuota
 from edge_offload.capture.service import DeviceService
 from edge_offload.capture.session import ENTRY_BYTES, Session
 from edge_offload.errors import LinkLost, ProtocolError, Refused
-from edge_offload.link.client import Client
-from edge_offload.link.keys import KeyStore
-from edge_offload.link.peers import Peer
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.peers import Peer
 from edge_offload.server.replica_service import Quota
 from edge_offload.server.server import OffloadServer
 

@@ -11,8 +11,8 @@ from server_rig import TIMINGS, bit_equal, until
 
 from edge_offload.errors import BadInput, ProtocolError, Refused, RemoteError
 from edge_offload.execute.tensors import TensorSpec, pack
-from edge_offload.link.client import Client
-from edge_offload.link.keys import KeyStore
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client
 from edge_offload.models.registry import state_hash
 from edge_offload.server.status import ServerStatus
 

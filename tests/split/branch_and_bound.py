@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Dict, Iterator, List, Tuple
 
 from edge_offload.errors import BadInput
-from edge_offload.split.footprint import EMPTY, Locality, Range
-from edge_offload.split.locality import union
-from edge_offload.split.objective import Objective
-from edge_offload.split.plan import Side
-from edge_offload.split.space import Scored, Space
+from edge_offload.split.footprints.registry import EMPTY, Locality, Range
+from edge_offload.split.model.locality import union
+from edge_offload.split.model.objective import Objective
+from edge_offload.split.model.plan import Side
+from edge_offload.split.planners.space import Scored, Space
 
 MOST_OPERATORS = 12
 Pair = Tuple[Range, Range]

@@ -9,10 +9,10 @@ import torch
 
 from edge_offload.execute.sequence_runner import SequenceRunner
 from edge_offload.sequence.build import Program
-from edge_offload.split.complete import complete
-from edge_offload.split.footprint import Locality, Range
-from edge_offload.split.locality import LocalityMap
-from edge_offload.split.plan import Plan, Side
+from edge_offload.split.footprints.registry import Locality, Range
+from edge_offload.split.model.complete import complete
+from edge_offload.split.model.locality import LocalityMap
+from edge_offload.split.model.plan import Plan, Side
 
 
 def random_plan(located: LocalityMap, chooser: random.Random) -> Plan:

@@ -15,18 +15,18 @@ from split_plans import random_plan
 
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.sequence import Ref
-from edge_offload.split.bound import Limits, improve_and_bound, lower_bound
-from edge_offload.split.clocks import Clocks, library
-from edge_offload.split.cost import CodecCost, CostModel, Link, OperatorCost
-from edge_offload.split.counts import Counts
-from edge_offload.split.exactness import random_split
-from edge_offload.split.labels import Search, potentials
-from edge_offload.split.locality import LocalityMap, analyse
-from edge_offload.split.objective import Objective
-from edge_offload.split.planners import Effort, plan_table
-from edge_offload.split.simulate import simulate
-from edge_offload.split.space import Space
-from edge_offload.split.underestimate import least_footprints, strictly_needed
+from edge_offload.split.bounds.bound import Limits, improve_and_bound, lower_bound
+from edge_offload.split.bounds.clocks import Clocks, library
+from edge_offload.split.bounds.counts import Counts
+from edge_offload.split.bounds.labels import Search, potentials
+from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost
+from edge_offload.split.model.exactness import random_split
+from edge_offload.split.model.locality import LocalityMap, analyse
+from edge_offload.split.model.objective import Objective
+from edge_offload.split.model.simulate import simulate
+from edge_offload.split.planners.space import Space
+from edge_offload.split.planners.table import Effort, plan_table
+from edge_offload.split.planners.underestimate import least_footprints, strictly_needed
 
 RATES = (60.0, 300.0, 2000.0)
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 from split_chains import Chain
 
-from edge_offload.split.certificate import TOLERANCE, certify
-from edge_offload.split.check import check
-from edge_offload.split.complete import complete
-from edge_offload.split.cost import CodecCost, CostModel, Link, OperatorCost
-from edge_offload.split.locality import analyse
-from edge_offload.split.objective import Objective
-from edge_offload.split.planners import Effort, plan_table
-from edge_offload.split.replicated import waists
-from edge_offload.split.space import Recut, Space
+from edge_offload.split.bounds.certificate import TOLERANCE, certify
+from edge_offload.split.model.check import check
+from edge_offload.split.model.complete import complete
+from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost
+from edge_offload.split.model.locality import analyse
+from edge_offload.split.model.objective import Objective
+from edge_offload.split.planners.replicated import waists
+from edge_offload.split.planners.space import Recut, Space
+from edge_offload.split.planners.table import Effort, plan_table
 
 
 def network(seed: int) -> Chain:

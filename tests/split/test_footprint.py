@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from split_chains import Chain
 
 from edge_offload.sequence import Kind, Operator, OperatorSequence, Ref, Value
-from edge_offload.split.footprint import Locality, covered_names
-from edge_offload.split.locality import LocalityMap, analyse, axis_choices
+from edge_offload.split.footprints.registry import Locality, covered_names
+from edge_offload.split.model.locality import LocalityMap, analyse, axis_choices
 
 X = Ref(0)
 R = torch.randn

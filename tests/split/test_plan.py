@@ -16,15 +16,15 @@ from split_plans import has_global_window, random_plan, wastes_rows
 
 from edge_offload.errors import BadInput
 from edge_offload.sequence import Ref
-from edge_offload.split.check import BadPlan, check
-from edge_offload.split.complete import complete
-from edge_offload.split.cost import CostModel, OperatorCost
-from edge_offload.split.exactness import error, random_split
-from edge_offload.split.locality import LocalityMap, analyse
-from edge_offload.split.plan import Plan, Side, Step, Transfer
-from edge_offload.split.reference import run_plan
+from edge_offload.split.model.check import BadPlan, check
+from edge_offload.split.model.complete import complete
+from edge_offload.split.model.cost import CostModel, OperatorCost
+from edge_offload.split.model.exactness import error, random_split
+from edge_offload.split.model.locality import LocalityMap, analyse
+from edge_offload.split.model.plan import Plan, Side, Step, Transfer
+from edge_offload.split.model.reference import run_plan
+from edge_offload.split.model.simulate import simulate
 from edge_offload.split.runtime.streaming import stream
-from edge_offload.split.simulate import simulate
 
 TOLERANCE = 1e-12
 

@@ -16,17 +16,17 @@ from split_chains import Chain
 
 from edge_offload.errors import BadInput
 from edge_offload.sequence import Ref
-from edge_offload.split.check import check
-from edge_offload.split.complete import complete
-from edge_offload.split.cost import CodecCost, CostModel, Link, OperatorCost, Payload, fit
-from edge_offload.split.exactness import error, random_split
-from edge_offload.split.locality import LocalityMap, analyse
-from edge_offload.split.objective import Objective
-from edge_offload.split.plan import Plan, Side
-from edge_offload.split.planners import PLANNERS, Effort, plan_table
-from edge_offload.split.reference import run_plan
-from edge_offload.split.simulate import compile_plan, simulate, sweep
-from edge_offload.split.space import Recut, Space
+from edge_offload.split.model.check import check
+from edge_offload.split.model.complete import complete
+from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost, Payload, fit
+from edge_offload.split.model.exactness import error, random_split
+from edge_offload.split.model.locality import LocalityMap, analyse
+from edge_offload.split.model.objective import Objective
+from edge_offload.split.model.plan import Plan, Side
+from edge_offload.split.model.reference import run_plan
+from edge_offload.split.model.simulate import compile_plan, simulate, sweep
+from edge_offload.split.planners.space import Recut, Space
+from edge_offload.split.planners.table import PLANNERS, Effort, plan_table
 
 QUICK = Effort(seconds=60.0, evaluations=120)
 NO_DELAY = Link(latency_s=0.0, message_s=0.0)
@@ -225,7 +225,7 @@ def brute_force_layers(space: Space, objective: Objective) -> float:
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("rate", [50.0, 300.0, 3000.0])
 def test_layer_partition_is_the_minimum_over_all_placements(which: int, rate: float) -> None:
-    from edge_offload.split.mincut import layer_partition
+    from edge_offload.split.planners.mincut import layer_partition
 
     located = located_of(tiny(which))
     chooser = np.random.default_rng(which)

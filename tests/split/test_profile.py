@@ -18,19 +18,19 @@ from edge_offload.commands.plan import bins
 from edge_offload.commands.profile import options_of
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.sequence.build import Program
-from edge_offload.split import profile as profiling
-from edge_offload.split.check import BadPlan, check
-from edge_offload.split.complete import complete
-from edge_offload.split.draw import draw
-from edge_offload.split.exactness import Verifier, random_split
-from edge_offload.split.locality import analyse
-from edge_offload.split.network import Network
+from edge_offload.split.model.check import BadPlan, check
+from edge_offload.split.model.complete import complete
+from edge_offload.split.model.draw import draw
+from edge_offload.split.model.exactness import Verifier, random_split
+from edge_offload.split.model.locality import analyse
+from edge_offload.split.model.network import Network
+from edge_offload.split.model.plan import Side
 from edge_offload.split.networks import classifier_input, synthetic_frame
-from edge_offload.split.plan import Side
-from edge_offload.split.planners import PLANNERS, Effort, Planner, plan_table
-from edge_offload.split.profile import Profile, cost_model, measure
+from edge_offload.split.planners.space import Space
+from edge_offload.split.planners.table import PLANNERS, Effort, Planner, plan_table
+from edge_offload.split.runtime import profile as profiling
+from edge_offload.split.runtime.profile import Profile, cost_model, measure
 from edge_offload.split.runtime.tracing import trace
-from edge_offload.split.space import Space
 
 
 def network(rows: int = 24) -> Network:

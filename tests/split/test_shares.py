@@ -10,13 +10,13 @@ from split_chains import Chain
 from split_plans import random_plan
 
 from edge_offload.sequence import Ref
-from edge_offload.split.check import check
-from edge_offload.split.cost import CostModel, Link, OperatorCost
-from edge_offload.split.locality import LocalityMap, analyse
-from edge_offload.split.objective import Objective
-from edge_offload.split.plan import Side
-from edge_offload.split.shares import ranges, refine, server_rows
-from edge_offload.split.space import Recut, Space
+from edge_offload.split.model.check import check
+from edge_offload.split.model.cost import CostModel, Link, OperatorCost
+from edge_offload.split.model.locality import LocalityMap, analyse
+from edge_offload.split.model.objective import Objective
+from edge_offload.split.model.plan import Side
+from edge_offload.split.planners.shares import ranges, refine, server_rows
+from edge_offload.split.planners.space import Recut, Space
 
 
 def blocks(count: int, rows: int) -> LocalityMap:

@@ -11,10 +11,10 @@ from split_plans import random_plan, unsplit
 from edge_offload.models import zoo
 from edge_offload.sequence import sequence_hash
 from edge_offload.sequence.build import from_module
-from edge_offload.split.check import check
-from edge_offload.split.exactness import as_double, error, random_split
-from edge_offload.split.locality import analyse, axis_choices
-from edge_offload.split.reference import run_plan, shared_values
+from edge_offload.split.model.check import check
+from edge_offload.split.model.exactness import as_double, error, random_split
+from edge_offload.split.model.locality import analyse, axis_choices
+from edge_offload.split.model.reference import run_plan, shared_values
 
 SIZES = {"vgg19_bn": 64, "densenet121": 64, "regnet_x_400mf": 64, "vit_b_16": 96, "convnext_large": 64}
 SLOW = ["vgg19_bn", "resnet50", "resnet152", "densenet121", "convnext_tiny", "regnet_x_400mf", "resnext101_32x8d",

@@ -17,8 +17,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import split_nets
 from waiting import until
 
-from edge_offload.link.client import Client, Timings
-from edge_offload.link.keys import KeyStore
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client, Timings
 from edge_offload.manager.patience import PatienceLimits
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.modes import Mode

@@ -8,10 +8,10 @@ import random
 from edge_offload.manager import recorded_split
 from edge_offload.manager.patience import PatienceLimits
 from edge_offload.sequence import sequence_hash
-from edge_offload.split.complete import backward, complete
-from edge_offload.split.footprint import EMPTY
-from edge_offload.split.locality import Locality, union
-from edge_offload.split.planners import Effort
+from edge_offload.split.footprints.registry import EMPTY
+from edge_offload.split.model.complete import backward, complete
+from edge_offload.split.model.locality import Locality, union
+from edge_offload.split.planners.table import Effort
 from edge_offload.split.runtime.tables import ready
 
 made = []

@@ -17,7 +17,7 @@ from torch import nn
 
 from edge_offload.capture.device import installed
 from edge_offload.models import zoo
-from edge_offload.split.reference import run_plan
+from edge_offload.split.model.reference import run_plan
 
 torch.set_num_threads(1)
 torch.manual_seed(0)

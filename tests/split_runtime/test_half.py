@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from edge_offload.sequence.build import from_module
-from edge_offload.split.locality import analyse
-from edge_offload.split.plan import Step
-from edge_offload.split.reference import shared_values
+from edge_offload.split.model.locality import analyse
+from edge_offload.split.model.plan import Step
+from edge_offload.split.model.reference import shared_values
 from edge_offload.split.runtime import half as module
 from edge_offload.split.runtime.half import PieceHalf
 

@@ -11,8 +11,8 @@ from waiting import until
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.fingerprint import fingerprint
-from edge_offload.link.emulator import Emulator
-from edge_offload.link.trace import Link, Trace
+from edge_offload.link.emulate.emulator import Emulator
+from edge_offload.link.emulate.trace import Link, Trace
 from edge_offload.modes import Mode
 from edge_offload.sequence import sequence_hash
 from edge_offload.sequence.evaluate import call
@@ -20,7 +20,7 @@ from edge_offload.server import split_models
 from edge_offload.server.kept_splits import KeptSplits
 from edge_offload.server.replicas import ReplicaPool
 from edge_offload.server.split_models import SplitModels
-from edge_offload.split.profile import Profile
+from edge_offload.split.runtime.profile import Profile
 from edge_offload.split.runtime.tracing import trace
 
 PICTURE = torch.randint(0, 256, (3, 48, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))

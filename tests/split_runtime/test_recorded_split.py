@@ -23,14 +23,14 @@ from edge_offload.capture import build
 from edge_offload.capture.blobs import BlobStore, digest
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, Unsupported
 from edge_offload.execute.tensors import TensorSpec
-from edge_offload.link.client import Client
-from edge_offload.link.keys import KeyStore
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client
 from edge_offload.manager.recorded_split import RecordedSplit
 from edge_offload.memory import flat_bytes
 from edge_offload.sequence import wire
 from edge_offload.sequence.build import from_module
 from edge_offload.server import captured
-from edge_offload.split.planners import Effort
+from edge_offload.split.planners.table import Effort
 from edge_offload.split.runtime.tracing import trace
 from edge_offload_benchmarks.fuzzing.calls import replaced
 

@@ -20,13 +20,13 @@ from edge_offload.execute.tensors import pack
 from edge_offload.manager.patience import PatienceLimits
 from edge_offload.modes import Mode
 from edge_offload.sequence import sequence_hash
-from edge_offload.split.complete import backward, complete
-from edge_offload.split.footprint import EMPTY, Locality
-from edge_offload.split.locality import union
-from edge_offload.split.plan import Side
-from edge_offload.split.profile import Profile
-from edge_offload.split.reference import run_plan
+from edge_offload.split.footprints.registry import EMPTY, Locality
+from edge_offload.split.model.complete import backward, complete
+from edge_offload.split.model.locality import union
+from edge_offload.split.model.plan import Side
+from edge_offload.split.model.reference import run_plan
 from edge_offload.split.runtime.pieces import decode_piece
+from edge_offload.split.runtime.profile import Profile
 from edge_offload.split.runtime.tables import ready
 
 HEIGHT, WIDTH = 48, 64

@@ -7,17 +7,17 @@ import split_nets
 import torch
 
 from edge_offload.sequence import sequence_hash
-from edge_offload.split.check import check
-from edge_offload.split.complete import backward, complete
-from edge_offload.split.cost import CostModel, Link, OperatorCost
-from edge_offload.split.footprint import EMPTY
-from edge_offload.split.locality import union
-from edge_offload.split.plan import Side, merge_steps
-from edge_offload.split.reference import run_plan
+from edge_offload.split.footprints.registry import EMPTY
+from edge_offload.split.model.check import check
+from edge_offload.split.model.complete import backward, complete
+from edge_offload.split.model.cost import CostModel, Link, OperatorCost
+from edge_offload.split.model.locality import union
+from edge_offload.split.model.plan import Side, merge_steps
+from edge_offload.split.model.reference import run_plan
+from edge_offload.split.model.simulate import simulate
 from edge_offload.split.runtime.pieces import cut
 from edge_offload.split.runtime.streaming import best_stream, stream
 from edge_offload.split.runtime.tracing import trace
-from edge_offload.split.simulate import simulate
 
 PICTURE = torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 

@@ -14,9 +14,9 @@ import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload.errors import LinkLost
-from edge_offload.link.emulator import Emulator
-from edge_offload.link.ports import lasting_port
-from edge_offload.link.trace import BYTES_PER_MBIT, Link, Trace
+from edge_offload.link.emulate.emulator import Emulator
+from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
+from edge_offload.link.sockets.ports import lasting_port
 from edge_offload_benchmarks.chaos.robot import MODEL
 from edge_offload_benchmarks.chaos.usage import usage
 from edge_offload_benchmarks.chaos.verdict import went_remote

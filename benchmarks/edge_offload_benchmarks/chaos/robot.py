@@ -102,9 +102,9 @@ def main() -> int:
     import torch
 
     from edge_offload.execute.threads import pin
-    from edge_offload.link.client import Client
-    from edge_offload.link.estimate.prober import Prober
-    from edge_offload.link.keys import KeyStore
+    from edge_offload.link.security.keys import KeyStore
+    from edge_offload.link.transport.client import Client
+    from edge_offload.link.transport.prober import Prober
     from edge_offload.manager.policy import FixedPolicy, LatencyPolicy, Manager, chooses
     from edge_offload.manager.runtime import OffloadedModule
     from edge_offload.modes import Mode

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 from edge_offload.outputs import Kept, add_output
 
 if TYPE_CHECKING:
-    from edge_offload.link.trace import Trace
+    from edge_offload.link.emulate.trace import Trace
     from edge_offload.manager.policy import Policy
     from edge_offload_benchmarks.simulation.closed_loop import ModeCost, Run
     from edge_offload_benchmarks.simulation.planned_cost import PlannedCost
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     """See the module."""
     from edge_offload import records
     from edge_offload.errors import BadInput
-    from edge_offload.link.trace import load_trace, named_link
+    from edge_offload.link.emulate.trace import load_trace, named_link
     from edge_offload_benchmarks.simulation import workload
 
     if min(args.slowdown) < 1 or args.frames < 2 or args.seeds < 1 or args.deadline < 0 or args.rtt_ms < 0:
@@ -307,7 +307,7 @@ def difference(own: Dict[str, Any], other: Dict[str, Any]) -> Tuple[float, float
 
 def with_outages(trace: Trace) -> Trace:
     """``trace`` with a dead and a weak stretch in every :data:`OUTAGE_PERIOD_S` seconds."""
-    from edge_offload.link.trace import Trace
+    from edge_offload.link.emulate.trace import Trace
 
     step = 0.25
     starts, rates = [], []

@@ -130,7 +130,7 @@ def judge(frames: Sequence[Dict[str, Any]], minutes: float) -> Dict[str, Any]:
         RemoteError: they are too few.
     """
     from edge_offload.errors import RemoteError
-    from edge_offload.link.trace import BYTES_PER_MBIT
+    from edge_offload.link.emulate.trace import BYTES_PER_MBIT
 
     known = [frame for frame in frames if frame["forecast_s"]]
     if len(known) < 2:
@@ -165,7 +165,7 @@ def spread(values: Sequence[float]) -> Dict[str, float]:
 
 def judge_fall(frames: Sequence[Dict[str, Any]], fell: float) -> Dict[str, Any]:
     """What the frames after the fall say."""
-    from edge_offload.link.trace import BYTES_PER_MBIT
+    from edge_offload.link.emulate.trace import BYTES_PER_MBIT
     from edge_offload_benchmarks.chaos.rig import MBPS
 
     truth = FALL * MBPS * BYTES_PER_MBIT

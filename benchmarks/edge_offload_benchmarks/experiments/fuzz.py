@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Sequence, Union
 from edge_offload.outputs import add_output
 
 if TYPE_CHECKING:
-    from edge_offload.link.client import Client
+    from edge_offload.link.transport.client import Client
     from edge_offload_benchmarks.chaos.rig import Process
 
 MESSAGES, CONNECTIONS = 2000, 200
@@ -89,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
 
 def fuzz(messages: int, connections: int, seed: int) -> Dict[str, Any]:
     """Send so many messages and open so many connections; what came of them."""
-    from edge_offload.link.client import Client, Timings
-    from edge_offload.link.keys import KeyStore
+    from edge_offload.link.security.keys import KeyStore
+    from edge_offload.link.transport.client import Client, Timings
     from edge_offload_benchmarks.chaos.rig import Process
     from edge_offload_benchmarks.chaos.robot import MODEL
 

@@ -30,8 +30,8 @@ from edge_offload.outputs import add_output
 if TYPE_CHECKING:
     import numpy as np
 
-    from edge_offload.link.trace import Trace
-    from edge_offload.split.cost import CodecCost
+    from edge_offload.link.emulate.trace import Trace
+    from edge_offload.split.model.cost import CodecCost
     from edge_offload_research.testbed.graph import Workload
     from edge_offload_research.testbed.profiles import Measured
 
@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload import records
     from edge_offload.errors import BadInput
     from edge_offload.link import codecs
-    from edge_offload.link.trace import load_trace
-    from edge_offload.split.planners import PLANNERS
+    from edge_offload.link.emulate.trace import load_trace
+    from edge_offload.split.planners.table import PLANNERS
     from edge_offload_research.testbed import graph, profiles
 
     if args.robot_factor <= 0 or args.seconds <= 0 or args.frames < 2:
@@ -206,7 +206,7 @@ def _panned(frames: Sequence[np.ndarray]) -> List[np.ndarray]:
 
 def codec_costs(payload: Any, names: Sequence[str], robot_factor: float, upward: bool) -> Tuple[CodecCost, ...]:
     """Measured costs; ``upward`` payloads are coded on the robot, the others on the server."""
-    from edge_offload.split.cost import CodecCost
+    from edge_offload.split.model.cost import CodecCost
     from edge_offload_benchmarks.experiments.codecs import measure
 
     found = []
@@ -225,9 +225,9 @@ def measure_request_s(batches: int = 12, repeats: int = 40) -> float:
     The median of the quietest batch, for other work may run on this machine. Both ends run in this process. Every later
     piece travels behind the first one, and the link's bandwidth is charged apart.
     """
-    from edge_offload.link.client import Client
-    from edge_offload.link.keys import KeyStore
-    from edge_offload.link.listener import Listener
+    from edge_offload.link.security.keys import KeyStore
+    from edge_offload.link.transport.client import Client
+    from edge_offload.link.transport.listener import Listener
 
     piece = bytes(PIECE_BYTES)
     with tempfile.TemporaryDirectory() as directory:
@@ -251,10 +251,10 @@ def simulate_one(args: argparse.Namespace, workload: Workload, variant: Variant,
     """One row: a table of plans, and a closed-loop run over the trace."""
     from edge_offload import records
     from edge_offload.power.states import StatePowers
-    from edge_offload.split.cost import Link
-    from edge_offload.split.planners import Effort, plan_table
-    from edge_offload.split.simulate import energy
-    from edge_offload.split.space import Space
+    from edge_offload.split.model.cost import Link
+    from edge_offload.split.model.simulate import energy
+    from edge_offload.split.planners.space import Space
+    from edge_offload.split.planners.table import Effort, plan_table
     from edge_offload_research.testbed.loop import run_loop
     from edge_offload_research.testbed.profiles import METHODS
 
@@ -300,7 +300,7 @@ def simulate_one(args: argparse.Namespace, workload: Workload, variant: Variant,
 
 
 def _robot() -> Any:
-    from edge_offload.split.plan import Side
+    from edge_offload.split.model.plan import Side
 
     return Side.ROBOT
 

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(robots: int, seconds: float) -> Dict[str, Any]:
     """Run server and robots."""
-    from edge_offload.link.keys import KeyStore
+    from edge_offload.link.security.keys import KeyStore
     from edge_offload_benchmarks.chaos.rig import Process
     from edge_offload_benchmarks.chaos.robot import MODEL
 
@@ -166,8 +166,8 @@ def _load(address: str, directory: str, robots: int, seconds: float, model: str)
     from edge_offload import records
     from edge_offload.errors import EdgeOffloadError, Refused
     from edge_offload.link import codecs
-    from edge_offload.link.client import Client
-    from edge_offload.link.keys import KeyStore
+    from edge_offload.link.security.keys import KeyStore
+    from edge_offload.link.transport.client import Client
 
     picture = np.random.RandomState(1).randint(0, 256, (3, 96, 96), dtype=np.uint8)
     spec = {"dtype": "uint8", "shape": list(picture.shape)}

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
     from edge_offload import records
     from edge_offload.errors import BadInput
-    from edge_offload.split.planners import PLANNERS
+    from edge_offload.split.planners.table import PLANNERS
 
     planners = args.planner or list(PLANNERS)
     for name in planners:
@@ -138,18 +138,18 @@ def measure(args: argparse.Namespace, planners: Sequence[str], emulator: Any, ke
     """One row per planner, codecs on or off, and bandwidth."""
     from edge_offload.commands.profile import options_of
     from edge_offload.errors import RemoteError
-    from edge_offload.link.client import Client
-    from edge_offload.link.connection import Timings
-    from edge_offload.link.control import Control
-    from edge_offload.link.keys import KeyStore
+    from edge_offload.link.emulate.control import Control
+    from edge_offload.link.security.keys import KeyStore
+    from edge_offload.link.transport.client import Client
+    from edge_offload.link.transport.connection import Timings
     from edge_offload.manager.runtime import OffloadedModule
     from edge_offload.manager.split_mode import SplitRunner, ways
     from edge_offload.models import registry
     from edge_offload.models.video import sample_video
     from edge_offload.modes import Mode
+    from edge_offload.split.model.simulate import simulate
     from edge_offload.split.networks import module_and_inputs
-    from edge_offload.split.planners import Effort
-    from edge_offload.split.simulate import simulate
+    from edge_offload.split.planners.table import Effort
     from edge_offload_benchmarks.payloads import video_frames
 
     about = json.loads(_first_line(emulator, "{"))

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """See the module."""
     from edge_offload.errors import BadInput
-    from edge_offload.link.trace import named_link
+    from edge_offload.link.emulate.trace import named_link
     from edge_offload_benchmarks.transparent import tables as transparent_tables
     from edge_offload_benchmarks.transparent.models import cases
     from edge_offload_research import cricket
@@ -138,7 +138,7 @@ def measure_models(
 
     What is in the record is not measured again, and nothing is begun after ``for_s`` seconds (0: no limit).
     """
-    from edge_offload.link.trace import named_link
+    from edge_offload.link.emulate.trace import named_link
     from edge_offload_benchmarks.transparent import tables as transparent_tables
 
     began_s = time.monotonic()
@@ -346,8 +346,8 @@ def _server(cores: Sequence[int]) -> Iterator[Tuple[str, int]]:
 
 @contextlib.contextmanager
 def _rig(cores: Sequence[int]) -> Iterator[Tuple[Any, _Robot, int]]:
-    from edge_offload.link.emulator import Emulator
-    from edge_offload.link.trace import named_link
+    from edge_offload.link.emulate.emulator import Emulator
+    from edge_offload.link.emulate.trace import named_link
 
     with _server(cores[1:2]) as (address, pid), Emulator("127.0.0.1:0", address, named_link(LINKS[0])) as emulator:
         robot = _Robot(emulator.address, cores[:1] if len(cores) > 1 else [])
@@ -359,8 +359,8 @@ def _rig(cores: Sequence[int]) -> Iterator[Tuple[Any, _Robot, int]]:
 
 def measure_app(script: pathlib.Path, links: Sequence[str]) -> List[Dict[str, Any]]:
     """Run a program as it is, here and in every mode over every link; seconds and traffic of the whole run."""
-    from edge_offload.link.emulator import Emulator
-    from edge_offload.link.trace import named_link
+    from edge_offload.link.emulate.emulator import Emulator
+    from edge_offload.link.emulate.trace import named_link
 
     found: List[Dict[str, Any]] = []
     cores = sorted(os.sched_getaffinity(0))

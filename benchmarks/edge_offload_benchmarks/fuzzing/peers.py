@@ -13,9 +13,9 @@ from typing import Any, Counter, Dict, List, Optional
 
 import zmq
 
-from edge_offload.link import messages
-from edge_offload.link.keys import KeyPair, split_address
-from edge_offload.link.messages import Message
+from edge_offload.link.security.keys import KeyPair, split_address
+from edge_offload.link.transport import messages
+from edge_offload.link.transport.messages import Message
 from edge_offload_benchmarks.fuzzing.calls import mangle, noise
 
 WAIT_S = 60.0

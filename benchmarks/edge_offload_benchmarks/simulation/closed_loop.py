@@ -12,10 +12,10 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from edge_offload.link.emulate.trace import RTT_S, Trace
 from edge_offload.link.estimate.estimator import PASSIVE, LinkReading
-from edge_offload.link.estimate.prober import Prober
 from edge_offload.link.replies import LinkState, Transfer
-from edge_offload.link.trace import RTT_S, Trace
+from edge_offload.link.transport.prober import Prober
 from edge_offload.manager.forecast import Expected, Forecast, Forecaster
 from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation
 from edge_offload.manager.refresh import Refresher, worth_joining

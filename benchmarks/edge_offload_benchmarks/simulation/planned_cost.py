@@ -7,12 +7,12 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Sequence, Tuple
 
+from edge_offload.link.emulate.trace import Trace
 from edge_offload.link.replies import Transfer
-from edge_offload.link.trace import Trace
 from edge_offload.manager.plan_times import PlanTimes
-from edge_offload.split.cost import CostModel
-from edge_offload.split.planners import PlanTable
-from edge_offload.split.simulate import Compiled, compile_plan
+from edge_offload.split.model.cost import CostModel
+from edge_offload.split.model.simulate import Compiled, compile_plan
+from edge_offload.split.planners.table import PlanTable
 from edge_offload_research.testbed.replay import replay
 
 

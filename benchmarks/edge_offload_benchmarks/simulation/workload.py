@@ -71,9 +71,9 @@ def measure(model: str, slowdowns: Sequence[float], frames: int, plans: bool) ->
 def _measure(
     address: str, keys: str, model: str, slowdowns: Sequence[float], frames: int, plans: bool
 ) -> List[Workload]:
-    from edge_offload.link.client import Client
-    from edge_offload.link.connection import Timings
-    from edge_offload.link.keys import KeyStore
+    from edge_offload.link.security.keys import KeyStore
+    from edge_offload.link.transport.client import Client
+    from edge_offload.link.transport.connection import Timings
     from edge_offload.manager.patience import PatienceLimits
     from edge_offload.manager.runtime import OffloadedModule
     from edge_offload.models.registry import build_estimator
@@ -163,13 +163,13 @@ def _planned(model: str, module: Any, slowdown: float, inputs: Sequence[Any], wh
             much as it is for these.
     """
     from edge_offload.manager.split_mode import BANDWIDTHS, REQUEST_S
-    from edge_offload.split.cost import Link
-    from edge_offload.split.planners import DEFAULT, Effort, plan_table
-    from edge_offload.split.profile import cost_model
-    from edge_offload.split.profile import measure as profile_of
+    from edge_offload.split.model.cost import Link
+    from edge_offload.split.model.simulate import simulate
+    from edge_offload.split.planners.space import Space
+    from edge_offload.split.planners.table import DEFAULT, Effort, plan_table
+    from edge_offload.split.runtime.profile import cost_model
+    from edge_offload.split.runtime.profile import measure as profile_of
     from edge_offload.split.runtime.tracing import trace
-    from edge_offload.split.simulate import simulate
-    from edge_offload.split.space import Space
     from edge_offload_benchmarks.simulation.planned_cost import PlannedCost
 
     network = trace(model, module, inputs)

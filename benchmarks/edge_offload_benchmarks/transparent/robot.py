@@ -20,7 +20,7 @@ from edge_offload.capture.device import installed
 from edge_offload.execute.executor import as_tensors
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.tensors import TensorSpec
-from edge_offload.link.client import Client
+from edge_offload.link.transport.client import Client
 from edge_offload.manager.patience import PatienceLimits
 from edge_offload.manager.server_mode import ServerRunner
 from edge_offload.models import registry

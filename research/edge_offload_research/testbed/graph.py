@@ -13,9 +13,9 @@ import numpy as np
 
 from edge_offload.errors import BadInput
 from edge_offload.sequence import Kind, Operator, OperatorSequence, Ref, Value
-from edge_offload.split.cost import CodecCost, CostModel, Link, OperatorCost, uniform_costs
-from edge_offload.split.footprint import Footprint, Local, Locality, Range, Rows, window
-from edge_offload.split.locality import LocalityMap, OperatorLocality
+from edge_offload.split.footprints.registry import Footprint, Local, Locality, Range, Rows, window
+from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost, uniform_costs
+from edge_offload.split.model.locality import LocalityMap, OperatorLocality
 from edge_offload_research.testbed.profiles import ProfiledOperator
 from edge_offload_research.testbed.windows import SLIDING, Window, windows_of
 

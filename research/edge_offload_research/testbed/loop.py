@@ -12,10 +12,10 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from edge_offload.errors import BadInput
-from edge_offload.link.trace import Trace
-from edge_offload.split.cost import CostModel
-from edge_offload.split.planners import PlanTable
-from edge_offload.split.simulate import Compiled, compile_plan, energy
+from edge_offload.link.emulate.trace import Trace
+from edge_offload.split.model.cost import CostModel
+from edge_offload.split.model.simulate import Compiled, compile_plan, energy
+from edge_offload.split.planners.table import PlanTable
 from edge_offload_research.testbed.replay import Inference, replay
 
 PROBE_BYTES = 16 * 1024

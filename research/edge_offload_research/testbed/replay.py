@@ -1,5 +1,5 @@
-"""One inference of a plan on a bandwidth trace: the event simulation of :mod:`edge_offload.split.simulate` with a link
-whose bandwidth changes while a transfer is under way.
+"""One inference of a plan on a bandwidth trace: the event simulation of :mod:`edge_offload.split.model.simulate` with a
+link whose bandwidth changes while a transfer is under way.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Dict, List, Tuple
 
 from edge_offload.errors import BadInput
-from edge_offload.link.trace import Trace
-from edge_offload.split.cost import CostModel
-from edge_offload.split.plan import Side
-from edge_offload.split.simulate import Compiled
+from edge_offload.link.emulate.trace import Trace
+from edge_offload.split.model.cost import CostModel
+from edge_offload.split.model.plan import Side
+from edge_offload.split.model.simulate import Compiled
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from edge_offload.errors import EdgeOffloadError
 
 if TYPE_CHECKING:
     from edge_offload.capture.link_remote import LinkRemote, Weights
-    from edge_offload.link.client import Client
+    from edge_offload.link.transport.client import Client
 
 ENVIRONMENT = "EDGE_OFFLOAD_EXEC"
 FAIL, LOCAL, LATER = "fail", "local", "later"
@@ -76,7 +76,7 @@ def check(settings: Settings) -> None:
     """
     from edge_offload.errors import BadInput
     from edge_offload.link import codecs
-    from edge_offload.link.keys import KeyStore, split_address
+    from edge_offload.link.security.keys import KeyStore, split_address
 
     known = ("auto", *codecs.codec_names(), *codecs.codec_names(lossless=False))
     if settings.codec not in known:
@@ -94,8 +94,8 @@ def connect(settings: Settings) -> LinkRemote:
         BadInput, Refused, LinkLost: no key is known, the server said no, there is none.
     """
     from edge_offload.capture.link_remote import LinkRemote
-    from edge_offload.link.client import Client
-    from edge_offload.link.keys import KeyStore
+    from edge_offload.link.security.keys import KeyStore
+    from edge_offload.link.transport.client import Client
 
     client = Client(settings.server, keys=KeyStore(settings.keys) if settings.keys else None).start()
     try:

@@ -22,9 +22,9 @@ from edge_offload.capture.messages import Answer, parse_answer
 from edge_offload.capture.remote import Forgotten, known_facts
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.execute.fingerprint import two_torches
-from edge_offload.link.client import Client
 from edge_offload.link.replies import LinkState, Reply
-from edge_offload.link.waiting import OnPart
+from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.waiting import OnPart
 
 RUN, STAGE, HAVE, PUT, RESUME, END, SCHEMAS = (
     "device.run", "device.stage", "device.have", "device.put", "device.resume", "device.end", "device.schemas",
@@ -81,7 +81,7 @@ class Spent:
 
 
 class LinkRemote:
-    """Sends the device's messages through a :class:`~edge_offload.link.client.Client`.
+    """Sends the device's messages through a :class:`~edge_offload.link.transport.client.Client`.
 
     Arrays are coded without loss, weights are sent once in the server's life, and buffers of more than :data:`PIECE`
     bytes go ahead in pieces, since a message of the link is bounded.

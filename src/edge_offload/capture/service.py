@@ -14,7 +14,7 @@ from edge_offload.capture.native_nodes import Builder
 from edge_offload.capture.quota import DeviceQuota
 from edge_offload.capture.session import Session
 from edge_offload.errors import ProtocolError, Refused
-from edge_offload.link.peers import Peer, Request
+from edge_offload.link.transport.peers import Peer, Request
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from edge_offload.capture.entries import Buffer
 from edge_offload.capture.quota import DeviceQuota
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError, RemoteError
 from edge_offload.execute.heap import of_executor
-from edge_offload.link.peers import Peer, Request
+from edge_offload.link.transport.peers import Peer, Request
 
 _log = logging.getLogger(__name__)
 #: Size of the memory in which an executor notes the operator that it is about to run.

@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _live(args: argparse.Namespace) -> int:
     try:
-        from edge_offload.nodes.base import run_node
-        from edge_offload.nodes.dashboard_node import NODE
+        from edge_offload.nodes.common.base import run_node
+        from edge_offload.nodes.monitor.dashboard_node import NODE
     except ImportError as error:
         raise EdgeOffloadError(
             f"no ROS here ({error})", remedy="source devel/setup.bash first, or give the file of a run"

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the chosen action on the default key directory."""
     from edge_offload.errors import BadInput
-    from edge_offload.link.keys import ROLES, KeyStore
+    from edge_offload.link.security.keys import ROLES, KeyStore
 
     store = KeyStore()
     if args.action == "new":

@@ -55,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _emulate(args: argparse.Namespace) -> int:
     from edge_offload.errors import BadInput
-    from edge_offload.link.control import ControlServer
-    from edge_offload.link.emulator import Emulator
-    from edge_offload.link.trace import BYTES_PER_MBIT, RTT_S, Link, Trace, load_trace, named_link
+    from edge_offload.link.emulate.control import ControlServer
+    from edge_offload.link.emulate.emulator import Emulator
+    from edge_offload.link.emulate.trace import BYTES_PER_MBIT, RTT_S, Link, Trace, load_trace, named_link
 
     if args.rtt_ms is not None and not 0 <= args.rtt_ms < 60_000:
         raise BadInput(f"--rtt-ms {args.rtt_ms:g} is not a round trip time")
@@ -109,7 +109,7 @@ def _save(path: Optional[str], stats: Dict[str, Any]) -> None:
 
 def _control(args: argparse.Namespace) -> int:
     from edge_offload.errors import BadInput
-    from edge_offload.link.control import Control
+    from edge_offload.link.emulate.control import Control
 
     arguments: Dict[str, Any] = {}
     for item in args.arguments:
@@ -126,7 +126,7 @@ def _control(args: argparse.Namespace) -> int:
 
 
 def _list(_args: argparse.Namespace) -> int:
-    from edge_offload.link.trace import named_links
+    from edge_offload.link.emulate.trace import named_links
 
     for name, text in named_links().items():
         print(f"{name:16s}{text}")
@@ -134,7 +134,7 @@ def _list(_args: argparse.Namespace) -> int:
 
 
 def _make(args: argparse.Namespace) -> int:
-    from edge_offload.link.trace import TRACE_DIRECTORY, write_traces
+    from edge_offload.link.emulate.trace import TRACE_DIRECTORY, write_traces
 
     for path in write_traces(args.directory or TRACE_DIRECTORY):
         print(path, file=sys.stdout)

@@ -28,12 +28,12 @@ from edge_offload.outputs import Kept, add_output
 from edge_offload.subcommands import positive, some
 
 if TYPE_CHECKING:
-    from edge_offload.split.cost import CostModel
-    from edge_offload.split.network import Network
-    from edge_offload.split.objective import Objective
-    from edge_offload.split.planners import Effort, PlanTable
-    from edge_offload.split.profile import Profile
-    from edge_offload.split.space import Space
+    from edge_offload.split.model.cost import CostModel
+    from edge_offload.split.model.network import Network
+    from edge_offload.split.model.objective import Objective
+    from edge_offload.split.planners.space import Space
+    from edge_offload.split.planners.table import Effort, PlanTable
+    from edge_offload.split.runtime.profile import Profile
 
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -83,10 +83,10 @@ def run(args: argparse.Namespace) -> int:
 
     from edge_offload import records
     from edge_offload.errors import BadInput
-    from edge_offload.split.objective import Objective
-    from edge_offload.split.planners import PLANNERS, Effort, plan_table
-    from edge_offload.split.profile import Profile
-    from edge_offload.split.space import Space
+    from edge_offload.split.model.objective import Objective
+    from edge_offload.split.planners.space import Space
+    from edge_offload.split.planners.table import PLANNERS, Effort, plan_table
+    from edge_offload.split.runtime.profile import Profile
 
     if args.planner not in PLANNERS:
         raise BadInput(f"no planner {args.planner!r}", remedy=f"use one of {', '.join(PLANNERS)}")
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
             "codecs": not args.no_codecs, "planning_s": planning_s, "rows": rows,
         })  # fmt: skip
     if args.plot:
-        from edge_offload.split.draw import draw
+        from edge_offload.split.model.draw import draw
 
         rate = args.plot_bandwidth * 1e6 if args.plot_bandwidth else _most_gained(rows)
         draw(table.look_up(rate), model, rate, args.plot, f"{args.model}, {args.planner}")
@@ -127,8 +127,8 @@ def _model(
     args: argparse.Namespace, network: Network, robot: Optional[Profile], server: Optional[Profile]
 ) -> CostModel:
     from edge_offload.execute.heap import keep_freed
-    from edge_offload.split.cost import Link
-    from edge_offload.split.profile import cost_model, measure
+    from edge_offload.split.model.cost import Link
+    from edge_offload.split.runtime.profile import cost_model, measure
 
     keep_freed()  # as the runtime does
     robot = robot or measure(network, repeats=3)
@@ -140,9 +140,9 @@ def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objectiv
           bounds: Sequence[Optional[float]]) -> List[Dict[str, Any]]:  # fmt: skip
     import json
 
-    from edge_offload.split.planners import plan_table
-    from edge_offload.split.simulate import simulate
-    from edge_offload.split.space import Space
+    from edge_offload.split.model.simulate import simulate
+    from edge_offload.split.planners.space import Space
+    from edge_offload.split.planners.table import plan_table
 
     space = Space(model, table.bandwidths, not args.no_codecs)
     names = {"device_only_s": "device_only", "server_only_s": "server_only", "layers_s": "dsccs"}
@@ -171,7 +171,7 @@ def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objectiv
 def _gaps(args: argparse.Namespace, space: Space, table: PlanTable, objective: Objective) -> List[Optional[float]]:
     if not args.certify:
         return [None] * len(table.plans)
-    from edge_offload.split.certificate import certify
+    from edge_offload.split.bounds.certificate import certify
 
     return certify(space, table, objective)
 
@@ -182,8 +182,8 @@ def _bounds(args: argparse.Namespace, model: CostModel,
     if args.bound is None:
         return table, [None] * len(table.plans)
     from edge_offload.errors import BadInput
-    from edge_offload.split.bound import Limits, improve_and_bound
-    from edge_offload.split.space import Space
+    from edge_offload.split.bounds.bound import Limits, improve_and_bound
+    from edge_offload.split.planners.space import Space
 
     if args.objective != "latency":
         raise BadInput("--bound bounds the makespan", remedy="leave --objective at latency")
@@ -222,8 +222,8 @@ def _note_bounds(
     import time
 
     from edge_offload import records
-    from edge_offload.split.planners import plan_table
-    from edge_offload.split.space import Space
+    from edge_offload.split.planners.space import Space
+    from edge_offload.split.planners.table import plan_table
 
     held = {tuple(one[key] for key in ("model", "slowdown", "codecs", "bandwidth_bytes_per_s")) for one in known}
     kept = Kept()
@@ -276,10 +276,10 @@ def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwi
 
     from edge_offload import records
     from edge_offload.sequence import sequence_hash
-    from edge_offload.split.check import check
-    from edge_offload.split.exactness import Verifier, passes, random_split, shortened
-    from edge_offload.split.planners import PLANNERS, plan_table
-    from edge_offload.split.space import Space
+    from edge_offload.split.model.check import check
+    from edge_offload.split.model.exactness import Verifier, passes, random_split, shortened
+    from edge_offload.split.planners.space import Space
+    from edge_offload.split.planners.table import PLANNERS, plan_table
 
     options = list(args.option)
     others, done = _recorded(args.out, args.model) if args.out else ([], [])

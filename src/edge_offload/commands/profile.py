@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     """See :mod:`edge_offload.commands`."""
     from edge_offload.errors import BadInput
     from edge_offload.execute.heap import keep_freed
-    from edge_offload.split.profile import measure
+    from edge_offload.split.runtime.profile import measure
 
     if bool(args.server) != bool(args.server_out):
         raise BadInput("--server and --server-out go together")
@@ -116,11 +116,11 @@ def _measured_there(args: argparse.Namespace, network: Any) -> Any:
     """
     from edge_offload.errors import RemoteError
     from edge_offload.execute.tensors import pack
-    from edge_offload.link.client import Client
-    from edge_offload.link.keys import KeyStore
+    from edge_offload.link.security.keys import KeyStore
+    from edge_offload.link.transport.client import Client
     from edge_offload.models import registry
     from edge_offload.sequence import sequence_hash
-    from edge_offload.split.profile import Profile
+    from edge_offload.split.runtime.profile import Profile
 
     entry = registry.entries().get(args.model)
     options = options_of(args.option, entry.options if entry else {})

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.execute.heap import keep_freed
     from edge_offload.execute.threads import parse_cores
     from edge_offload.link import codecs
-    from edge_offload.link.keys import KeyStore
+    from edge_offload.link.security.keys import KeyStore
     from edge_offload.server.replica_service import Quota
     from edge_offload.server.server import OffloadServer
 

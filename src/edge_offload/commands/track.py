@@ -167,8 +167,8 @@ def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[s
     client = None
     module: Optional[OffloadedModule] = None
     if args.server:
-        from edge_offload.link.client import Client
-        from edge_offload.link.keys import KeyStore
+        from edge_offload.link.security.keys import KeyStore
+        from edge_offload.link.transport.client import Client
 
         def on_state(state: Any, cause: str) -> None:
             if module is not None:

@@ -149,7 +149,7 @@ def _executor() -> List[Finding]:
 def _built() -> List[Finding]:
     """Build all that is built on first use; findings for what could not be."""
     from edge_offload.capture import build
-    from edge_offload.split import clocks
+    from edge_offload.split.bounds import clocks
 
     findings = []
     for what, one in (("virtual GPU", build.build), ("server's steps", build.build_nodes), ("planner", clocks.library)):
@@ -194,7 +194,7 @@ def _npm() -> List[Finding]:
 
 
 def _keys(directory: Optional[str]) -> List[Finding]:
-    from edge_offload.link.keys import ROLES, KeyStore
+    from edge_offload.link.security.keys import ROLES, KeyStore
 
     store = KeyStore(directory)
     findings = []
@@ -235,8 +235,8 @@ def _link(server: Optional[str], keys: Optional[str]) -> List[Finding]:
     if not server:
         return [Finding(WARN, "link", "not tried", "name a server: --server tcp://host:5700")]
     from edge_offload.execute.fingerprint import differences, fingerprint, two_torches
-    from edge_offload.link.client import Client
-    from edge_offload.link.keys import KeyStore
+    from edge_offload.link.security.keys import KeyStore
+    from edge_offload.link.transport.client import Client
     from edge_offload.server.status import ServerStatus
 
     try:

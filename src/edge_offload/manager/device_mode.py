@@ -18,8 +18,8 @@ from torch import nn
 
 from edge_offload.errors import EdgeOffloadError, LinkLost, RemoteError
 from edge_offload.execute.tensors import TensorSpec
-from edge_offload.link.client import Client
 from edge_offload.link.replies import LinkState
+from edge_offload.link.transport.client import Client
 from edge_offload.manager.patience import Patience, PatienceLimits
 from edge_offload.manager.runners import Attempt, FailedAttempt
 from edge_offload.modes import Mode

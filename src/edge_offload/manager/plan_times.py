@@ -12,9 +12,9 @@ from typing import Sequence, Tuple
 
 import numpy as np
 
-from edge_offload.split.cost import CostModel
-from edge_offload.split.plan import Plan
-from edge_offload.split.simulate import Compiled, compile_plan, sweep
+from edge_offload.split.model.cost import CostModel
+from edge_offload.split.model.plan import Plan
+from edge_offload.split.model.simulate import Compiled, compile_plan, sweep
 
 #: Bytes per second at which plans are simulated.
 GRID = np.geomspace(1e3, 1e8, 101)

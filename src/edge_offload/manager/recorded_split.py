@@ -15,13 +15,13 @@ from edge_offload.capture.blobs import MAX_BLOB_BYTES
 from edge_offload.capture.connect import say
 from edge_offload.errors import ProtocolError, Unsupported
 from edge_offload.execute.tensors import pack
-from edge_offload.link.client import Client
+from edge_offload.link.transport.client import Client
 from edge_offload.manager.runners import Attempt
 from edge_offload.manager.split_mode import OPEN_TIMEOUT_S, REOPEN_S, Opening, Specs, SplitRunner
 from edge_offload.memory import flat_bytes
 from edge_offload.sequence import wire
 from edge_offload.sequence.build import Program
-from edge_offload.split.network import Network
+from edge_offload.split.model.network import Network
 
 NAMES_PER_QUESTION = 256
 MOST_REOPEN_S = 600.0

@@ -17,9 +17,9 @@ from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.executor import ModuleExecutor, canonical_input
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.tensors import TensorSpec
-from edge_offload.link.client import Client
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.replies import LinkState
+from edge_offload.link.transport.client import Client
 from edge_offload.manager.account import account
 from edge_offload.manager.forecast import Expected, Forecaster
 from edge_offload.manager.hedge import Hedge, Outcome

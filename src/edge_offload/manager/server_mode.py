@@ -15,8 +15,8 @@ import torch
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolError, Refused
 from edge_offload.execute.fingerprint import differences, two_torches
 from edge_offload.execute.tensors import TensorSpec, pack, unpack
-from edge_offload.link.client import Client
 from edge_offload.link.replies import LinkState, Reply
+from edge_offload.link.transport.client import Client
 from edge_offload.manager.patience import Patience, PatienceLimits
 from edge_offload.manager.runners import Attempt, FailedAttempt
 from edge_offload.models.registry import Scalar

@@ -35,7 +35,7 @@ from edge_offload.manager.split_inferences import Inference, record
 from edge_offload.manager.split_owing import OwingRecorder, copied
 from edge_offload.manager.split_reads import Held, Series
 from edge_offload.modes import Mode
-from edge_offload.split.network import Network
+from edge_offload.split.model.network import Network
 
 REPEATS = 3
 """Runs after which a segment is taken for an inference."""

@@ -15,15 +15,15 @@ import torch
 
 from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
-from edge_offload.link.client import Client
 from edge_offload.link.replies import Reply
+from edge_offload.link.transport.client import Client
 from edge_offload.manager.forecast import Expected
 from edge_offload.manager.plan_times import PlanTimes
 from edge_offload.manager.runners import Attempt
-from edge_offload.split.cost import CostModel
-from edge_offload.split.network import Network
-from edge_offload.split.plan import Side
-from edge_offload.split.planners import PlanTable
+from edge_offload.split.model.cost import CostModel
+from edge_offload.split.model.network import Network
+from edge_offload.split.model.plan import Side
+from edge_offload.split.planners.table import PlanTable
 from edge_offload.split.runtime.pieces import cut, decode_piece, encode_piece
 from edge_offload.split.runtime.progress import Progress, busy_clock
 from edge_offload.split.runtime.tables import ReadyPlan

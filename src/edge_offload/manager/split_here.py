@@ -37,7 +37,7 @@ MAX_LEFT = 16
 """Times in a row that the program did something else than the inference that was waited for."""
 LOOK_S = 0.25
 """While inferences are computed here anyway, whether the plan of the moment divides them is asked as often as that.
-What is known of an idle link changes no sooner (:class:`~edge_offload.link.estimate.prober.Prober`)."""
+What is known of an idle link changes no sooner (:class:`~edge_offload.link.transport.prober.Prober`)."""
 MAX_RUNS = 4 * REPEATS
 """Of an inference that is cut, without the same being used of it twice and kept."""
 SAY_AFTER = 8

@@ -18,7 +18,7 @@ from edge_offload.errors import LinkLost
 from edge_offload.manager.recorded_split import RecordedSplit
 from edge_offload.manager.split_cut import Uses
 from edge_offload.manager.split_reads import Later
-from edge_offload.split.network import Network
+from edge_offload.split.model.network import Network
 from edge_offload.split.runtime.tracing import located_along
 
 FETCH_S = 120.0

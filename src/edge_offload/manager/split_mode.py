@@ -25,25 +25,25 @@ from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError, RemoteError
 from edge_offload.execute.heap import keep_freed
 from edge_offload.execute.tensors import TensorSpec, pack
-from edge_offload.link.client import Client
 from edge_offload.link.replies import LinkState, Reply
+from edge_offload.link.transport.client import Client
 from edge_offload.manager.patience import Patience, PatienceLimits
 from edge_offload.manager.plan_times import PlanTimes
 from edge_offload.manager.runners import Attempt, FailedAttempt
 from edge_offload.manager.split_frame import Counted, Frame, Planned, Threads
 from edge_offload.models.registry import Scalar
 from edge_offload.modes import Mode
-from edge_offload.split.cost import CostModel, Link
-from edge_offload.split.network import Network
-from edge_offload.split.objective import Objective
-from edge_offload.split.plan import Plan
-from edge_offload.split.planners import DEFAULT, Effort, plan_table
-from edge_offload.split.profile import Profile, cost_model, measure
-from edge_offload.split.reference import shared_values
+from edge_offload.split.model.cost import CostModel, Link
+from edge_offload.split.model.network import Network
+from edge_offload.split.model.objective import Objective
+from edge_offload.split.model.plan import Plan
+from edge_offload.split.model.reference import shared_values
+from edge_offload.split.planners.space import Space
+from edge_offload.split.planners.table import DEFAULT, Effort, plan_table
+from edge_offload.split.runtime.profile import Profile, cost_model, measure
 from edge_offload.split.runtime.streaming import best_stream
 from edge_offload.split.runtime.tables import ReadyPlan, ready
 from edge_offload.split.runtime.tracing import trace
-from edge_offload.split.space import Space
 
 BANDWIDTHS = tuple(
     1e6 * rate

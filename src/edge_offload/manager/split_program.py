@@ -17,10 +17,10 @@ from edge_offload.capture import connect, device
 from edge_offload.capture.remote import WorkerRemote
 from edge_offload.errors import BadInput
 from edge_offload.execute.fingerprint import two_torches
-from edge_offload.link.client import Client, Timings
-from edge_offload.link.estimate.prober import Prober
-from edge_offload.link.keys import KeyStore
 from edge_offload.link.replies import LinkState
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client, Timings
+from edge_offload.link.transport.prober import Prober
 from edge_offload.manager.recorded_split import RecordedSplit
 from edge_offload.manager.split_device import SplitRecorder
 from edge_offload.manager.split_here import SplitHereRecorder, here

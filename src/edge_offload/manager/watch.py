@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import Callable, Deque, Iterator, Optional, Tuple
 
-from edge_offload.link.client import Client
+from edge_offload.link.transport.client import Client
 
 #: Frames whose longest silence makes the limit, and the fewest of them.
 FRAMES, FEWEST = 64, 8

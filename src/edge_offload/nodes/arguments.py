@@ -19,7 +19,7 @@ import sys
 from typing import Callable, Dict, List, Optional, Sequence
 
 from edge_offload.errors import BadInput
-from edge_offload.link.names import NAMED_LINKS
+from edge_offload.link.emulate.names import NAMED_LINKS
 from edge_offload.manager.policy import POLICIES
 from edge_offload.modes import names
 from edge_offload.outputs import check_folder, check_output
@@ -91,13 +91,13 @@ def opened(there: Rule, read: Callable[[str], None], *words: str) -> Rule:
 
 
 def _read_video(value: str) -> None:
-    from edge_offload.nodes.frames import VideoFile
+    from edge_offload.nodes.camera.frames import VideoFile
 
     VideoFile(value).read()
 
 
 def _read_images(value: str) -> None:
-    from edge_offload.nodes.frames import ImageFolder
+    from edge_offload.nodes.camera.frames import ImageFolder
 
     ImageFolder(value).read()
 
@@ -109,7 +109,7 @@ def _read_calibration(value: str) -> None:
 
 
 def _read_bag(value: str) -> None:
-    from edge_offload.nodes.bag import open_bag
+    from edge_offload.nodes.camera.bag import open_bag
 
     open_bag(value).close()
 
@@ -226,7 +226,7 @@ def _without_images(given: Sequence[str]) -> List[str]:
     if bag == "none" or any(argument.endswith("agrnav.launch") for argument in given):
         return []
     try:
-        from edge_offload.nodes.bag import image_topic, open_bag
+        from edge_offload.nodes.camera.bag import image_topic, open_bag
 
         image_topic(open_bag(bag), "" if topic == "camera/image_raw" else topic)
     except ImportError:

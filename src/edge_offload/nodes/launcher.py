@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
+import pathlib
 import signal
 import sys
 
@@ -15,15 +16,21 @@ INTERRUPTED = 130
 _REPLACED = "_EDGE_OFFLOAD_PYTHON_IN_USE"
 
 
+def module_of(node: str) -> str:
+    """The module of a node, which lies in one of the folders here."""
+    (path,) = pathlib.Path(__file__).parent.glob(f"*/{node}.py")
+    return f"edge_offload.nodes.{path.parent.name}.{node}"
+
+
 def main(node: str) -> None:
-    """Run the node in module ``edge_offload.nodes.<node>`` and exit with its code."""
+    """Run a node and exit with its code."""
     _use_configured_python()
     # roslaunch ends nodes by SIGINT, and a shell has what it starts in the background ignore that. rospy listens to it
     # in any case, but only after the imports, which take seconds: a node told to end before would never know
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        module = importlib.import_module(f"edge_offload.nodes.{node}")
-        from edge_offload.nodes.base import run_node
+        module = importlib.import_module(module_of(node))
+        from edge_offload.nodes.common.base import run_node
 
         code = run_node(module.NODE)
     except ModuleNotFoundError as error:

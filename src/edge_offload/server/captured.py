@@ -12,19 +12,19 @@ from typing import Any, Dict, List, Sequence, Tuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import edge_offload.split.locality  # noqa: F401 - the rules of locality are registered there
+import edge_offload.split.model.locality  # noqa: F401 - the rules of locality are registered there
 from edge_offload.capture.allowlist import NAMESPACES, REFUSED
 from edge_offload.capture.blobs import DIGEST_BYTES, MAX_BLOB_BYTES, BlobStore
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, Unsupported
 from edge_offload.execute.tensors import TensorSpec
-from edge_offload.link.peers import Request
+from edge_offload.link.transport.peers import Request
 from edge_offload.sequence import OperatorSequence, wire
 from edge_offload.sequence.build import Program, tensor_digest
 from edge_offload.sequence.evaluate import call
 from edge_offload.sequence.operators import Operator
 from edge_offload.sequence.schemas import enumerated, overload
 from edge_offload.sequence.values import DYNAMIC, Value, contiguous_strides
-from edge_offload.split.footprint import find_rule
+from edge_offload.split.footprints.registry import find_rule
 
 MAX_OPERATORS = 20_000
 MAX_CONSTANT_BYTES = 1 << 30

@@ -27,7 +27,7 @@ from edge_offload.execute.tensors import MAX_TENSORS, pack, unpack
 from edge_offload.models.cache import write_atomic
 from edge_offload.sequence import OperatorSequence, opaque, sequence_hash, wire
 from edge_offload.sequence.build import Program, tensor_digest
-from edge_offload.split.profile import Profile
+from edge_offload.split.runtime.profile import Profile
 
 MAX_KEPT = 32
 """Sequences on disk; the one that was written longest ago makes room."""

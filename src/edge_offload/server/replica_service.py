@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, RemoteError
 from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descriptors, pack, unpack
-from edge_offload.link.peers import Peer, Request
+from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.modes import Mode
 from edge_offload.server.replicas import Replica, ReplicaPool
 from edge_offload.server.results import FrameResult, ResultFeed

@@ -13,9 +13,9 @@ from edge_offload.errors import EdgeOffloadError, ProtocolError
 from edge_offload.execute import devices
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.threads import pin
-from edge_offload.link.keys import KeyStore
-from edge_offload.link.listener import Listener
-from edge_offload.link.peers import Peer, Request
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.listener import Listener
+from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.models.registry import Scalar
 from edge_offload.server.fair_queue import FairQueue
 from edge_offload.server.replica_service import Quota, ReplicaService

@@ -17,9 +17,9 @@ from edge_offload.sequence import sequence_hash
 from edge_offload.sequence.build import Program
 from edge_offload.server.kept_splits import KeptSplits
 from edge_offload.server.replicas import Replica, ReplicaPool
-from edge_offload.split.network import Network
-from edge_offload.split.profile import Profile, measure
-from edge_offload.split.reference import shared_values
+from edge_offload.split.model.network import Network
+from edge_offload.split.model.reference import shared_values
+from edge_offload.split.runtime.profile import Profile, measure
 from edge_offload.split.runtime.tracing import located_along, trace
 
 MAX_LEARNT = 8

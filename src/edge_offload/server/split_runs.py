@@ -12,14 +12,14 @@ from typing import Callable, Dict, Mapping, Optional, Tuple
 import torch
 
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, RemoteError
-from edge_offload.link.peers import Peer, Request
+from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.server.fair_queue import FairQueue
 from edge_offload.server.split_models import Learnt
 from edge_offload.server.worker import Worker
-from edge_offload.split.network import Network
-from edge_offload.split.plan import Side
-from edge_offload.split.profile import Profile
+from edge_offload.split.model.network import Network
+from edge_offload.split.model.plan import Side
 from edge_offload.split.runtime.pieces import decode_piece, encode_piece
+from edge_offload.split.runtime.profile import Profile
 from edge_offload.split.runtime.progress import Progress
 from edge_offload.split.runtime.tables import ReadyPlan
 

@@ -10,14 +10,14 @@ from typing import Any, Callable, Dict, Optional, Sequence
 from edge_offload.capture.blobs import BlobStore
 from edge_offload.errors import BadInput, ProtocolError, Refused
 from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descriptors, unpack
-from edge_offload.link.peers import Peer, Request
+from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.server import captured
 from edge_offload.server.kept_splits import KeptSplits
 from edge_offload.server.replicas import ReplicaPool
 from edge_offload.server.split_models import Learnt, SplitModels
 from edge_offload.server.split_runs import Session, SplitRuns, guarded
 from edge_offload.server.worker import Worker
-from edge_offload.split.plan import Plan
+from edge_offload.split.model.plan import Plan
 from edge_offload.split.runtime.tables import MAX_PLANS, ready
 
 MAX_OPEN = 4

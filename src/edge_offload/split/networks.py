@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from edge_offload.split.network import Network
+from edge_offload.split.model.network import Network
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Per channel, of the images that classifiers are trained on."""

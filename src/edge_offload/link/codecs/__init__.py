@@ -6,14 +6,14 @@ input that repeats. ``select`` says what ``auto`` would take; :class:`Selector` 
 compiles the inner loops ahead of the first frame, ``status`` says which ones serve.
 """
 
-from .catalogue import CODECS, codec_names
-from .choice import DEFAULT_LINK_BYTES_PER_S, Selector, encode, select
-from .coding import decode
-from .difference import TEMPORAL
-from .kernels import prepare, status
-from .method import NotApplicable
-from .payload import DEFAULT_MAX_BYTES, Encoded
-from .stream import ReceiveStream, ReferenceMissing, SendStream
+from edge_offload.link.codecs.catalogue import CODECS, codec_names
+from edge_offload.link.codecs.choice import DEFAULT_LINK_BYTES_PER_S, Selector, encode, select
+from edge_offload.link.codecs.coding import decode
+from edge_offload.link.codecs.difference import TEMPORAL
+from edge_offload.link.codecs.inner.kernels import prepare, status
+from edge_offload.link.codecs.method import NotApplicable
+from edge_offload.link.codecs.payload import DEFAULT_MAX_BYTES, Encoded
+from edge_offload.link.codecs.stream import ReceiveStream, ReferenceMissing, SendStream
 
 __all__ = [
     "CODECS",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Dict, List, Tuple
 
 from edge_offload.errors import BadInput
-
-from . import image, lossy, packing, palette, plain
-from .method import Method
+from edge_offload.link.codecs import image, lossy, packing, palette, plain
+from edge_offload.link.codecs.method import Method
 
 METHODS: Dict[str, Method] = {
     method.name: method

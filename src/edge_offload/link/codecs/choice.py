@@ -18,13 +18,12 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import numpy as np
 
 from edge_offload.errors import BadInput
-
-from .coding import decode, encode_as
-from .difference import TEMPORAL, decode_difference, encode_difference
-from .image import frame_of
-from .method import NotApplicable
-from .payload import Encoded, check_array, check_buffers, check_descriptor
-from .portable import NONE
+from edge_offload.link.codecs.coding import decode, encode_as
+from edge_offload.link.codecs.difference import TEMPORAL, decode_difference, encode_difference
+from edge_offload.link.codecs.image import frame_of
+from edge_offload.link.codecs.inner.portable import NONE
+from edge_offload.link.codecs.method import NotApplicable
+from edge_offload.link.codecs.payload import Encoded, check_array, check_buffers, check_descriptor
 
 AUTO = "auto"
 RAW = "raw"

@@ -7,9 +7,8 @@ from typing import Any, Dict, Mapping, Sequence
 import numpy as np
 
 from edge_offload.errors import ProtocolError
-
-from .catalogue import CODECS, codec_named
-from .payload import DEFAULT_MAX_BYTES, Encoded, check_buffers, check_descriptor
+from edge_offload.link.codecs.catalogue import CODECS, codec_named
+from edge_offload.link.codecs.payload import DEFAULT_MAX_BYTES, Encoded, check_buffers, check_descriptor
 
 
 def encode_as(name: str, array: np.ndarray, options: Mapping[str, Any]) -> Encoded:

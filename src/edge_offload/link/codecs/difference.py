@@ -8,12 +8,12 @@ from typing import Any, Dict, List
 import numpy as np
 
 from edge_offload.errors import ProtocolError
-
-from . import entropy, image, kernels
-from .method import Coded, NotApplicable
-from .payload import Encoded, Header, Params, array_from, bytes_of, take_int
-from .plain import unshuffled
-from .portable import GRADIENT, NONE, Frame, block_grid
+from edge_offload.link.codecs import entropy, image
+from edge_offload.link.codecs.inner import kernels
+from edge_offload.link.codecs.inner.portable import GRADIENT, NONE, Frame, block_grid
+from edge_offload.link.codecs.method import Coded, NotApplicable
+from edge_offload.link.codecs.payload import Encoded, Header, Params, array_from, bytes_of, take_int
+from edge_offload.link.codecs.plain import unshuffled
 
 TEMPORAL: Dict[str, str] = {"temporal+zstd": "zstd", "temporal+lz4": "lz4"}
 """Codecs that need a stream: name -> byte compressor."""

@@ -9,8 +9,7 @@ import lz4.block
 import zstandard
 
 from edge_offload.errors import BadInput, ProtocolError
-
-from .payload import Buffer
+from edge_offload.link.codecs.payload import Buffer
 
 KINDS = ("", "lz4", "zstd")
 """'' stores the bytes as they are."""

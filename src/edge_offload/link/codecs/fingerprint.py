@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .payload import bytes_of
+from edge_offload.link.codecs.payload import bytes_of
 
 _BLOCK = 4096  # words of 8 bytes
 

@@ -8,11 +8,11 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import numpy as np
 
 from edge_offload.errors import ProtocolError
-
-from . import entropy, kernels
-from .method import Coded, Method, NotApplicable
-from .payload import Header, array_from, bytes_of, take_int
-from .portable import NONE, PREDICTORS, Frame
+from edge_offload.link.codecs import entropy
+from edge_offload.link.codecs.inner import kernels
+from edge_offload.link.codecs.inner.portable import NONE, PREDICTORS, Frame
+from edge_offload.link.codecs.method import Coded, Method, NotApplicable
+from edge_offload.link.codecs.payload import Header, array_from, bytes_of, take_int
 
 _LEAST_SIDE = 4  # pixels; anything smaller is not worth predicting
 _SAMPLE_ROWS = 32

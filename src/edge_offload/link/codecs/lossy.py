@@ -7,12 +7,11 @@ from typing import Any, List, Mapping, Tuple
 import numpy as np
 
 from edge_offload.errors import BadInput, ProtocolError
-
-from . import entropy, image
-from .method import Coded, Method, NotApplicable
-from .payload import Header, array_from, take_int
-from .plain import one_part, shuffled, unshuffled
-from .portable import NONE
+from edge_offload.link.codecs import entropy, image
+from edge_offload.link.codecs.inner.portable import NONE
+from edge_offload.link.codecs.method import Coded, Method, NotApplicable
+from edge_offload.link.codecs.payload import Header, array_from, take_int
+from edge_offload.link.codecs.plain import one_part, shuffled, unshuffled
 
 DEFAULT_QUALITY = 90
 

@@ -8,8 +8,7 @@ from typing import Any, Callable, List, Mapping, Tuple
 import numpy as np
 
 from edge_offload.errors import BadInput
-
-from .payload import Buffer, Header, Params
+from edge_offload.link.codecs.payload import Buffer, Header, Params
 
 Coded = Tuple[Params, List[Buffer]]
 

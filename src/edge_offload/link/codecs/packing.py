@@ -7,12 +7,12 @@ from typing import Any, List, Mapping, Tuple
 import numpy as np
 
 from edge_offload.errors import ProtocolError
-
-from . import entropy, kernels
-from .method import Coded, Method, NotApplicable
-from .palette import unsigned
-from .payload import Buffer, Header, array_from, take_int
-from .plain import shuffled, unshuffled
+from edge_offload.link.codecs import entropy
+from edge_offload.link.codecs.inner import kernels
+from edge_offload.link.codecs.method import Coded, Method, NotApplicable
+from edge_offload.link.codecs.palette import unsigned
+from edge_offload.link.codecs.payload import Buffer, Header, array_from, take_int
+from edge_offload.link.codecs.plain import shuffled, unshuffled
 
 MOST_VALUES = 16
 _MOST_LEVELS = 6

@@ -11,12 +11,12 @@ from typing import Any, List, Mapping, Tuple
 import numpy as np
 
 from edge_offload.errors import ProtocolError
-
-from . import entropy, image, kernels
-from .method import Coded, Method, NotApplicable
-from .payload import Header, array_from, take_int
-from .plain import shuffled, unshuffled
-from .portable import GRADIENT, NONE, PALETTE_LIMIT, Frame
+from edge_offload.link.codecs import entropy, image
+from edge_offload.link.codecs.inner import kernels
+from edge_offload.link.codecs.inner.portable import GRADIENT, NONE, PALETTE_LIMIT, Frame
+from edge_offload.link.codecs.method import Coded, Method, NotApplicable
+from edge_offload.link.codecs.payload import Header, array_from, take_int
+from edge_offload.link.codecs.plain import shuffled, unshuffled
 
 _PICTURE = 32  # from this many values on the indices are taken for a picture, below for labels
 _KEYS = {"layout", "interleaved", "colour", "picture", "counts"}

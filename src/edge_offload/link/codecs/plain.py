@@ -7,10 +7,10 @@ from typing import Any, List, Mapping
 import numpy as np
 
 from edge_offload.errors import ProtocolError
-
-from . import entropy, kernels
-from .method import Coded, Method, any_array
-from .payload import Buffer, Header, array_from, bytes_of
+from edge_offload.link.codecs import entropy
+from edge_offload.link.codecs.inner import kernels
+from edge_offload.link.codecs.method import Coded, Method, any_array
+from edge_offload.link.codecs.payload import Buffer, Header, array_from, bytes_of
 
 
 def one_part(header: Header, parts: List[memoryview]) -> memoryview:

@@ -21,13 +21,20 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
-
-from . import fingerprint
-from .catalogue import codec_named
-from .choice import AUTO, Selector
-from .coding import decode, encode_as
-from .difference import TEMPORAL, decode_difference, encode_difference
-from .payload import DEFAULT_MAX_BYTES, Encoded, Header, check_array, check_buffers, check_descriptor, take_int
+from edge_offload.link.codecs import fingerprint
+from edge_offload.link.codecs.catalogue import codec_named
+from edge_offload.link.codecs.choice import AUTO, Selector
+from edge_offload.link.codecs.coding import decode, encode_as
+from edge_offload.link.codecs.difference import TEMPORAL, decode_difference, encode_difference
+from edge_offload.link.codecs.payload import (
+    DEFAULT_MAX_BYTES,
+    Encoded,
+    Header,
+    check_array,
+    check_buffers,
+    check_descriptor,
+    take_int,
+)
 
 DEFAULT_RING = 8
 _HASH_LIMIT = (1 << 64) - 1

@@ -6,7 +6,7 @@ Three kinds of evidence, none of which asks a network emulator or a radio for it
   without the time that it waited behind an earlier one;
 * while a transfer is under way: the kernel's count of acknowledged bytes. It can only lower the estimate (the next hop
   may buffer), and it is what shows a collapse before the transfer has ended;
-* probes when nothing travels (:mod:`edge_offload.link.estimate.prober`).
+* probes when nothing travels (:mod:`edge_offload.link.transport.prober`).
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from typing import Dict, List, Mapping, Tuple
 
 import torch
 
-from edge_offload.split.check import add, covers
-from edge_offload.split.footprint import Range
-from edge_offload.split.locality import LocalityMap
-from edge_offload.split.reference import Half
+from edge_offload.split.footprints.registry import Range
+from edge_offload.split.model.check import add, covers
+from edge_offload.split.model.locality import LocalityMap
+from edge_offload.split.model.reference import Half
 
 
 class PieceHalf(Half):

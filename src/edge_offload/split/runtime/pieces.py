@@ -10,10 +10,10 @@ from edge_offload.errors import ProtocolError
 from edge_offload.execute.tensors import TensorSpec, pack, unpack
 from edge_offload.link import codecs
 from edge_offload.sequence import DYNAMIC
-from edge_offload.split.cost import MAX_PIECES, PIECE_BYTES
-from edge_offload.split.footprint import Range
-from edge_offload.split.locality import LocalityMap
-from edge_offload.split.plan import Transfer
+from edge_offload.split.footprints.registry import Range
+from edge_offload.split.model.cost import MAX_PIECES, PIECE_BYTES
+from edge_offload.split.model.locality import LocalityMap
+from edge_offload.split.model.plan import Transfer
 from edge_offload.split.runtime.progress import Progress
 
 MAX_DYNAMIC_BYTES = 16 << 20

@@ -9,10 +9,10 @@ from typing import Callable, Dict, List, Mapping, Optional, Set, Tuple
 import torch
 
 from edge_offload.errors import ProtocolError
-from edge_offload.split.check import add, covers
-from edge_offload.split.footprint import Range
-from edge_offload.split.locality import LocalityMap
-from edge_offload.split.plan import Side, Transfer
+from edge_offload.split.footprints.registry import Range
+from edge_offload.split.model.check import add, covers
+from edge_offload.split.model.locality import LocalityMap
+from edge_offload.split.model.plan import Side, Transfer
 from edge_offload.split.runtime.half import PieceHalf
 from edge_offload.split.runtime.tables import ReadyPlan
 
@@ -24,7 +24,7 @@ class Progress:
         ready: the plan.
         side: which half this is.
         located: the sequence and its axes.
-        shared: what both sides have (see :func:`edge_offload.split.reference.shared_values`).
+        shared: what both sides have (see :func:`edge_offload.split.model.reference.shared_values`).
         slowdown: emulate a machine that is so many times slower.
     """
 

@@ -12,11 +12,11 @@ from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from edge_offload.split.check import BadPlan, check
-from edge_offload.split.cost import CostModel
-from edge_offload.split.locality import LocalityMap
-from edge_offload.split.plan import Plan, Side, Step, Transfer
-from edge_offload.split.simulate import compile_plan, sweep
+from edge_offload.split.model.check import BadPlan, check
+from edge_offload.split.model.cost import CostModel
+from edge_offload.split.model.locality import LocalityMap
+from edge_offload.split.model.plan import Plan, Side, Step, Transfer
+from edge_offload.split.model.simulate import compile_plan, sweep
 
 WAVES = (2, 4)
 DEPTHS = (6, 24, 80)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
-from edge_offload.split.check import check
-from edge_offload.split.cost import CostModel, OperatorCost, Payload
-from edge_offload.split.footprint import Range
-from edge_offload.split.locality import LocalityMap, union
-from edge_offload.split.plan import Plan, Side
-from edge_offload.split.simulate import Block, Compiled, compile_plan
+from edge_offload.split.footprints.registry import Range
+from edge_offload.split.model.check import check
+from edge_offload.split.model.cost import CostModel, OperatorCost, Payload
+from edge_offload.split.model.locality import LocalityMap, union
+from edge_offload.split.model.plan import Plan, Side
+from edge_offload.split.model.simulate import Block, Compiled, compile_plan
 
 MAX_PLANS = 256
 

@@ -12,8 +12,8 @@ from torch import nn
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.sequence import opaque
 from edge_offload.sequence.build import from_module
-from edge_offload.split.locality import LocalityMap, analyse, axis_choices
-from edge_offload.split.network import Network
+from edge_offload.split.model.locality import LocalityMap, analyse, axis_choices
+from edge_offload.split.model.network import Network
 
 _ONE_AT_A_TIME = threading.Lock()  # torch.export keeps state of its own outside the threads
 

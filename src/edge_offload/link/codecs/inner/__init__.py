@@ -1,0 +1,1 @@
+"""Inner loops of the codecs: compiled, and the same in numpy."""

@@ -1,0 +1,121 @@
+"""Inner loops of the codecs: compiled where possible, numpy otherwise, with the same bits from both."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Tuple
+
+import numpy as np
+
+from edge_offload.link.codecs.inner import portable
+from edge_offload.link.codecs.inner.native import Builder
+from edge_offload.link.codecs.inner.portable import Frame
+
+_builder = Builder()
+_TYPE_CODE = {"i": 1, "f": 2}  # order of a palette; unsigned and bool: 0
+
+
+def prepare() -> str:
+    """Build the compiled kernels now instead of beside the first frames; returns :func:`status`."""
+    _builder.module(wait=True)
+    return status()
+
+
+def status() -> str:
+    """One line for ``doctor``: which kernels serve, and why not the compiled ones."""
+    if _builder.module() is not None:
+        return "compiled kernels"
+    if _builder.why_not:
+        return f"numpy kernels (slower, same bits): {_builder.why_not}"
+    return "numpy kernels while the compiled ones are being built"
+
+
+def residual(pixels: np.ndarray, frame: Frame) -> np.ndarray:
+    """See :func:`portable.residual`."""
+    return _frame_call("residual", portable.residual, pixels, frame)
+
+
+def pixels(planes: np.ndarray, frame: Frame) -> np.ndarray:
+    """See :func:`portable.pixels`."""
+    return _frame_call("pixels", portable.pixels, planes, frame)
+
+
+def _frame_call(name: str, fallback: Any, data: np.ndarray, frame: Frame) -> np.ndarray:
+    module = _builder.module()
+    if module is None:
+        plain: np.ndarray = fallback(data, frame)
+        return plain
+    out = np.empty(frame.size, np.uint8)
+    getattr(module, name)(
+        data, out, frame.images, frame.channels, frame.height, frame.width,
+        frame.interleaved, frame.predictor, frame.colour,
+    )  # fmt: skip
+    return out
+
+
+def blend(temporal: np.ndarray, spatial: np.ndarray, frame: Frame) -> Tuple[np.ndarray, np.ndarray]:
+    """See :func:`portable.blend`; ``temporal`` may be overwritten."""
+    module = _builder.module()
+    if module is None:
+        return portable.blend(temporal, spatial, frame)
+    images, down, across = portable.block_grid(frame)
+    choice = np.empty(images * down * across, np.uint8)
+    module.blend(temporal, spatial, choice, frame.images, frame.channels, frame.height, frame.width)
+    return temporal, choice
+
+
+def unblend(planes: np.ndarray, reference: np.ndarray, choice: np.ndarray, frame: Frame) -> np.ndarray:
+    """See :func:`portable.unblend`."""
+    module = _builder.module()
+    if module is None:
+        return portable.unblend(planes, reference, choice, frame)
+    out = np.empty(frame.size, np.uint8)
+    module.unblend(
+        planes, reference, choice, out, frame.images, frame.channels, frame.height, frame.width,
+        frame.interleaved, frame.colour,
+    )  # fmt: skip
+    return out
+
+
+def shuffle(data: np.ndarray, item: int) -> np.ndarray:
+    """See :func:`portable.shuffle`."""
+    module = _builder.module()
+    if module is None:
+        return portable.shuffle(data, item)
+    out = np.empty(data.size, np.uint8)
+    module.shuffle(data, out, item)
+    return out
+
+
+def unshuffle(data: np.ndarray, item: int) -> np.ndarray:
+    """See :func:`portable.unshuffle`."""
+    module = _builder.module()
+    if module is None:
+        return portable.unshuffle(data, item)
+    out = np.empty(data.size, np.uint8)
+    module.unshuffle(data, out, item)
+    return out
+
+
+def palette(bits: np.ndarray, kind: str, limit: int) -> Optional[Tuple[np.ndarray, List[np.ndarray]]]:
+    """See :func:`portable.palette`."""
+    module = _builder.module()
+    if module is None:
+        return portable.palette(bits, kind, limit)
+    outer, channels, inner = bits.shape
+    index = np.empty(bits.size, np.uint8)
+    values = np.empty((channels, portable.PALETTE_LIMIT), np.uint64)
+    item = bits.dtype.itemsize
+    counts = module.palette(bits, index, values, outer, channels, inner, item, _TYPE_CODE.get(kind, 0), limit)
+    if counts is None:
+        return None
+    return index, [values[channel, :count].astype(bits.dtype) for channel, count in enumerate(counts)]
+
+
+def gather(index: np.ndarray, palettes: np.ndarray, outer: int, inner: int) -> np.ndarray:
+    """See :func:`portable.gather`."""
+    module = _builder.module()
+    if module is None:
+        return portable.gather(index, palettes, outer, inner)
+    out = np.empty(index.size, palettes.dtype)
+    module.gather(index, palettes, out, outer, len(palettes), inner, palettes.dtype.itemsize)
+    return out

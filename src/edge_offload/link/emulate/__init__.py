@@ -1,0 +1,1 @@
+"""An emulated radio link in front of a server."""

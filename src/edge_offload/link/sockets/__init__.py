@@ -1,0 +1,1 @@
+"""What connections need of the operating system: ports, wake-ups, counts of bytes, and few log lines."""

@@ -1,0 +1,1 @@
+"""Connections between robot and server over ZeroMQ: messages, both ends, requests and their answers."""

@@ -1,0 +1,411 @@
+"""The robot's end of the link: requests as Futures, over a connection that heals itself and never queues for the dead.
+
+One thread owns the sockets. Each connection is a fresh socket with a fresh epoch, so nothing written for one connection
+can reach another. While the state is not READY, requests fail at once; when the link is lost, the pending ones do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import os
+import random
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Future
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+import zmq
+
+from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Refused
+from edge_offload.link.estimate.clock import ClockReading
+from edge_offload.link.estimate.estimator import LinkEstimator
+from edge_offload.link.estimate.scheduling import ThreadCounts, Waits
+from edge_offload.link.replies import LinkState, Reply, Transfer
+from edge_offload.link.security.keys import KeyStore, split_address
+from edge_offload.link.sockets.wakeup import Wakeup
+from edge_offload.link.transport import messages
+from edge_offload.link.transport.attention import Attention
+from edge_offload.link.transport.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Terms, Timings
+from edge_offload.link.transport.incoming import Incoming, OnNotify
+from edge_offload.link.transport.messages import DEFAULT_LIMITS, Limits, Message
+from edge_offload.link.transport.waiting import Item, OnPart, WaitingRequests
+
+__all__ = ["Client", "LinkState", "Reply", "Timings", "Transfer"]
+
+log = logging.getLogger(__name__)
+
+#: Between the end of one attempt to connect and the next (seconds).
+LEAST_PAUSE_S = 0.05
+
+
+class Client:
+    """A connection to one server, kept up by a thread of its own.
+
+    Args:
+        address: ``tcp://host:port`` of the server (or of an emulated link in front of it).
+        keys: key directory; the default one if None.
+        hello: dict for the server's ``welcome`` callable, or a function that makes it anew for every connection.
+        on_state: called with (state, cause) on every change, on the link's thread; must return at once.
+        on_notify: called with (kind, body, buffers) for what the server sends unasked, on the link's thread.
+        timings: timeouts and heartbeat.
+        limits: bounds on one message, both ways.
+        max_pending: requests that may wait for an answer; more fail at once. The server's own limits on requests and
+            bytes that wait are kept, too.
+
+    Attributes:
+        estimator: what the link carries, learnt from every transfer.
+        counters: what has happened, by name.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        keys: Optional[KeyStore] = None,
+        hello: Union[Dict[str, Any], Callable[[], Dict[str, Any]], None] = None,
+        on_state: Optional[Callable[[LinkState, str], None]] = None,
+        on_notify: Optional[OnNotify] = None,
+        timings: Timings = DEFAULT_TIMINGS,
+        limits: Limits = DEFAULT_LIMITS,
+        max_pending: int = 64,
+    ) -> None:
+        host, port = split_address(address)
+        self.address = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
+        self.counters: Counter = Counter()
+        self.session = os.urandom(16).hex()
+        self.estimator = LinkEstimator()
+        self._keys = keys if keys is not None else KeyStore()
+        self._hello = hello if hello is not None else {}
+        self._on_state = on_state
+        self._timings = timings
+        self._limits = limits
+        self._max_pending = max_pending
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._state = LinkState.CONNECTING
+        self._cause = "not started"
+        self._error: Optional[EdgeOffloadError] = None
+        self._welcome: Dict[str, Any] = {}
+        self._terms = Terms()
+        self._clock = ClockReading()
+        self._epoch = 0
+        self._ids = itertools.count(1)
+        self._requests = WaitingRequests()
+        self._near, self._far, self._counts = Waits(), Waits(), ThreadCounts()
+        self._incoming = Incoming(
+            self.address, self._requests, self.estimator, self._near, self._far, self.counters, on_notify
+        )
+        self._attentions: List[Attention] = []
+        self._stop = threading.Event()
+        self._wakeup = Wakeup()
+        self._thread: Optional[threading.Thread] = None
+
+    @property
+    def state(self) -> LinkState:
+        """Where the link stands now."""
+        return self._state
+
+    @property
+    def cause(self) -> str:
+        """Why the link stands there, in words."""
+        return self._cause
+
+    @property
+    def welcome(self) -> Dict[str, Any]:
+        """What the server's ``welcome`` callable returned for the latest connection."""
+        return self._welcome
+
+    @property
+    def clock(self) -> ClockReading:
+        """The server's clock: ``offset_s``, ``error_s``, ``rtt_s``, ``warning``."""
+        return self._clock
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits for its answer."""
+        return self._requests.count > 0
+
+    @property
+    def scheduling_s(self) -> Tuple[float, float]:
+        """Robot, server: how long a thread of the link waits for a processor, of late; 0 where that is not known."""
+        return self._near.typical_s, self._far.typical_s
+
+    def start(self) -> Client:
+        """Begin to connect; returns at once.
+
+        Raises:
+            BadInput: no key is known for the server.
+        """
+        self._keys.server_public(self.address)
+        self._keys.ensure_pair("client")
+        self._thread = threading.Thread(target=self._run, name="edge_offload-client", daemon=True)
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Disconnect for good; what is pending fails with LinkLost."""
+        self._stop.set()
+        self._wakeup.wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self) -> Client:
+        return self.start()
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def wait_ready(self, timeout_s: float) -> Dict[str, Any]:
+        """Wait until requests can be sent; returns :attr:`welcome`.
+
+        Raises:
+            Refused: the server turned this robot away.
+            LinkLost: there was no connection within ``timeout_s``.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while self._state is not LinkState.READY:
+                if self._state is LinkState.REFUSED and self._error is not None:
+                    raise self._error
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or self._state is LinkState.CLOSED:
+                    raise LinkLost(
+                        f"no connection to {self.address} within {timeout_s:g} s ({self._cause})",
+                        remedy="check that 'edge-offload serve' runs there and that the address is right",
+                    )
+                self._changed.wait(left_s)
+            return self._welcome
+
+    def request(
+        self,
+        kind: str,
+        body: Optional[Dict[str, Any]] = None,
+        buffers: Sequence[Any] = (),
+        timeout_s: float = 5.0,
+        on_part: Optional[OnPart] = None,
+    ) -> Future:
+        """Ask the server; the Future yields a :class:`Reply`, or raises what went wrong.
+
+        ``buffers`` are C-contiguous (bytes, numpy arrays) and must not be changed until the Future is done: large ones
+        are not copied. Callbacks of the Future run on the link's thread, and so does ``on_part``, which is called with
+        (body, buffers, bytes on the wire) for what the server sends ahead of the answer.
+
+        The Future raises LinkLost (no connection, connection broke, no answer in ``timeout_s``, too much waiting
+        already), or the error that the server answered with.
+
+        Raises:
+            BadInput: the request cannot travel (name, body, size).
+        """
+        future: Future = Future()
+        problem = self._submit("request", kind, body, messages.byte_views(buffers), future, timeout_s, on_part)
+        if problem is not None:
+            future.set_exception(problem)
+        return future
+
+    @contextlib.contextmanager
+    def attend(self) -> Iterator[Attention]:
+        """Watch the link closely meanwhile; see :mod:`edge_offload.link.transport.attention`."""
+        attention = Attention()
+        with self._lock:
+            self._attentions = [*self._attentions, attention]
+        self._wakeup.wake()
+        try:
+            yield attention
+        finally:
+            with self._lock:
+                self._attentions = [each for each in self._attentions if each is not attention]
+
+    def let_go(self, timeout_s: float) -> None:
+        """Wait until what was asked for has been given to ZeroMQ, but no longer than ``timeout_s``.
+
+        The link's thread needs the interpreter lock for that: a thread that goes on to compute would keep it waiting.
+        """
+        self._requests.sent.wait(timeout_s)
+
+    def notify(self, kind: str, body: Optional[Dict[str, Any]] = None, buffers: Sequence[Any] = ()) -> None:
+        """Tell the server something; no answer follows. ``buffers`` are copied.
+
+        Raises:
+            BadInput: it cannot travel.
+            LinkLost: there is no connection.
+        """
+        copies = [memoryview(bytes(view)) for view in messages.byte_views(buffers)]
+        problem = self._submit("notify", kind, body, copies, None, 0.0)
+        if problem is not None:
+            raise problem
+
+    # ------------------------------------------------------------------ any thread
+
+    def _submit(
+        self,
+        type_: str,
+        kind: str,
+        body: Optional[Dict[str, Any]],
+        buffers: List[memoryview],
+        future: Optional[Future],
+        timeout_s: float,
+        on_part: Optional[OnPart] = None,
+    ) -> Optional[LinkLost]:
+        now = time.monotonic()
+        message = Message(type_, self._epoch, next(self._ids), messages.check_name(kind), body or {}, (), buffers)
+        header = messages.pack_header(message, self._limits)
+        sizes = [len(header), *(view.nbytes for view in buffers)]
+        problem = messages.first_over(sizes, self._limits)
+        if problem:
+            raise BadInput(problem, remedy="send it in pieces")
+        size = messages.wire_bytes(sizes)
+        with self._lock:
+            if self._state is not LinkState.READY or message.epoch != self._epoch:
+                return LinkLost(f"no connection to {self.address}: {self._cause}")
+            terms = self._terms
+            problem = messages.first_over(sizes, terms.message) if terms.message else None
+            if problem:
+                raise BadInput(f"{problem} of the server", remedy="send it in pieces")
+            item = Item(message, header, future, now, now + timeout_s, bytes_up=size, on_part=on_part)
+            in_the_way = self._requests.admit(item, min(self._max_pending, terms.requests), terms.bytes)
+            if in_the_way:
+                return LinkLost(f"{in_the_way} for {self.address} already")
+        self._wakeup.wake()
+        return None
+
+    # ------------------------------------------------------------------ the link's thread
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        hang_ups = 0
+        context = zmq.Context()
+        try:
+            while not self._stop.is_set():
+                refused: Optional[EdgeOffloadError] = None
+                self._epoch = random.SystemRandom().getrandbits(62) + 1
+                was_ready = False
+                dialled_s = time.monotonic()
+                try:
+                    self._serve(context)
+                except ConnectionLost as lost:
+                    was_ready = self._state is LinkState.READY
+                    hang_ups = hang_ups + 1 if lost.hung_up else 0
+                    refused = lost.refused if hang_ups < 2 else self._other_key()
+                    reason = str(refused) if refused is not None else lost.reason
+                except EdgeOffloadError as error:
+                    refused, reason = error, str(error)
+                else:
+                    break
+                self._lost(reason, refused)
+                pause_s = LEAST_PAUSE_S if was_ready else min(self._timings.backoff_cap_s, max(0.05, pause_s * 2))
+                # it counts from the beginning of the attempt: one that has waited for an answer need not wait again
+                left_s = pause_s if was_ready else pause_s - (time.monotonic() - dialled_s)
+                # half of the pause is random, so that many robots do not come back in step
+                self._stop.wait(max(left_s, LEAST_PAUSE_S) * random.uniform(0.5, 1.0))
+        finally:
+            self._set_state(LinkState.CLOSED, "closed")
+            self._incoming.fail_all(LinkLost(f"the connection to {self.address} was closed"))
+            context.destroy(linger=0)
+
+    def _other_key(self) -> Refused:
+        host, port = split_address(self.address)
+        return Refused(
+            f"{self.address} hangs up in the key exchange: it is not the server whose key is known here",
+            remedy=f"edge-offload keys trust --server {host}:{port} KEY (there, 'edge-offload keys list' prints it)",
+        )
+
+    def _serve(self, context: zmq.Context) -> None:
+        """One connection, from dialling to its end; returns only when the client is closed."""
+        hello = self._hello() if callable(self._hello) else self._hello
+        dialled = Dialled(
+            context,
+            self.address,
+            pair=self._keys.ensure_pair("client"),
+            server_public=self._keys.server_public(self.address),
+            hello={"app": hello, "session": self.session},
+            epoch=self._epoch,
+            timings=self._timings,
+            limits=self._limits,
+            far=self._far,
+        )
+        with dialled:
+            self._counts.find()
+            poller = zmq.Poller()
+            poller.register(self._wakeup.descriptor, zmq.POLLIN)
+            for socket in dialled.sockets:
+                poller.register(socket, zmq.POLLIN)
+            while not self._stop.is_set():
+                poller.poll(math.ceil(self._poll_s(dialled) * 1e3))
+                self._wakeup.clear()
+                self._look(time.monotonic())
+                # what has arrived is looked at before any timeout: this thread may itself have been late
+                for message, received_s, size in dialled.receive():
+                    self._incoming.take(message, received_s, size, self._epoch, self._clock)
+                attentions = self._attentions
+                dialled.attentive = bool(attentions)
+                dialled.check(self.busy)
+                for attention in attentions:
+                    attention.note(time.monotonic(), dialled.quiet_since_s(), *dialled.progress())
+                self._measure(dialled)
+                if dialled.ready and self._state is not LinkState.READY:
+                    self._ready(dialled)
+                if dialled.ready:
+                    self._send(dialled)
+                self._incoming.expire()
+
+    def _look(self, now: float) -> None:
+        """Take down how long this end has waited for its processors."""
+        if self._near.due(now):
+            self._near.note(now, *self._counts.total(now))
+            self.estimator.late_s = sum(self.scheduling_s)
+
+    def _waited(self, begin: float, end: float) -> float:
+        if self._counts.stuck():
+            return end - begin
+        return self._near.between(begin, end) + self._far.between(begin, end)
+
+    def _measure(self, dialled: Dialled) -> None:
+        now = time.monotonic()
+        reading = dialled.clock.reading
+        if reading is not self._clock:
+            self._clock = reading
+            self.estimator.round_trip(now, reading.rtt_s)
+        if dialled.ready:
+            self.estimator.progress(now, *dialled.progress(), self._waited)
+
+    def _poll_s(self, dialled: Dialled) -> float:
+        return max(0.0, min(dialled.due_s(self.busy), self._requests.due_s()) - time.monotonic())
+
+    def _ready(self, dialled: Dialled) -> None:
+        with self._changed:
+            self._welcome, self._terms = dialled.welcome, dialled.terms
+        self.counters["connections"] += 1
+        self._set_state(LinkState.READY, f"connected to {self.address}")
+
+    def _send(self, dialled: Dialled) -> None:
+        while True:
+            item = self._requests.next()
+            if item is None:
+                return
+            dialled.send(item.header, item.message.buffers)
+
+    def _lost(self, reason: str, refused: Optional[EdgeOffloadError]) -> None:
+        self._error = refused
+        self.estimator.lost()
+        self._set_state(LinkState.REFUSED if refused is not None else LinkState.LOST, reason)
+        self._incoming.fail_all(LinkLost(f"the connection to {self.address} was lost: {reason}"))
+
+    def _set_state(self, state: LinkState, cause: str) -> None:
+        with self._changed:
+            if (state, cause) == (self._state, self._cause):
+                return
+            changed = state is not self._state
+            self._state, self._cause = state, cause
+            self._changed.notify_all()
+        if changed:
+            log.info("link: %s: %s", state.value, cause)
+        if self._on_state is not None:
+            try:
+                self._on_state(state, cause)
+            except Exception:
+                # the application's bug must not take the link down with it
+                log.exception("link: on_state() failed")

@@ -1,0 +1,301 @@
+"""The server's door: who gets in, how many, and how much of a message libzmq may gather before it is delivered.
+
+libzmq assembles a whole multipart message in memory before the application sees any of it, and its own bound
+(``ZMQ_MAXMSGSIZE``) counts one part only: an authenticated peer could fill the memory with parts of 1 MB. The gate
+compares what the kernel has received on each connection with what was delivered to the application, and breaks a
+connection whose difference passes the bound. It runs on a thread of its own: a slow handler does not open the door.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import struct
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Dict, Optional, Tuple
+
+import zmq
+from zmq.utils import z85
+
+from edge_offload.errors import BadInput
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.sockets import tcp
+from edge_offload.link.sockets.sparingly import Sparingly
+
+log = logging.getLogger(__name__)
+rare = Sparingly(log)
+
+# how long until the next look: at least, and at most
+TICK_S = 0.01
+IDLE_S = 0.1
+REFRESH_S = 0.25
+# faster than that no peer fills its bound between two looks
+FASTEST_BYTES_PER_S = 2e9
+# what a peer may send before its first message is delivered: greeting, handshake and hello
+PRELUDE_BYTES = 256 << 10
+# delivered, yet still on its way through the kernel's and libzmq's own buffers
+SLACK_BYTES = 8 << 20
+
+
+@dataclass
+class _Door:
+    """One accepted connection."""
+
+    tcp: tcp.Connection
+    opened_s: float
+    user: Optional[str] = None  # unknown until its first message is delivered
+    delivered: int = 0
+    received: int = 0
+    heard_s: float = 0.0
+
+
+@dataclass
+class _Entrant:
+    """One successful handshake."""
+
+    key: str
+    name: str
+    entered_s: float
+    door: Optional[_Door] = None  # unknown until its first message is delivered
+
+
+class Gate:
+    """Answers ZAP requests from the allow-list and bounds connections (see the module).
+
+    Args:
+        context: the listener's own context (ZAP has one handler per context).
+        router: the bound ROUTER socket; its monitor is opened here, before bind.
+        keys: where the allow-list is; changes are seen without a restart, and revoked peers are cut.
+        loopback: also let in the client pair of the same directory.
+        max_undelivered_bytes: bound on bytes received from one peer and not yet delivered.
+        max_handshakes_per_key: handshakes of one key that are or may become connections.
+        counters: what happened, by reason; shared with the listener.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context,
+        router: zmq.Socket,
+        keys: KeyStore,
+        *,
+        loopback: bool,
+        max_undelivered_bytes: int,
+        max_connections: int,
+        max_handshakes_per_key: int,
+        hello_timeout_s: float,
+        counters: Counter,
+    ) -> None:
+        self._keys = keys
+        self._loopback = loopback
+        self._bound = max_undelivered_bytes + SLACK_BYTES
+        self._max_connections = max_connections
+        self._max_handshakes_per_key = max_handshakes_per_key
+        self._hello_timeout_s = hello_timeout_s
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._doors: Dict[int, _Door] = {}
+        self._entrants: Dict[str, _Entrant] = {}
+        self._serial = itertools.count(1)
+        self._allowed: Dict[str, str] = {}
+        self._stamp: Optional[Tuple[object, ...]] = None
+        self._monitor: zmq.Socket = router.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+        )
+        self._zap: zmq.Socket = context.socket(zmq.REP)
+        self._zap.linger = 0
+        self._zap.bind("inproc://zeromq.zap.01")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edge_offload-gate", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer; nobody gets in before."""
+        self._refresh_allow_list()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread and close its sockets."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        with self._lock:
+            self._monitor.close(0)
+            self._zap.close(0)
+
+    def delivered(self, user: str, descriptor: int, wire_bytes: int) -> None:
+        """Note that a message of ``user`` (ZAP's id of the handshake) reached the application."""
+        with self._lock:
+            entrant = self._entrants.get(user)
+            if entrant is None:
+                return
+            if entrant.door is None:
+                # its ACCEPTED event was queued before any of its messages: read the events, then the table is current
+                self._read_events()
+                door = self._doors.get(descriptor)
+                if door is None or door.user is not None:
+                    return
+                door.user, entrant.door = user, door
+            entrant.door.delivered += wire_bytes
+
+    def identity(self, user: str) -> Optional[Tuple[str, str]]:
+        """Public key and name of the peer behind a handshake; None if it is not in any more."""
+        with self._lock:
+            entrant = self._entrants.get(user)
+            return (entrant.key, entrant.name) if entrant else None
+
+    def quiet_s(self, user: str) -> Optional[float]:
+        """Seconds since bytes last arrived from ``user``; None if its connection is gone."""
+        with self._lock:
+            entrant = self._entrants.get(user)
+            door = entrant.door if entrant else None
+            if door is None or self._doors.get(door.tcp.descriptor) is not door:
+                return None
+            return time.monotonic() - door.heard_s
+
+    def cut(self, user: str, reason: str) -> None:
+        """Break the connection of ``user``."""
+        with self._lock:
+            entrant = self._entrants.get(user)
+            if entrant and entrant.door:
+                self._break(entrant.door, reason)
+
+    def connections(self) -> int:
+        """TCP connections open now, authenticated or not."""
+        with self._lock:
+            return len(self._doors)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._zap, zmq.POLLIN)
+        # its descriptor, not the socket: the listener's thread reads it, too, under the lock
+        poller.register(self._monitor.getsockopt(zmq.FD), zmq.POLLIN)
+        looked_s = refreshed_s = 0.0
+        wait_s = TICK_S
+        while not self._stop.is_set():
+            ready = dict(poller.poll(int(wait_s * 1e3)))
+            if self._zap in ready:
+                self._answer()
+            now = time.monotonic()
+            if ready or now - looked_s >= TICK_S:
+                looked_s = now
+                with self._lock:
+                    self._read_events()
+                    wait_s = self._look(now)
+                    if now - refreshed_s >= REFRESH_S:
+                        refreshed_s = now
+                        self._refresh_allow_list()
+                        self._turn_out(now)
+
+    def _read_events(self) -> None:
+        while True:
+            try:
+                event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            kind, descriptor = struct.unpack("=hi", event)
+            if kind == zmq.EVENT_ACCEPTED:
+                self._accepted(descriptor)
+            elif kind in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
+                self._forget(descriptor)
+
+    def _accepted(self, descriptor: int) -> None:
+        now = time.monotonic()
+        self._forget(descriptor)
+        try:
+            door = _Door(tcp.Connection(descriptor), now, heard_s=now)
+        except OSError:
+            return  # came and went
+        self._doors[descriptor] = door
+        self._counters["connections"] += 1
+        if len(self._doors) > self._max_connections:
+            self._break(door, "too many connections")
+
+    def _forget(self, descriptor: int) -> None:
+        door = self._doors.pop(descriptor, None)
+        if door is not None and door.user is not None:
+            self._entrants.pop(door.user, None)
+
+    def _break(self, door: _Door, reason: str) -> None:
+        name = self._entrants[door.user].name if door.user in self._entrants else "a peer that has not said hello"
+        if door.tcp.shutdown():
+            self._counters[f"cut: {reason}"] += 1
+            rare.warning("link: cut the connection of %s: %s", name, reason)
+        self._forget(door.tcp.descriptor)
+
+    def _look(self, now: float) -> float:
+        """Break connections that are over a bound; returns the seconds until the next could be."""
+        wait_s = IDLE_S
+        for door in list(self._doors.values()):
+            counters = door.tcp.counters()
+            if counters is None:
+                # closed by libzmq, its event is on the way
+                continue
+            if counters.received != door.received:
+                door.received, door.heard_s = counters.received, now
+            if door.user is None:
+                if counters.received > PRELUDE_BYTES:
+                    self._break(door, "too many bytes before hello")
+                elif now - door.opened_s > self._hello_timeout_s:
+                    self._break(door, "no hello in time")
+                wait_s = TICK_S
+            elif counters.received - door.delivered > self._bound:
+                self._break(door, "message over the size limit")
+            else:
+                left = self._bound - (counters.received - door.delivered)
+                wait_s = min(wait_s, max(TICK_S, left / FASTEST_BYTES_PER_S))
+        return wait_s
+
+    def _turn_out(self, now: float) -> None:
+        """Cut peers whose key was revoked; forget handshakes that led to nothing."""
+        for user, entrant in list(self._entrants.items()):
+            if entrant.door is None:
+                if now - entrant.entered_s > 2 * self._hello_timeout_s:
+                    del self._entrants[user]
+            elif entrant.key not in self._allowed:
+                self._break(entrant.door, "key revoked")
+
+    def _refresh_allow_list(self) -> None:
+        stamp = self._keys.allow_list_stamp()
+        if stamp == self._stamp:
+            return
+        try:
+            allowed = self._keys.clients()
+            own = self._keys.pair("client") if self._loopback else None
+        except BadInput as error:
+            # half-edited by hand: keep what was valid, say so once per change
+            log.error("link: allow-list not re-read: %s", error)
+            self._stamp = stamp
+            return
+        if own is not None:
+            allowed.setdefault(own.public, "this machine")
+        self._stamp, self._allowed = stamp, allowed
+
+    def _answer(self) -> None:
+        """One ZAP request (RFC 27): version, request id, domain, address, routing id, mechanism, key."""
+        frames = self._zap.recv_multipart()
+        request_id = frames[1] if len(frames) > 1 else b""
+        status, text, user = b"400", b"not understood", ""
+        if len(frames) == 7 and frames[0] == b"1.0" and frames[5] == b"CURVE" and len(frames[6]) == 32:
+            self._refresh_allow_list()
+            key = z85.encode(frames[6]).decode("ascii")
+            name = self._allowed.get(key)
+            if name is None:
+                text = b"key not on the allow-list"
+                self._counters["refused: unknown key"] += 1
+                where = frames[3].decode("ascii", "replace")
+                rare.warning("link: refused a peer at %s with unknown key %s", where, key)
+            elif self._handshakes_of(key) >= self._max_handshakes_per_key:
+                status, text = b"300", b"too many connections"  # RFC 27: try again later
+                self._counters["refused: too many of one key"] += 1
+                rare.warning("link: %s connects too often", name)
+            else:
+                status, text, user = b"200", b"welcome", f"{next(self._serial)}"
+                with self._lock:
+                    self._entrants[user] = _Entrant(key, name, time.monotonic())
+        self._zap.send_multipart([b"1.0", request_id, status, text, user.encode("ascii"), b""])
+
+    def _handshakes_of(self, key: str) -> int:
+        with self._lock:
+            return sum(entrant.key == key for entrant in self._entrants.values())

@@ -1,0 +1,138 @@
+"""What a client receives: answers and parts of them for whoever waits, notifications, and what never came."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from typing import Any, Callable, Dict, List, Optional, Union
+
+from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
+from edge_offload.link.estimate.clock import ClockReading
+from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, SAMPLE_BYTES, LinkEstimator
+from edge_offload.link.estimate.scheduling import Waits
+from edge_offload.link.replies import Reply, Transfer
+from edge_offload.link.transport import messages
+from edge_offload.link.transport.messages import PROBE, Message
+from edge_offload.link.transport.waiting import Item, WaitingRequests
+
+log = logging.getLogger(__name__)
+
+#: Told of what the server sends unasked: kind, body, buffers.
+OnNotify = Callable[[str, Dict[str, Any], List[memoryview]], None]
+
+
+class Incoming:
+    """Completes what waits for the server. Used by the link's thread.
+
+    Args:
+        address: of the server, for what is told.
+        requests: what waits for an answer.
+        estimator: learns from every transfer.
+        near, far: how long threads have waited for a processor here, and at the server.
+        counters: what happened, by name; shared with the client.
+        on_notify: told of what the server sends unasked.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        requests: WaitingRequests,
+        estimator: LinkEstimator,
+        near: Waits,
+        far: Waits,
+        counters: Counter,
+        on_notify: Optional[OnNotify],
+    ) -> None:
+        self._address = address
+        self._requests = requests
+        self._estimator = estimator
+        self._near, self._far = near, far
+        self._counters = counters
+        self._on_notify = on_notify
+
+    def take(self, message: Message, received_s: float, size: int, epoch: int, reading: ClockReading) -> None:
+        """One message that arrived at ``received_s`` with ``size`` bytes.
+
+        Args:
+            epoch: of the connection; what belongs to an earlier one is dropped.
+            reading: the server's clock.
+        """
+        if message.epoch != epoch:
+            self._counters["dropped: other epoch"] += 1
+        elif message.type == "notify":
+            self._notified(message)
+        elif message.type == "part":
+            self._part(message, size)
+        elif message.type == "error" and message.id == 0:
+            self._counters["told: malformed"] += 1
+            log.warning("link: %s says: %s", self._address, messages.error_from(message.body))
+        elif message.type in ("reply", "error"):
+            item = self._requests.answered(message.id)
+            if item is None:
+                self._counters["dropped: late"] += 1
+            elif message.type == "error":
+                self._finish(item, messages.error_from(message.body))
+            elif len(message.times) != 2:
+                self._finish(item, ProtocolError("reply without times"))
+            else:
+                there_s, answered_s = (reading.to_local(seconds) for seconds in message.times)
+                self._far.told(answered_s, message.body)
+                tells = max(item.bytes_up, size) >= SAMPLE_BYTES
+                transfer = Transfer(
+                    item.queued_s,
+                    item.sent_s,
+                    there_s,
+                    answered_s,
+                    received_s,
+                    reading.error_s,
+                    item.bytes_up,
+                    size,
+                    self._waited(item.sent_s, there_s) if tells else 0.0,
+                    self._waited(answered_s, received_s) if tells else 0.0,
+                )
+                self._estimator.transfer(transfer, ACTIVE if item.message.name == PROBE else PASSIVE)
+                self._finish(item, Reply(message.body, message.buffers, transfer))
+        else:
+            self._counters["malformed"] += 1
+
+    def _waited(self, begin: float, end: float) -> float:
+        return self._near.between(begin, end) + self._far.between(begin, end)
+
+    def _part(self, message: Message, size: int) -> None:
+        item = self._requests.asked(message.id)
+        if item is None or item.on_part is None:
+            self._counters["dropped: late"] += 1
+            return
+        try:
+            item.on_part(message.body, message.buffers, size)
+        except Exception:
+            # the application's bug must not take the link down with it
+            log.exception("link: on_part() failed for %s", item.message.name)
+
+    def _notified(self, message: Message) -> None:
+        if self._on_notify is None:
+            return
+        try:
+            self._on_notify(message.name, message.body, message.buffers)
+        except Exception:
+            # the application's bug must not take the link down with it
+            log.exception("link: on_notify() failed for %s", message.name)
+
+    def expire(self) -> None:
+        """Give up what has waited for too long."""
+        now = time.monotonic()
+        for item in self._requests.expired(now):
+            self._counters["timeouts"] += 1
+            waited_s = now - item.queued_s
+            self._finish(item, LinkLost(f"{self._address} did not answer {item.message.name} in {waited_s:.2f} s"))
+
+    def fail_all(self, error: LinkLost) -> None:
+        """The connection is over: nothing is answered any more."""
+        # the state is not READY any more, so nothing is added to the outbox behind our back
+        for item in self._requests.all():
+            self._finish(item, error)
+
+    def _finish(self, item: Item, outcome: Union[Reply, EdgeOffloadError]) -> None:
+        if not self._requests.finish(item, outcome):
+            self._counters["dropped: cancelled"] += 1

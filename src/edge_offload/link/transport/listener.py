@@ -1,0 +1,364 @@
+"""The server's end of the link: one thread that owns a ROUTER socket and never blocks.
+
+``welcome`` and ``handle`` run on that thread and must return at once: hand work to a worker and answer later with
+:meth:`Request.reply` or :meth:`Request.fail`, from any thread, exactly once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import zmq
+
+from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused
+from edge_offload.link.estimate.scheduling import ThreadCounts
+from edge_offload.link.security.keys import KeyStore, is_loopback, split_address
+from edge_offload.link.sockets.wakeup import Wakeup
+from edge_offload.link.transport import messages
+from edge_offload.link.transport.gate import Gate
+from edge_offload.link.transport.messages import DEFAULT_LIMITS, Limits, Message, VersionMismatch
+from edge_offload.link.transport.outgoing import Outgoing
+from edge_offload.link.transport.peers import Peer, Request
+from edge_offload.link.transport.prober import PROBE, answer_probe
+from edge_offload.link.transport.roster import Roster
+
+log = logging.getLogger(__name__)
+
+OPEN_SLACK = 4 << 20
+HANDSHAKES_MORE = 8
+
+
+class Listener:
+    """Accepts robots on a TCP address (CURVE, allow-list, bounded sizes) and hands their requests to ``handle``.
+
+    Args:
+        bind: ``tcp://host:port``; port 0 takes a free one (see :attr:`address`).
+        welcome: called with (peer, hello dict); its dict goes back to the client. Raise
+            :class:`~edge_offload.errors.Refused` to turn the peer away with a reason.
+        handle: called with every :class:`Request` of a welcomed peer.
+        gone: called with (peer, reason) when a welcomed peer's connection is over.
+        keys: key directory; the default one if None.
+        limits: bounds on one message.
+        max_connections: TCP connections at once, of robots and of strangers.
+        max_connections_per_robot: of which one robot may have so many, told by its key; more are refused with "full".
+        peer_timeout_s: a peer that sends nothing (not even heartbeats) for so long is gone: the lease of what it holds.
+        max_open_requests: requests of one peer that may wait for an answer; more are refused with "full".
+        max_open_bytes: bytes of such requests; default a little more than the largest message. The client is told and
+            keeps to it, so that only a hostile one is ever cut for having too much under way.
+        clock: monotonic seconds (tests shift it).
+    """
+
+    def __init__(
+        self,
+        bind: str = "tcp://127.0.0.1:0",
+        *,
+        welcome: Callable[[Peer, Dict[str, Any]], Dict[str, Any]],
+        handle: Callable[[Request], None],
+        gone: Optional[Callable[[Peer, str], None]] = None,
+        keys: Optional[KeyStore] = None,
+        limits: Limits = DEFAULT_LIMITS,
+        peer_timeout_s: float = 3.0,
+        hello_timeout_s: float = 5.0,
+        max_connections: int = 128,
+        max_connections_per_robot: int = 32,
+        max_open_requests: int = 64,
+        max_open_bytes: Optional[int] = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counters: Counter = Counter()
+        self._bind = bind
+        self._welcome = welcome
+        self._handle = handle
+        self._gone = gone
+        self._keys = keys if keys is not None else KeyStore()
+        self._limits = limits
+        self._peer_timeout_s = peer_timeout_s
+        self._hello_timeout_s = hello_timeout_s
+        self._max_connections = max_connections
+        self._max_connections_per_robot = max_connections_per_robot
+        self._max_open_requests = max_open_requests
+        self._max_open_bytes = limits.max_message_bytes + OPEN_SLACK if max_open_bytes is None else max_open_bytes
+        self._clock = clock
+        self._instance = os.urandom(8).hex()
+        self._stop = threading.Event()
+        self._wakeup = Wakeup()
+        self._counts = ThreadCounts()
+        self._outgoing = Outgoing(limits, clock, self._wakeup, self.counters, self._counts)
+        self._address = ""
+        self._thread: Optional[threading.Thread] = None
+        self._context: Optional[zmq.Context] = None
+
+    @property
+    def address(self) -> str:
+        """``tcp://host:port`` really bound."""
+        return self._address
+
+    @property
+    def public_key(self) -> str:
+        """The key that clients must know."""
+        return self._keys.server_pair(split_address(self._bind)[0]).public
+
+    def start(self) -> Listener:
+        """Bind and serve.
+
+        Raises:
+            BadInput: the address cannot be bound, or others can reach it and there are no keys made on purpose.
+        """
+        host, port = split_address(self._bind)
+        pair = self._keys.server_pair(host)
+        loopback = is_loopback(host)
+        if loopback:
+            self._keys.ensure_pair("client")
+        self._context = zmq.Context(io_threads=2)
+        self._socket: zmq.Socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        self._socket.curve_server = True
+        self._socket.curve_secretkey = pair.secret.encode("ascii")
+        self._socket.curve_publickey = pair.public.encode("ascii")
+        self._socket.zap_domain = b"edge_offload"
+        self._socket.router_mandatory = True
+        self._socket.maxmsgsize = self._limits.max_message_bytes
+        self._socket.handshake_ivl = int(self._hello_timeout_s * 1e3)
+        self._socket.backlog = 128
+        self._socket.ipv6 = ":" in host
+        self._gate = Gate(
+            self._context,
+            self._socket,
+            self._keys,
+            loopback=loopback,
+            max_undelivered_bytes=max(self._limits.max_message_bytes, self._max_open_bytes),
+            max_connections=self._max_connections,
+            # some more than are welcomed, so that one too many is told why
+            max_handshakes_per_key=self._max_connections_per_robot + HANDSHAKES_MORE,
+            hello_timeout_s=self._hello_timeout_s,
+            counters=self.counters,
+        )
+        self._roster = Roster(self._gate, self._gone, self._peer_timeout_s, self._hello_timeout_s, self.counters)
+        self._outgoing.open(self._socket, self._roster)
+        try:
+            self._socket.bind(f"tcp://{f'[{host}]' if ':' in host else host}:{port if port else '*'}")
+        except zmq.ZMQError as error:
+            self._socket.disable_monitor()
+            self._gate.close()
+            self._context.destroy(linger=0)
+            raise BadInput(
+                f"cannot listen on {self._bind}: {error.strerror}", remedy="choose another port, or stop who uses it"
+            ) from error
+        endpoint = self._socket.last_endpoint
+        self._address = endpoint.decode("ascii") if isinstance(endpoint, bytes) else str(endpoint)
+        self._gate.start()
+        self._thread = threading.Thread(target=self._run, name="edge_offload-listener", daemon=True)
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Stop serving; connections break, ``gone`` is called for every peer."""
+        if self._thread is None:
+            return
+        self._stop.set()
+        self._wakeup.wake()
+        self._thread.join()
+        self._thread = None
+
+    def __enter__(self) -> Listener:
+        return self.start()
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def peers(self) -> List[Peer]:
+        """Welcomed peers, now."""
+        return self._roster.ready() if self._thread is not None else []
+
+    def notify(self, peer: Peer, kind: str, body: Optional[Dict[str, Any]] = None, buffers: Sequence[Any] = ()) -> None:
+        """Send a peer something that it did not ask for; nothing happens if it has gone.
+
+        Raises:
+            BadInput: it cannot be sent.
+        """
+        message = Message("notify", peer.epoch, 0, messages.check_name(kind), body or {})
+        message.buffers = messages.byte_views(buffers)
+        self._outgoing.post(peer, message)
+
+    def disconnect(self, peer: Peer, error: EdgeOffloadError) -> None:
+        """Turn a welcomed peer away: it is told why, and everything it holds ends."""
+        self._outgoing.post(peer, Message("refused", peer.epoch, 0, "", messages.error_body(error)))
+
+    # ------------------------------------------------------------------ the listener's thread
+
+    def _run(self) -> None:
+        self._counts.find()
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wakeup.descriptor, zmq.POLLIN)
+        swept_s = 0.0
+        try:
+            while not self._stop.is_set():
+                poller.poll(100)
+                self._wakeup.clear()
+                self._outgoing.flush()
+                self._drain()
+                now = time.monotonic()
+                if now - swept_s >= 0.1:
+                    swept_s = now
+                    self._roster.sweep()
+        finally:
+            self._roster.clear("the server stops")
+            # first: an event for a monitor that nobody holds the other end of would block libzmq's own thread
+            self._socket.disable_monitor()
+            self._gate.close()
+            self._socket.close(0)
+            if self._context is not None:
+                self._context.destroy(linger=0)
+
+    def _drain(self) -> None:
+        for _ in range(256):  # come back to replies and timeouts even under a flood
+            try:
+                frames = self._receive()
+            except zmq.Again:
+                return
+            if frames is not None:
+                self._take(frames)
+                self._outgoing.flush()
+
+    def _receive(self) -> Optional[List[zmq.Frame]]:
+        """One whole message; one of too many parts is taken off the socket part by part and None is returned."""
+        frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+        frames: List[zmq.Frame] = [frame]
+        size = parts = 0
+        while frame.more:
+            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            parts += 1
+            size += messages.wire_bytes([len(frame)])
+            if parts <= self._limits.max_parts + 1:
+                frames.append(frame)
+        if len(frames) < 2:
+            return None
+        user = _property(frames[1], "User-Id")
+        self._gate.delivered(user, frames[1].get(zmq.SRCFD), size)
+        if parts > self._limits.max_parts + 1:
+            peer = self._roster.sender(frames[0].bytes, user)
+            if peer is not None:
+                self._outgoing.complain(peer, 0, ProtocolError(f"message of {parts - 1} payload parts"))
+            return None
+        return frames
+
+    def _take(self, frames: List[zmq.Frame]) -> None:
+        received_s = self._clock()
+        peer = self._roster.sender(frames[0].bytes, _property(frames[1], "User-Id"))
+        if peer is None:
+            return
+        peer.heard_s = time.monotonic()
+        sizes = [len(frame) for frame in frames[1:]]
+        try:
+            problem = messages.first_over(sizes, self._limits)
+            if problem:
+                raise ProtocolError(problem)
+            message = messages.unpack_header(frames[1].buffer, self._limits)
+        except VersionMismatch as error:
+            if peer.ready:  # it spoke our version before
+                self._outgoing.complain(peer, 0, ProtocolError(error.cause))
+            else:
+                self.counters["refused: version"] += 1
+                self._outgoing.refuse(peer, error)
+            return
+        except ProtocolError as error:
+            self._outgoing.complain(peer, 0, error)
+            return
+        message.buffers = [frame.buffer for frame in frames[2:]]
+        if message.type == "hello":
+            self._hello(peer, message, received_s)
+        elif message.type not in ("request", "notify", "ping"):
+            self._outgoing.complain(peer, message.id, ProtocolError(f"a client does not send {message.type}"))
+        elif not peer.ready or message.epoch != peer.epoch:
+            self._outgoing.complain(peer, message.id, ProtocolError("say hello first"), message.epoch)
+        elif message.type == "ping":
+            self._pong(peer, message, received_s)
+        else:
+            self._dispatch(peer, message, received_s, messages.wire_bytes(sizes))
+
+    def _hello(self, peer: Peer, message: Message, received_s: float) -> None:
+        app, session = message.body.get("app"), message.body.get("session")
+        if peer.ready or not isinstance(app, dict) or not isinstance(session, str) or not 1 <= len(session) <= 64:
+            self._outgoing.complain(peer, 0, ProtocolError("malformed or repeated hello"), message.epoch)
+            return
+        peer.hello, peer.session, peer.epoch = app, session, message.epoch
+        try:
+            if sum(other.key == peer.key for other in self.peers()) >= self._max_connections_per_robot:
+                raise Refused(
+                    f"full: this robot has {self._max_connections_per_robot} connections", remedy="close one of them"
+                )
+            answer = self._welcome(peer, app)
+        except EdgeOffloadError as error:
+            self.counters["refused: by the server"] += 1
+            self._outgoing.refuse(peer, error)
+            return
+        except Exception as error:
+            # the application's bug must not take the link down with it
+            log.exception("link: welcome() failed")
+            self._outgoing.refuse(peer, Refused(f"the server failed to answer hello: {type(error).__name__}"))
+            return
+        peer.ready = True
+        body = {
+            "app": answer,
+            "server": self._instance,
+            "lease_s": self._peer_timeout_s,
+            "max_message_bytes": self._limits.max_message_bytes,
+            "max_parts": self._limits.max_parts,
+            "max_open_requests": self._max_open_requests,
+            "max_open_bytes": self._max_open_bytes,
+        }
+        self._outgoing.send(peer, Message("welcome", peer.epoch, 0, "", body, self._times(message, received_s)))
+
+    def _pong(self, peer: Peer, message: Message, received_s: float) -> None:
+        if len(message.times) != 1:
+            self._outgoing.complain(peer, message.id, ProtocolError("malformed ping"))
+            return
+        times = self._times(message, received_s)
+        self._outgoing.send(peer, Message("pong", peer.epoch, message.id, "", self._counts.body(received_s), times))
+
+    def _times(self, message: Message, received_s: float) -> Tuple[float, ...]:
+        """What lets the client place our clocks: when it sent, when we received and sent, and wall - monotonic."""
+        if len(message.times) != 1:
+            return ()
+        now = self._clock()
+        return message.times[0], received_s, now, time.time() - now
+
+    def _dispatch(self, peer: Peer, message: Message, received_s: float, bytes_up: int) -> None:
+        request = Request(peer, message, received_s, bytes_up, self._outgoing.post)
+        if message.type == "request":
+            if message.id in peer.open_requests:
+                self._outgoing.complain(peer, 0, ProtocolError("request id used twice"))
+                return
+            held = sum(peer.open_requests.values()) + bytes_up
+            if len(peer.open_requests) >= self._max_open_requests or held > self._max_open_bytes:
+                self.counters["refused: full"] += 1
+                full = Refused("full: too many requests of this robot wait for an answer", remedy="wait for replies")
+                self._outgoing.send(
+                    peer, Message("error", peer.epoch, message.id, "", messages.error_body(full), (received_s,))
+                )
+                return
+            peer.open_requests[message.id] = bytes_up
+        self.counters[message.type] += 1
+        if request.kind == PROBE:
+            answer_probe(request)
+            return
+        try:
+            self._handle(request)
+        except Exception as error:
+            # the request failed, the server lives
+            log.exception("link: handling %s of %s failed", request.kind, peer.name)
+            if not request.answered:
+                request.fail(error)
+
+
+def _property(frame: zmq.Frame, name: str) -> str:
+    try:
+        return str(frame.get(name))
+    except zmq.ZMQError:
+        return ""

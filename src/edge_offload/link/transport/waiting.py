@@ -1,0 +1,134 @@
+"""A client's requests that wait to be sent or to be answered: how much may wait, until when, and whose answer came.
+
+Requests are admitted by any thread; everything else is the link's thread's.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, Union
+
+from edge_offload.errors import EdgeOffloadError
+from edge_offload.link.replies import Reply
+from edge_offload.link.transport.messages import Message
+
+#: Told of what comes ahead of an answer: body, buffers, bytes on the wire.
+OnPart = Callable[[Dict[str, Any], List[memoryview], int], None]
+
+
+@dataclass
+class Item:
+    """One message of the client.
+
+    Attributes:
+        header: its first part, packed.
+        future: who waits for the answer; None for a notification.
+        queued_s, deadline_s: when it was handed over, and until when it is waited for.
+        bytes_up: what it takes on the wire.
+        sent_s: when it was given to ZeroMQ; 0 before.
+        on_part: told of what comes ahead of the answer.
+    """
+
+    message: Message
+    header: bytes
+    future: Optional[Future]
+    queued_s: float
+    deadline_s: float
+    bytes_up: int
+    sent_s: float = 0.0
+    on_part: Optional[OnPart] = None
+
+
+class WaitingRequests:
+    """Counts requests and bytes from :meth:`admit` to :meth:`finish`. ``sent`` is set while none waits to be sent."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._outbox: Deque[Item] = deque()
+        self._asked: Dict[int, Item] = {}
+        self._deadlines: List[Tuple[float, int]] = []
+        self._bytes = 0
+        self.count = 0
+        self.sent = threading.Event()
+
+    def admit(self, item: Item, most: int, most_bytes: int) -> str:
+        """Queue ``item``, unless ``most`` requests or ``most_bytes`` wait; returns what is in the way, if anything."""
+        with self._lock:
+            if self.count >= most or self._bytes + item.bytes_up > most_bytes:
+                return f"{self.count} requests ({self._bytes >> 10} KiB) wait"
+            self.count += 1
+            self._bytes += item.bytes_up
+            self._outbox.append(item)
+            self.sent.clear()
+        return ""
+
+    def next(self) -> Optional[Item]:
+        """What to send next. It is noted before it is sent: a connection that breaks right then fails it, too."""
+        if not self._outbox:
+            if not self.sent.is_set():
+                with self._lock:
+                    if not self._outbox:
+                        self.sent.set()
+            return None
+        item = self._outbox.popleft()
+        item.sent_s = time.monotonic()
+        if item.future is None:
+            self._release(item)
+        else:
+            self._asked[item.message.id] = item
+            heapq.heappush(self._deadlines, (item.deadline_s, item.message.id))
+        return item
+
+    def answered(self, number: int) -> Optional[Item]:
+        """The request of this number, which waits no more; None if there is none (any more)."""
+        return self._asked.pop(number, None)
+
+    def asked(self, number: int) -> Optional[Item]:
+        """The request of this number, which goes on waiting; None if there is none."""
+        return self._asked.get(number)
+
+    def due_s(self) -> float:
+        """When the next one runs out of time."""
+        return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def expired(self, now: float) -> List[Item]:
+        """Those whose time has run out."""
+        found = []
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][1] not in self._asked):
+            item = self._asked.pop(heapq.heappop(self._deadlines)[1], None)
+            if item is not None:
+                found.append(item)
+        return found
+
+    def all(self) -> List[Item]:
+        """Everything, sent or not; nothing waits any more. The caller sees to it that nothing is admitted meanwhile."""
+        items = [*self._asked.values(), *self._outbox]
+        self._asked.clear()
+        self._outbox.clear()
+        self._deadlines.clear()
+        return items
+
+    def finish(self, item: Item, outcome: Union[Reply, EdgeOffloadError]) -> bool:
+        """Tell who waits; False if they have cancelled."""
+        self._release(item)
+        if item.future is None:
+            return True
+        try:
+            if isinstance(outcome, Reply):
+                item.future.set_result(outcome)
+            else:
+                item.future.set_exception(outcome)
+        except InvalidStateError:
+            return False
+        return True
+
+    def _release(self, item: Item) -> None:
+        with self._lock:
+            self.count -= 1
+            self._bytes -= item.bytes_up

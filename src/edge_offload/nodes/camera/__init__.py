@@ -1,0 +1,1 @@
+"""The node that publishes frames, and where frames come from."""

@@ -1,0 +1,111 @@
+"""Images out of a bag: which topic has them, and one after the other as a source of frames."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any, Iterator, Optional, Tuple
+
+import numpy as np
+import rosbag
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+
+from edge_offload.errors import BadInput
+from edge_offload.nodes.camera.frames import FrameSource
+from edge_offload.nodes.common.convert import image_to_bgr
+
+IMAGE_TYPES = {"sensor_msgs/Image": Image, "sensor_msgs/CompressedImage": CompressedImage}
+USUAL_TOPIC = "camera/image_raw"
+"""Taken out of several that have images."""
+
+
+class BagImages(FrameSource):
+    """The images of one topic in the rhythm in which they were recorded.
+
+    Args:
+        path: of the bag.
+        topic: of the images; empty: ``camera/image_raw``, or the only one that has some.
+        info_topic: of their calibration; empty: ``camera_info`` beside the images.
+
+    Attributes:
+        info: the calibration in the bag; None when there is none.
+
+    Raises:
+        BadInput: no bag, or not exactly one topic to take.
+    """
+
+    def __init__(self, path: str, topic: str = "", info_topic: str = "") -> None:
+        self._bag = open_bag(path)
+        self._topic, _ = image_topic(self._bag, topic)
+        self.name = f"images on {self._topic} in {self._bag.filename}"
+        # the median of the index; none for a single image
+        frequency = self._bag.get_type_and_topic_info([self._topic]).topics[self._topic].frequency
+        self.rate = min(1000.0, float(frequency)) if frequency else 0.0
+        self.info = self._calibration(info_topic)
+        self._messages = self._read()
+
+    def _calibration(self, topic: str) -> Optional[CameraInfo]:
+        beside = self._topic.rsplit("/compressed", 1)[0].rsplit("/", 1)[0] + "/camera_info"
+        for _, message, _ in self._bag.read_messages(topics=[topic or beside, f"/{(topic or beside).strip('/')}"]):
+            return message if message._type == "sensor_msgs/CameraInfo" else None
+        return None
+
+    def _read(self) -> Iterator[Any]:
+        return (message for _, message, _ in self._bag.read_messages(topics=[self._topic]))
+
+    def read(self) -> Optional[np.ndarray]:
+        message = next(self._messages, None)
+        return None if message is None else image_to_bgr(message)
+
+    def rewind(self) -> None:
+        self._messages = self._read()
+
+    def close(self) -> None:
+        self._bag.close()
+
+
+def open_bag(path: str) -> rosbag.Bag:
+    """Open a bag for reading.
+
+    Raises:
+        BadInput: it does not exist, is no bag, or was not closed properly.
+    """
+    path = str(pathlib.Path(path).expanduser().absolute())
+    if not pathlib.Path(path).is_file():
+        raise BadInput(f"no bag file {path}", remedy="give the path of a bag")
+    try:
+        return rosbag.Bag(path)
+    except rosbag.ROSBagUnindexedException as error:
+        raise BadInput(f"bag {path} has no index", remedy=f"run: rosbag reindex {path}") from error
+    except (rosbag.ROSBagException, OSError) as error:
+        raise BadInput(f"cannot read bag {path}: {error}") from error
+
+
+def image_topic(bag: rosbag.Bag, wanted: str) -> Tuple[str, Optional[type]]:
+    """Topic of the images in ``bag`` and its message class.
+
+    Raises:
+        BadInput: ``wanted`` has no images, or it is empty and not exactly one topic has.
+    """
+    topics = {
+        name: IMAGE_TYPES[facts.msg_type]
+        for name, facts in bag.get_type_and_topic_info().topics.items()
+        if facts.msg_type in IMAGE_TYPES and "depth" not in name.lower()
+    }
+    if wanted:
+        # as on the graph, a leading slash says no more where all names are global, and images may be compressed
+        names = {name.strip("/"): name for name in topics}
+        found = names.get(wanted.strip("/")) or names.get(f"{wanted.strip('/')}/compressed")
+        if found is None:
+            raise BadInput(
+                f"no images on topic {wanted} in {bag.filename}", remedy=f"it has: {', '.join(topics) or 'none'}"
+            )
+        return found, topics[found]
+    usual = [name for name in topics if name.strip("/") == USUAL_TOPIC] if len(topics) > 1 else []
+    if usual:
+        return usual[0], topics[usual[0]]
+    if len(topics) != 1:
+        raise BadInput(
+            f"{bag.filename} has {len(topics)} image topics",
+            remedy=f"choose one (image_topic): {', '.join(topics)}" if topics else "",
+        )
+    return next(iter(topics.items()))

@@ -1,0 +1,271 @@
+"""publishes frames of a camera, a video file, a folder of images or a bag.
+
+Publishes:
+  camera/image_raw              sensor_msgs/Image, bgr8; stamp: when the frame was read from the device, or its turn
+                                in the playback of a file or bag
+  camera/image_raw/compressed   sensor_msgs/CompressedImage, JPEG, only while somebody listens
+  camera/camera_info            sensor_msgs/CameraInfo with the frame's stamp, from ~calibration or the bag; K is zero
+                                without one; latched, and announced with the size of the images before the first of them
+  /tf_static                    where the camera is, if ~calibration holds a pose
+
+Subscribes (only with ~every_frame):
+  kapao/people                  edge_offload_msgs/PersonArray: the result that the next frame waits for
+
+A device that is unplugged is reported on /diagnostics and opened again when it comes back. A video, folder or bag that
+is missing ends the node with exit code 1. At the end of a file the node starts again with ~loop, else it stays and says
+so on /diagnostics.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Optional
+
+import numpy as np
+import rospy
+import tf2_ros
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+from std_msgs.msg import Header
+
+from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.nodes.camera.bag import BagImages
+from edge_offload.nodes.camera.calibration import fitted, load_calibration
+from edge_offload.nodes.camera.frames import Device, FrameSource, ImageFolder, SourceLost, VideoFile
+from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg
+from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.transforms import transform_message
+from edge_offload.perception.geometry import load_camera
+from edge_offload_msgs.msg import PersonArray
+
+RETRY_S = 1.0
+
+
+class CameraNode(Node):
+    """See the module's docstring."""
+
+    name = "camera_node"
+    declared = (
+        Param("video", "", "video file to play; 'sample' is the sample video"),
+        Param("images", "", "folder of images to play"),
+        Param("bag", "", "bag whose images are played"),
+        Param("topic", "", "of the images in the bag; empty: the only one that has images"),
+        Param("info_topic", "", "of their calibration in the bag; empty: camera_info beside the images"),
+        Param("device", "", "camera to read: /dev/video0, or 0"),
+        Param("rate", 0.0, "frames per second; 0: the source's own, 10 if it has none", low=0.0, high=1000.0),
+        Param("width", 0, "pixels asked of the device; 0: its default", low=0),
+        Param("height", 0, "pixels asked of the device; 0: its default", low=0),
+        Param("loop", True, "play a file again and again"),
+        Param("frames", 0, "stop publishing after so many; 0: never", low=0),
+        Param("every_frame", False, "publish the next frame when the result of the last one has come"),
+        Param("result_timeout", 60.0, "s to wait for that result before telling so", low=0.1),
+        Param("subscribers", 0, "wait for so many subscribers of the image before the first frame", low=0),
+        Param("patience", 10.0, "s to wait for them before telling so", low=0.0),
+        Param("frame_id", "camera_optical_frame", "tf frame of the images"),
+        Param("calibration", "", "YAML file of camera_calibration; none: no camera_info"),
+        Param("jpeg_quality", 90, "of the compressed image", low=1, high=100),
+    )
+
+    def start(self) -> None:
+        params = self.params
+        self._stop = threading.Event()
+        self._answered = threading.Event()
+        self._awaited: Optional[rospy.Time] = None
+        self._published = 0
+        self._waiting: Optional[np.ndarray] = None
+        self._source = self._open()
+        self._info = CameraInfo()
+        if params["calibration"]:
+            self._info = load_calibration(params["calibration"])
+            self._announce_pose()
+        elif isinstance(self._source, BagImages) and self._source.info is not None:
+            self._info = self._source.info
+        # several frames may queue here: what a slow subscriber cannot take in is its own business to drop and count
+        self._images = rospy.Publisher("camera/image_raw", Image, queue_size=8)
+        self._jpegs = rospy.Publisher("camera/image_raw/compressed", CompressedImage, queue_size=2)
+        self._infos = rospy.Publisher("camera/camera_info", CameraInfo, queue_size=8, latch=True)
+        if params["every_frame"]:
+            rospy.Subscriber("kapao/people", PersonArray, self.callback(self._on_result), queue_size=16)
+        self._thread = threading.Thread(target=self._run, name="camera", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        if not hasattr(self, "_thread"):
+            return
+        self._stop.set()
+        self._answered.set()
+        self._thread.join(5.0)
+        self._source.close()
+
+    def refresh(self) -> None:
+        self.health.value("frames published", getattr(self, "_published", 0))
+
+    def _open(self) -> FrameSource:
+        params = self.params
+        given = [key for key in ("video", "images", "bag", "device") if params[key]]
+        if len(given) != 1:
+            raise BadInput(
+                f"{'no source' if not given else 'several sources'} of frames given",
+                remedy="set exactly one of ~video, ~images, ~bag and ~device",
+            )
+        source: FrameSource
+        if params["images"]:
+            source = ImageFolder(params["images"])
+        elif params["bag"]:
+            source = BagImages(params["bag"], params["topic"], params["info_topic"])
+        elif params["device"]:
+            source = Device(params["device"], params["width"], params["height"], params["rate"])
+        else:
+            source = VideoFile(_video_path(params["video"]))
+        self.health.value("source", source.name)
+        rospy.loginfo(f"frames from {source.name}")
+        return source
+
+    def _announce_pose(self) -> None:
+        """Publish the calibrated place of the camera, for as long as the node lives."""
+        camera = load_camera(self.params["calibration"])
+        if camera.pose is None:
+            return
+        self._tf = tf2_ros.StaticTransformBroadcaster()
+        self._tf.sendTransform(
+            transform_message(camera.pose, rospy.Time.now(), camera.pose_frame, self.params["frame_id"])
+        )
+
+    def _on_result(self, message: Any) -> None:
+        if message.header.stamp == self._awaited:
+            self._answered.set()
+
+    def _run(self) -> None:
+        try:
+            self._waiting = self._next_frame()
+            if self._waiting is not None:
+                self._publish_info(rospy.Time.now(), self._waiting)
+            self._wait_for_subscribers()
+            self._play()
+        except EdgeOffloadError as error:
+            self._fail(str(error))
+        except Exception as error:
+            self.fault("camera", error)
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _wait_for_subscribers(self) -> None:
+        """Until as many as were announced are there; meanwhile, say why no frame comes."""
+        wanted, began = self.params["subscribers"], time.monotonic()
+        while self._images.get_num_connections() < wanted and not self._stop.wait(0.05):
+            waited = time.monotonic() - began
+            if waited < self.params["patience"]:
+                continue
+            cause = (
+                f"no frame published yet: {self._images.get_num_connections()} of {wanted} subscribers listen to "
+                f"{self._images.resolved_name}"
+            )
+            self.health.warn("subscribers", f"{cause} (~subscribers)")
+            rospy.logwarn_throttle(30.0, f"{cause} after {waited:.0f} s; a node that should listen has not started yet")
+        self.health.clear("subscribers")
+
+    def _fail(self, cause: str) -> None:
+        if self._stop.is_set():
+            return
+        rospy.logfatal(cause)
+        self.health.error("source", cause)
+        self.finish(cause, exit_code=1)
+
+    def _play(self) -> None:
+        params = self.params
+        period = 1.0 / (params["rate"] or self._source.rate or 10.0)
+        due = time.monotonic()
+        while not self._stop.is_set():
+            frame, self._waiting = self._waiting, None
+            if frame is None or self._source.live:
+                frame = self._next_frame()
+            if frame is None:
+                return
+            if not self._source.live and not params["every_frame"]:
+                # after a stall the rhythm goes on from now: catching up would publish a burst
+                due = max(due, time.monotonic() - period)
+                if self._stop.wait(max(0.0, due - time.monotonic())):
+                    return
+                due += period
+            self._publish(frame)
+            if params["frames"] and self._published >= params["frames"]:
+                self.health.fine(f"done: {self._published} frames published")
+                rospy.loginfo(f"{self._published} frames published, as many as asked for")
+                return
+
+    def _next_frame(self) -> Optional[np.ndarray]:
+        """The next frame; a lost device is waited for. None at the end, or on shutdown."""
+        rewound = False
+        while not self._stop.is_set():
+            try:
+                frame = self._source.read()
+            except SourceLost as error:
+                self._wait_for_device(error)
+                continue
+            if frame is not None:
+                return frame
+            if not self.params["loop"] or rewound:
+                self.health.fine(f"end of {self._source.name} after {self._published} frames")
+                rospy.loginfo(f"end of {self._source.name}: {self._published} frames published")
+                return None
+            self._source.rewind()
+            rewound = True
+        return None
+
+    def _wait_for_device(self, lost: SourceLost) -> None:
+        if self.health.error("source", f"{lost}; trying again"):
+            rospy.logerr(f"{lost}; trying again every {RETRY_S:g} s")
+        while not self._stop.wait(RETRY_S):
+            try:
+                self._source.rewind()
+            except BadInput as error:
+                self.health.error("source", f"{error}; trying again")
+                continue
+            self.health.clear("source")
+            self.health.count("times reconnected")
+            rospy.loginfo(f"{self._source.name} is back")
+            return
+
+    def _publish(self, frame: np.ndarray) -> None:
+        stamp = rospy.Time.now()
+        message = bgr_to_image(frame, _header(stamp, self.params["frame_id"]))
+        self._awaited = stamp
+        self._answered.clear()
+        self._publish_info(stamp, frame)
+        self._images.publish(message)
+        self._published += 1
+        if self._jpegs.get_num_connections():
+            self._jpegs.publish(bgr_to_jpeg(frame, message.header, self.params["jpeg_quality"]))
+        if self.params["every_frame"]:
+            self._wait_for_result()
+
+    def _publish_info(self, stamp: rospy.Time, frame: np.ndarray) -> None:
+        height, width = frame.shape[:2]
+        info = fitted(self._info, width, height) if self._info.width else CameraInfo(width=width, height=height)
+        info.header = _header(stamp, self.params["frame_id"])
+        self._infos.publish(info)
+
+    def _wait_for_result(self) -> None:
+        waited = 0.0
+        while not self._stop.is_set():
+            if self._answered.wait(self.params["result_timeout"]):
+                self.health.clear("result")
+                return
+            waited += self.params["result_timeout"]
+            self.health.warn("result", f"no result of frame {self._published} for {waited:g} s")
+            rospy.logwarn(f"waiting for the result of frame {self._published} since {waited:g} s")
+
+
+def _video_path(video: str) -> str:
+    if video != "sample":
+        return video
+    from edge_offload.models.video import sample_video
+
+    return str(sample_video())
+
+
+def _header(stamp: rospy.Time, frame_id: str) -> Header:
+    return Header(stamp=stamp, frame_id=frame_id)
+
+
+NODE = CameraNode

@@ -1,0 +1,1 @@
+"""What every node does the same way."""

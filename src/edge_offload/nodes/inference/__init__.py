@@ -1,0 +1,1 @@
+"""What nodes share whose network runs here or on a server."""

@@ -1,0 +1,210 @@
+"""What a network node takes in: images (raw or compressed), and what belongs to them: calibration, depth, pose."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Callable, Deque, Optional, Tuple
+
+import numpy as np
+import rospy
+import tf2_ros
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+
+from edge_offload.errors import BadInput
+from edge_offload.nodes.camera.calibration import camera_of, fitted
+from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.convert import depth_pixels
+from edge_offload.nodes.common.transforms import transform_of
+from edge_offload.nodes.inference.slot import Slot
+from edge_offload.perception.geometry import Locator, PinholeCamera, Transform
+
+BUFFER_BYTES = 2**24
+"""A subscriber reads so much at a time. rospy's default of 64 kB holds no image, and its age then grows without end."""
+
+SILENCE_S = 3.0
+MAX_GAP = 1000
+
+
+@dataclass
+class Frame:
+    """An image message and when it came, on the monotonic clock (seconds)."""
+
+    message: Any
+    received_s: float
+
+
+class ImageIntake:
+    """Subscribes to an image topic and puts every message into a slot; finds out by itself whether it is compressed.
+
+    Frames that were lost on the way (gaps in ``header.seq``) are counted as ``frames lost before this node``.
+    """
+
+    def __init__(self, node: Node, topic: str, transport: str, slot: Slot[Frame], keep_all: bool) -> None:
+        self._node = node
+        self._topic = topic
+        self._transport = transport
+        self._slot = slot
+        self._last: Optional[Tuple[str, int]] = None
+        self._news_s = time.monotonic()
+        self._closed = False
+        # every message reaches the slot, which is where frames give way: 64 cannot come between two looks at it.
+        # In keep_all mode nothing may be dropped, whatever comes.
+        self._queue = None if keep_all else 64
+        self._raw: Optional[rospy.Subscriber] = None
+        self._compressed: Optional[rospy.Subscriber] = None
+        if transport != "compressed":
+            self._raw = self._subscribe(topic, Image)
+        if transport == "compressed":
+            self._compressed = self._subscribe(f"{topic}/compressed", CompressedImage)
+
+    def _subscribe(self, topic: str, kind: Any) -> rospy.Subscriber:
+        return rospy.Subscriber(
+            topic, kind, self._node.callback(self._on_image), queue_size=self._queue, buff_size=BUFFER_BYTES
+        )
+
+    def _on_image(self, message: Any) -> None:
+        self._news_s = time.monotonic()
+        publisher, seq = message._connection_header.get("callerid", ""), message.header.seq
+        if self._last is not None and self._last[0] == publisher and 1 < seq - self._last[1] < MAX_GAP:
+            self._node.health.count("frames lost before this node", seq - self._last[1] - 1)
+        self._last = (publisher, seq)
+        self._slot.put(Frame(message, self._news_s))
+
+    def refresh(self) -> None:
+        """Look for a publisher, and tell when images stay away. Call it about once a second."""
+        if self._closed:
+            return
+        if self._transport == "auto":
+            self._follow_publisher()
+        health, topic = self._node.health, rospy.resolve_name(self._topic)
+        silent = time.monotonic() - self._news_s
+        if silent <= SILENCE_S:
+            health.clear("images")
+        elif self._last is None:
+            if health.warn(
+                "images", f"no image on {topic} yet; check the camera or name its topic{self._others(topic)}"
+            ):
+                rospy.logwarn(f"no image on {topic} yet{self._others(topic)}")
+        else:
+            health.warn("images", f"no image on {topic} for {silent:.0f} s")
+
+    def _follow_publisher(self) -> None:
+        raw = self._raw is not None and self._raw.get_num_connections() > 0
+        if raw and self._compressed is not None:
+            self._compressed.unregister()
+            self._compressed = None
+        if raw or self._compressed is not None:
+            return
+        compressed = f"{rospy.resolve_name(self._topic)}/compressed"
+        try:
+            published = rospy.get_published_topics()
+        except OSError:
+            # the master is away; it may come back
+            return
+        if [compressed, CompressedImage._type] in published:
+            self._compressed = self._subscribe(f"{self._topic}/compressed", CompressedImage)
+
+    @staticmethod
+    def _others(topic: str) -> str:
+        """Topics that do have images: the one asked for may be misspelt."""
+        try:
+            published = rospy.get_published_topics()
+        except OSError:
+            return ""
+        images = [name for name, kind in published if kind in (Image._type, CompressedImage._type) and name != topic]
+        seen = [name for name in images if not name.endswith(("/overlay", "/overlay/compressed"))]
+        return f" (there are images on {', '.join(sorted(seen))})" if seen else ""
+
+    def close(self) -> None:
+        """Take no more images in."""
+        self._closed = True
+        for subscriber in (self._raw, self._compressed):
+            if subscriber is not None:
+                subscriber.unregister()
+
+
+class DepthIntake:
+    """Keeps the latest depth images, to be found by the stamp of a colour image."""
+
+    def __init__(self, node: Node, topic: str, tolerance_s: float) -> None:
+        self._node = node
+        self._tolerance_s = tolerance_s
+        self._lock = threading.Lock()
+        self._recent: Deque[Any] = deque(maxlen=16)
+        rospy.Subscriber(topic, Image, node.callback(self._on_depth), queue_size=4, buff_size=BUFFER_BYTES)
+
+    def _on_depth(self, message: Any) -> None:
+        with self._lock:
+            self._recent.append(message)
+
+    def at(self, stamp: rospy.Time) -> Tuple[Optional[np.ndarray], str]:
+        """Pixels and encoding of the depth image nearest to ``stamp``; None when none is near, or it is faulty."""
+        with self._lock:
+            nearest = min(self._recent, key=lambda message: abs((message.header.stamp - stamp).to_nsec()), default=None)
+        if nearest is None or abs((nearest.header.stamp - stamp).to_sec()) > self._tolerance_s:
+            self._node.health.warn("depth", f"no depth image within {self._tolerance_s * 1e3:.0f} ms of the image")
+            return None, ""
+        try:
+            pixels, encoding = depth_pixels(nearest)
+        except BadInput as error:
+            self._node.health.count("bad depth images")
+            self._node.health.warn("depth", str(error))
+            return None, ""
+        self._node.health.clear("depth")
+        return pixels, encoding
+
+
+class CameraIntake:
+    """The camera behind the images: its calibration by ``CameraInfo``, its place by tf2."""
+
+    def __init__(self, node: Node, topic: str, world_frame: str) -> None:
+        self._node = node
+        self._world = world_frame
+        self._info: Optional[Any] = None
+        self._came = threading.Event()
+        self._cached: Optional[Tuple[Any, PinholeCamera]] = None
+        self._buffer = tf2_ros.Buffer()
+        self._listener = tf2_ros.TransformListener(self._buffer)
+        rospy.Subscriber(topic, CameraInfo, node.callback(self._on_info), queue_size=4)
+
+    def _on_info(self, message: Any) -> None:
+        self._info = message
+        self._came.set()
+
+    def size(self, wait_s: float) -> Optional[Tuple[int, int]]:
+        """Width and height of the images in pixels; None when no CameraInfo comes within ``wait_s``."""
+        if not self._came.wait(wait_s) or self._info is None or not (self._info.width and self._info.height):
+            return None
+        return self._info.width, self._info.height
+
+    def locator(self, header: Any, width: int, height: int, make: Callable[..., Locator]) -> Optional[Locator]:
+        """A locator for an image of this size taken at this stamp; None while the camera is not calibrated."""
+        camera = self._camera(width, height)
+        return None if camera is None else make(camera=camera, pose=self.pose(header))
+
+    def _camera(self, width: int, height: int) -> Optional[PinholeCamera]:
+        info = self._info
+        if info is None or not info.width or not info.K[0]:
+            self._node.health.value("positions", "unknown: the camera is not calibrated")
+            return None
+        key = (info.width, info.height, width, height, tuple(info.K), tuple(info.D), info.distortion_model)
+        if self._cached is None or self._cached[0] != key:
+            try:
+                self._cached = (key, camera_of(fitted(info, width, height)))
+            except BadInput as error:
+                self._node.health.value("positions", f"unknown: {error}")
+                return None
+        return self._cached[1]
+
+    def pose(self, header: Any) -> Optional[Transform]:
+        """Maps the camera's frame into the world's at the stamp of the image; None while tf does not know it."""
+        try:
+            found = transform_of(self._buffer.lookup_transform(self._world, header.frame_id, header.stamp))
+        except (tf2_ros.TransformException, BadInput, ValueError) as error:
+            self._node.health.value("positions", f"no pose of {header.frame_id!r} in {self._world!r}: {error}")
+            return None
+        self._node.health.value("positions", f"in {self._world}")
+        return found

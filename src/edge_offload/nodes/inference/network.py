@@ -1,0 +1,242 @@
+"""The network of a node: its model, where it runs, and the link to the server."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, ClassVar, Mapping, Optional, Sequence, Tuple
+
+import rospy
+
+from edge_offload.errors import BadInput
+from edge_offload.execute.threads import pin
+from edge_offload.link.estimate.estimator import LinkReading
+from edge_offload.link.estimate.scheduling import words as of_machine
+from edge_offload.link.replies import LinkState
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client
+from edge_offload.manager.device_mode import DeviceModule, DeviceRunner, installed_device
+from edge_offload.manager.patience import PatienceLimits
+from edge_offload.manager.policy import CANDIDATES, Situation
+from edge_offload.manager.runtime import OffloadedModule
+from edge_offload.models.registry import build_estimator, state_hash
+from edge_offload.modes import Mode, parse_mode
+from edge_offload.nodes.common.cores import resolve
+from edge_offload.nodes.common.health import ERROR, TORCHES, Health
+from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.inference.compose import duration
+from edge_offload.nodes.inference.link_watch import LinkWatch
+from edge_offload.split.networks import synthetic_frame
+from edge_offload.timing import InferenceReport
+
+#: Modes of a program that was started by ``edge-offload exec``.
+DEVICE_MODES = (Mode.PER_OP, Mode.CACHED, Mode.LAZY, Mode.REPLAY)
+
+#: Seconds from which on a first inference is not much slower than any later one.
+SLOW_S = 3.0
+
+
+class Network:
+    """A person estimator whose module runs here or on a server, and what it says on /diagnostics.
+
+    A subclass builds another kind of model.
+    """
+
+    #: What random weights mean for the results.
+    untrained: ClassVar[str] = "it finds nobody"
+    #: Whether results that the server did not compute are told to it.
+    report_results: ClassVar[bool] = True
+    #: Bounds on the wait for a reply; None: those of a network that takes well below a second.
+    patience: ClassVar[Optional[PatienceLimits]] = None
+    #: Whether the start waits while plans for mode split are being made, too.
+    waits_for_plans: ClassVar[bool] = True
+    declared: ClassVar[Tuple[Param, ...]] = (
+        Param("model", "movenet", "name of the model ('edge-offload models list'), or package.module:factory"),
+        Param("model_options", {}, "options of the model, such as {size: 512}"),
+        Param("server", "", "address of the server, tcp://host:port; none: everything runs here"),
+        Param("keys", "", "key directory; none: the user's"),
+        Param("candidates", [mode.value for mode in CANDIDATES], "modes that a policy may choose among"),
+        Param("codec", "auto", "coding of what travels; auto is lossless"),
+        Param("slowdown", 1.0, "factor by which compute on this machine is slowed on purpose (emulation)", low=1.0),
+        Param("threads", 0, "compute threads; 0: torch's default", low=0),
+        Param("cores", "any", "CPU cores to stay on: 0, 2-3, first, second or any"),
+    )
+
+    def __init__(self, params: Mapping[str, Any], health: Health) -> None:
+        self._params = params
+        self._health = health
+        self._pinned = False
+        self._watch = LinkWatch()
+        self._module: Optional[OffloadedModule] = None
+        self._pin()
+        self.estimator = self.build()
+        self.weights_sha256 = state_hash(self.estimator.module)
+        candidates = [parse_mode(str(name)) for name in params["candidates"]]
+        self._client: Optional[Client] = None
+        if params["server"]:
+            keys = KeyStore(params["keys"]) if params["keys"] else None
+            self._client = Client(params["server"], keys=keys, on_state=self._link_changed)
+        self._module = OffloadedModule(
+            params["model"],
+            self.estimator.module,
+            self._client,
+            options=params["model_options"],
+            codec=params["codec"],
+            robot_slowdown=params["slowdown"],
+            patience=self.patience,
+            report_results=self.report_results,
+            candidates=candidates,
+        )
+        device = installed_device()
+        if self._client is not None and device is not None:
+            on_device = DeviceModule(device, self.estimator.module, self._client, params["codec"], self.patience)
+            for mode in DEVICE_MODES:
+                self._module.add_runner(DeviceRunner(mode, on_device))
+        #: Modes that cannot run as this node was started, and what each of them lacks, in words.
+        self.absent = {mode: why for mode in Mode for why in [self._lacks(mode)] if why}
+        for mode in candidates:
+            # the server is a candidate by default, and a robot may well be started without one
+            if mode in self.absent and mode not in CANDIDATES:
+                raise BadInput(f"mode {mode} is a candidate and cannot run here: {self.absent[mode]}")
+        if self._client is not None:
+            self._client.start()
+        health.value("model", self.estimator.name)
+        if not self.estimator.trained:
+            health.warn("weights", f"model {self.estimator.name} has random weights: {self.untrained}")
+
+    def _lacks(self, mode: Mode) -> str:
+        assert self._module is not None
+        if self._module.offers(mode):
+            return ""
+        if self._client is None:
+            device = " virtual_device:=true" if mode in DEVICE_MODES else ""
+            return f"it needs a server; start with server:=host:port{device}"
+        return "it needs the virtual CUDA device; start with virtual_device:=true ('edge-offload exec' gives it)"
+
+    def build(self) -> Any:
+        """What prepares, runs and interprets the model: an object with ``name``, ``module`` and ``trained``."""
+        return build_estimator(self._params["model"], **self._params["model_options"])
+
+    def _pin(self) -> None:
+        pin(self._params["threads"] or None, resolve(self._params["cores"]))
+
+    def _link_changed(self, state: LinkState, cause: str) -> None:
+        if self._module is not None:
+            self._module.link_changed(state, cause)
+
+    def run(
+        self,
+        inputs: Sequence[Any],
+        mode: Mode,
+        deadline_s: Optional[float],
+        meta: Mapping[str, Any],
+        refresh: bool = False,
+    ) -> Any:
+        """One inference; see :meth:`edge_offload.manager.runtime.OffloadedModule.run`. Call it in one thread."""
+        assert self._module is not None
+        if not self._pinned:
+            # torch keeps the number of threads per thread, and this is the one that computes
+            self._pin()
+            self._pinned = True
+        return self._module.run(inputs, mode, deadline_s, meta, refresh)
+
+    def warm_up(self, mode: Mode, width: int, height: int, wait_s: float) -> Any:
+        """Compute once with a made-up image of this size, and wait up to ``wait_s`` until ``mode`` can run it.
+
+        Returns:
+            The network's input.
+        """
+        # not an empty one: mode split measures on it how far images can be coded
+        image = self.estimator.prepare(synthetic_frame(height, width))[0]
+        self.warm_up_on(mode, image, wait_s)
+        return image
+
+    def warm_up_on(self, mode: Mode, image: Any, wait_s: float) -> None:
+        """Compute once with this input, and wait up to ``wait_s`` until ``mode`` can run it."""
+        assert self._module is not None
+        ends = time.monotonic() + wait_s
+        # opens the model on the server, while it is computed here for the first time
+        obstacle = self._module.obstacle(mode, [image])
+        for _ in range(2):  # the first one is slower than any later one, and policies must not go by it
+            _, report = self._module.run([image], Mode.LOCAL)
+            if report.total_s > SLOW_S:
+                break
+        while obstacle is not None and time.monotonic() < ends and not rospy.is_shutdown():
+            connected = self._client is not None and self._client.state is LinkState.READY
+            if mode is Mode.SPLIT and connected and not self.waits_for_plans:
+                break
+            self._health.warn("start", f"waiting for mode {mode}: {obstacle}")
+            time.sleep(0.05)
+            obstacle = self._module.obstacle(mode, [image])
+
+    def situation(self, inputs: Sequence[Any], deadline_s: Optional[float]) -> Situation:
+        """What the next call with such inputs would cost in each mode."""
+        assert self._module is not None
+        return replace(self._module.situation(inputs, deadline_s), absent=self.absent)
+
+    def adopt(self, reading: LinkReading) -> None:
+        """Take over a measurement of the link that is newer than the own ones."""
+        if self._client is not None:
+            self._client.estimator.adopt(time.monotonic(), reading)
+
+    def refresh(self, needed: bool, held: bool = False) -> None:
+        """Say on /diagnostics how the link stands.
+
+        Args:
+            needed: whether somebody misses the server while it is away.
+            held: whether that is because a mode was asked for by name, instead of a policy that chooses.
+        """
+        if self._module is None:
+            return
+        for mode, state in self._module.state().items():
+            self._health.value(f"mode {mode}", state)
+        torches = self._module.torches()
+        if torches:
+            self._health.warn("torch", torches)
+            self._health.value(TORCHES, torches)  # for the summary of the run
+        else:
+            self._health.clear("torch")
+        ready = self._client is not None and self._client.state is LinkState.READY
+        if self._client is not None:
+            wrong = self._watch.judge(time.monotonic(), ready, self._client.address, self._client.cause, held)
+            self._health.value("machine", of_machine(*self._client.scheduling_s))
+        if not needed:
+            self._health.clear("link")
+            self._health.clear("fallback")
+        elif self._client is None:
+            self._health.warn("link", "no server is configured (~server), so everything runs on the robot")
+        elif wrong is not None:
+            level, words = wrong
+            (self._health.error if level == ERROR else self._health.warn)("link", words)
+        else:
+            self._health.clear("link")
+        if self._client is not None and self._client.clock.warning and self._client.state is LinkState.READY:
+            self._health.warn("clock", self._client.clock.warning)
+        else:
+            self._health.clear("clock")
+
+    def note(self, report: InferenceReport) -> None:
+        """Say on /diagnostics why the last frame ran elsewhere than asked for."""
+        if report.fallback_reason:
+            self._health.count("frames that fell back to local")
+            self._health.warn("fallback", report.fallback_reason)
+        else:
+            self._health.clear("fallback")
+
+    def describe_link(self, message: Any) -> None:
+        """Fill in what a ``Latency`` message says of the link."""
+        if self._client is None or self._client.state is not LinkState.READY:
+            return
+        reading = self._client.clock
+        message.connected = True
+        message.link_round_trip = duration(reading.rtt_s)
+        message.clock_offset = duration(reading.offset_s)
+        if not message.round_trips:
+            message.clock_error = duration(reading.error_s)
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._module is not None:
+            self._module.close()
+        if self._client is not None:
+            self._client.close()

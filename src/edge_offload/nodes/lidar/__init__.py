@@ -1,0 +1,1 @@
+"""The node that publishes LiDAR sweeps, and where sweeps come from."""

@@ -1,0 +1,144 @@
+"""publishes LiDAR sweeps: from files, a bag, a made-up world, or a driver's topic with faulty clouds taken out.
+
+Publishes:
+  lidar/points   sensor_msgs/PointCloud2 with fields x y z intensity (float32, metres); points that are not finite are
+                 left out. From a topic the stamp is kept; else it is the sweep's turn in the playback
+  /tf            place of the sensor in ~map_frame; from a made-up world only
+
+Subscribes (only with ~input):
+  the topic named by ~input   sensor_msgs/PointCloud2 in any layout that has x, y and z
+
+A made-up world is a street that the sensor drives along, or a room in which it turns; people in it walk. Its sweeps
+come from ray casting with range noise and dropouts: they are synthetic, whatever the picture looks like.
+
+A folder or file that is missing ends the node with exit code 1; a scan or cloud that cannot be used is told on
+/diagnostics and skipped. At the end of files or bag the node starts again with ~loop, else it stays and says so.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Iterable, Optional, Union
+
+import numpy as np
+import rospy
+import tf2_ros
+from geometry_msgs.msg import Quaternion, TransformStamped, Vector3
+from sensor_msgs.msg import PointCloud2
+from std_msgs.msg import Header
+
+from edge_offload.errors import BadInput
+from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.convert import cloud_to_points, points_to_cloud
+from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.lidar.sweeps import WORLDS, BagSweeps, FileSweeps, Sweep, WorldSweeps
+
+Sweeps = Union[FileSweeps, BagSweeps, WorldSweeps]
+
+
+class LidarNode(Node):
+    """See the module's docstring."""
+
+    name = "lidar_node"
+    declared = (
+        Param("scans", "", "a .bin (KITTI) or .pcd scan, a folder of them, or a .bag"),
+        Param("topic", "", "of the clouds in a bag; empty: the only one"),
+        Param("world", "", "a made-up world instead of files", choices=("", *WORLDS)),
+        Param("input", "", "topic of a LiDAR driver, instead of files"),
+        Param("rate", 10.0, "sweeps per second from files, bag or world", low=0.01, high=1000.0),
+        Param("loop", True, "play files or bag again and again"),
+        Param("frame_id", "lidar_link", "tf frame of the sensor, unless a topic says"),
+        Param("map_frame", "map", "tf frame that a made-up world stands in"),
+        Param("seed", 0, "of a made-up world", low=0),
+        Param("speed", 1.0, "m/s along a made-up street, rad/s in a room"),
+        Param("sensor_height", 1.73, "m above the ground, in a made-up world", low=0.1, high=3.0),
+    )
+
+    def start(self) -> None:
+        chosen = [name for name in ("scans", "world", "input") if self.params[name]]
+        if len(chosen) != 1:
+            raise BadInput("one source of sweeps is needed", remedy="set one of ~scans, ~world and ~input")
+        self._stop = threading.Event()
+        self._thread: Optional[threading.Thread] = None
+        self._publisher = rospy.Publisher("lidar/points", PointCloud2, queue_size=4)
+        if self.params["input"]:
+            self.health.warn("input", f"no cloud on {self.params['input']} yet")
+            rospy.Subscriber(
+                self.params["input"], PointCloud2, self.callback(self._on_cloud), queue_size=4, buff_size=2**24
+            )
+            return
+        self._sweeps = self._source()
+        self._broadcaster = tf2_ros.TransformBroadcaster() if self.params["world"] else None
+        self.health.value("source", self._sweeps)
+        self._thread = threading.Thread(target=self._play, name="lidar", daemon=True)
+        self._thread.start()
+
+    def _source(self) -> Sweeps:
+        params = self.params
+        if params["world"]:
+            return WorldSweeps(
+                params["world"], params["seed"], params["speed"], 1.0 / params["rate"], params["sensor_height"]
+            )
+        if params["scans"].lower().endswith(".bag"):
+            return BagSweeps(params["scans"], params["topic"])
+        return FileSweeps(params["scans"])
+
+    def stop(self) -> None:
+        thread: Optional[threading.Thread] = getattr(self, "_thread", None)
+        if thread is not None:
+            self._stop.set()
+            thread.join(5.0)
+
+    def _on_cloud(self, message: Any) -> None:
+        points = cloud_to_points(message)
+        self._publisher.publish(points_to_cloud(points, message.header))
+        self.health.clear("input")
+        self.health.count("clouds")
+
+    def _play(self) -> None:
+        try:
+            while not self._stop.is_set():
+                if not self._once(self._sweeps) and not self._stop.is_set():
+                    self.health.error("scan", f"nothing in {self._sweeps} can be read")
+                    self._stop.wait(1.0 / self.params["rate"])
+                if not self.params["loop"]:
+                    self.health.fine(f"end of {self._sweeps}")
+                    return
+        except Exception as error:
+            self.fault("playback", error)
+
+    def _once(self, sweeps: Iterable[Sweep]) -> int:
+        """Publish all sweeps; how many could be used."""
+        period, usable = 1.0 / self.params["rate"], 0
+        due = time.monotonic()
+        for turn in sweeps:
+            if turn.points is None:
+                self.health.count("bad scans")
+                self.health.warn("scan", turn.error)
+                rospy.logwarn_throttle(5.0, turn.error)
+                continue
+            usable += 1
+            # a made-up sweep takes its time to make; what is late is not made up for
+            due = max(due + period, time.monotonic())
+            header = Header(stamp=rospy.Time.now(), frame_id=self.params["frame_id"])
+            if turn.pose is not None and self._broadcaster is not None:
+                self._broadcaster.sendTransform(_transform(turn.pose, header.stamp, self.params))
+            self._publisher.publish(points_to_cloud(turn.points, header))
+            self.health.count("clouds")
+            if self._stop.wait(max(0.0, due - time.monotonic())):
+                break
+        return usable
+
+
+def _transform(pose: Any, stamp: Any, params: Any) -> TransformStamped:
+    x, y, z, yaw = pose
+    message = TransformStamped(
+        header=Header(stamp=stamp, frame_id=params["map_frame"]), child_frame_id=params["frame_id"]
+    )
+    message.transform.translation = Vector3(x, y, z)
+    message.transform.rotation = Quaternion(0.0, 0.0, float(np.sin(yaw / 2)), float(np.cos(yaw / 2)))
+    return message
+
+
+NODE = LidarNode

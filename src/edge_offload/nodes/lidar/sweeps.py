@@ -1,0 +1,139 @@
+"""Sweeps for lidar_node: from files, from a bag, or from a sensor that drives through a made-up world."""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import dataclass
+from typing import Any, Iterator, Optional, Tuple
+
+import numpy as np
+
+from edge_offload.errors import BadInput
+from edge_offload.models.scenes.lidar import Lidar, Pose, ground_height, sweep
+from edge_offload.models.scenes.world import Street, World, room
+from edge_offload.nodes.common.convert import cloud_to_points
+from edge_offload.perception.scans import read_scan, scan_files
+
+WORLDS = ("street", "room")
+WALK_S = 20.0
+"""People walk for so long in one direction, then back."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """One turn of a sensor.
+
+    Attributes:
+        points: float32 [n, 4], x, y, z (m) and intensity; None where it cannot be used.
+        error: why not.
+        pose: x, y, z (m) and yaw (rad) of the sensor in the map, where that is known.
+    """
+
+    points: Optional[np.ndarray]
+    error: str = ""
+    pose: Optional[Tuple[float, float, float, float]] = None
+
+
+class FileSweeps:
+    """The .bin and .pcd files of a folder, or one of them."""
+
+    def __init__(self, path: str) -> None:
+        self.files = scan_files(path)
+        read_scan(self.files[0])
+
+    def __iter__(self) -> Iterator[Sweep]:
+        for file in self.files:
+            try:
+                yield Sweep(read_scan(file))
+            except BadInput as error:
+                yield Sweep(None, str(error))
+
+    def __str__(self) -> str:
+        return f"{len(self.files)} scans"
+
+
+class BagSweeps:
+    """The point clouds of a bag.
+
+    Args:
+        topic: of the clouds; empty: the only one that has some.
+
+    Raises:
+        BadInput: no bag, or not exactly one topic to take.
+    """
+
+    def __init__(self, path: str, topic: str = "") -> None:
+        self._path = str(pathlib.Path(path).expanduser())
+        with self._open() as bag:
+            topics = bag.get_type_and_topic_info().topics
+        clouds = sorted(name for name, info in topics.items() if info.msg_type == "sensor_msgs/PointCloud2")
+        if topic and topic not in clouds:
+            raise BadInput(f"{path} has no point clouds on {topic}", remedy=f"it has some on: {', '.join(clouds)}")
+        if not topic and len(clouds) != 1:
+            raise BadInput(
+                f"{path} has {len(clouds)} topics of point clouds", remedy=f"name one of: {', '.join(clouds)}"
+            )
+        self._topic = topic or clouds[0]
+
+    def _open(self) -> Any:
+        import rosbag
+
+        try:
+            return rosbag.Bag(self._path)
+        except (OSError, rosbag.ROSBagException) as error:
+            raise BadInput(f"cannot read bag {self._path}: {error}") from error
+
+    def __iter__(self) -> Iterator[Sweep]:
+        with self._open() as bag:
+            for _, message, _ in bag.read_messages(topics=[self._topic]):
+                try:
+                    yield Sweep(cloud_to_points(message))
+                except BadInput as error:
+                    yield Sweep(None, str(error))
+
+    def __str__(self) -> str:
+        return f"clouds of {self._topic} in {self._path}"
+
+
+class WorldSweeps:
+    """A sensor that drives down a street without end, or turns round in a room. Endless.
+
+    Args:
+        kind: one of :data:`WORLDS`.
+        seed: of the world; equal seeds give equal sweeps.
+        speed: m/s, or rad/s in a room.
+        period_s: from sweep to sweep.
+        height: m, of the sensor above the ground.
+    """
+
+    def __init__(self, kind: str, seed: int, speed: float, period_s: float, height: float) -> None:
+        self._kind = kind
+        self._seed = seed
+        self._speed = speed
+        self._period_s = period_s
+        half = 0.43 if height > 1.4 else 0.35
+        self._lidar = Lidar(low=-half, high=0.1 if height > 1.4 else 0.3, columns=1200, height=height)
+        self._street = Street(seed)
+        self._room: Optional[World] = room(seed) if kind == "room" else None
+
+    def __iter__(self) -> Iterator[Sweep]:
+        number = 0
+        while True:
+            yield self._at(number)
+            number += 1
+
+    def _at(self, number: int) -> Sweep:
+        passed = number * self._period_s
+        # people who walked on for ever would leave the street
+        walked = WALK_S - abs(passed % (2 * WALK_S) - WALK_S)
+        if self._room is not None:
+            pose, world = Pose(yaw=(self._speed * passed) % (2 * np.pi), time_s=walked), self._room
+        else:
+            pose = Pose(x=self._speed * passed, time_s=walked)
+            world = self._street.world(pose.x)
+        points, _ = sweep(world, pose, self._lidar, self._seed + number)
+        up = ground_height(world, pose) + self._lidar.height
+        return Sweep(points, "", (pose.x, pose.y, up, pose.yaw))
+
+    def __str__(self) -> str:
+        return f"made-up {self._kind}, seed {self._seed}"

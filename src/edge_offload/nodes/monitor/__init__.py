@@ -1,0 +1,1 @@
+"""Nodes that watch a run: link, power, recorder, dashboard."""

@@ -1,0 +1,104 @@
+"""publishes the power that this machine draws.
+
+Publishes:
+  offload/power     edge_offload_msgs/Power; says whether it is measured by a sensor or comes from the state model
+
+Subscribes:
+  offload/latency   edge_offload_msgs/Latency: what the robot was doing, for the state model (inference 13.35 W,
+                    communication 4.25 W, standby 4.04 W unless set otherwise)
+
+Sensors: INA3221 rails in sysfs and tegrastats (Jetson), RAPL (processor), NVML (NVIDIA GPU). Those that are absent
+are listed on /diagnostics with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import rospy
+from std_msgs.msg import Header
+
+from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.ticker import Ticker
+from edge_offload.nodes.inference.compose import report_of
+from edge_offload.power.detect import CHOICES, detect
+from edge_offload.power.meter import EnergyMeter
+from edge_offload.power.source import MEASURED
+from edge_offload.power.states import COMMUNICATE, COMPUTE, StateModel, StatePowers, StateTimeline
+from edge_offload_msgs.msg import Latency, Power
+
+
+class PowerNode(Node):
+    """See the module's docstring."""
+
+    name = "power_node"
+    declared = (
+        Param("rate", 5.0, "messages per second", low=0.1, high=100.0),
+        Param("source", "auto", "what to read", choices=CHOICES),
+        Param("inference_watts", 13.35, "W of the state model while computing", low=0.0),
+        Param("communication_watts", 4.25, "W of the state model while transferring", low=0.0),
+        Param("standby_watts", 4.04, "W of the state model otherwise", low=0.0),
+    )
+
+    def start(self) -> None:
+        params = self.params
+        self._timeline = StateTimeline()
+        powers = StatePowers(params["inference_watts"], params["communication_watts"], params["standby_watts"])
+        found = detect(params["source"])
+        for name, why in found.absent.items():
+            self.health.value(f"{name} absent", why)
+        self._meter = EnergyMeter(found.sources, StateModel(self._timeline, powers)).start()
+        self.health.value("source", self._meter.name)
+        self._started = self._counted = time.monotonic()
+        self._joules = 0.0
+        self._publisher = rospy.Publisher("offload/power", Power, queue_size=10)
+        rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=100)
+        self._ticker = Ticker(1.0 / params["rate"], self._tick, self.fault)
+        self._ticker.start()
+
+    def stop(self) -> None:
+        if hasattr(self, "_ticker"):
+            self._ticker.close()
+            self._meter.close()
+
+    def _on_latency(self, message: Any) -> None:
+        report = report_of(message)
+        # the message is sent when the inference has ended
+        self._timeline.add_report(report, time.monotonic() - report.total_s)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        # the model learns of an inference when it is over: count up to a moment that can still change
+        settled = max(self._counted, now - 1.0)
+        energy = self._meter.energy_between(self._counted, settled)
+        self._counted = settled
+        self._joules += energy.joules
+        recent = self._meter.energy_between(settled, now)
+        power = self._meter.power()
+        if self._meter.problem:
+            self.health.warn("sensor", self._meter.problem)
+        else:
+            self.health.clear("sensor")
+        message = Power(header=Header(stamp=rospy.Time.now()), host=os.uname().nodename, sensor=power.name)
+        message.source = Power.MEASURED if power.source == MEASURED else Power.MODEL
+        # the model's power at this instant is that of standby between two messages: give the mean of the last second
+        message.watts = power.watts if power.source == MEASURED else recent.joules / max(now - settled, 1e-9)
+        message.joules = self._joules + recent.joules
+        message.state = self._state(settled, now)
+        self._publisher.publish(message)
+
+    def _state(self, begin: float, end: float) -> int:
+        held = self._timeline.seconds(begin, end)
+        if held[COMPUTE] <= 0 and held[COMMUNICATE] <= 0:
+            state: int = Power.STANDBY
+        elif held[COMPUTE] >= held[COMMUNICATE]:
+            state = Power.INFERENCE
+        else:
+            state = Power.COMMUNICATION
+        return state
+
+
+NODE = PowerNode

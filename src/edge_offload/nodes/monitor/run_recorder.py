@@ -1,0 +1,339 @@
+"""watches a run from outside the network node, counts it, and writes its summary when it ends.
+
+Subscribes:
+  camera/image_raw          sensor_msgs/Image (or CompressedImage): only the stamps are looked at
+  kapao/people              edge_offload_msgs/PersonArray
+  offload/latency           edge_offload_msgs/Latency
+  kapao/overlay             sensor_msgs/Image, while a video is written
+  lidar/points, agrnav/semantic_grid, agrnav/overlay: instead of camera and kapao where ~results is scenes
+  and, for the records: offload/mode, offload/bandwidth, offload/power, server/status, /diagnostics
+
+Writes, beside ~json, in ~directory, or in a folder of the run's own in ~runs (its link 'last' leads to the latest): the
+summary as JSON (schema definition "run"), overlay video and picture, and every record of the run as JSON lines, which
+'edge-offload report' and 'edge-offload dashboard' show. ~record_limit bounds what a run takes on the disk: the oldest
+part of the video goes when a new one begins. ~runs_limit bounds all runs: at the start the oldest are removed.
+
+Says every ~progress seconds how far the run is. What cannot be written costs one line and the exit code, not the
+summary on the terminal.
+
+The run ends by itself after ~frames results, after ~duration seconds, or when no frame has come for ~idle seconds;
+the node then exits (0, or 1 when there was no result), which ends the launch if the node is required. It ends as well
+when the launch file has to start ~network again before its first result: that would only repeat.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+from typing import Any, Dict, List, Optional
+
+import genpy
+import roslaunch.netapi
+import rospy
+from diagnostic_msgs.msg import DiagnosticArray
+from sensor_msgs.msg import Image
+
+from edge_offload import records
+from edge_offload.dashboard.messages import DIAGNOSTICS_TOPIC
+from edge_offload.dashboard.stream import MAX_BYTES
+from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.convert import image_to_bgr
+from edge_offload.nodes.common.health import TORCHES
+from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.ticker import Ticker
+from edge_offload.nodes.inference.compose import report_of
+from edge_offload.nodes.inference.slot import Slot, Worker
+from edge_offload.nodes.monitor.record_file import RecordFile
+from edge_offload.nodes.monitor.run_folder import new_folder, prune
+from edge_offload.nodes.monitor.tally import Tally, table
+from edge_offload.outputs import check_folder, check_output
+from edge_offload.perception.video import VideoParts, write_png
+from edge_offload.timing import InferenceReport
+from edge_offload_msgs.msg import Latency, PersonArray, Power, SemanticGrid
+
+SCENES = "scenes"
+PROGRESS = "progress "
+"""How a line of progress begins; scripts/run writes it over on a terminal."""
+
+MB = 1e6
+QUARTERS = 4
+"""Of what a run may take on the disk: three for the newest parts of the video, one for the records."""
+
+LOOK_S = 1.0
+"""Seconds between two looks at whether the network node had to be started again."""
+
+SETTLE_S = 0.5
+"""Seconds without news after which nothing more is expected of a run that has ended."""
+
+
+class RunRecorder(Node):
+    """See the module's docstring."""
+
+    name = "run_recorder"
+    declared = (
+        Param("results", "people", "what the network finds", choices=("people", SCENES)),
+        Param("frames", 0, "end after so many results; 0: never", low=0),
+        Param("duration", 0.0, "end so many s after the first result; 0: never", low=0.0),
+        Param("idle", 0.0, "end when all frames have results and no more came for so many s; 0: never", low=0.0),
+        Param("json", "", "file for the summary; none: <directory>/summary.json"),
+        Param("directory", "", "where the files go; none: beside ~json, else <runs>/<time>"),
+        Param("runs", "~/.ros/edge_offload", "folder in which every run gets one of its own"),
+        Param("record_limit", 1000.0, "MB of video and records that are kept of the run; 0: no bound", low=0.0),
+        Param("runs_limit", 4000.0, "MB of runs that are kept in ~runs, the newest; 0: all", low=0.0),
+        Param("progress", 10.0, "s between lines that say how far the run is; 0: none", low=0.0),
+        Param("video", True, "write the overlay as a video"),
+        Param("video_rate", 10.0, "frames per second of that video", low=0.1, high=240.0),
+        Param("records", True, "write every record of the run as JSON lines"),
+        Param("network", "", "node whose end before the first result ends the run; none: wait on"),
+        Param("link", "", "name of the emulated link, for the summary"),
+    )
+
+    def start(self) -> None:
+        params = self.params
+        self._lock = threading.Lock()
+        self._tally = Tally()
+        self._first: Optional[float] = None
+        self._news = self._frame_news = time.monotonic()
+        self._ended = ""
+        self._looked = time.monotonic()
+        self._best: Optional[Any] = None
+        self._most = -1
+        self._people: Dict[int, int] = {}
+        self._began = self._told = time.monotonic()
+        self._last: Optional[InferenceReport] = None
+        limit = params["record_limit"] * MB
+        self._json = self._place()
+        # small messages and a deep queue: nothing may be missed
+        rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=1000)
+        frames, results, overlay = "camera/image_raw", ("kapao/people", PersonArray, self._on_people), "kapao/overlay"
+        if params["results"] == SCENES:
+            frames, results, overlay = (
+                "lidar/points",
+                ("agrnav/semantic_grid", SemanticGrid, self._on_scene),
+                "agrnav/overlay",
+            )
+        name, kind, on_result = results
+        rospy.Subscriber(name, kind, self.callback(on_result), queue_size=1000)
+        rospy.Subscriber(frames, rospy.AnyMsg, self.callback(self._on_frame), queue_size=1000)
+        rospy.Subscriber(DIAGNOSTICS_TOPIC, DiagnosticArray, self.callback(self._on_diagnostics), queue_size=100)
+        self._overlays: Slot[Any] = Slot(capacity=16)
+        self._video: Optional[VideoParts] = None
+        self._writer: Worker[Any] = Worker(self._overlays, self._write, self._on_write_error, "overlay")
+        self._writer.start()
+        alone = self._json.exists() and not self._json.is_file()  # a pipe, a terminal: nothing can lie beside it
+        if params["video"] and not alone:
+            self._video = VideoParts(
+                self._json.with_suffix(".avi"), params["video_rate"], limit / QUARTERS, QUARTERS - 1
+            )
+            rospy.Subscriber(overlay, Image, self._overlays.put, queue_size=32, buff_size=2**24)
+        self._records: Optional[RecordFile] = None
+        if params["records"] and not alone:
+            path = self._json.with_suffix(".jsonl")
+            most = min(MAX_BYTES, int(limit / QUARTERS)) or MAX_BYTES
+            self._records = RecordFile(path, params["link"], self.callback, self.health, most)
+        self._ticker = Ticker(0.1, self._check, self.fault)
+        self._ticker.start()
+
+    def _place(self) -> pathlib.Path:
+        """Where the summary goes; the other files take its name with another suffix.
+
+        Raises:
+            BadInput: nothing can be written there.
+        """
+        params = self.params
+        bound = f" (up to {params['record_limit']:g} MB)" if params["record_limit"] else ""
+        if params["json"] or params["directory"]:
+            chosen = pathlib.Path(params["json"] or "summary.json").expanduser()
+            chosen = pathlib.Path(params["directory"]).expanduser() / chosen.name if params["directory"] else chosen
+            check_output(chosen)
+            chosen.absolute().parent.mkdir(parents=True, exist_ok=True)
+        else:
+            root = pathlib.Path(params["runs"]).expanduser().absolute()
+            check_folder(root)
+            chosen = new_folder(root) / "summary.json"
+            removed = prune(root, params["runs_limit"] * MB, time.time()) if params["runs_limit"] else []
+            if removed:
+                rospy.loginfo(f"{root}: {len(removed)} old runs removed, it held more than {params['runs_limit']:g} MB")
+        chosen = chosen.absolute()
+        rospy.loginfo(f"the run is recorded in {chosen.parent}{bound}")
+        return chosen
+
+    def stop(self) -> None:
+        if not hasattr(self, "_ticker"):
+            return
+        self._ticker.close()
+        if not self._ended:
+            # ended from outside: the network node drains too, so wait for what it still sends
+            self._news = time.monotonic()
+            while time.monotonic() - self._news < SETTLE_S:
+                time.sleep(0.05)
+        if not self._writer.drain(10.0):
+            rospy.logwarn("the overlay video is incomplete: it could not be written in time")
+        if self._records is not None:
+            self._records.close()
+        self._summarise(self._files())
+
+    def refresh(self) -> None:
+        with self._lock:
+            tally = self._tally
+            faults = tally.faults(final=False)
+            self.health.value("frames", tally.frames)
+            self.health.value("results", sum(tally.results.values()))
+        if faults:
+            self.health.warn("accounting", "; ".join(faults))
+        else:
+            self.health.clear("accounting")
+
+    def _on_frame(self, message: Any) -> None:
+        # every message with a header starts with seq (4 bytes) and stamp (4 + 4 bytes)
+        buffer = message._buff
+        if len(buffer) < 12:
+            raise BadInput(f"message of {len(buffer)} bytes has no header")
+        stamp = genpy.Time(int.from_bytes(buffer[4:8], "little"), int.from_bytes(buffer[8:12], "little"))
+        with self._lock:
+            if not self._ended:
+                self._tally.frame(stamp.to_nsec())
+                self._frame_news = time.monotonic()
+
+    def _on_people(self, message: Any) -> None:
+        stamp_ns = message.header.stamp.to_nsec()
+        with self._lock:
+            if self._ended:
+                return
+            self._tally.result(stamp_ns)
+            self._people[stamp_ns] = len(message.people)
+            self._note_result()
+
+    def _on_scene(self, message: Any) -> None:
+        with self._lock:
+            if not self._ended:
+                self._tally.result(message.header.stamp.to_nsec())
+                self._note_result()
+
+    def _on_latency(self, message: Any) -> None:
+        measured = message.energy_source == Power.MEASURED
+        report = report_of(message)
+        with self._lock:
+            if self._ended:
+                return
+            self._last = report
+            self._tally.latency(message.header.stamp.to_nsec(), report, message.energy, measured)
+            self._note_result()
+
+    def _on_diagnostics(self, message: Any) -> None:
+        for status in message.status:
+            for value in status.values:
+                if value.key == TORCHES:
+                    self._tally.two_torches = value.value
+
+    def _note_result(self) -> None:
+        """Called with the lock held, in the very message that may complete the run."""
+        self._news = time.monotonic()
+        if self._first is None:
+            self._first = self._news
+        wanted = self.params["frames"]
+        if wanted and self._tally.complete >= wanted:
+            self._end(f"{wanted} results")
+
+    def _write(self, message: Any) -> None:
+        bgr = image_to_bgr(message)
+        if self._video is not None:
+            self._video.write(bgr)
+        people = self._people.get(message.header.stamp.to_nsec(), 0)
+        if people >= self._most:
+            self._best, self._most = bgr, people
+
+    def _on_write_error(self, _: Any, error: BaseException) -> None:
+        self.health.warn("video", f"overlay: {error}")
+        rospy.logwarn_throttle(10.0, f"overlay: {error}")
+
+    def _progress(self, now: float) -> None:
+        """A line of how far the run is, now and then."""
+        wanted = self.params["frames"]
+        with self._lock:
+            if self._ended or not self.params["progress"] or now - self._told < self.params["progress"]:
+                return
+            self._told, last = now, self._last
+            done, seen = self._tally.complete, self._tally.frames
+        if last is None:
+            came = f"{seen} frames came" if seen else "no frame came yet"
+            text = f"no result after {now - self._began:.0f} s, {came}"
+        else:
+            many, passed = f"{done} of {wanted}" if wanted else f"{done}", now - (self._first or now)
+            text = f"{many} results in {passed:.0f} s: {last.mode}, {last.total_s * 1e3:.0f} ms"
+        print(f"{PROGRESS}{text}", flush=True)
+
+    def _check(self) -> None:
+        params, now = self.params, time.monotonic()
+        self._progress(now)
+        if params["network"] and self._first is None and not self._ended and now - self._looked >= LOOK_S:
+            self._looked = now
+            if _started_again(params["network"]):
+                rospy.logfatal(f"{params['network']} ended before its first result; its last line above says why")
+                self._ended = "no result"
+                self.finish(self._ended, exit_code=1)
+        with self._lock:
+            if self._ended or self._first is None:
+                return
+            # a slow network may still work on the last frame
+            patience = params["idle"] * (1 if self._tally.settled >= self._tally.frames else 20)
+            if params["duration"] and now - self._first >= params["duration"]:
+                self._end(f"{params['duration']:g} s")
+            elif params["idle"] and now - max(self._news, self._frame_news) >= patience:
+                self._end("no more frames")
+
+    def _end(self, reason: str) -> None:
+        self._ended = reason
+        rospy.loginfo(f"the run ends: {reason}")
+        self.finish(reason)
+
+    def _files(self) -> List[str]:
+        files = []
+        try:
+            if self._video is not None:
+                files += [str(path) for path in self._video.close()]
+            if self._best is not None and self._video is not None:
+                files.append(str(write_png(self._json.with_suffix(".png"), self._best)))
+        except EdgeOffloadError as error:
+            rospy.logerr(f"overlay: {error}")
+            self.exit_code = 1
+        return files
+
+    def _summarise(self, files: List[str]) -> None:
+        with self._lock:
+            try:
+                if self._ended:
+                    self._tally.drop_half()
+                record = self._tally.summary(self.params["link"], files)
+            except EdgeOffloadError as error:
+                rospy.logerr(f"no summary: {error}")
+                self.exit_code = 1
+                return
+            faults = self._tally.faults()
+        lines = ["", "Summary of the run", table(record)]
+        failed = ""
+        try:
+            records.write(self._json, "run", record)
+            lines.append(f"  {'summary':<12} {self._json}")
+        except EdgeOffloadError as error:
+            failed = str(error)
+        if self._records is not None:
+            lines.append(f"  {'records':<12} {self._records.path} ('edge-offload report' makes a page of them)")
+        lines += [f"  ACCOUNTING   {fault}" for fault in faults]
+        print("\n".join(lines), flush=True)
+        if failed:
+            rospy.logerr(f"the summary is not kept: {failed}")
+            self.exit_code = 1
+
+
+def _started_again(node: str) -> bool:
+    """Whether the launch file that ``node`` belongs to has started it a second time."""
+    return any(
+        process.respawn_count > 1 and process.name.rpartition("-")[0] == node
+        for process in roslaunch.netapi.list_processes()
+    )
+
+
+NODE = RunRecorder

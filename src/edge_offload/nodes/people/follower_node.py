@@ -1,0 +1,104 @@
+"""drives the robot after the target person; stands still whenever in doubt.
+
+Subscribes:
+  kapao/people    edge_offload_msgs/PersonArray: the target with its position
+  /tf, /tf_static pose of the position's frame in ~base_frame (x forward, y left)
+
+Publishes:
+  cmd_vel         geometry_msgs/Twist at ~rate: m/s and rad/s; zero when the target is lost or results are stale
+
+Off by default; robot.launch starts it with follow:=true.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Optional, Tuple
+
+import numpy as np
+import rospy
+import tf2_ros
+from geometry_msgs.msg import Twist, Vector3
+
+from edge_offload.errors import BadInput
+from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.ticker import Ticker
+from edge_offload.nodes.common.transforms import transform_of
+from edge_offload.perception.follower import Follower, FollowerConfig
+from edge_offload_msgs.msg import Person, PersonArray
+
+_LIMITS = FollowerConfig()
+
+
+class FollowerNode(Node):
+    """See the module's docstring."""
+
+    name = "follower_node"
+    declared = (
+        Param("base_frame", "base_link", "tf frame of the robot's base"),
+        Param("rate", 20.0, "commands per second", low=1.0, high=200.0),
+        Param("distance", _LIMITS.distance, "m to keep from the person", low=0.3),
+        Param("max_linear", _LIMITS.max_linear, "m/s", low=0.0),
+        Param("max_angular", _LIMITS.max_angular, "rad/s", low=0.0),
+        Param("target_timeout", _LIMITS.target_timeout_s, "s without seeing the target until it stops", low=0.05),
+        Param("result_timeout", _LIMITS.result_timeout_s, "s without a result until it stops", low=0.05),
+    )
+
+    def start(self) -> None:
+        params = self.params
+        self._lock = threading.Lock()
+        self._follower = Follower(
+            FollowerConfig(
+                distance=params["distance"],
+                max_linear=params["max_linear"],
+                max_angular=params["max_angular"],
+                target_timeout_s=params["target_timeout"],
+                result_timeout_s=params["result_timeout"],
+            )
+        )
+        self._buffer = tf2_ros.Buffer()
+        self._listener = tf2_ros.TransformListener(self._buffer)
+        self._publisher = rospy.Publisher("cmd_vel", Twist, queue_size=1)
+        rospy.Subscriber("kapao/people", PersonArray, self.callback(self._on_people), queue_size=4)
+        self._ticker = Ticker(1.0 / params["rate"], self._tick, self.fault)
+        self._ticker.start()
+
+    def stop(self) -> None:
+        if hasattr(self, "_ticker"):
+            self._ticker.close()
+            # whatever drives must not go on with the last command
+            self._publisher.publish(Twist())
+
+    def _on_people(self, message: Any) -> None:
+        # the age is taken on the ROS clock, on which the stamp is, and the rest is timed by the monotonic one
+        age_s = max(0.0, (rospy.Time.now() - message.header.stamp).to_sec())
+        target = next((person for person in message.people if person.target and person.observed), None)
+        place = None if target is None else self._in_base(target, message.header.stamp)
+        with self._lock:
+            self._follower.see(place, time.monotonic() - age_s)
+
+    def _in_base(self, person: Any, stamp: rospy.Time) -> Optional[Tuple[float, float]]:
+        if person.position_source == Person.UNKNOWN:
+            self.health.warn("position", "the target's position is unknown: the camera needs calibration and tf")
+            return None
+        base = self.params["base_frame"]
+        try:
+            found = transform_of(self._buffer.lookup_transform(base, person.position_frame, stamp))
+        except (tf2_ros.TransformException, BadInput, ValueError) as error:
+            self.health.warn("position", f"no pose of {person.position_frame!r} in {base!r}: {error}")
+            return None
+        self.health.clear("position")
+        place = person.position
+        x, y, _ = found.points(np.array([place.x, place.y, place.z])).tolist()
+        return x, y
+
+    def _tick(self) -> None:
+        with self._lock:
+            command = self._follower.command()
+        self.health.value("doing", command.reason)
+        self._publisher.publish(Twist(linear=Vector3(x=command.linear), angular=Vector3(z=command.angular)))
+
+
+NODE = FollowerNode

@@ -1,0 +1,134 @@
+"""Messages about people: ``PersonArray`` and markers, with positions and velocities in the world."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+import numpy as np
+import rospy
+from geometry_msgs.msg import Point, Vector3
+from std_msgs.msg import ColorRGBA
+from visualization_msgs.msg import Marker, MarkerArray
+
+from edge_offload.nodes.inference.compose import copy_header
+from edge_offload.perception.geometry import Position, Transform
+from edge_offload.perception.overlay import colour_of
+from edge_offload.perception.tracking import TrackedPerson
+from edge_offload.timing import InferenceReport
+from edge_offload_msgs.msg import Keypoint, Person, PersonArray
+
+_SOURCES = {"depth": Person.DEPTH, "ground": Person.GROUND}
+_HEIGHT_M = 1.7
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a person is and how they move, in ``frame``; metres and m/s."""
+
+    frame: str
+    position: Position
+    velocity: np.ndarray
+
+
+class Motion:
+    """Velocities of people from their positions, smoothed over ``time_constant_s``."""
+
+    def __init__(self, time_constant_s: float = 0.7, forget_s: float = 2.0) -> None:
+        self._time_constant_s = time_constant_s
+        self._forget_s = forget_s
+        self._known: Dict[Tuple[int, str], Tuple[float, np.ndarray, np.ndarray]] = {}
+
+    def update(self, person_id: int, frame: str, xyz: np.ndarray, stamp_s: float) -> np.ndarray:
+        """Take in a position; the velocity [3] in m/s, zero until there are two."""
+        self._known = {
+            key: known for key, known in self._known.items() if 0 <= stamp_s - known[0] <= self._forget_s
+        }  # fmt: skip
+        velocity = np.zeros(3)
+        before = self._known.get((person_id, frame))
+        if before is not None and stamp_s > before[0]:
+            step = stamp_s - before[0]
+            weight = 1.0 - math.exp(-step / self._time_constant_s)
+            velocity = before[2] + weight * ((xyz - before[1]) / step - before[2])
+        elif before is not None:
+            velocity = before[2]
+        self._known[(person_id, frame)] = (stamp_s, xyz, velocity)
+        return velocity
+
+
+def place(
+    people: Sequence[TrackedPerson], pose: Optional[Transform], world: str, camera: str, motion: Motion, stamp_s: float
+) -> Dict[int, Placed]:
+    """Positions by id: in the world frame where the camera's pose is known, else in the camera's own frame."""
+    placed = {}
+    for person in people:
+        if person.position is not None:
+            position = person.position if pose is None else pose.position(person.position)
+            frame = camera if pose is None else world
+            placed[person.id] = Placed(frame, position, motion.update(person.id, frame, position.xyz, stamp_s))
+    return placed
+
+
+def people_message(
+    header: Any,
+    report: InferenceReport,
+    size: Tuple[int, int],
+    people: Sequence[TrackedPerson] = (),
+    placed: Optional[Dict[int, Placed]] = None,
+    target_id: Optional[int] = None,
+) -> PersonArray:
+    """The people in one frame; ``size`` is width and height of the image in pixels."""
+    placed = placed or {}
+    return PersonArray(
+        header=copy_header(header),
+        frame_seq=header.seq,
+        model=report.model,
+        mode=report.mode.value,
+        image_width=size[0],
+        image_height=size[1],
+        people=[_person(person, placed.get(person.id), person.id == target_id) for person in people],
+    )
+
+
+def _person(person: TrackedPerson, placed: Optional[Placed], target: bool) -> Person:
+    x_min, y_min, x_max, y_max = person.box.tolist()
+    message = Person(
+        id=person.id,
+        observed=not person.coasting,
+        target=target,
+        score=person.score,
+        x_min=x_min,
+        y_min=y_min,
+        x_max=x_max,
+        y_max=y_max,
+        keypoints=[Keypoint(*point) for point in person.keypoints.tolist()],
+    )
+    if placed is not None:
+        message.position_source = _SOURCES[placed.position.source]
+        message.position_frame = placed.frame
+        message.position = Point(*placed.position.xyz.tolist())
+        message.velocity = Vector3(*placed.velocity.tolist())
+    return message
+
+
+def marker_message(header: Any, placed: Dict[int, Placed], target_id: Optional[int]) -> MarkerArray:
+    """A column and a label for everyone whose position is known; what was shown before is removed."""
+    markers = [Marker(header=copy_header(header), action=Marker.DELETEALL)]
+    for person_id, where in placed.items():
+        blue, green, red = colour_of(person_id)
+        x, y, z = where.position.xyz.tolist()
+        upright = where.position.source == "ground"
+        for namespace, kind in (("people", Marker.CYLINDER), ("labels", Marker.TEXT_VIEW_FACING)):
+            marker = Marker(ns=namespace, id=person_id, type=kind, action=Marker.ADD)
+            marker.header.stamp, marker.header.frame_id = header.stamp, where.frame
+            marker.pose.orientation.w = 1.0
+            above = _HEIGHT_M / 2 if kind == Marker.CYLINDER else _HEIGHT_M + 0.2
+            # a point on the ground is that of the feet; one by depth is on the torso already
+            marker.pose.position = Point(x, y, z + (above if upright else 0.0))
+            marker.scale = Vector3(0.5, 0.5, _HEIGHT_M) if kind == Marker.CYLINDER else Vector3(0.0, 0.0, 0.4)
+            marker.color = ColorRGBA(red / 255, green / 255, blue / 255, 0.8)
+            marker.text = f"{person_id}{' target' if person_id == target_id else ''}"
+            marker.lifetime = rospy.Duration(2)
+            markers.append(marker)
+    return MarkerArray(markers=markers)

@@ -1,0 +1,301 @@
+"""completes the scene around the robot from single LiDAR sweeps, on the robot or on a server, and plans through it.
+
+Subscribes:
+  lidar/points                  sensor_msgs/PointCloud2: sweeps, in the frame of a sensor that stands upright
+  agrnav/goal                   geometry_msgs/PoseStamped: where to plan to (RViz: 2D Nav Goal). In the sensor's own
+                                frame it stays relative to the robot; in another one it is looked up by tf
+  offload/mode                  edge_offload_msgs/OffloadMode: where to run from now on
+  offload/bandwidth             edge_offload_msgs/Bandwidth: how the link is while no inference uses it
+  /tf, /tf_static               place of the sensor in the frame of the goal
+
+Publishes, exactly one of each for every sweep taken up, with the sweep's stamp:
+  agrnav/semantic_grid          edge_offload_msgs/SemanticGrid: the completed labels, Zstandard-coded
+  agrnav/occupancy              nav_msgs/OccupancyGrid: what is in the robot's way, seen from above
+  agrnav/path                   nav_msgs/Path: A* to the goal, without poses when nothing can be reached
+  offload/latency               edge_offload_msgs/Latency: the mode that really ran, time by stage, bytes, energy
+  offload/forecast              edge_offload_msgs/Forecast: what the next sweep would cost in each mode
+and while somebody listens:
+  agrnav/voxels                 sensor_msgs/PointCloud2: full voxels with fields x y z rgb label
+  agrnav/markers                visualization_msgs/MarkerArray: cubes by kind of object, without the ground
+  agrnav/overlay                sensor_msgs/Image: sweep, scene and slice side by side; agrnav/overlay/compressed (JPEG)
+
+For a planner that subscribes to /sdf_map/occupancy_inflate, remap agrnav/voxels to it.
+
+Only the latest sweep is worked on. The voxels that the sweep hit go to the server as bits, labels come back; when the
+server cannot be reached the network runs on the robot, and /diagnostics and Latency.fallback_reason say why. With
+random weights nothing is completed: grid and slice then hold what the sweep hit, and the node says so.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, ClassVar, List, Optional, Tuple
+
+import numpy as np
+import rospy
+import tf2_ros
+from geometry_msgs.msg import PoseStamped
+from nav_msgs.msg import OccupancyGrid, Path
+from sensor_msgs.msg import CompressedImage, Image, PointCloud2
+from std_msgs.msg import Header
+from visualization_msgs.msg import MarkerArray
+
+from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.manager.patience import PatienceLimits
+from edge_offload.models.sconet.completer import VOXEL_SIZE_M, SceneCompleter
+from edge_offload.models.sconet.labels import COLOURS, GROUND, LABELS
+from edge_offload.modes import Mode
+from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, cloud_to_points
+from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.transforms import transform_of
+from edge_offload.nodes.inference.intake import BUFFER_BYTES, Frame
+from edge_offload.nodes.inference.network import Network
+from edge_offload.nodes.inference.offloaded import OffloadedNode
+from edge_offload.nodes.inference.slot import Slot, Worker
+from edge_offload.nodes.lidar.sweeps import WorldSweeps
+from edge_offload.nodes.scene import scene_messages
+from edge_offload.perception.planning import Cell, Plan, find_path, occupancy_slice
+from edge_offload.perception.scene_pipeline import ScenePipeline, SceneResult
+from edge_offload.perception.scene_view import draw_scene
+from edge_offload.perception.voxels import VoxelGrid, around
+from edge_offload.timing import InferenceReport
+from edge_offload_msgs.msg import SemanticGrid
+
+SILENCE_S = 5.0
+
+
+class SceneNetwork(Network):
+    """A scene completer whose module runs here or on a server."""
+
+    untrained = "the scene is not completed, results show what the sweep hit"
+    # observers of the server want people; two megabytes of labels per sweep are not for them
+    report_results = False
+    # 70 GFLOP take seconds on a processor core
+    patience = PatienceLimits(cap_s=60.0, first_s=30.0)
+    # a minute or more: sweeps are completed here meanwhile
+    waits_for_plans = False
+    declared: ClassVar[Tuple[Param, ...]] = (
+        Param("model", "sconet", "name of the model ('edge-offload models list')", choices=("sconet",)),
+        *(param for param in Network.declared if param.name != "model"),
+    )
+
+    def build(self) -> SceneCompleter:
+        """The completer that the parameters describe."""
+        params = self._params
+        options = params["model_options"]
+        unknown = sorted(set(options) - {"weights", "seed"})
+        if unknown:
+            raise BadInput(f"model sconet has no option {', '.join(unknown)}", remedy="it has: weights, seed")
+        grid = around(params["sensor_height"], params["voxel_size"], params["extent"] == "forward", params["cells"])
+        return SceneCompleter(grid=grid, **options)
+
+
+class AgrnavNode(OffloadedNode):
+    """See the module's docstring."""
+
+    name = "agrnav_node"
+    drain_s = 30.0
+    declared = (
+        *SceneNetwork.declared,
+        *OffloadedNode.shared,
+        Param("sensor_height", 1.73, "m, of the LiDAR above the ground", low=0.0, high=5.0),
+        Param("voxel_size", VOXEL_SIZE_M, "m, edge of a voxel; the grid is 32 of them high", low=0.02, high=1.0),
+        Param(
+            "cells", 256, "voxels along x and y, a multiple of 16: fewer see less far and cost less", low=16, high=1024
+        ),
+        Param(
+            "extent", "around", "where the grid lies: around the robot, or forward of it", choices=("around", "forward")
+        ),
+        Param("goal_x", 12.0, "m, goal until agrnav/goal names one, in the sensor's frame: ahead"),
+        Param("goal_y", 0.0, "m, goal until agrnav/goal names one, in the sensor's frame: to the left"),
+        Param("robot_radius", 0.35, "m, of the robot, for the path", low=0.0, high=5.0),
+        Param("body_low", 0.25, "m above the ground: lower obstacles are driven over", low=0.0),
+        Param("body_high", 1.6, "m above the ground: what begins higher is driven under", low=0.1),
+        Param("step", 0.2, "m: ground that rises more from cell to cell is in the way", low=0.0),
+        Param("jpeg_quality", 85, "of agrnav/overlay/compressed", low=1, high=100),
+    )
+
+    def start(self) -> None:
+        params = self.params
+        self._goal: Optional[Any] = None
+        self._goal_lock = threading.Lock()
+        self._heard_s = time.monotonic()
+        self._buffer = tf2_ros.Buffer()
+        self._listener = tf2_ros.TransformListener(self._buffer)
+        self.begin(SceneNetwork(params, self.health))
+        self._completer: SceneCompleter = self._network.estimator
+        self._grid: VoxelGrid = self._completer.grid
+        if abs(params["voxel_size"] - VOXEL_SIZE_M) > 1e-6:
+            self.health.warn("voxels", f"the network was trained on voxels of {VOXEL_SIZE_M} m, not on these")
+        self._pipeline = ScenePipeline(self._completer, self._run)
+        self._advertise()
+        self._slot: Slot[Frame] = Slot(capacity=1)
+        self._worker: Worker[Frame] = Worker(self._slot, self._work, self._on_failure, "network")
+        self._pictures: Slot[Any] = Slot(capacity=1)
+        self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "pictures")
+        self._worker.start()
+        self._painter.start()
+        self.listen()
+        rospy.Subscriber("agrnav/goal", PoseStamped, self.callback(self._on_goal), queue_size=4)
+        # made up, but not empty: mode split measures on it how far sweeps can be coded
+        sweep = next(iter(WorldSweeps("street", 0, 0.0, 1.0, params["sensor_height"])))
+        assert sweep.points is not None
+        example = self._completer.prepare(sweep.points)
+        self._network.warm_up_on(self._mode, example, params["server_wait"])
+        self.publish_forecast([example], Header(stamp=rospy.Time.now()))
+        # last: from now on sweeps come
+        self._sweeps = rospy.Subscriber(
+            "lidar/points", PointCloud2, self.callback(self._on_sweep), queue_size=4, buff_size=BUFFER_BYTES
+        )
+        rospy.loginfo(f"model {self._completer.name} is ready, mode {self._mode}")
+
+    def _advertise(self) -> None:
+        self._semantic = rospy.Publisher("agrnav/semantic_grid", SemanticGrid, queue_size=4)
+        self._occupancy = rospy.Publisher("agrnav/occupancy", OccupancyGrid, queue_size=4)
+        self._path = rospy.Publisher("agrnav/path", Path, queue_size=4)
+        self._voxels = rospy.Publisher("agrnav/voxels", PointCloud2, queue_size=2)
+        self._markers = rospy.Publisher("agrnav/markers", MarkerArray, queue_size=2)
+        self._overlay = rospy.Publisher("agrnav/overlay", Image, queue_size=2)
+        self._overlay_jpeg = rospy.Publisher("agrnav/overlay/compressed", CompressedImage, queue_size=2)
+
+    def stop(self) -> None:
+        if hasattr(self, "_sweeps"):
+            self._sweeps.unregister()
+        self.end({name: getattr(self, name) for name in ("_worker", "_painter") if hasattr(self, name)})
+
+    def refresh(self) -> None:
+        if not hasattr(self, "_sweeps"):
+            return
+        silent = time.monotonic() - self._heard_s
+        if silent > SILENCE_S:
+            self.health.warn("sweeps", f"no sweep on {rospy.resolve_name('lidar/points')} for {silent:.0f} s")
+        else:
+            self.health.clear("sweeps")
+        self.refresh_network(self._slot, "sweeps")
+
+    def _on_goal(self, message: Any) -> None:
+        with self._goal_lock:
+            self._goal = message
+
+    def _on_sweep(self, message: Any) -> None:
+        self._heard_s = time.monotonic()
+        self._slot.put(Frame(message, self._heard_s))
+
+    def _run(self, inputs: Any) -> Any:
+        return self.infer(self._current, inputs)
+
+    def _work(self, frame: Frame) -> None:
+        """One sweep: exactly one result, whatever happens."""
+        self._current = frame
+        try:
+            points = cloud_to_points(frame.message)
+            result = self._pipeline.process(points, frame.received_s)
+        except EdgeOffloadError as error:
+            self.health.count("bad sweeps")
+            self.health.warn("sweep", str(error))
+            rospy.logwarn_throttle(5.0, f"sweep {frame.message.header.seq}: {error}")
+            self._publish_failure(frame, error)
+            return
+        self.health.clear("sweep")
+        self._publish(frame, result)
+
+    def _publish(self, frame: Frame, result: SceneResult) -> None:
+        header, params = frame.message.header, self.params
+        found = occupancy_slice(
+            result.labels, self._grid, GROUND, params["body_low"], params["body_high"], params["step"]
+        )
+        robot, goal = self._grid.cell(0.0, 0.0), self._goal_cell(header)
+        plan = None
+        if goal is not None:
+            plan = find_path(found, self._grid.voxel_size, robot, goal, params["robot_radius"])
+            self._tell(plan)
+        self._semantic.publish(scene_messages.grid_message(header, result.labels, self._grid, LABELS))
+        self._occupancy.publish(scene_messages.slice_message(header, found, self._grid))
+        self._path.publish(scene_messages.path_message(header, plan, self._grid, -params["sensor_height"] + 0.1))
+        energy, measured = self.energy(frame, result.report)
+        self.account(header, result.report, energy, measured)
+        self._pictures.put((header, result, found, plan, robot, goal))
+
+    def _tell(self, plan: Optional[Plan]) -> None:
+        if plan is None:
+            self.health.warn("path", "no way out of where the robot is")
+        elif not plan.reached:
+            self.health.warn("path", f"the goal cannot be reached; the path of {plan.length_m:.1f} m ends near it")
+        else:
+            self.health.clear("path")
+            self.health.value("path", f"{plan.length_m:.1f} m")
+
+    def _goal_cell(self, header: Any) -> Optional[Cell]:
+        """The goal in this sweep's grid; None while tf cannot tell where it is."""
+        with self._goal_lock:
+            goal = self._goal
+        if goal is None:
+            return self._grid.cell(self.params["goal_x"], self.params["goal_y"])
+        place = np.array([goal.pose.position.x, goal.pose.position.y, goal.pose.position.z])
+        if goal.header.frame_id not in ("", header.frame_id):
+            try:
+                found = self._buffer.lookup_transform(
+                    header.frame_id, goal.header.frame_id, header.stamp, rospy.Duration(0.2)
+                )
+                transform = transform_of(found)
+            except (tf2_ros.TransformException, BadInput, ValueError) as error:
+                self.health.warn("goal", f"the goal's place is not known: {error}")
+                return None
+            place = transform.rotation @ place + transform.translation
+        self.health.clear("goal")
+        return self._grid.cell(float(place[0]), float(place[1]))
+
+    def _publish_failure(self, frame: Frame, error: BaseException) -> None:
+        """The result of a sweep that could not be used: a grid and a slice in which nothing is known."""
+        header = frame.message.header
+        labels = np.zeros(self._grid.shape, dtype=np.uint8)
+        self._semantic.publish(scene_messages.grid_message(header, labels, self._grid, LABELS))
+        unknown = np.full(self._grid.shape[:2], -1, dtype=np.int8)
+        self._occupancy.publish(scene_messages.slice_message(header, unknown, self._grid))
+        self._path.publish(scene_messages.path_message(header, None, self._grid, 0.0))
+        report = InferenceReport(Mode.LOCAL, self._completer.name, time.monotonic() - frame.received_s)
+        self.publish_latency(header, report, float("nan"), False, str(error))
+
+    def _on_failure(self, frame: Frame, error: BaseException) -> None:
+        self.fault("network", error)
+        self._publish_failure(frame, error)
+
+    def _paint(self, picture: Any) -> None:
+        header, result, found, plan, robot, goal = picture
+        if self._voxels.get_num_connections():
+            self._voxels.publish(scene_messages.voxels_message(header, result.labels, self._grid, COLOURS))
+        if self._markers.get_num_connections():
+            self._markers.publish(
+                scene_messages.markers_message(header, result.labels, self._grid, COLOURS, GROUND, LABELS)
+            )
+        if not (self._overlay.get_num_connections() or self._overlay_jpeg.get_num_connections()):
+            return
+        path = None if plan is None else plan.cells
+        top = int((self.params["body_high"] + 1.2) / self._grid.voxel_size)
+        image = draw_scene(
+            result.labels, COLOURS, result.occupancy, found, path, robot, goal, self._lines(result, plan), top=top
+        )
+        if self._overlay.get_num_connections():
+            self._overlay.publish(bgr_to_image(image, header))
+        if self._overlay_jpeg.get_num_connections():
+            self._overlay_jpeg.publish(bgr_to_jpeg(image, header, self.params["jpeg_quality"]))
+
+    def _lines(self, result: SceneResult, plan: Optional[Plan]) -> List[str]:
+        report = result.report
+        way = "no path" if plan is None else f"path {plan.length_m:.1f} m{'' if plan.reached else ' (not to the goal)'}"
+        lines = [
+            f"{report.model}, mode {report.mode}, {report.total_s * 1e3:.0f} ms, {report.bytes_up / 1e3:.1f} kB up, "
+            f"{report.bytes_down / 1e3:.1f} kB down, {way}"
+        ]
+        if not self._completer.trained:
+            lines.append("random weights: the scene is NOT completed, this is what the sweep hit")
+        if report.fallback_reason:
+            lines.append(f"ran on the robot: {report.fallback_reason}")
+        return lines
+
+    def _on_paint_failure(self, _: Any, error: BaseException) -> None:
+        self.fault("pictures", error)
+
+
+NODE = AgrnavNode

@@ -1,0 +1,185 @@
+"""serves robots: runs their networks on this machine, and shows its operator what they see.
+
+Publishes:
+  server/kapao/people       edge_offload_msgs/PersonArray of every frame of every robot: computed here in mode server,
+                            reported by the robot in every other mode
+  server/offload/latency    edge_offload_msgs/Latency as reported by the robot; not in mode server, where the robot
+                            alone knows it
+  server/status             edge_offload_msgs/ServerStatus
+
+Robots connect to ~bind over an encrypted link. On loopback keys are made on first use; any other address needs keys
+made on purpose ('edge-offload keys --help'). Topics never cross that link: this node publishes on its own host's
+master.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import psutil
+import rospy
+from std_msgs.msg import Header
+
+from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.execute.devices import AUTO
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.models.registry import entries
+from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.cores import resolve
+from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.common.ticker import Ticker
+from edge_offload.nodes.inference.compose import duration, latency_message
+from edge_offload.nodes.people.people_messages import people_message
+from edge_offload.nodes.server.server_results import Facts, Interpreter
+from edge_offload.server.results import FrameResult
+from edge_offload.server.server import OffloadServer
+from edge_offload.timing import STAGES, InferenceReport
+from edge_offload_msgs.msg import Latency, ModelStatus, PersonArray, ServerStatus
+
+
+class OffloadServerNode(Node):
+    """See the module's docstring."""
+
+    name = "offload_server_node"
+    computes = True
+    declared = (
+        Param("bind", "tcp://127.0.0.1:5700", "address to listen on; port 0: any free"),
+        Param("device", AUTO, "auto (the GPU if there is one), cpu or cuda"),
+        Param("threads", 0, "compute threads; 0: torch's default", low=0),
+        Param("cores", "any", "CPU cores to stay on: 0, 2-3, first, second or any"),
+        Param("keys", "", "key directory; none: the user's"),
+        Param("allow", [], "factories (package.module:factory) that robots may open besides the models known"),
+        Param("preload", "", "model to build before the first robot asks for it"),
+        Param("options", {}, "options that hold here whatever a robot says: {kapao_s: {checkpoint: /abs/kapao_s.pt}}"),
+        Param("status_rate", 1.0, "status messages per second", low=0.05, high=50.0),
+    )
+
+    def start(self) -> None:
+        params = self.params
+        self._interpreter = Interpreter(params["allow"], params["options"])
+        self._server = OffloadServer(
+            params["bind"],
+            device=params["device"],
+            threads=params["threads"] or None,
+            cores=resolve(params["cores"]),
+            allow=params["allow"],
+            overrides=params["options"],
+            keys=KeyStore(params["keys"]) if params["keys"] else None,
+        )
+        if params["preload"]:
+            self._server.preload(params["preload"])
+        self._people = rospy.Publisher("server/kapao/people", PersonArray, queue_size=100)
+        self._latency = rospy.Publisher("server/offload/latency", Latency, queue_size=100)
+        self._status = rospy.Publisher("server/status", ServerStatus, queue_size=4, latch=True)
+        self._server.on_result(self._on_result)
+        self._server.start()
+        self.health.value("address", self._server.address)
+        self.health.value("device", self._server.device)
+        self._ticker = Ticker(1.0 / params["status_rate"], self._tick, self.fault)
+        self._ticker.start()
+        rospy.loginfo(f"listening on {self._server.address}, device {self._server.device}")
+
+    def stop(self) -> None:
+        if hasattr(self, "_ticker"):
+            self._ticker.close()
+            self._status.publish(self._status_message(ServerStatus.STOPPING))
+        if hasattr(self, "_server"):
+            self._server.close()
+
+    def _tick(self) -> None:
+        message = self._status_message(ServerStatus.READY)
+        self.health.value("robots", ", ".join(message.robot_names) or "none")
+        self.health.value("inferences", message.inferences)
+        self.health.value("load", float(message.load))
+        self._status.publish(message)
+
+    def _status_message(self, state: int) -> ServerStatus:
+        status = self._server.status()
+        names = self._server.robots()
+        return ServerStatus(
+            header=Header(stamp=rospy.Time.now()),
+            address=self._server.address,
+            version=_version(),
+            device=status.device,
+            state=state,
+            uptime=duration(status.uptime_s),
+            robots=len(names),
+            robot_names=names,
+            queue_length=status.queue_length,
+            load=status.load,
+            memory=psutil.Process().memory_info().rss,
+            inferences=status.inferences,
+            refused=status.refused,
+            failed=status.failed,
+            bytes_in=status.bytes_in,
+            bytes_out=status.bytes_out,
+            models=[
+                ModelStatus(name, facts.count, duration(facts.mean_s), duration(facts.p99_s))
+                for name, facts in sorted(status.models.items())
+            ],
+        )
+
+    def _on_result(self, result: FrameResult) -> None:
+        """One frame of one robot; called in the server's thread for results."""
+        if result.meta.get("probe"):
+            return
+        if getattr(entries().get(result.model), "kind", "") == "scene":
+            # labels of two megabytes a sweep, and no people in them: nothing for those who watch here
+            self.health.count("results")
+            return
+        try:
+            facts = Facts(result.meta)
+            report = InferenceReport(result.mode, result.model)
+            header = Header(facts.seq, rospy.Time(*divmod(facts.stamp_ns, 10**9)), facts.frame_id)
+            people = self._interpreter.people(result, facts)
+            self._people.publish(people_message(header, report, facts.size, people))
+            if result.cost:
+                self._latency.publish(latency_message(_reported(result), header))
+        except EdgeOffloadError as error:
+            self.health.count("bad reports")
+            self.health.warn("reports", f"{result.peer}: {error}")
+            rospy.logwarn_throttle(5.0, f"a report of {result.peer} cannot be used: {error}")
+        except Exception as error:
+            self.fault("results", error)
+        else:
+            self.health.count("results")
+
+
+def _reported(result: FrameResult) -> InferenceReport:
+    """The cost of a frame as its robot states it.
+
+    Raises:
+        BadInput: it states something that is no cost.
+    """
+    cost: Dict[str, Any] = dict(result.cost)
+    try:
+        stages = {stage: float(cost.get("stages_s", {}).get(stage, 0.0)) for stage in STAGES}
+        return InferenceReport(
+            mode=result.mode,
+            model=result.model,
+            total_s=float(cost["total_s"]),
+            stages_s=stages,
+            bytes_up=_count(cost, "bytes_up"),
+            bytes_down=_count(cost, "bytes_down"),
+            round_trips=_count(cost, "round_trips"),
+            emulated_slowdown=float(cost.get("emulated_slowdown", 1.0)),
+            fallback_reason=str(cost.get("fallback_reason", ""))[:1000],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadInput(f"a report's cost cannot be read ({error})") from error
+
+
+def _count(cost: Dict[str, Any], key: str) -> int:
+    return min(max(0, int(cost.get(key, 0))), 2**32 - 1)
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("edge_offload")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+NODE = OffloadServerNode

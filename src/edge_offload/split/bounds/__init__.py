@@ -1,0 +1,1 @@
+"""How far a plan is from the best at most."""

@@ -1,0 +1,1 @@
+"""Which input rows an operator's output rows need: one rule per kind of operator."""

@@ -1,0 +1,110 @@
+"""Locality of element-wise operators, with broadcasting: an output row needs the same row of every operand."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+from edge_offload.sequence import Ref
+from edge_offload.sequence.evaluate import mentions_tensor
+from edge_offload.sequence.operators import Arg
+from edge_offload.split.footprints.registry import Footprint, Local, Locality, Rows, Site, rule, same_rows
+
+UNARY = tuple("""
+abs acos acosh asin asinh atan atanh bitwise_not ceil celu clamp clamp_max clamp_min clip clone contiguous cos cosh
+detach dropout elu erf erfc exp exp2 expm1 fix floor frac gelu hardshrink hardsigmoid hardswish hardtanh isfinite isinf
+isnan leaky_relu lift_fresh_copy log log10 log1p log2 log_sigmoid logical_not logit mish nan_to_num neg negative
+ones_like positive reciprocal relu relu6 round rsqrt selu sgn sigmoid sign silu sin sinh softplus softshrink
+sqrt square tan tanh threshold to trunc type_as zeros_like full_like _to_copy alias
+""".split())  # noqa: SIM905 - a table reads better than a list of literals
+
+POINTWISE = tuple("""
+add sub subtract rsub mul multiply div divide true_divide floor_divide remainder fmod pow float_power maximum minimum
+fmax fmin atan2 hypot logaddexp eq ne lt le gt ge greater less greater_equal less_equal not_equal logical_and
+logical_or logical_xor bitwise_and bitwise_or bitwise_xor where addcmul addcdiv lerp masked_fill xlogy
+""".split())  # noqa: SIM905 - a table reads better than a list of literals
+
+BATCH_NORMS = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update")
+
+
+@rule(*(f"aten.{name}" for name in UNARY), *(f"aten.{name}" for name in POINTWISE))
+def pointwise(site: Site) -> Optional[Local]:
+    """All tensors among the arguments broadcast to the output's shape."""
+    if any(position != 0 for position in site.used) or site.arg("train"):
+        return None  # dropout while training is random
+    return broadcast(site, site.operator.reads())
+
+
+@rule("aten.prelu")
+def prelu(site: Site) -> Optional[Local]:
+    """The slope is one number per channel, laid along axis 1 whatever the rank."""
+    return None if site.axis(site.number("weight")) is not None else broadcast(site, (site.number("self"),))
+
+
+@rule(*BATCH_NORMS)
+def batch_norm(site: Site) -> Optional[Local]:
+    """With fixed statistics: scale and shift per channel. While training the statistics need every row."""
+    name = "input" if site.number("input") >= 0 else "self"
+    axis = site.axis(site.number(name))
+    training = site.arg("training") or site.arg("train")
+    if axis in (None, 1) or training or any(position != 0 for position in site.used):
+        return None
+    return broadcast(site, (site.number(name),))
+
+
+@rule("aten.expand")
+def expand(site: Site) -> Optional[Local]:
+    """Like broadcasting, with the output's rows written into the size argument."""
+    found = broadcast(site, (site.number("self"),))
+    if found is None:
+        return None
+    axis = found.axes[0]
+    assert axis is not None
+
+    def run(low: int, high: int, reader: Rows) -> List[Any]:
+        sizes = list(site.output_shape)
+        sizes[axis] = high - low
+        return site.call(reader, self=reader.rows(site.number("self"), low, high), size=sizes)
+
+    return Local(found.kind, found.axes, found.length, found.needs, run)
+
+
+def broadcast(site: Site, operands: Any) -> Optional[Local]:
+    """The rule for operands that broadcast to the output. Operands outside ``operands`` are passed whole.
+
+    An operand with full size at the output's axis but no axis of its own (a position embedding, a gate that was
+    computed in one piece) is there whole and is cut on the spot.
+    """
+    shape = site.output_shape
+    axis: Optional[int] = None
+    for number in operands:
+        own = site.axis(number)
+        if own is None:
+            continue
+        here = own + len(shape) - len(site.shape(number))
+        if (axis is not None and here != axis) or site.shape(number)[own] != shape[here]:
+            return None
+        axis = here
+    if axis is None or any(number not in operands for number in site.carried):
+        return None
+    needs: Dict[int, Footprint] = {number: same_rows for number in operands if site.axis(number) is not None}
+    cut: Dict[int, int] = {}
+    for number in operands:
+        own = axis - len(shape) + len(site.shape(number))
+        if number not in needs and own >= 0 and site.shape(number)[own] == shape[axis]:
+            cut[number] = own
+    names = {name: arg for name, arg in site.bound.items() if mentions_tensor(arg)}
+
+    def run(low: int, high: int, reader: Rows) -> List[Any]:
+        def piece(arg: Arg) -> Any:
+            if isinstance(arg, tuple):
+                return [piece(item) for item in arg]
+            if not isinstance(arg, Ref):
+                return arg
+            if arg.id in needs:
+                return reader.rows(arg.id, low, high)
+            whole = reader.whole(arg.id)
+            return whole.narrow(cut[arg.id], low, high - low) if arg.id in cut else whole
+
+        return site.call(reader, **{name: piece(arg) for name, arg in names.items()})
+
+    return Local(Locality.ELEMENT, site.one_axis(axis), shape[axis], needs, run)

@@ -1,0 +1,1 @@
+"""What a plan is, what it costs, and the proof that it is exact."""

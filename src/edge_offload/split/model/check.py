@@ -1,0 +1,180 @@
+"""Proof that a plan computes what the unsplit network computes, before anything runs.
+
+The invariants of LOPInfer Sec. IV-B and IV-C4, on every row: *coverage* (every row that an output depends on is
+computed), *footprint closure* (a step's whole footprint is on its side when it runs), *global completeness* and
+*single placement* (a global operator runs once, in one piece, with all of its input), *contiguity* (a side's rows of
+an operator are one stretch, none computed twice), and that the results end on the robot. Steps are replayed in
+their order, so that a plan in which both sides wait for each other does not pass either.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from edge_offload.errors import BadInput
+from edge_offload.sequence import sequence_hash
+from edge_offload.split.footprints.registry import Locality, Range
+from edge_offload.split.model.locality import LocalityMap
+from edge_offload.split.model.plan import Plan, Side, Step
+
+Held = Dict[int, List[Range]]
+
+
+class BadPlan(BadInput):
+    """A plan that would not compute what the network computes; the message names operator, side and rows."""
+
+
+def check(plan: Plan, located: LocalityMap, expected_hash: Optional[str] = None) -> Plan:
+    """Return ``plan`` if it is exact for the sequence behind ``located``.
+
+    Args:
+        plan: any plan, from a planner or from the wire.
+        located: the sequence's locality along the plan's axes.
+        expected_hash: the sequence's hash, if the caller has it; it is computed otherwise.
+
+    Raises:
+        BadPlan: which invariant fails, where.
+    """
+    if plan.sequence != (expected_hash or sequence_hash(located.sequence)):
+        raise BadPlan("the plan was made for another sequence", remedy="plan again for this model and its weights")
+    _check_axes(plan, located)
+    for side in Side:
+        _check_steps(plan, located, side)
+    _check_placement(plan, located)
+    held = _replay(plan, located)
+    for number in located.sequence.kept():
+        if number not in located.free and not covers(held[Side.ROBOT].get(number, []), (0, located.length(number))):
+            raise BadPlan(f"not all rows of output {number} end on the robot")
+    return plan
+
+
+def _check_axes(plan: Plan, located: LocalityMap) -> None:
+    inputs = {number: located.axes[number] for number in located.sequence.inputs if number in located.axes}
+    if dict(plan.axes) != inputs:
+        raise BadPlan(f"the plan splits the inputs along {dict(plan.axes)}, the analysis along {inputs}")
+    for transfer in plan.transfers:
+        if transfer.value not in located.sequence.values:
+            raise BadPlan(f"a transfer names value {transfer.value}, which does not exist")
+        if transfer.value in located.free:
+            raise BadPlan(f"a transfer sends value {transfer.value}, which both sides have")
+        if not 0 <= transfer.low < transfer.high <= located.length(transfer.value):
+            raise BadPlan(f"a transfer sends rows [{transfer.low}, {transfer.high}) of value {transfer.value}, "
+                          f"which has {located.length(transfer.value)}")  # fmt: skip
+
+
+def _check_steps(plan: Plan, located: LocalityMap, side: Side) -> None:
+    """Every step exists, and each operator's steps on one side are disjoint and make one stretch."""
+    ranges: Dict[int, List[Range]] = {}
+    for step in plan.steps(side):
+        if not 0 <= step.operator < len(located.operators):
+            raise BadPlan(f"{side.value} computes operator {step.operator}, which does not exist")
+        entry = located.operators[step.operator]
+        if entry.kind is Locality.FREE or not 0 <= step.low < step.high <= entry.length:
+            raise BadPlan(f"{_name(located, step.operator)} on the {side.value}: "
+                          f"rows [{step.low}, {step.high}) of {entry.length}")  # fmt: skip
+        ranges.setdefault(step.operator, []).append((step.low, step.high))
+    for operator, found in ranges.items():
+        found.sort()
+        for (_, end), (start, _) in zip(found, found[1:]):
+            if start != end:
+                kind = "are computed twice" if start < end else "have a gap"
+                raise BadPlan(f"{_name(located, operator)} on the {side.value}: rows {kind} at {min(start, end)}")
+
+
+def _check_placement(plan: Plan, located: LocalityMap) -> None:
+    """Coverage by both sides together; a global operator on exactly one."""
+    computed: Dict[int, List[Range]] = {}
+    sides: Dict[int, List[Side]] = {}
+    for side in Side:
+        for step in plan.steps(side):
+            computed.setdefault(step.operator, []).append((step.low, step.high))
+            sides.setdefault(step.operator, []).append(side)
+    needed = located.needed()
+    for index, entry in enumerate(located.operators):
+        rows = located.made(index, needed)
+        if entry.kind is Locality.FREE or rows[0] >= rows[1]:
+            continue
+        if not covers(computed.get(index, []), rows):
+            raise BadPlan(f"{_name(located, index)}: nobody computes all of rows [{rows[0]}, {rows[1]})")
+        if entry.kind is Locality.GLOBAL and len(sides[index]) != 1:
+            raise BadPlan(f"{_name(located, index)} is global and runs on both sides")
+
+
+def _replay(plan: Plan, located: LocalityMap) -> Dict[Side, Held]:
+    """Run ownership forward: steps in order on each side, and the transfers of each direction in order, each once its
+    sender has the rows."""
+    held: Dict[Side, Held] = {Side.ROBOT: {}, Side.SERVER: {}}
+    for number in located.sequence.inputs:
+        held[Side.ROBOT][number] = [(0, located.length(number))]
+    done = dict.fromkeys(Side, 0)
+    queues = {side: list(plan.sent(side)) for side in Side}
+    progress = True
+    while progress:
+        progress = False
+        for side in Side:
+            steps = plan.steps(side)
+            while done[side] < len(steps) and _missing(located, held[side], steps[done[side]]) is None:
+                step = steps[done[side]]
+                for number in located.sequence.operators[step.operator].makes():
+                    if located.operators[step.operator].local is None or number in located.axes:
+                        add(held[side], number, (step.low, step.high))
+                done[side] += 1
+                progress = True
+            queue = queues[side]
+            while queue and covers(held[side].get(queue[0].value, []), (queue[0].low, queue[0].high)):
+                transfer = queue.pop(0)
+                add(held[side.other], transfer.value, (transfer.low, transfer.high))
+                progress = True
+    for side in Side:
+        if done[side] < len(plan.steps(side)):
+            step = plan.steps(side)[done[side]]
+            number, rows = _missing(located, held[side], step) or (-1, (0, 0))
+            raise BadPlan(
+                f"{_name(located, step.operator)} on the {side.value}, rows [{step.low}, {step.high}), needs rows "
+                f"[{rows[0]}, {rows[1]}) of value {number}, and has {held[side].get(number, [])}"
+            )
+    for side, queue in queues.items():
+        if queue:
+            raise BadPlan(f"the {side.value} never has rows [{queue[0].low}, {queue[0].high}) of value "
+                          f"{queue[0].value}, which it is to send")  # fmt: skip
+    return held
+
+
+def _missing(located: LocalityMap, held: Held, step: Step) -> Optional[Tuple[int, Range]]:
+    for number, rows in located.footprint(step.operator, step.low, step.high).items():
+        if not covers(held.get(number, []), rows):
+            return number, rows
+    return None
+
+
+def add(held: Held, number: int, rows: Range) -> None:
+    """Note that a side has ``rows`` of a value; stretches that touch become one."""
+    merged = rows
+    apart: List[Range] = []
+    for low, high in held.get(number, []):
+        if high < merged[0] or merged[1] < low:
+            apart.append((low, high))
+        else:
+            merged = (min(low, merged[0]), max(high, merged[1]))
+    held[number] = sorted([*apart, merged])
+
+
+def covers(ranges: Sequence[Range], rows: Range) -> bool:
+    """Whether ``ranges`` together hold all of ``rows``."""
+    position = rows[0]
+    for low, high in sorted(ranges):
+        if low > position:
+            break
+        position = max(position, high)
+    return position >= rows[1]
+
+
+def _name(located: LocalityMap, index: int) -> str:
+    operator = located.sequence.operators[index]
+    scope = f" in {operator.scope}" if operator.scope else ""
+    return f"operator {index} ({operator.name}{scope})"
+
+
+def rows_computed(plan: Plan) -> Mapping[Side, int]:
+    """Output rows that each side computes, summed over operators."""
+    return {side: sum(step.high - step.low for step in plan.steps(side)) for side in Side}

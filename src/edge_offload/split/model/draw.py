@@ -1,0 +1,89 @@
+"""A picture of one plan: who does what when, and where the cut runs through the network."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any, List, Tuple, Union
+
+from edge_offload.split.footprints.registry import Locality
+from edge_offload.split.model.cost import CostModel
+from edge_offload.split.model.plan import Plan, Side, merge_steps
+from edge_offload.split.model.simulate import LANES, simulate
+
+COLOURS = {"robot": "#1b7f79", "server": "#c4572e", "uplink": "#5b6fb5", "downlink": "#8a6fb5"}
+BOTH = "#e3b23c"
+
+
+def draw(plan: Plan, model: CostModel, bandwidth: float, path: Union[str, pathlib.Path], title: str) -> None:
+    """Write a PNG: the timeline of robot, uplink, server and downlink, and each side's rows of every operator."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    outcome = simulate(plan, model, bandwidth)
+    figure, (above, below) = pyplot.subplots(2, 1, figsize=(11, 6.6), gridspec_kw={"height_ratios": [2, 3]})
+    _timeline(above, outcome)
+    _network(below, plan, model)
+    figure.suptitle(f"{title}, {bandwidth / 1e6:.1f} MB/s: {outcome.makespan_s * 1e3:.1f} ms, "
+                    f"{outcome.energy_j:.2f} J, {outcome.bytes_up / 1e3:.0f} kB up, "
+                    f"{outcome.bytes_down / 1e3:.0f} kB down")  # fmt: skip
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _timeline(axes: Any, outcome: Any) -> None:
+    lanes = list(reversed(LANES))
+    total = outcome.makespan_s * 1e3
+    for span in outcome.spans:
+        start, length = span.start_s * 1e3, (span.end_s - span.start_s) * 1e3
+        row = lanes.index(span.lane)
+        axes.barh(row, max(length, total / 800), left=start, height=0.66, color=COLOURS[span.lane], edgecolor="white",
+                  linewidth=0.5)  # fmt: skip
+        if length > total / 7:
+            axes.text(start + length / 2, row, span.label, ha="center", va="center", fontsize=7, color="white",
+                      clip_on=True)  # fmt: skip
+    axes.set_yticks(range(len(lanes)), lanes)
+    axes.set_xlim(0, total * 1.01)
+    axes.set_xlabel("milliseconds")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _network(axes: Any, plan: Plan, model: CostModel) -> None:
+    """Fraction of the rows along y, operators along x; sent values as ticks below."""
+    hulls = {side: merge_steps(plan.steps(side)) for side in Side}
+    shown = [index for index, entry in enumerate(model.located.operators)
+             if entry.kind is not Locality.FREE and any(index in hulls[side] for side in Side)]  # fmt: skip
+    column = {index: position for position, index in enumerate(shown)}
+    for index, x in column.items():
+        length = model.located.operators[index].length
+        pieces = [(side, hulls[side].get(index, (0, 0))) for side in Side]
+        for side, (low, high) in pieces:
+            if low < high:
+                axes.bar(x, (high - low) / length, bottom=low / length, width=1.0, color=COLOURS[side.value])
+        (one, two) = (rows for _, rows in pieces)
+        low, high = max(one[0], two[0]), min(one[1], two[1])
+        if low < high:
+            axes.bar(x, (high - low) / length, bottom=low / length, width=1.0, color=BOTH)
+    for place, sender in _crossings(plan, model, column):
+        axes.plot(place, -0.05, marker="^" if sender is Side.ROBOT else "v", markersize=6, clip_on=False,
+                  color=COLOURS["uplink" if sender is Side.ROBOT else "downlink"])  # fmt: skip
+    axes.set_xlim(-1, len(shown))
+    axes.set_ylim(1.0, -0.1)
+    axes.set_xlabel("operators that run, in program order (▲ sent up, ▼ sent down, behind the operator)")
+    axes.set_ylabel("rows")
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=COLOURS["robot"], label="robot"), Patch(color=COLOURS["server"], label="server"),
+               Patch(color=BOTH, label="both")]  # fmt: skip
+    axes.legend(handles=handles, loc="lower right", fontsize=8, ncol=3, framealpha=0.9)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _crossings(plan: Plan, model: CostModel, column: Any) -> List[Tuple[float, Side]]:
+    found = []
+    for transfer in plan.transfers:
+        maker = model.located.producer.get(transfer.value)
+        found.append((-0.7 if maker is None else column.get(maker, 0) + 0.4, transfer.sender))
+    return found

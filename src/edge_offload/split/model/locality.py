@@ -1,0 +1,236 @@
+"""Which operators of a sequence are local, along which axes: the registry applied from the inputs to the outputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Tuple
+
+import torch
+
+from edge_offload.errors import BadInput, Unsupported
+from edge_offload.sequence import Operator, OperatorSequence
+from edge_offload.sequence.evaluate import Fetch, prepared
+from edge_offload.sequence.schemas import overload
+from edge_offload.split.footprints import element as footprint_element
+from edge_offload.split.footprints import rows as footprint_rows
+from edge_offload.split.footprints import shape as footprint_shape
+from edge_offload.split.footprints import window as footprint_window
+from edge_offload.split.footprints.registry import EMPTY, Local, Locality, Range, Site, bind, find_rule
+
+_REGISTERED = (footprint_element, footprint_rows, footprint_shape, footprint_window)
+
+
+UNKNOWN_BYTES = 4096
+"""Taken for a value whose size only running tells: 25 people of 39 numbers."""
+
+
+@dataclass(frozen=True)
+class OperatorLocality:
+    """One operator's locality.
+
+    Attributes:
+        kind: see :class:`Locality`.
+        length: rows of its outputs; 1 for a global or free operator, which is one piece.
+        local: the rule's answer; ``None`` for a global or free operator.
+    """
+
+    kind: Locality
+    length: int
+    local: Optional[Local]
+
+
+@dataclass(frozen=True)
+class LocalityMap:
+    """Locality of a whole sequence for one choice of input axes.
+
+    Attributes:
+        sequence: what was analysed.
+        operators: one entry per operator.
+        axes: value -> axis along which its rows count. A value without one exists only whole.
+        free: values that depend on no input; both sides have them.
+        made_by, producer: what the sequence says of outputs, kept because planners ask often.
+    """
+
+    sequence: OperatorSequence
+    operators: Tuple[OperatorLocality, ...]
+    axes: Mapping[int, int]
+    free: FrozenSet[int]
+    made_by: Tuple[Tuple[int, ...], ...] = field(default=(), repr=False, compare=False)
+    producer: Mapping[int, int] = field(default_factory=dict, repr=False, compare=False)
+    _memo: Dict[Tuple[int, int, int], Dict[int, Range]] = field(default_factory=dict, repr=False, compare=False)
+    _calls: Dict[int, Callable[[Fetch], List[Any]]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "made_by", tuple(operator.makes() for operator in self.sequence.operators))
+        object.__setattr__(self, "producer", self.sequence.producer())
+
+    def call(self, index: int, fetch: Fetch) -> List[Any]:
+        """Run an operator in one piece on whole values; see :func:`edge_offload.sequence.evaluate.call`."""
+        run = self._calls.get(index)
+        if run is None:
+            run = self._calls[index] = prepared(self.sequence.operators[index])
+        return run(fetch)
+
+    def length(self, number: int) -> int:
+        """Rows of a value; 1 if it exists only whole."""
+        axis = self.axes.get(number)
+        return 1 if axis is None else self.sequence.values[number].shape[axis]
+
+    def nbytes(self, number: int) -> int:
+        """Bytes of a value; of one whose sizes depend on the data, what a read-out of so many rows takes."""
+        value = self.sequence.values[number]
+        return value.nbytes if value.is_static else UNKNOWN_BYTES
+
+    def row_bytes(self, number: int) -> float:
+        """Bytes of one row of a value."""
+        return self.nbytes(number) / self.length(number)
+
+    def footprint(self, index: int, low: int, high: int) -> Dict[int, Range]:
+        """Rows of every non-free argument that output rows [low, high) of operator ``index`` need.
+
+        A value without axis appears as (0, 1): all of it. Free values and constants do not appear.
+        """
+        if low >= high:
+            return {}
+        known = self._memo.get((index, low, high))
+        if known is not None:
+            return known
+        found = self.operators[index]
+        needs: Dict[int, Range] = {}
+        for number in self.sequence.operators[index].reads():
+            if number in self.free:
+                continue
+            if found.local is not None and number in found.local.needs:
+                rows = found.local.needs[number](low, high)
+            else:
+                rows = (0, self.length(number))
+            if rows[0] < rows[1]:
+                needs[number] = rows
+        self._memo[(index, low, high)] = needs
+        return needs
+
+    def counts(self) -> Dict[str, int]:
+        """Operators per kind, with ``local`` as the sum of the three local ones."""
+        counted = Counter(entry.kind.value for entry in self.operators)
+        local = sum(counted[kind.value] for kind in (Locality.ELEMENT, Locality.BLOCK, Locality.ROW))
+        return {**{kind.value: counted[kind.value] for kind in Locality}, "local": local}
+
+    def needed(self) -> Dict[int, Range]:
+        """Rows of every value that some kept output depends on, in the unsplit network (hull)."""
+        hull: Dict[int, Range] = {}
+        for number in self.sequence.kept():
+            if number not in self.free:
+                hull[number] = (0, self.length(number))
+        for index in range(len(self.sequence.operators) - 1, -1, -1):
+            low, high = self.made(index, hull)
+            for number, rows in self.footprint(index, low, high).items():
+                hull[number] = union(hull.get(number, EMPTY), rows)
+        return hull
+
+    def made(self, index: int, hull: Mapping[int, Range]) -> Range:
+        """Rows of operator ``index`` that ``hull`` asks for, over all its outputs."""
+        rows = EMPTY
+        for number in self.made_by[index]:
+            found = hull.get(number)
+            if found is not None:
+                rows = union(rows, found)
+        return rows
+
+
+def analyse(sequence: OperatorSequence, input_axes: Mapping[int, int]) -> LocalityMap:
+    """Apply the registry.
+
+    Args:
+        sequence: functional (no writes).
+        input_axes: input value -> axis to split it along; inputs that are not named exist only whole.
+
+    Raises:
+        BadInput: the sequence writes, or an axis does not exist.
+    """
+    if not sequence.is_functional:
+        raise BadInput("a sequence with in-place operators cannot be split", remedy="functionalise it first")
+    axes: Dict[int, int] = {}
+    for number, axis in input_axes.items():
+        shape = sequence.values[number].shape
+        if number not in sequence.inputs or not 0 <= axis < len(shape) or shape[axis] < 2:
+            raise BadInput(f"value {number} of shape {list(shape)} cannot be split along axis {axis}")
+        axes[number] = axis
+    consumers = sequence.consumers()
+    kept = set(sequence.kept())
+    free = set(sequence.constants)
+    found: List[OperatorLocality] = []
+    for operator in sequence.operators:
+        if all(number in free for number in operator.reads()) and not _is_random(operator):
+            free.update(operator.makes())
+            found.append(OperatorLocality(Locality.FREE, 1, None))
+            continue
+        used = [position for position, number in enumerate(operator.outputs)
+                if number is not None and (consumers[number] or number in kept)]  # fmt: skip
+        local = _look_up(Site(sequence, operator, axes, used))
+        if local is None:
+            found.append(OperatorLocality(Locality.GLOBAL, 1, None))
+            continue
+        for made, place in zip(operator.outputs, local.axes):
+            if made is not None and place is not None:
+                axes[made] = place
+        found.append(OperatorLocality(local.kind, local.length, local))
+    return LocalityMap(sequence, tuple(found), axes, frozenset(free))
+
+
+def axis_choices(sequence: OperatorSequence) -> List[Dict[int, int]]:
+    """Ways to split the inputs, best first: those under which most operators are local.
+
+    Only the largest input is split; for an image the choices are its height and its width.
+    """
+    main = max(sequence.inputs, key=lambda number: sequence.values[number].nbytes)
+    shape = sequence.values[main].shape
+    choices = [{main: axis} for axis, size in enumerate(shape) if size > 1]
+    scored = [(analyse(sequence, choice).counts()["local"], -position, choice)
+              for position, choice in enumerate(choices)]  # fmt: skip
+    ranked = sorted(scored, key=lambda item: item[:2], reverse=True)
+    return [choice for count, _, choice in ranked if count]
+
+
+def union(one: Range, other: Range) -> Range:
+    """Smallest range that holds both; an empty range holds nothing."""
+    if one[0] >= one[1]:
+        return other
+    if other[0] >= other[1]:
+        return one
+    return min(one[0], other[0]), max(one[1], other[1])
+
+
+def _look_up(site: Site) -> Optional[Local]:
+    """The rule's answer, or ``None`` where a rule, or what the operator is used for, makes it global."""
+    function = find_rule(site.operator)
+    values = site.sequence.values
+    if function is None or not site.carried or not site.operator.makes() or _is_random(site.operator):
+        return None
+    if any(not values[number].is_static for number in (*site.operator.reads(), *site.operator.makes())):
+        return None
+    local = function(site)
+    if local is None or local.length < 2:
+        return None
+    if any(local.axes[position] is None for position in site.used):
+        return None
+    if any(number not in local.needs for number in site.carried):
+        return None
+    return local
+
+
+def _is_random(operator: Operator) -> bool:
+    """Whether two calls may differ, as far as anyone knows: the two sides must not both make such a value.
+
+    Operators with built-in dropout are tagged as random by torch even where the dropout is off.
+    """
+    try:
+        found = overload(operator.name)
+    except Unsupported:
+        return True
+    if torch.Tag.nondeterministic_seeded not in found.tags:
+        return False
+    bound = bind(operator)
+    names = {argument.name for argument in found._schema.arguments}
+    return not (("train" in names and bound.get("train") is False)
+                or ("dropout_p" in names and bound.get("dropout_p", 0.0) == 0.0))  # fmt: skip

@@ -1,0 +1,33 @@
+"""A traced model, ready to be profiled and split: its sequence, a sample input, and the axis to split along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+import torch
+from torch import nn
+
+from edge_offload.sequence.build import Program
+from edge_offload.split.model.locality import LocalityMap
+
+
+@dataclass(frozen=True)
+class Network:
+    """A traced model.
+
+    Attributes:
+        name: as in the registry.
+        program: sequence and constants.
+        located: its locality along the chosen axis.
+        inputs: what the sequence takes, from a picture or a sweep.
+        readout: the part behind an opaque operator, which lives as long as this does; None if all was traced.
+        module: the model itself, of the same weights, to be timed; None where only a record is known.
+    """
+
+    name: str
+    program: Program
+    located: LocalityMap
+    inputs: Tuple[torch.Tensor, ...]
+    readout: Optional[nn.Module] = None
+    module: Optional[nn.Module] = None

@@ -1,0 +1,188 @@
+"""A plan: which rows of which operator each side computes, in which order, and what crosses the link.
+
+A plan is data, small, readable, and tied to one sequence by its hash. :func:`edge_offload.split.model.check.check`
+proves that it computes what the unsplit network computes; nothing runs a plan that has not passed it.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Tuple
+
+from edge_offload.errors import BadInput
+
+FORMAT = 1
+MAX_STEPS = 200_000
+_KEYS = {"format", "sequence", "axes", "robot", "server", "transfers", "about"}
+
+
+class Side(str, enum.Enum):
+    """Where something happens. The input and the results are the robot's."""
+
+    ROBOT = "robot"
+    SERVER = "server"
+
+    @property
+    def other(self) -> Side:
+        """The peer."""
+        return Side.SERVER if self is Side.ROBOT else Side.ROBOT
+
+
+@dataclass(frozen=True)
+class Step:
+    """Compute output rows [low, high) of an operator; a global operator has the one row 0."""
+
+    operator: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Send rows [low, high) of a value to the other side, as soon as ``sender`` has them all.
+
+    Attributes:
+        value: number of the value; (0, 1) of a value without an axis is all of it.
+        low, high: rows.
+        sender: who sends.
+        codec: name of the payload codec; ``raw`` sends the bytes as they are.
+    """
+
+    value: int
+    low: int
+    high: int
+    sender: Side
+    codec: str = "raw"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole plan.
+
+    Attributes:
+        sequence: hash of the sequence that it is for (32 hexadecimal digits).
+        axes: input value -> axis that it is split along.
+        robot, server: the steps of each side, in the order in which that side takes them.
+        transfers: what crosses the link; each direction sends in this order.
+        about: how the plan came about (planner, objective, bandwidth, predicted cost); not part of its meaning.
+    """
+
+    sequence: str
+    axes: Mapping[int, int]
+    robot: Tuple[Step, ...]
+    server: Tuple[Step, ...]
+    transfers: Tuple[Transfer, ...]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def steps(self, side: Side) -> Tuple[Step, ...]:
+        """The steps of one side."""
+        return self.robot if side is Side.ROBOT else self.server
+
+    def sent(self, sender: Side) -> Tuple[Transfer, ...]:
+        """The transfers of one direction, in order."""
+        return tuple(transfer for transfer in self.transfers if transfer.sender is sender)
+
+    def with_about(self, **facts: Any) -> Plan:
+        """The same plan with more facts on how it came about."""
+        return replace(self, about={**self.about, **facts})
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the robot computes everything by itself."""
+        return not self.server and not self.transfers
+
+    @property
+    def splits_an_operator(self) -> bool:
+        """Whether some operator runs on both sides: then it is neither device-only, server-only nor a layer cut."""
+        return bool({step.operator for step in self.robot} & {step.operator for step in self.server})
+
+    @property
+    def shape(self) -> str:
+        """``device``, ``server``, ``layers`` (whole operators on both sides) or ``split`` (an operator on both)."""
+        if self.is_local:
+            return "device"
+        if not self.robot:
+            return "server"
+        return "split" if self.splits_an_operator else "layers"
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "sequence": self.sequence,
+                "axes": {str(number): axis for number, axis in self.axes.items()},
+                "robot": [[step.operator, step.low, step.high] for step in self.robot],
+                "server": [[step.operator, step.low, step.high] for step in self.server],
+                "transfers": [[t.value, t.low, t.high, t.sender.value, t.codec] for t in self.transfers],
+                "about": dict(self.about),
+            }
+        )
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The plan in ``text``.
+
+        Raises:
+            BadInput: it is not a plan of this format. Whether it is right for a sequence is ``check``'s to say.
+        """
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"not a plan: {error}") from error
+        if not isinstance(document, dict) or set(document) != _KEYS or document["format"] != FORMAT:
+            _refuse(f"not a plan of format {FORMAT}")
+        if not isinstance(document["sequence"], str) or not isinstance(document["about"], dict):
+            _refuse("a hash and facts are missing")
+        axes = document["axes"]
+        if not isinstance(axes, dict) or not all(key.isdecimal() and _is_count(axis) for key, axis in axes.items()):
+            _refuse("axes are not numbers")
+        transfers: List[Transfer] = []
+        for row in _rows(document["transfers"]):
+            if len(row) != 5 or not all(map(_is_count, row[:3])) or not isinstance(row[4], str) or len(row[4]) > 64:
+                _refuse("a transfer is [value, low, high, sender, codec]")
+            if row[3] not in (Side.ROBOT.value, Side.SERVER.value):
+                _refuse(f"{row[3]!r} is neither robot nor server")
+            transfers.append(Transfer(row[0], row[1], row[2], Side(row[3]), row[4]))
+        return Plan(
+            document["sequence"],
+            {int(number): axis for number, axis in axes.items()},
+            _steps(document["robot"]),
+            _steps(document["server"]),
+            tuple(transfers),
+            document["about"],
+        )
+
+
+def merge_steps(steps: Iterable[Step]) -> Dict[int, Tuple[int, int]]:
+    """Operator -> hull of the rows that the steps compute."""
+    hull: Dict[int, Tuple[int, int]] = {}
+    for step in steps:
+        low, high = hull.get(step.operator, (step.low, step.high))
+        hull[step.operator] = (min(low, step.low), max(high, step.high))
+    return hull
+
+
+def _steps(item: Any) -> Tuple[Step, ...]:
+    steps = []
+    for row in _rows(item):
+        if len(row) != 3 or not all(map(_is_count, row)):
+            _refuse("a step is [operator, low, high]")
+        steps.append(Step(*row))
+    return tuple(steps)
+
+
+def _rows(item: Any) -> List[List[Any]]:
+    if not isinstance(item, list) or len(item) > MAX_STEPS or not all(isinstance(row, list) for row in item):
+        _refuse(f"no list of at most {MAX_STEPS} rows")
+    return list(item)
+
+
+def _is_count(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**53
+
+
+def _refuse(why: str) -> NoReturn:
+    raise BadInput(f"not a plan: {why}")

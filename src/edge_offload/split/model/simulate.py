@@ -1,0 +1,329 @@
+"""Event simulation of a plan: compute on both sides, both directions of the link, barriers, codecs, energy.
+
+Each side takes its steps in order, one at a time; each direction of the link sends its transfers in order, one at a
+time. A step waits for the transfers that bring its footprint; a transfer waits for the steps that make its rows. A
+plan is compiled once into blocks between such waits, and then costs a handful of operations per bandwidth, so that
+all bandwidths of a table are simulated together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from edge_offload.errors import BadInput
+from edge_offload.split.footprints.registry import Range
+from edge_offload.split.model.cost import CostModel, Payload, Seconds
+from edge_offload.split.model.plan import Plan, Side, Transfer
+
+Sources = Callable[[Side, int, Range, int], Tuple[int, List[int]]]
+Times = Tuple[np.ndarray, np.ndarray]
+LANES = ("robot", "uplink", "server", "downlink")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Steps of one side without a wait in between.
+
+    Attributes:
+        awaits: indices of the transfers that must have arrived before.
+        seconds: compute time.
+        first, last: positions of its steps in the side's list.
+    """
+
+    awaits: Tuple[int, ...]
+    seconds: float
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A plan as blocks and payloads.
+
+    Attributes:
+        plan: the plan.
+        blocks: of each side, in order.
+        payloads: of each transfer.
+        after: transfer -> (blocks of the sender that must have run, transfers that the sender must have received).
+        results: transfers that bring outputs to the robot, beyond what its steps wait for.
+    """
+
+    plan: Plan
+    blocks: Mapping[Side, Tuple[Block, ...]]
+    payloads: Tuple[Payload, ...]
+    after: Tuple[Tuple[int, Tuple[int, ...]], ...]
+    results: Tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that takes time, for drawing: lane of :data:`LANES`, start and end in seconds, what."""
+
+    lane: str
+    start_s: float
+    end_s: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a plan costs at one bandwidth.
+
+    Attributes:
+        makespan_s: from the input to the last output on the robot.
+        robot_s, server_s: compute time of each side.
+        bytes_up, bytes_down: coded bytes.
+        communication_s: time in which the link is busy, in either direction.
+        energy_j: the robot's, over the makespan.
+        spans: the timeline.
+    """
+
+    makespan_s: float
+    robot_s: float
+    server_s: float
+    bytes_up: float
+    bytes_down: float
+    communication_s: float
+    energy_j: float
+    spans: Tuple[Span, ...]
+
+
+def energy(model: CostModel, makespan: Seconds, robot_s: Seconds, communication_s: Seconds) -> Seconds:
+    """The robot's joules over a makespan: standby throughout, and what computing and communicating add to it."""
+    power = model.power
+    return (makespan * power.standby + robot_s * (power.inference - power.standby)
+            + communication_s * (power.communication - power.standby))  # fmt: skip
+
+
+def compile_plan(plan: Plan, model: CostModel, payloads: Optional[Sequence[Payload]] = None) -> Compiled:
+    """Find out who waits for what. ``payloads`` replaces those of the plan's codecs (arrays over bandwidths).
+
+    Raises:
+        BadInput: a step's rows come from nowhere; ``check`` says which plan is right.
+    """
+    makers: Dict[Side, Dict[int, List[Tuple[Range, int]]]] = {side: {} for side in Side}
+    for side in Side:
+        for position, step in enumerate(plan.steps(side)):
+            for number in model.located.made_by[step.operator]:
+                makers[side].setdefault(number, []).append(((step.low, step.high), position))
+    arrivals: Dict[Side, Dict[int, List[Tuple[Range, int]]]] = {side: {} for side in Side}
+    for index, transfer in enumerate(plan.transfers):
+        arrivals[transfer.sender.other].setdefault(transfer.value, []).append(((transfer.low, transfer.high), index))
+
+    def sources(side: Side, number: int, rows: Range, before: int) -> Tuple[int, List[int]]:
+        """Last own step that makes the rows, and the transfers that bring what no own step makes."""
+        if side is Side.ROBOT and number in model.located.sequence.inputs:
+            return -1, []
+        own = makers[side].get(number, [])
+        if len(own) == 1 and own[0][1] < before and own[0][0][0] <= rows[0] and rows[1] <= own[0][0][1]:
+            return own[0][1], []
+        last, missing = -1, [rows]
+        for made, position in own:
+            if position < before and made[0] < rows[1] and rows[0] < made[1]:
+                last = max(last, position)
+                missing = _without(missing, made)
+        brought: List[int] = []
+        for made, index in arrivals[side].get(number, []):
+            if any(made[0] < part[1] and part[0] < made[1] for part in missing):
+                brought.append(index)
+                missing = _without(missing, made)
+        if missing:
+            raise BadInput(f"rows {missing} of value {number} never reach the {side.value}", remedy="check the plan")
+        return last, brought
+
+    after: List[Tuple[int, Tuple[int, ...]]] = []
+    cuts: Dict[Side, Set[int]] = {side: set() for side in Side}
+    raw_after: List[Tuple[int, Tuple[int, ...]]] = []
+    for transfer in plan.transfers:
+        last, needed = sources(transfer.sender, transfer.value, (transfer.low, transfer.high), 1 << 60)
+        raw_after.append((last, tuple(needed)))
+        if last >= 0:
+            cuts[transfer.sender].add(last)
+    blocks: Dict[Side, Tuple[Block, ...]] = {}
+    block_of: Dict[Side, Dict[int, int]] = {side: {} for side in Side}
+    for side in Side:
+        blocks[side], block_of[side] = _blocks(plan, model, side, cuts[side], sources)
+    if plan.is_local and plan.robot and model.alone_s is not None:  # the network as it is, nothing by plan
+        blocks[Side.ROBOT] = (Block((), model.alone_s, 0, len(plan.robot) - 1),)
+    for transfer, (last, brought) in zip(plan.transfers, raw_after):
+        after.append((block_of[transfer.sender][last] + 1 if last >= 0 else 0, brought))
+    results: List[int] = []
+    for number in model.located.sequence.kept():
+        if number not in model.located.free:
+            results += sources(Side.ROBOT, number, (0, model.located.length(number)), 1 << 60)[1]
+    found = payloads if payloads is not None else tuple(
+        model.payload(transfer.value, transfer.high - transfer.low, transfer.sender, transfer.codec)
+        for transfer in plan.transfers
+    )
+    return Compiled(plan, blocks, tuple(found), tuple(after), tuple(dict.fromkeys(results)))
+
+
+def sweep(compiled: Compiled, model: CostModel, bandwidths: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """Makespan in seconds and the robot's energy in joules at each bandwidth (bytes per second, uplink)."""
+    makespan, _, wire = _run(compiled, model, np.asarray(bandwidths, dtype=float))
+    robot_s = sum(block.seconds for block in compiled.blocks[Side.ROBOT])
+    busy = _busy(compiled, wire)
+    return makespan, np.asarray(energy(model, makespan, robot_s, busy))
+
+
+def _busy(compiled: Compiled, wire: Sequence[Times]) -> np.ndarray:
+    """Seconds in which the link is busy in either direction; each direction's spans are disjoint."""
+    lanes: Dict[Side, List[Times]] = {side: [] for side in Side}
+    for transfer, span in zip(compiled.plan.transfers, wire):
+        lanes[transfer.sender].append(span)
+    total: np.ndarray = sum((end - start for start, end in wire), np.zeros(()))
+    for start, end in lanes[Side.ROBOT]:
+        for other_start, other_end in lanes[Side.SERVER]:
+            total = total - np.maximum(np.minimum(end, other_end) - np.maximum(start, other_start), 0.0)
+    return total
+
+
+def simulate(plan: Plan, model: CostModel, bandwidth: float) -> Outcome:
+    """The plan's cost at one bandwidth (bytes per second, uplink)."""
+    compiled = compile_plan(plan, model)
+    makespan, side_spans, link_spans = _run(compiled, model, np.asarray([bandwidth], dtype=float))
+    spans: List[Span] = []
+    busy: List[Tuple[float, float]] = []
+    for side, found in side_spans.items():
+        for block, (start, end) in zip(compiled.blocks[side], found):
+            spans.append(Span(side.value, float(start[0]), float(end[0]), _block_label(compiled, model, side, block)))
+    for transfer, (start, end) in zip(plan.transfers, link_spans):
+        lane = "uplink" if transfer.sender is Side.ROBOT else "downlink"
+        spans.append(Span(lane, float(start[0]), float(end[0]), _transfer_label(transfer)))
+        busy.append((float(start[0]), float(end[0])))
+    robot_s = sum(block.seconds for block in compiled.blocks[Side.ROBOT])
+    communication = _length(busy)
+    total = float(makespan[0])
+    return Outcome(
+        makespan_s=total,
+        robot_s=robot_s,
+        server_s=sum(block.seconds for block in compiled.blocks[Side.SERVER]),
+        bytes_up=_bytes(compiled, Side.ROBOT),
+        bytes_down=_bytes(compiled, Side.SERVER),
+        communication_s=communication,
+        energy_j=float(energy(model, total, robot_s, communication)),
+        spans=tuple(sorted(spans, key=lambda span: (LANES.index(span.lane), span.start_s))),
+    )
+
+
+def _run(
+    compiled: Compiled, model: CostModel, bandwidth: np.ndarray
+) -> Tuple[np.ndarray, Dict[Side, List[Times]], List[Times]]:
+    """Times of every block and transfer, as arrays over the bandwidths."""
+    plan, zero = compiled.plan, np.zeros_like(bandwidth)
+    rate = {Side.ROBOT: np.maximum(bandwidth, 1e-9),
+            Side.SERVER: np.maximum(bandwidth * model.link.down_factor, 1e-9)}  # fmt: skip
+    end: Dict[Side, List[Times]] = {side: [] for side in Side}
+    wire: List[Times] = [(zero, zero)] * len(plan.transfers)
+    arrived: Dict[int, np.ndarray] = {}
+    free = dict.fromkeys(Side, zero)
+    queue = {side: [index for index, transfer in enumerate(plan.transfers) if transfer.sender is side] for side in Side}
+    overhead = model.request_s if plan.transfers else 0.0
+    while True:
+        progress = False
+        for side in Side:
+            blocks = compiled.blocks[side]
+            while len(end[side]) < len(blocks) and all(i in arrived for i in blocks[len(end[side])].awaits):
+                block = blocks[len(end[side])]
+                start = end[side][-1][1] if end[side] else zero
+                for index in block.awaits:
+                    start = np.maximum(start, arrived[index])
+                end[side].append((start, start + block.seconds))
+                progress = True
+            while queue[side]:
+                index = queue[side][0]
+                steps, brought = compiled.after[index]
+                if len(end[side]) < steps or any(i not in arrived for i in brought):
+                    break
+                ready = end[side][steps - 1][1] if steps else zero + (overhead if side is Side.ROBOT else 0.0)
+                for other in brought:
+                    ready = np.maximum(ready, arrived[other])
+                payload = compiled.payloads[index]
+                seconds = payload.coded_bytes / rate[side]
+                start = np.maximum(free[side], ready + payload.encode_s / payload.pieces)
+                done = np.maximum(start + seconds, ready + payload.encode_s + seconds / payload.pieces)
+                done = done + model.link.message_s
+                free[side] = done
+                arrived[index] = model.link.latency_s + np.maximum(
+                    done + payload.decode_s / payload.pieces, start + seconds / payload.pieces + payload.decode_s
+                )
+                wire[index] = (start, done)
+                queue[side].pop(0)
+                progress = True
+        if not progress:
+            break
+    if any(queue.values()) or any(len(end[side]) < len(compiled.blocks[side]) for side in Side):
+        raise BadInput("the plan's two sides wait for each other", remedy="check the plan")
+    total = end[Side.ROBOT][-1][1] if end[Side.ROBOT] else zero
+    for index in compiled.results:
+        total = np.maximum(total, arrived[index])
+    return total, {side: list(found) for side, found in end.items()}, wire
+
+
+def _blocks(
+    plan: Plan, model: CostModel, side: Side, cuts: Set[int], sources: Sources
+) -> Tuple[Tuple[Block, ...], Dict[int, int]]:
+    blocks: List[Block] = []
+    block_of: Dict[int, int] = {}
+    seen: Set[int] = set()
+    awaits: Tuple[int, ...] = ()
+    seconds, first = 0.0, 0
+    steps = plan.steps(side)
+    for position, step in enumerate(steps):
+        needed: List[int] = []
+        for number, rows in model.located.footprint(step.operator, step.low, step.high).items():
+            needed += sources(side, number, rows, position)[1]
+        fresh = tuple(index for index in dict.fromkeys(needed) if index not in seen)
+        if fresh and position > first:
+            blocks.append(Block(awaits, seconds, first, position - 1))
+            awaits, seconds, first = (), 0.0, position
+        awaits += fresh
+        seen.update(fresh)
+        seconds += model.operator_s(side, step.operator, step.high - step.low)
+        block_of[position] = len(blocks)
+        if position in cuts or position == len(steps) - 1:
+            blocks.append(Block(awaits, seconds, first, position))
+            awaits, seconds, first = (), 0.0, position + 1
+    return tuple(blocks), block_of
+
+
+def _without(parts: Sequence[Range], made: Range) -> List[Range]:
+    left: List[Range] = []
+    for low, high in parts:
+        for piece in ((low, min(high, made[0])), (max(low, made[1]), high)):
+            if piece[0] < piece[1]:
+                left.append(piece)
+    return left
+
+
+def _bytes(compiled: Compiled, sender: Side) -> float:
+    pairs = zip(compiled.plan.transfers, compiled.payloads)
+    return float(sum(payload.coded_bytes for transfer, payload in pairs if transfer.sender is sender))
+
+
+def _merged(spans: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
+    merged: List[Tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        elif end > start:
+            merged.append((start, end))
+    return merged
+
+
+def _length(spans: Sequence[Tuple[float, float]]) -> float:
+    return sum(end - start for start, end in _merged(spans))
+
+
+def _block_label(compiled: Compiled, model: CostModel, side: Side, block: Block) -> str:
+    steps = compiled.plan.steps(side)[block.first : block.last + 1]
+    operators = model.located.sequence.operators
+    name = operators[steps[0].operator].scope or operators[steps[0].operator].base_name.split(".")[-1]
+    return name if len(steps) == 1 else f"{name} … {len(steps)} operators"
+
+
+def _transfer_label(transfer: Transfer) -> str:
+    return f"%{transfer.value}[{transfer.low}:{transfer.high}] {transfer.codec}"

@@ -1,0 +1,108 @@
+"""The optimal layer partition as a minimum cut (DSCCS): every operator whole on one side, costs added up.
+
+Source side of the cut is the robot, sink side the server. Running operator v on the server cuts source→v, on the robot
+v→sink; a tensor that crosses is paid once, through a vertex of its own. Data may flow back: both directions have a
+price. In this model nothing overlaps, as in layer-partitioned systems.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Tuple
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from edge_offload.split.footprints.registry import EMPTY, Locality, Range
+from edge_offload.split.model.objective import Objective
+from edge_offload.split.model.plan import Side
+from edge_offload.split.planners.space import Scored, Space
+
+_RESOLUTION = 2_000_000
+"""Integer capacity of the dearest baseline: scipy's flow counts in 32-bit integers."""
+
+
+def layer_partition(space: Space, bandwidth_index: int, objective: Objective) -> Scored:
+    """Cheapest placement of whole operators at one bandwidth, scored at all of them.
+
+    Sums are minimised: for ``latency`` seconds of compute and transfer, for the other objectives the robot's joules
+    in the same states (with the weight for ``weighted``). The deadline is not part of a cut; see ``spso_ga``.
+    """
+    robot, server = _cut(space, bandwidth_index, objective)
+    return space.score_ranges(robot, server)
+
+
+def _cut(space: Space, bandwidth_index: int, objective: Objective) -> Tuple[Dict[int, Range], Dict[int, Range]]:
+    model, located = space.model, space.located
+    bandwidth = float(space.bandwidths[bandwidth_index])
+    power = model.power
+
+    def price(seconds: float, watts: float) -> float:
+        return objective.cost(seconds, seconds * watts) if objective.kind != "deadline" else seconds * watts
+
+    needed = located.needed()
+    placed = [index for index, entry in enumerate(located.operators)
+              if entry.kind is not Locality.FREE and _nonempty(located.made(index, needed))]  # fmt: skip
+    vertex = {index: 2 + k for k, index in enumerate(placed)}
+    edges: List[Tuple[int, int, float]] = []
+    for index in placed:
+        rows = located.operators[index].length
+        edges.append((0, vertex[index], price(model.operator_s(Side.SERVER, index, rows), power.standby)))
+        edges.append((vertex[index], 1, price(model.operator_s(Side.ROBOT, index, rows), power.inference)))
+    producer, consumers = located.sequence.producer(), located.sequence.consumers()
+    kept = set(located.sequence.kept())
+    count = 2 + len(placed)
+    infinite = 1e18
+    for number in located.sequence.values:
+        users = [vertex[user] for user in consumers[number] if user in vertex]
+        if number in located.free or not (users or number in kept):
+            continue
+        source = vertex[producer[number]] if number in producer else 0
+        rows = located.length(number)
+        up, down = (model.link.latency_s + model.link.message_s + _alone(space, number, rows, side, bandwidth)
+                    for side in (Side.ROBOT, Side.SERVER))  # fmt: skip
+        if users:
+            edges.append((source, count, price(up, power.communication)))
+            edges += [(count, user, infinite) for user in users]
+            count += 1
+        if source != 0:  # the other way: made on the server, used on the robot, or read there
+            back = [*users, 0] if number in kept else users
+            edges.append((count, source, price(down, power.communication)))
+            edges += [(user, count, infinite) for user in back]
+            count += 1
+    return _solve(space, edges, count, vertex)
+
+
+def _solve(
+    space: Space, edges: List[Tuple[int, int, float]], count: int, vertex: Dict[int, int]
+) -> Tuple[Dict[int, Range], Dict[int, Range]]:
+    finite = sum(cost for tail, _, cost in edges if tail == 0 and cost < 1e17)
+    scale = _RESOLUTION / max(finite, 1e-12)
+    capacity: Dict[Tuple[int, int], int] = {}
+    for tail, head, cost in edges:
+        whole = 2**30 if cost > 1e17 else min(round(cost * scale), 2**30)
+        capacity[(tail, head)] = min(capacity.get((tail, head), 0) + whole, 2**30)
+    rows, columns = np.array(list(capacity)).T
+    matrix = csr_matrix((np.array(list(capacity.values()), dtype=np.int32), (rows, columns)), shape=(count, count))
+    flow = maximum_flow(matrix, 0, 1)
+    residual = csr_matrix(matrix - flow.flow)
+    residual.data = np.maximum(residual.data, 0)
+    residual.eliminate_zeros()
+    on_robot = set(breadth_first_order(residual, 0, return_predecessors=False).tolist())
+    robot: Dict[int, Range] = {}
+    server: Dict[int, Range] = {}
+    for index, node in vertex.items():
+        whole_rows = (0, space.located.operators[index].length)
+        (robot if node in on_robot else server)[index] = whole_rows
+    return robot, server
+
+
+def _alone(space: Space, number: int, rows: int, sender: Side, bandwidth: float) -> float:
+    model = space.model
+    rate = bandwidth * (1.0 if sender is Side.ROBOT else model.link.down_factor)
+    name = model.best_codec(number, rows, sender, bandwidth) if space.codecs else "raw"
+    return float(model.payload(number, rows, sender, name).alone_s(rate))
+
+
+def _nonempty(rows: Range) -> bool:
+    return rows != EMPTY and rows[0] < rows[1]

@@ -1,0 +1,242 @@
+"""The best replicated split, found by looking at all of them and simulating those that a bound does not exclude.
+
+A *waist* is a place in the program over which a single value is handed on. A *replicated split* sends whole parts up at
+most twice: behind waist J the robot, which has made everything so far, sends a part of what is handed on; both sides
+compute their rows up to waist K, each with its own halos, or the server without: then the robot hands over what both
+would compute on the way, or what lies outside the server's share of an operator's rows. The robot sends its rows at K,
+and the server finishes. J at the input and K at J are included, so that device-only, server-only and every layer cut at
+a waist are of the family. The robot's rows may be any number, the first or the last ones, and payloads take the best
+codec.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+import numpy as np
+
+from edge_offload.split.footprints.registry import EMPTY, Locality, Range
+from edge_offload.split.model.cost import RAW
+from edge_offload.split.model.locality import LocalityMap, union
+from edge_offload.split.model.objective import Objective
+from edge_offload.split.model.plan import Side
+from edge_offload.split.planners.space import Recut, Recuts, Scored, Space
+
+
+@dataclass(frozen=True)
+class Waist:
+    """Between operator ``after`` (-1: before the first) and the next, only ``value`` is handed on."""
+
+    after: int
+    value: int
+
+
+class Halos(enum.Enum):
+    """Who computes what both sides need between two waists: each for itself, the robot, or the robot what lies outside
+    the server's share."""
+
+    OWN = enum.auto()
+    HANDED = enum.auto()
+    KEPT = enum.auto()
+
+
+def one_input(located: LocalityMap) -> bool:
+    """Whether a single input is used, which waists begin at."""
+    consumers = located.sequence.consumers()
+    return sum(bool(consumers[number]) for number in located.sequence.inputs) == 1
+
+
+def waists(located: LocalityMap) -> List[Waist]:
+    """All waists in program order, the network's one input first, without the end."""
+    count = len(located.operators)
+    consumers, kept = located.sequence.consumers(), set(located.sequence.kept())
+    crossing: List[Set[int]] = [set() for _ in range(count)]
+    for number in located.sequence.values:
+        if number in located.free:
+            continue
+        reach = count if number in kept else max(consumers[number], default=-1)
+        for place in range(located.producer.get(number, 0), min(reach, count)):
+            crossing[place].add(number)
+    (first,) = [number for number in located.sequence.inputs if consumers[number]]
+    found = [Waist(-1, first)]
+    for place, values in enumerate(crossing[:-1]):
+        if len(values) == 1 and values != {first} and located.operators[place].kind is not Locality.FREE:
+            found.append(Waist(place, next(iter(values))))
+    return found
+
+
+class Search:
+    """Goes through the family.
+
+    Args:
+        space: a network with one input.
+        objective: what to minimise.
+        best: cost to beat at every bandwidth; lowered by what is found.
+        keep: is given every plan that is simulated.
+        stop: asked now and then; True ends the search early, and then nothing is proven.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        objective: Objective,
+        best: np.ndarray,
+        keep: Optional[Callable[[Scored], object]] = None,
+        stop: Optional[Callable[[], bool]] = None,
+    ) -> None:
+        self.space, self.objective, self.best = space, objective, best
+        self._keep, self._stop = keep, stop
+        count = len(space.located.operators)
+        needed = space.located.needed()
+        whole, launch = np.zeros((count + 1, 2)), np.zeros((count + 1, 2))
+        for index, entry in enumerate(space.located.operators):
+            low, high = space.located.made(index, needed)
+            if entry.kind is Locality.FREE or low >= high:
+                continue
+            for column, side in enumerate((Side.ROBOT, Side.SERVER)):
+                costs = space.model.robot if side is Side.ROBOT else space.model.server
+                whole[index + 1, column] = space.model.operator_s(side, index, high - low)
+                launch[index + 1, column] = costs[index].launch_s
+        self._cones: Dict[Tuple[Side, Range, Halos], Tuple[np.ndarray, Dict[int, Range]]] = {}
+        self._lefts: Dict[Range, np.ndarray] = {}
+        self.whole, self.launch = whole.cumsum(axis=0), launch.cumsum(axis=0)
+
+    def run(self) -> None:
+        """Look at every member."""
+        self._offer(self.space.device_only)
+        found = waists(self.space.located)
+        for waist in found:
+            if (self._bound(waist, waist, np.zeros(1), np.ones(1)) < self.best).any():
+                self._offer(_recuts(self.space, waist, waist, 0.0, False))
+        for kinds in ((Halos.OWN, Halos.HANDED), (Halos.KEPT,)):  # what wins most often first, should time run out
+            for last in found[1:]:
+                length = self.space.located.length(last.value)
+                rows = np.arange(1, length)
+                if length < 2:
+                    continue
+                for first in found:
+                    if first.after >= last.after:
+                        break
+                    if self._stop is not None and self._stop():
+                        return
+                    costs = self._bound(first, last, (rows - 1) / length, (length - rows - 1) / length)
+                    for count in rows[(costs < self.best[None, :]).any(axis=1)]:
+                        for halos, flipped in itertools.product(kinds, (False, True)):
+                            if (self._closer_bound(first, last, int(count), flipped, halos) < self.best).any():
+                                self._offer(_recuts(self.space, first, last, float(count) / length, flipped, halos))
+                self._cones.clear()
+                self._lefts.clear()
+
+    def _closer_bound(self, first: Waist, last: Waist, count: int, flipped: bool, halos: Halos) -> np.ndarray:
+        """Least cost at every bandwidth, with the halos of these very rows; if they are handed over, the server's
+        seconds and what it is sent first are what the robot's rows leave at least."""
+        length = self.space.located.length(last.value)
+        mine, theirs = (0, count), (count, length)
+        if flipped:
+            mine, theirs = (length - count, length), (0, length - count)
+        robot_s, _ = self._cone(last, Side.ROBOT, mine)
+        before, middle, end = first.after + 1, last.after + 1, len(self.whole) - 1
+        prefix, rest = self.whole[before, 0], self.whole[end, 1] - self.whole[middle, 1]
+        if halos is Halos.HANDED:
+            server_s = self._left(last, mine)
+            low, high = 0, self._rows(last, (0, length), first.value) - self._rows(last, mine, first.value)
+        else:
+            server_s, need = self._cone(last, Side.SERVER, theirs, halos)
+            low, high = need.get(first.value, EMPTY)
+        up_first = self._wire_s(first.value) * (high - low) / self.space.located.length(first.value)
+        up_last = self._wire_s(last.value) * (count / length)
+        robot, server = prefix + robot_s[before], server_s[before] + rest
+        return self._cost(robot, server, prefix, rest, up_first, up_last, first.after < 0)
+
+    def _cone(self, last: Waist, side: Side, rows: Range,
+              halos: Halos = Halos.OWN) -> Tuple[np.ndarray, Dict[int, Range]]:  # fmt: skip
+        """Seconds of a side from each operator up to ``last`` for ``rows`` there, and what it needs of every value."""
+        key = (side, rows, halos)
+        share = 1.0 - (rows[1] - rows[0]) / self.space.located.length(last.value)
+        if key not in self._cones:
+            located, model = self.space.located, self.space.model
+            need: Dict[int, Range] = {last.value: rows}
+            seconds = np.zeros(last.after + 2)
+            for index in range(last.after, -1, -1):
+                low, high = located.made(index, need)
+                if halos is Halos.KEPT and index < last.after and located.operators[index].kind is not Locality.GLOBAL:
+                    low, high = self.space.kept(index, share, rows[0] == 0, (low, high))
+                for number, part in located.footprint(index, low, high).items():
+                    need[number] = union(need.get(number, EMPTY), part)
+                seconds[index] = seconds[index + 1] + model.operator_s(side, index, high - low)
+            self._cones[key] = seconds, need
+        return self._cones[key]
+
+    def _rows(self, last: Waist, rows: Range, number: int) -> int:
+        """How many rows of a value ``rows`` of ``last`` need."""
+        low, high = self._cone(last, Side.ROBOT, rows)[1].get(number, EMPTY)
+        return high - low
+
+    def _left(self, last: Waist, mine: Range) -> np.ndarray:
+        """The server's seconds from each operator up to ``last`` for what the robot does not make for ``mine``."""
+        if mine in self._lefts:
+            return self._lefts[mine]
+        located = self.space.located
+        whole = self._cone(last, Side.ROBOT, (0, located.length(last.value)))[1]
+        robot = self._cone(last, Side.ROBOT, mine)[1]
+        seconds = np.zeros(last.after + 2)
+        for index in range(last.after, -1, -1):
+            (low, high), (first, end) = located.made(index, whole), located.made(index, robot)
+            rows = max(high - low - (end - first), 0)
+            seconds[index] = seconds[index + 1] + self.space.model.operator_s(Side.SERVER, index, rows)
+        self._lefts[mine] = seconds
+        return seconds
+
+    def _cost(self, robot: Any, server: Any, prefix: float, rest: float, up_first: Any, up_last: Any,
+              at_input: bool) -> np.ndarray:  # fmt: skip
+        """Cost of chains of work that cannot overlap: robot and last upload, first upload and server, both uploads."""
+        link, power = self.space.model.link, self.space.model.power
+        request = self.space.model.request_s if at_input else 0.0
+        delay = 2 * (link.latency_s + link.message_s)
+        makespan = np.maximum(robot + rest + up_last, prefix + request + up_first + np.maximum(server, rest + up_last))
+        makespan = makespan + delay
+        joules = makespan * power.standby + robot * (power.inference - power.standby)
+        return np.asarray(np.vectorize(self.objective.cost)(makespan, joules))
+
+    def _offer(self, recuts: Recuts) -> None:
+        scored = self.space.score(recuts)
+        if self._keep is not None:
+            self._keep(scored)
+        pairs = zip(scored.makespan_s, scored.energy_j)
+        self.best = np.minimum(self.best, [self.objective.cost(float(s), float(j)) for s, j in pairs])
+
+    def _bound(self, first: Waist, last: Waist, share: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """Least cost [share, bandwidth]: rows in proportion, no halos, nothing but chains of work that cannot overlap.
+
+        ``share`` and ``other``: the robot's and the server's fractions of the rows between the waists, rounded down.
+        """
+        before, middle, end = first.after + 1, last.after + 1, len(self.whole) - 1
+        prefix = self.whole[before, 0]
+        parts = self.whole[middle] - self.whole[before]
+        launches = self.launch[middle] - self.launch[before]
+        rest = self.whole[end, 1] - self.whole[middle, 1]
+        robot = prefix + launches[0] + (parts[0] - launches[0]) * share
+        server = launches[1] + (parts[1] - launches[1]) * other + rest
+        if first == last:
+            robot, server = np.full(1, prefix), np.full(1, rest)
+        up_first, up_last = np.outer(other, self._wire_s(first.value)), np.outer(share, self._wire_s(last.value))
+        return self._cost(robot[:, None], server[:, None], prefix, rest, up_first, up_last, first.after < 0)
+
+    def _wire_s(self, number: int) -> np.ndarray:
+        """Seconds on the wire for a whole value at every bandwidth, with the codec that shrinks it most."""
+        options = (RAW, *self.space.model.codecs.get(number, ())) if self.space.codecs else (RAW,)
+        nbytes = self.space.located.nbytes(number) / max(option.ratio for option in options)
+        return np.asarray(nbytes / self.space.bandwidths)
+
+
+def _recuts(space: Space, first: Waist, last: Waist, fraction: float, flipped: bool,
+            halos: Halos = Halos.OWN) -> Recuts:  # fmt: skip
+    recuts: List[Recut] = [Recut(space.last, 0.0)]
+    if last.after > first.after:
+        recuts.append(Recut(last.after, fraction, flipped, halos is Halos.HANDED, halos is Halos.KEPT))
+    if first.after >= 0:
+        recuts.append(Recut(first.after, 1.0))
+    return tuple(sorted(recuts))

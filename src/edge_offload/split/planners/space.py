@@ -1,0 +1,281 @@
+"""The planners' common ground: a small description of a plan (recuts), and its cost at many bandwidths at once.
+
+With exact halos it pays to decide only *where* the two sides meet. A :class:`Recut` at operator p says: what crosses
+from operators up to p to those behind is cut, the robot makes the fraction f of its rows, the server the rest, and
+each is sent what it lacks. Everywhere else each side computes what its own later rows need, with replicated halos and
+no exchange (footprint closure by replication; LOPInfer Sec. IV-C's third mechanism), or with halos that the robot hands
+over (Intra-DP's exchange, one way). Device-only is no recut at all; server-only is one at the end with f = 0; a layer
+cut adds one with f = 1; what Intra-DP draws adds one in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Dict, List, Mapping, Sequence, Set, Tuple
+
+import numpy as np
+
+from edge_offload import background
+from edge_offload.errors import BadInput
+from edge_offload.sequence import sequence_hash
+from edge_offload.split.footprints.registry import EMPTY, Locality, Range
+from edge_offload.split.model.complete import Ranges, backward, complete
+from edge_offload.split.model.cost import RAW, CostModel, Payload
+from edge_offload.split.model.locality import union
+from edge_offload.split.model.objective import Objective
+from edge_offload.split.model.plan import Plan, Side
+from edge_offload.split.model.simulate import compile_plan, sweep
+
+
+@dataclass(frozen=True, order=True)
+class Recut:
+    """Cut what operator ``position`` and those before it hand on; the robot makes ``fraction`` of the rows.
+
+    ``flipped`` gives the robot the last rows instead of the first. ``handed``: between the recut before and this one
+    no row is computed twice; what both sides would need of a value is the robot's, who hands it over.
+    """
+
+    position: int
+    fraction: float
+    flipped: bool = False
+    handed: bool = False
+    kept: bool = False
+
+
+Recuts = Tuple[Recut, ...]
+"""Positions ascending, each at most once."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A plan's shape with its makespan and energy at every bandwidth of the space."""
+
+    recuts: Recuts
+    robot: Ranges
+    server: Ranges
+    makespan_s: np.ndarray
+    energy_j: np.ndarray
+
+
+class Space:
+    """Plans for one cost model and a list of bandwidths, described by recuts.
+
+    Args:
+        model: costs.
+        bandwidths: bytes per second, uplink, ascending.
+        codecs: whether payloads may be coded (off for baselines as published).
+    """
+
+    def __init__(self, model: CostModel, bandwidths: Sequence[float], codecs: bool = True) -> None:
+        if not len(bandwidths):
+            raise BadInput("no bandwidths to plan for")
+        self.model = model
+        self.located = model.located
+        self.bandwidths = np.asarray(bandwidths, dtype=float)
+        self.codecs = codecs
+        self.identity = sequence_hash(self.located.sequence)
+        self.last = len(self.located.operators) - 1
+        self._reach = self._last_consumers()
+        self._known: Dict[Recuts, Scored] = {}
+        self._payloads: Dict[Tuple[int, int, Side], Payload] = {}
+
+    @property
+    def device_only(self) -> Recuts:
+        """The robot computes everything."""
+        return ()
+
+    @property
+    def server_only(self) -> Recuts:
+        """The server computes everything."""
+        return (Recut(self.last, 0.0),)
+
+    @property
+    def evaluated(self) -> int:
+        """How many different recut lists have been scored."""
+        return len(self._known)
+
+    def score(self, recuts: Recuts) -> Scored:
+        """Cost at every bandwidth; remembered."""
+        known = self._known.get(recuts)
+        if known is None:
+            robot, server = self.ranges(recuts)
+            known = self._known[recuts] = self.score_ranges(robot, server, recuts)
+        return known
+
+    def score_ranges(self, robot: Ranges, server: Ranges, recuts: Recuts = ()) -> Scored:
+        """Cost of any ranges at every bandwidth, each transfer with the codec that is best there."""
+        background.check()
+        plan = complete(self.located, robot, server, identity=self.identity)
+        payloads = [self._payload(t.value, t.high - t.low, t.sender) for t in plan.transfers]
+        compiled = compile_plan(plan, self.model, payloads)
+        makespan, joules = sweep(compiled, self.model, self.bandwidths)
+        return Scored(recuts, robot, server, makespan, joules)
+
+    def plan(self, scored: Scored, bandwidth: float) -> Plan:
+        """The finished plan for one bandwidth, codecs chosen."""
+        plan = complete(self.located, scored.robot, scored.server, identity=self.identity)
+        if not self.codecs:
+            return plan
+        choose = self.model.best_codec
+        return replace(plan, transfers=tuple(
+            replace(t, codec=choose(t.value, t.high - t.low, t.sender, bandwidth)) for t in plan.transfers
+        ))  # fmt: skip
+
+    def ranges(self, recuts: Recuts) -> Tuple[Dict[int, Range], Dict[int, Range]]:
+        """What each side computes."""
+        tail_on_robot = not recuts or recuts[-1].position < self.last or recuts[-1].fraction >= 0.5
+        active = self._active(recuts)
+        handed: Set[int] = set()
+        kept: Dict[int, Recut] = {}
+        for before, recut in zip([-1, *(recut.position for recut in recuts)], recuts):
+            if recut.handed:
+                handed.update(range(before + 1, recut.position + 1))
+            if recut.kept:
+                kept.update(dict.fromkeys(range(before + 1, recut.position + 1), recut))
+
+        def decide(index: int, robot: Range, server: Range) -> Tuple[Range, Range]:
+            low, high = union(robot, server)
+            recut = active.get(index)
+            if self.located.operators[index].kind is Locality.GLOBAL:
+                if recut is not None:
+                    here = recut.fraction >= 0.5
+                else:
+                    here = robot[0] < robot[1] and (server[0] >= server[1] or tail_on_robot)
+                return ((low, high), EMPTY) if here else (EMPTY, (low, high))
+            if index in kept and index != kept[index].position:
+                mine = self.kept(index, kept[index].fraction, kept[index].flipped, server)
+                lacking = remainder(server, mine)
+                return (union(robot, lacking) if lacking[0] < lacking[1] else robot), mine
+            if recut is None:
+                return (robot, remainder(server, robot)) if index in handed else (robot, server)
+            share = round(recut.fraction * (high - low))
+            if recut.flipped:
+                return (high - share, high), (low, high - share)
+            return (low, low + share), (low + share, high)
+
+        return backward(self.located, decide)
+
+    def kept(self, index: int, fraction: float, flipped: bool, rows: Range) -> Range:
+        """Of ``rows`` of an operator, those of the server's share where the robot has ``fraction`` of them all."""
+        length = self.located.operators[index].length
+        cut = int(fraction * length + 1e-9)
+        low, high = (rows[0], min(rows[1], length - cut)) if flipped else (max(rows[0], cut), rows[1])
+        return (low, high) if low < high else EMPTY
+
+    def positions(self, most: int = 24, largest: float = 4.0) -> List[int]:
+        """Operators behind which little is handed on: candidates for recuts, ascending.
+
+        Of neighbours that hand on as many bytes, the last; of each of ``most`` equal stretches of computation, the one
+        that hands on least. What is handed on whole is at most ``largest`` times the raw input (LOPInfer Sec. IV-C4
+        asks for 1; but a fraction of it is sent, and may be coded). The end counts if the last operator is local.
+        """
+        frontier = self.frontier_bytes()
+        inputs = sum(self.located.nbytes(number) for number in self.located.sequence.inputs)
+        small = [p for p in range(self.last) if frontier[p] <= largest * inputs]
+        runs: List[int] = []
+        for p in small:  # of neighbours that hand on the same bytes, the last one has done most
+            if runs and runs[-1] == p - 1 and frontier[p] <= frontier[runs[-1]]:
+                runs[-1] = p
+            else:
+                runs.append(p)
+        if len(runs) > most:
+            seconds = np.cumsum([self.model.operator_s(Side.ROBOT, i, e.length)
+                                 for i, e in enumerate(self.located.operators)])  # fmt: skip
+            edges = np.linspace(0.0, seconds[-1], most + 1)
+            bins: Dict[int, int] = {}
+            for p in runs:
+                slot = int(np.searchsorted(edges, seconds[p]))
+                if slot not in bins or frontier[p] <= frontier[bins[slot]]:
+                    bins[slot] = p
+            runs = sorted(bins.values())
+        return runs if self.located.operators[self.last].local is None else [*runs, self.last]
+
+    def frontier_bytes(self) -> np.ndarray:
+        """For each operator p: bytes of everything made up to p (the input included) and used behind p."""
+        changes = np.zeros(len(self.located.operators) + 1)
+        producer = self.located.producer
+        for number, reach in self._reach.items():
+            if number in self.located.free:
+                continue
+            start = producer.get(number, 0)
+            size = self.located.nbytes(number)
+            if reach > start:
+                changes[start] += size
+                changes[min(reach, len(self.located.operators))] -= size
+        total: np.ndarray = np.cumsum(changes)[:-1]
+        return total
+
+    def _last_consumers(self) -> Dict[int, int]:
+        reach = dict.fromkeys(self.located.sequence.values, -1)
+        for number, users in self.located.sequence.consumers().items():
+            if users:
+                reach[number] = users[-1]
+        for number in self.located.sequence.kept():
+            reach[number] = len(self.located.operators)
+        return reach
+
+    def _active(self, recuts: Recuts) -> Mapping[int, Recut]:
+        """Operator -> the recut that applies to it, for those that hand something across one."""
+        active: Dict[int, Recut] = {}
+        if not recuts:
+            return active
+        ordered = sorted(recuts)
+        slot = 0
+        for index in range(len(self.located.operators)):
+            while slot < len(ordered) and ordered[slot].position < index:
+                slot += 1
+            if slot == len(ordered):
+                break
+            if any(self._reach[number] > ordered[slot].position for number in self.located.made_by[index]):
+                active[index] = ordered[slot]
+        return active
+
+    def _payload(self, number: int, rows: int, sender: Side) -> Payload:
+        """The payload as arrays over the bandwidths, with the best codec at each; remembered."""
+        key = (number, rows, sender)
+        if key not in self._payloads:
+            self._payloads[key] = self._best_payload(number, rows, sender)
+        return self._payloads[key]
+
+    def _best_payload(self, number: int, rows: int, sender: Side) -> Payload:
+        options = (RAW, *self.model.codecs.get(number, ())) if self.codecs else (RAW,)
+        if len(options) == 1:
+            return self.model.payload(number, rows, sender, RAW.name)
+        found = [self.model.payload(number, rows, sender, option.name) for option in options]
+        factor = 1.0 if sender is Side.ROBOT else self.model.link.down_factor
+        times = np.array([payload.alone_s(self.bandwidths * factor) for payload in found])
+        best = times.argmin(axis=0)
+
+        def take(name: str) -> np.ndarray:
+            values = np.array([getattr(payload, name) for payload in found], dtype=float)
+            return np.asarray(values[best])
+
+        return Payload(take("raw_bytes"), take("coded_bytes"), take("encode_s"), take("decode_s"), take("pieces"))
+
+
+def remainder(rows: Range, other: Range) -> Range:
+    """``rows`` that ``other`` does not cover; all of them where two stretches would be left."""
+    low = other[1] if other[0] <= rows[0] < other[1] else rows[0]
+    high = other[0] if other[0] < rows[1] <= other[1] else rows[1]
+    return (low, high) if low < high else EMPTY
+
+
+def best_of(scored: Sequence[Scored], objective: Objective, bin_index: int) -> Scored:
+    """The best plan of a list at one bandwidth; the earlier one on a tie."""
+    costs = [objective.cost(float(s.makespan_s[bin_index]), float(s.energy_j[bin_index])) for s in scored]
+    return scored[int(np.argmin(costs))]
+
+
+def insert(recuts: Recuts, recut: Recut) -> Recuts:
+    """``recuts`` with one more, replacing any at the same position."""
+    return tuple(sorted([*(r for r in recuts if r.position != recut.position), recut]))
+
+
+def without(recuts: Recuts, index: int) -> Recuts:
+    """``recuts`` without the one at ``index``."""
+    return recuts[:index] + recuts[index + 1 :]
+
+
+def fraction_grid(steps: int = 8) -> Tuple[float, ...]:
+    """Fractions strictly between 0 and 1."""
+    return tuple((k + 1) / steps for k in range(steps - 1))

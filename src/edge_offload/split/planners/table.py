@@ -1,0 +1,389 @@
+"""Planners behind one interface: a table of plans for a list of bandwidths.
+
+============== =============================================================================================
+device_only    the robot computes everything
+server_only    the server computes everything
+dsccs          the best layer partition: minimum cut, and every single cut through the program order
+spso_ga        layer partition that saves energy under a deadline, by a swarm with genetic operators
+loss_de        Intra-DP: local-operator split by differential evolution
+loss_beam      LOPInfer Alg. 1: beam search over recuts, then large-neighbourhood search; then the server's rows are
+               moved operator by operator. The default.
+============== =============================================================================================
+
+:class:`Planner` is the way in. The two LOSS planners start from the baselines and keep the best plan seen, so that
+under the same model and objective they are never worse than device-only, server-only or the layer partition, at any
+bandwidth; the default one also starts from what differential evolution finds in a third of its budget.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from edge_offload.errors import BadInput
+from edge_offload.split.model.check import check
+from edge_offload.split.model.cost import CostModel
+from edge_offload.split.model.objective import Objective
+from edge_offload.split.model.plan import Plan
+from edge_offload.split.planners.mincut import layer_partition
+from edge_offload.split.planners.replicated import Search, one_input
+from edge_offload.split.planners.shares import refine
+from edge_offload.split.planners.space import Recut, Recuts, Scored, Space, best_of, fraction_grid, insert, without
+
+WORTHWHILE = 0.01
+"""Relative gain below which the search of replicated splits does not look for better ones."""
+
+Choice = List[Scored]
+"""One scored plan per bandwidth of the space."""
+Method = Callable[[Space, Objective, "Effort"], Choice]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to search.
+
+    Attributes:
+        seconds: time budget for a whole table; checked between evaluations.
+        evaluations: limit on evaluated plans, for results that do not depend on the machine's load; the default planner
+            moves the server's rows so many times, too.
+        seed: of every random choice.
+    """
+
+    seconds: float = 8.0
+    evaluations: int = 400
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """Plans by bandwidth, as both sides keep them.
+
+    Attributes:
+        planner: who made it.
+        bandwidths: bytes per second, ascending; a plan serves from its own bandwidth up to the next.
+        plans: one per bandwidth; checked.
+        predicted_s, predicted_j: makespan and energy that the model expects.
+    """
+
+    planner: str
+    bandwidths: Tuple[float, ...]
+    plans: Tuple[Plan, ...]
+    predicted_s: Tuple[float, ...]
+    predicted_j: Tuple[float, ...]
+
+    def index(self, bandwidth: float) -> int:
+        """Which entry serves a measured bandwidth."""
+        return max(int(np.searchsorted(self.bandwidths, bandwidth, side="right")) - 1, 0)
+
+    def look_up(self, bandwidth: float) -> Plan:
+        """The plan for a measured bandwidth."""
+        return self.plans[self.index(bandwidth)]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan and what is known about it.
+
+    Attributes:
+        plan: checked.
+        predicted_s, predicted_j: makespan and energy that the model expects.
+        certified_gap: at most cost / cost of the best replicated split - 1; ``None`` if it was not asked for.
+    """
+
+    plan: Plan
+    predicted_s: float
+    predicted_j: float
+    certified_gap: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Planner:
+    """One planner with its settings: what most callers need.
+
+    Attributes:
+        name: a key of :data:`PLANNERS`.
+        effort: how long to search.
+        codecs: whether payloads may be coded.
+    """
+
+    name: str = "loss_beam"
+    effort: Effort = field(default_factory=Effort)
+    codecs: bool = True
+
+    def table(self, model: CostModel, bandwidths: Sequence[float], objective: Optional[Objective] = None) -> PlanTable:
+        """A plan for every bandwidth (bytes per second, ascending); ``model`` holds sequence, profile and link."""
+        return plan_table(Space(model, bandwidths, self.codecs), self.name, objective, self.effort)
+
+    def plan(self, model: CostModel, bandwidth: float, objective: Optional[Objective] = None) -> Planned:
+        """The plan for one bandwidth."""
+        table = self.table(model, [bandwidth], objective)
+        return Planned(table.plans[0], table.predicted_s[0], table.predicted_j[0])
+
+
+def device_only(space: Space, objective: Objective, effort: Effort) -> Choice:
+    """No use of the link."""
+    del objective, effort
+    return [space.score(space.device_only)] * len(space.bandwidths)
+
+
+def server_only(space: Space, objective: Objective, effort: Effort) -> Choice:
+    """Input up, results down."""
+    del objective, effort
+    return [space.score(space.server_only)] * len(space.bandwidths)
+
+
+def dsccs(space: Space, objective: Objective, effort: Effort) -> Choice:
+    """Optimal layer partition, re-scored by the event simulation; never worse than the two extremes."""
+    del effort
+    cuts = [space.score(space.device_only), space.score(space.server_only)]
+    cuts += [space.score(insert(space.server_only, Recut(p, 1.0))) for p in space.positions(most=32, largest=1.01)]
+    chosen = []
+    for index in range(len(space.bandwidths)):
+        cut = layer_partition(space, index, objective)
+        cuts.append(cut)
+        chosen.append(best_of(cuts, objective, index))
+    return chosen
+
+
+def spso_ga(space: Space, objective: Objective, effort: Effort) -> Choice:
+    """Self-adaptive particle swarm with genetic operators over placements of segments between candidate cuts.
+
+    A particle places every segment on one side; it moves by mutation, crossover with its own best and crossover with
+    the swarm's best, with an inertia that falls as the swarm agrees. Feasible beats infeasible, then energy counts
+    (a ``latency`` objective is taken as energy under the objective's deadline, which is what the method is for).
+    """
+    goal = objective if objective.kind == "deadline" else Objective("deadline", deadline_s=objective.deadline_s)
+    chooser = random.Random(effort.seed)
+    positions = sorted({*space.positions(most=10, largest=1.01), space.last})
+    seeds: List[Tuple[int, ...]] = [(1,) * len(positions), (0,) * len(positions)]
+    seeds += [(1,) * k + (0,) * (len(positions) - k) for k in range(1, len(positions))]
+    while len(seeds) < 16:
+        seeds.append(tuple(chooser.randint(0, 1) for _ in positions))
+
+    def score(places: Tuple[int, ...]) -> Scored:
+        return space.score(_segments(places, positions, space.last))
+
+    chosen = []
+    for index in range(len(space.bandwidths)):
+
+        def cost(places: Tuple[int, ...], at: int = index) -> float:
+            found = score(places)
+            return goal.cost(float(found.makespan_s[at]), float(found.energy_j[at]))
+
+        swarm, own = list(seeds), list(seeds)
+        best = min(swarm, key=cost)
+        for generation in range(10):
+            for k, places in enumerate(swarm):
+                agreement = sum(a == b for a, b in zip(places, best)) / len(best)
+                if chooser.random() < 0.9 - 0.5 * generation / 10 * agreement:
+                    at = chooser.randrange(len(places))
+                    places = (*places[:at], 1 - places[at], *places[at + 1 :])
+                for guide in (own[k], best):
+                    if chooser.random() < 0.5:
+                        low, high = sorted((chooser.randrange(len(places) + 1), chooser.randrange(len(places) + 1)))
+                        places = (*places[:low], *guide[low:high], *places[high:])
+                swarm[k] = places
+                if cost(places) < cost(own[k]):
+                    own[k] = places
+            best = min([best, *own], key=cost)
+        chosen.append(score(best))
+    return chosen
+
+
+def _segments(places: Sequence[int], positions: Sequence[int], last: int) -> Recuts:
+    """Recuts where the placement of consecutive segments changes (1: robot, 0: server)."""
+    recuts: List[Recut] = []
+    for k, position in enumerate(positions):
+        following = places[k + 1] if k + 1 < len(places) else 1
+        if places[k] != following:
+            recuts.append(Recut(position, float(places[k])))
+    if recuts and recuts[-1].position < last and all(recut.fraction == 1.0 for recut in recuts):
+        recuts.append(Recut(last, 0.0))
+    return tuple(recuts)
+
+
+def loss_de(space: Space, objective: Objective, effort: Effort) -> Choice:
+    """Differential evolution (rand/1/bin) over the robot's fraction at a few anchor operators.
+
+    A gene of at least 0.5 + 0.5 x is the fraction x at its anchor, anything smaller leaves the anchor alone.
+    """
+    chooser = np.random.default_rng(effort.seed)
+    anchors = space.positions(most=6)
+    if not anchors:
+        return dsccs(space, objective, effort)
+    baselines = _baselines(space, objective, effort)
+    stop = _Stop(space, effort)
+
+    def decode(genes: np.ndarray) -> Recuts:
+        recuts = space.server_only
+        for anchor, gene in zip(anchors, genes):
+            if gene >= 0.5:
+                recuts = insert(recuts, Recut(anchor, round(float(gene - 0.5) * 16) / 8))
+        return recuts
+
+    size = max(8, 2 * len(anchors))
+    population = chooser.random((size, len(anchors)))
+    seen: List[Scored] = [space.score(decode(genes)) for genes in population]
+    every = [choice for pair in zip(*baselines) for choice in pair] + seen
+    while not stop():
+        at = int(chooser.integers(len(space.bandwidths)))  # each trial is judged at one bandwidth, kept for all
+        for k in range(size):
+            if stop():
+                break
+            a, b, c = population[chooser.choice(size, 3, replace=False)]
+            trial = np.clip(np.where(chooser.random(len(anchors)) < 0.8, a + 0.6 * (b - c), population[k]), 0.0, 1.0)
+            scored = space.score(decode(trial))
+            every.append(scored)
+            if _cost(objective, scored, at) <= _cost(objective, seen[k], at):
+                population[k], seen[k] = trial, scored
+    return [best_of(every, objective, index) for index in range(len(space.bandwidths))]
+
+
+def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
+    """LOPInfer Alg. 1. Phase I: baselines, what differential evolution finds in a third of the budget, then a beam of
+    recut lists that grows by one recut at a time. Phase II: large-neighbourhood search around each bandwidth's best
+    plan, until nothing improves. Then every replicated split that could be better by 1 % or more, as far as the budget
+    goes. The last quarter of the time moves the server's rows, operator by operator."""
+    until = time.monotonic() + effort.seconds
+    best = _recut(space, objective, replace(effort, seconds=0.75 * effort.seconds))
+    chooser = random.Random(effort.seed)
+    return refine(space, objective, best, effort.evaluations, chooser, lambda: time.monotonic() >= until)
+
+
+def _recut(space: Space, objective: Objective, effort: Effort) -> Choice:
+    """What :func:`loss_beam` finds among lists of recuts."""
+    stop = _Stop(space, effort)
+    every: List[Scored] = [scored for choice in _baselines(space, objective, effort) for scored in choice]
+    every += loss_de(space, objective, replace(effort, seconds=effort.seconds / 3, evaluations=effort.evaluations // 3))
+    best = [best_of(every, objective, index) for index in range(len(space.bandwidths))]
+    positions = space.positions()
+    for tail in (space.server_only, space.device_only):
+        for fraction in (0.5, 0.25, 0.75):
+            for position in positions:
+                if stop():
+                    return best
+                _keep(best, space.score(insert(tail, Recut(position, fraction))), objective)
+    best = _neighbourhoods(space, objective, best, positions, stop, random.Random(effort.seed))
+    if one_input(space.located):
+        costs = np.array([_cost(objective, scored, index) for index, scored in enumerate(best)])
+        Search(space, objective, costs * (1.0 - WORTHWHILE), lambda scored: _keep(best, scored, objective), stop).run()
+    return best
+
+
+def _neighbourhoods(space: Space, objective: Objective, best: Choice, positions: Sequence[int],
+                    stop: Callable[[], bool], chooser: random.Random) -> Choice:  # fmt: skip
+    fruitless = 0
+    tried = 0
+    while not stop() and fruitless < 12 * len(best) and positions:
+        index = tried % len(best)
+        tried += 1
+        recuts = _moved(space, best[index].recuts, positions, chooser)
+        if recuts is None:
+            fruitless += 1
+            continue
+        fruitless = 0 if _keep(best, space.score(recuts), objective) else fruitless + 1
+    return best
+
+
+def _moved(space: Space, recuts: Recuts, positions: Sequence[int], chooser: random.Random) -> Optional[Recuts]:
+    """A neighbour: shift a recut's fraction or position, flip it, drop it, or add one."""
+    inner = [k for k, recut in enumerate(recuts) if recut.position in positions]
+    move = chooser.choice(["fraction", "fraction", "position", "add", "drop", "flip", "tail"])
+    if move == "add" or not inner:
+        return insert(recuts, Recut(chooser.choice(list(positions)), chooser.choice([*fraction_grid(), 1.0, 0.0])))
+    k = chooser.choice(inner)
+    recut = recuts[k]
+    rest = without(recuts, k)
+    if move == "drop":
+        return rest if rest != space.device_only else None
+    if move == "fraction":
+        step = chooser.choice([-0.125, -0.0625, -0.03125, 0.03125, 0.0625, 0.125])
+        return insert(rest, replace(recut, fraction=min(max(recut.fraction + step, 0.0), 1.0)))
+    if move == "flip":
+        return insert(rest, replace(recut, flipped=not recut.flipped))
+    if move == "tail":
+        ends = recuts[-1].position == space.last
+        return recuts[:-1] if ends and len(recuts) > 1 else insert(recuts, Recut(space.last, 0.0))
+    near = sorted(positions, key=lambda position: abs(position - recut.position))[1:5]
+    return insert(rest, replace(recut, position=chooser.choice(near))) if near else None
+
+
+def _keep(best: Choice, scored: Scored, objective: Objective) -> bool:
+    """Put ``scored`` wherever it is better; whether it was anywhere."""
+    improved = False
+    for index, known in enumerate(best):
+        if _cost(objective, scored, index) < _cost(objective, known, index) - 1e-12:
+            best[index] = scored
+            improved = True
+    return improved
+
+
+def _baselines(space: Space, objective: Objective, effort: Effort) -> List[Choice]:
+    return [planner(space, objective, effort) for planner in (device_only, server_only, dsccs)]
+
+
+def _cost(objective: Objective, scored: Scored, index: int) -> float:
+    return objective.cost(float(scored.makespan_s[index]), float(scored.energy_j[index]))
+
+
+class _Stop:
+    """True once the budget is spent. Plans that are only met again count a tenth, so that a search of a small space
+    ends."""
+
+    def __init__(self, space: Space, effort: Effort) -> None:
+        self.space = space
+        self.until = time.monotonic() + effort.seconds
+        self.most = space.evaluated + effort.evaluations
+        self.asked, self.patience = 0, 10 * effort.evaluations
+
+    def __call__(self) -> bool:
+        self.asked += 1
+        spent = self.space.evaluated >= self.most or self.asked >= self.patience
+        return spent or time.monotonic() >= self.until
+
+
+PLANNERS: Dict[str, Method] = {
+    "device_only": device_only,
+    "server_only": server_only,
+    "dsccs": dsccs,
+    "spso_ga": spso_ga,
+    "loss_de": loss_de,
+    "loss_beam": loss_beam,
+}
+DEFAULT = "loss_beam"
+
+
+def plan_table(space: Space, planner: str = DEFAULT, objective: Optional[Objective] = None,
+               effort: Optional[Effort] = None) -> PlanTable:  # fmt: skip
+    """One checked plan per bandwidth of ``space``.
+
+    Raises:
+        BadInput: no planner of that name.
+        BadPlan: a planner is wrong; nothing is handed out.
+    """
+    if planner not in PLANNERS:
+        raise BadInput(f"unknown planner {planner!r}", remedy=f"use one of: {', '.join(PLANNERS)}")
+    objective = objective or Objective()
+    choice = PLANNERS[planner](space, objective, effort or Effort())
+    plans: List[Plan] = []
+    proven: Set[Tuple[Any, ...]] = set()
+    for index, (scored, bandwidth) in enumerate(zip(choice, space.bandwidths)):
+        plan = space.plan(scored, float(bandwidth))
+        shape = (plan.robot, plan.server, tuple((t.value, t.low, t.high, t.sender) for t in plan.transfers))
+        if shape not in proven:  # codecs aside, neighbouring bandwidths mostly share a plan
+            check(plan, space.located, space.identity)
+            proven.add(shape)
+        plans.append(plan.with_about(planner=planner, objective=objective.kind, bandwidth=float(bandwidth),
+                                     makespan_s=float(scored.makespan_s[index]),
+                                     energy_j=float(scored.energy_j[index])))  # fmt: skip
+    return PlanTable(
+        planner,
+        tuple(float(bandwidth) for bandwidth in space.bandwidths),
+        tuple(plans),
+        tuple(float(scored.makespan_s[index]) for index, scored in enumerate(choice)),
+        tuple(float(scored.energy_j[index]) for index, scored in enumerate(choice)),
+    )

@@ -1,0 +1,396 @@
+"""What this machine takes for every operator of a network at several slice sizes, and for coding what may travel.
+
+One profile is measured on the robot and one on the server, by the same command; together with a link they make the
+cost model. A profile is tied to a sequence by its hash and says what machine it was measured on.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import torch
+
+from edge_offload import background, records
+from edge_offload.errors import BadInput, ProtocolError
+from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.tensors import pack, unpack
+from edge_offload.power.states import StatePowers
+from edge_offload.sequence import sequence_hash
+from edge_offload.sequence.liveness import free_after
+from edge_offload.split.footprints.registry import Locality
+from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost, fit
+from edge_offload.split.model.locality import LocalityMap
+from edge_offload.split.model.network import Network
+from edge_offload.split.model.plan import Step
+from edge_offload.split.model.reference import shared_values
+from edge_offload.split.runtime.half import PieceHalf
+from edge_offload.split.runtime.progress import busy_clock
+
+FRACTIONS = (1.0, 0.5, 0.25, 0.0)
+"""Slice sizes at which a local operator is measured, as fractions of its rows; 0 stands for a single row."""
+
+ENOUGH_S = 4.0
+"""Passes over the network end after this long, whatever ``repeats`` says: a network of seconds is timed once."""
+SLOW_S = 0.05
+"""An operator that takes longer finds nothing of use in the caches: its slices are timed once, without a warm-up."""
+
+LEAST_CODED_BYTES = 4096
+"""Smaller payloads go as they are."""
+SAMPLE_BYTES = 128 * 1024
+PAUSE_S = 0.05
+"""Before a pass: an inference finds the caches as whatever ran since the last frame left them."""
+CODEC_REPEATS = 3
+
+MAX_BYTES = 32 << 20
+"""Of a profile that came over a link."""
+
+Points = Tuple[Tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class CodecSpeed:
+    """A codec on one payload, measured here: raw / coded bytes, and raw bytes per second of coding and decoding."""
+
+    name: str
+    ratio: float
+    encode_bytes_per_s: float
+    decode_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measurements of one side.
+
+    Attributes:
+        model: what was measured.
+        sequence: hash of its sequence.
+        axes: input value -> axis.
+        machine: fingerprint of the machine.
+        points: per operator, (rows, seconds) as measured; empty for free operators.
+        codecs: value -> what codecs do to it, inputs and what operators make.
+        whole_s: seconds of the unsplit network, run operator by operator.
+        alone_s: seconds of the unsplit network as it runs without a plan; 0 if that is not known.
+    """
+
+    model: str
+    sequence: str
+    axes: Mapping[int, int]
+    machine: Mapping[str, Any]
+    points: Tuple[Points, ...]
+    codecs: Mapping[int, Tuple[CodecSpeed, ...]] = field(default_factory=dict)
+    whole_s: float = 0.0
+    alone_s: float = 0.0
+
+    def costs(self, factor: float = 1.0) -> Tuple[OperatorCost, ...]:
+        """Launch and slope of every operator, times ``factor`` (for an emulated slower machine)."""
+        fitted = []
+        for points in self.points:
+            cost = fit([p[0] for p in points], [p[1] for p in points]) if points else OperatorCost(0.0, 0.0)
+            fitted.append(OperatorCost(cost.launch_s * factor, cost.row_s * factor))
+        return tuple(fitted)
+
+    def to_record(self) -> Dict[str, Any]:
+        """JSON record of kind ``split_profile``."""
+        return {
+            "model": self.model,
+            "sequence": self.sequence,
+            "axes": {str(number): axis for number, axis in self.axes.items()},
+            "machine": dict(self.machine),
+            "whole_s": self.whole_s,
+            "alone_s": self.alone_s,
+            "operators": [[[rows, seconds] for rows, seconds in points] for points in self.points],
+            "codecs": {str(number): [vars(speed) for speed in found] for number, found in self.codecs.items()},
+        }
+
+    def write(self, path: Union[str, pathlib.Path]) -> None:
+        """Write the record."""
+        records.write(path, "split_profile", self.to_record())
+
+    @staticmethod
+    def read(path: Union[str, pathlib.Path]) -> Profile:
+        """The profile in a file.
+
+        Raises:
+            BadInput: the file cannot be read or is not a profile.
+        """
+        try:
+            record = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise BadInput(f"cannot read profile {path}: {error}", remedy="make one: edge-offload profile") from error
+        return Profile.from_record(record)
+
+    @staticmethod
+    def from_bytes(buffers: Sequence[Any]) -> Profile:
+        """The profile in the one buffer of a server's reply.
+
+        Raises:
+            ProtocolError: it is none.
+        """
+        if len(buffers) != 1 or memoryview(buffers[0]).nbytes > MAX_BYTES:
+            raise ProtocolError("the server sent no profile")
+        try:
+            return Profile.from_record(json.loads(bytes(buffers[0]).decode()))
+        except (ValueError, RecursionError, BadInput) as error:
+            raise ProtocolError(f"the server's profile cannot be read: {error}") from error
+
+    @staticmethod
+    def from_record(record: Any) -> Profile:
+        """The profile in a record.
+
+        Raises:
+            BadInput: it is none.
+        """
+        records.validate("split_profile", record)
+        return Profile(
+            record["model"], record["sequence"], {int(key): axis for key, axis in record["axes"].items()},
+            record["machine"], tuple(tuple((int(r), float(s)) for r, s in points) for points in record["operators"]),
+            {int(key): tuple(CodecSpeed(**speed) for speed in found) for key, found in record["codecs"].items()},
+            record["whole_s"], record.get("alone_s", 0.0),
+        )  # fmt: skip
+
+
+class _Values:
+    """Whole values of one run, as a rule's ``run`` reads them."""
+
+    def __init__(self, located: LocalityMap, shared: Mapping[int, torch.Tensor]) -> None:
+        self.located = located
+        self.held: Dict[int, torch.Tensor] = dict(shared)
+
+    def whole(self, number: int) -> torch.Tensor:
+        return self.held[number]
+
+    def rows(self, number: int, low: int, high: int) -> torch.Tensor:
+        return self.held[number].narrow(self.located.axes[number], low, high - low)
+
+
+@torch.no_grad()
+def measure(
+    network: Network,
+    repeats: int = 5,
+    codecs: bool = True,
+    tell: Callable[[str], None] = lambda what: None,
+) -> Profile:
+    """Time every operator on real intermediate values: whole in passes over the network, then slices of several sizes.
+
+    A whole operator costs what it costs in its place, with the caches as the operators before it leave them: the median
+    over ``repeats`` passes. Slices are repeated one after the other, taken from the middle, where their halos are full,
+    and scaled by what the whole costs in place / repeated. What takes long is repeated less often. With one compute
+    thread the time is the processor's, so that inferences beside it cost accuracy but no more; with several it is only
+    worth something on an idle machine. Between the passes the network is run as it is, without a plan. ``tell`` hears
+    how far it is.
+    """
+    located, sequence = network.located, network.program.sequence
+    shared = shared_values(located, network.program.constants)
+    dead = free_after(sequence)
+    tell("timing the network as a whole")
+    in_place, alone_s = _passes(network, shared, dead, repeats)
+    values = _Values(located, shared)
+    values.held.update(zip(sequence.inputs, network.inputs))
+    measured: List[Points] = []
+    coded: Dict[int, Tuple[CodecSpeed, ...]] = {}
+    if codecs:
+        coded = {number: codec_speeds(tensor) for number, tensor in zip(sequence.inputs, network.inputs)}
+    for index, (operator, entry) in enumerate(zip(sequence.operators, located.operators)):
+        background.check()
+        tell(f"timing operator {index + 1} of {len(sequence.operators)}")
+        if entry.kind is Locality.FREE:
+            measured.append(())
+            continue
+        results = located.call(index, values.whole)
+        measured.append(_points(values, index, repeats, statistics.median(seconds[index] for seconds in in_place)))
+        values.held.update({number: r for number, r in zip(operator.outputs, results) if number is not None})
+        if codecs:
+            # a view has the bytes of what it is a view of
+            sources = dict(operator.aliases)
+            for position, number in enumerate(operator.outputs):
+                if number is not None:
+                    known = coded.get(sources.get(position, -1))
+                    coded[number] = codec_speeds(values.held[number]) if known is None else known
+        for number in dead[index]:
+            values.held.pop(number, None)
+    axes = {number: located.axes[number] for number in sequence.inputs if number in located.axes}
+    whole_s = statistics.median(sum(seconds) for seconds in in_place)
+    return Profile(network.name, sequence_hash(sequence), axes, fingerprint("cpu"), tuple(measured),
+                   {number: found for number, found in coded.items() if found}, whole_s, alone_s)  # fmt: skip
+
+
+def _passes(
+    network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[Sequence[int]], repeats: int
+) -> Tuple[List[List[float]], float]:
+    """Seconds of every operator in up to ``repeats`` passes over the network, behind one that warms up; and the median
+    of the network alone, run in turn with them.
+    """
+    found: List[List[float]] = []
+    alone: List[float] = []
+    began = time.monotonic()
+    while len(found) <= repeats and (len(found) < 2 or time.monotonic() - began < ENOUGH_S):
+        found.append(_pass(network, shared, dead))
+        alone.append(_alone(network, shared, dead))
+    return found[1:], statistics.median(alone[1:])
+
+
+def _alone(network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[Sequence[int]]) -> float:
+    """Seconds of one inference without a plan: of the model itself, or of its record, call by call."""
+    located, sequence = network.located, network.program.sequence
+    values = _Values(located, shared)
+    values.held.update(zip(sequence.inputs, network.inputs))
+    threading.Event().wait(PAUSE_S)
+    began = time.perf_counter()
+    if network.module is not None:
+        network.module(*network.inputs)
+        return time.perf_counter() - began
+    for index, (operator, entry) in enumerate(zip(sequence.operators, located.operators)):
+        background.check()
+        if entry.kind is Locality.FREE:
+            continue
+        results = located.call(index, values.whole)
+        values.held.update({number: r for number, r in zip(operator.outputs, results) if number is not None})
+        for number in dead[index]:
+            values.held.pop(number, None)
+    return time.perf_counter() - began
+
+
+def _pass(network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[Sequence[int]]) -> List[float]:
+    """Seconds of every operator, whole, in one pass over the network; 0 for free operators.
+
+    As the runtime computes it: after a pause, as between two frames, with the runtime's own keeping of values, and
+    giving their memory back counts.
+    """
+    located, sequence = network.located, network.program.sequence
+    half = PieceHalf(located, shared, {})
+    for number, tensor in zip(sequence.inputs, network.inputs):
+        half.put(number, 0, tensor)
+    threading.Event().wait(PAUSE_S)
+    seconds: List[float] = []
+    for index, entry in enumerate(located.operators):
+        background.check()
+        if entry.kind is Locality.FREE:
+            seconds.append(0.0)
+            continue
+        began = time.perf_counter()
+        half.compute(Step(index, 0, entry.length))
+        for number in dead[index]:
+            half.forget(number)
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def _points(values: _Values, index: int, repeats: int, in_place_s: float) -> Points:
+    entry = values.located.operators[index]
+    local = entry.local
+    if local is None:
+        return ((1, in_place_s),)
+    slow = in_place_s > SLOW_S
+    found: List[Tuple[int, float]] = []
+    for size in sorted({max(1, round(entry.length * fraction)) for fraction in FRACTIONS}):
+        if slow and size == entry.length:
+            found.append((size, in_place_s))
+            continue
+        low = (entry.length - size) // 2
+        seconds = []
+        for _ in range(1 if slow else repeats + 1):
+            began = busy_clock()
+            if size == entry.length:
+                values.located.call(index, values.whole)
+            else:
+                local.run(low, low + size, values)
+            seconds.append(busy_clock() - began)
+        found.append((size, seconds[0] if slow else statistics.median(seconds[1:])))
+    scale = in_place_s / max(found[-1][1], 1e-9)
+    return tuple((size, repeated_s * scale) for size, repeated_s in found)
+
+
+def codec_speeds(tensor: torch.Tensor) -> Tuple[CodecSpeed, ...]:
+    """Lossless codecs that suit a payload and make it at least 5 % smaller, measured on a stretch of about a piece."""
+    from edge_offload.link import codecs
+    from edge_offload.link.codecs.choice import candidates, content_class, slab
+
+    if tensor.dtype == torch.bfloat16 or tensor.numel() * tensor.element_size() < LEAST_CODED_BYTES:
+        return ()
+    array = np.ascontiguousarray(slab(tensor.contiguous().numpy(), SAMPLE_BYTES, 0.5))
+    piece = torch.from_numpy(array)
+    found: List[CodecSpeed] = []
+    for name in candidates(array, content_class(array), temporal=False):
+        seconds: List[Tuple[float, float]] = []
+        try:
+            for _ in range(CODEC_REPEATS):
+                began = time.perf_counter()
+                descriptors, buffers = pack([piece], name)
+                coded_at = time.perf_counter()
+                coded = sum(memoryview(buffer).nbytes for buffer in buffers)
+                if coded > 0.95 * array.nbytes:
+                    break
+                unpack(descriptors, buffers)
+                seconds.append((coded_at - began, time.perf_counter() - coded_at))
+        except (codecs.NotApplicable, BadInput):
+            continue
+        if len(seconds) == CODEC_REPEATS:
+            # the first one counts, too: in an inference every piece finds other things in the caches
+            encode_s, decode_s = (max(statistics.mean(times), 1e-9) for times in zip(*seconds))
+            found.append(CodecSpeed(name, array.nbytes / max(coded, 1), array.nbytes / encode_s,
+                                    array.nbytes / decode_s))  # fmt: skip
+    return tuple(found)
+
+
+def cost_model(
+    located: LocalityMap,
+    robot: Profile,
+    server: Profile,
+    link: Optional[Link] = None,
+    power: Optional[StatePowers] = None,
+    request_s: float = 0.0,
+    slowdown: float = 1.0,
+) -> CostModel:
+    """Costs from a profile of each side.
+
+    Args:
+        located: the sequence that both profiles are of.
+        robot, server: measurements.
+        link: delay and asymmetry.
+        power: the robot's watts by state.
+        request_s: the runtime's own time per inference that uses the link.
+        slowdown: the robot's times are multiplied by this, for a robot that is emulated on the profiled machine.
+
+    Raises:
+        BadInput: a profile is of another sequence or split along another axis.
+    """
+    identity = sequence_hash(located.sequence)
+    axes = {number: located.axes[number] for number in located.sequence.inputs if number in located.axes}
+    for profile in (robot, server):
+        if profile.sequence != identity or dict(profile.axes) != axes:
+            raise BadInput(f"the profile of {profile.model} was measured for another network, size or axis",
+                           remedy="profile again with the options that you plan with")  # fmt: skip
+    return CostModel(located, robot.costs(slowdown), server.costs(), _codec_costs(robot, server, slowdown),
+                     link or Link(), power or StatePowers(), request_s,
+                     robot.alone_s * slowdown if robot.alone_s else None)  # fmt: skip
+
+
+def _codec_costs(robot: Profile, server: Profile, slowdown: float) -> Dict[int, Tuple[CodecCost, ...]]:
+    """Codecs that both sides have measured, without those that another beats in everything."""
+    costs: Dict[int, Tuple[CodecCost, ...]] = {}
+    for number, found in robot.codecs.items():
+        there = {speed.name: speed for speed in server.codecs.get(number, ())}
+        options = [CodecCost(s.name, s.ratio, s.encode_bytes_per_s / slowdown, there[s.name].decode_bytes_per_s,
+                             s.decode_bytes_per_s / slowdown, there[s.name].encode_bytes_per_s)
+                   for s in found if s.name in there]  # fmt: skip
+        kept = tuple(option for option in options if not _beaten(option, options))
+        if kept:
+            costs[number] = kept
+    return costs
+
+
+def _beaten(option: CodecCost, options: Sequence[CodecCost]) -> bool:
+    def merits(item: CodecCost) -> Tuple[Any, ...]:
+        return (item.ratio, item.robot_bytes_per_s, item.server_bytes_per_s, item.robot_decode_bytes_per_s,
+                item.server_encode_bytes_per_s)  # fmt: skip
+
+    mine = merits(option)
+    others = [merits(other) for other in options if other is not option]
+    return any(all(a >= b for a, b in zip(other, mine)) and other != mine for other in others)
