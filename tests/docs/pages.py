@@ -73,7 +73,7 @@ class Page:
         self._bring(text)
         # who calls a server gets one: the page starts it elsewhere, or the reader has one
         served = any("edge-offload serve" in other.text for other in block.commands)
-        if "exec --server" in text and not served:
+        if re.search(r"exec .*--server", text) and not served:
             self._terminals.stay(SERVER, rules.stays(SERVER) or "", rules.LIMIT_S)
         shows = rules.stays(text)
         if shows is not None:

@@ -20,6 +20,8 @@ SHORTER: List[Tuple[str, str]] = [
     (r"^(\S*pip) install ", r"PYTHONPATH=$(readlink -f CHECKOUT/.venv/lib/python3*/site-packages) "
      r"\1 install --no-deps --no-build-isolation "),
     (r"/path/to/venv", "CHECKOUT/.venv"),
+    # the Python that the reader has torch in
+    (r"-- python (?=detect\.py)", "-- CHECKOUT/.venv/bin/python "),
     # the workspace is built already
     (r"git clone <\S[^>]*> edge_offload", "ln -sfn CHECKOUT edge_offload"),
     (r"&& catkin_make$", "&& ln -sfn CHECKOUT/devel devel"),
@@ -41,8 +43,10 @@ SHORTER: List[Tuple[str, str]] = [
 #: (pattern, what it has to print): commands that stay; they end with their block.
 STAYS: List[Tuple[str, str]] = [
     (r"^roslaunch .* input:=", r"progress no result"),
-    (r"^roslaunch ", r"progress [1-9]\d* results"),
-    (r"^rostopic echo", r"\w+: "),
+    (r"^roslaunch \S+ (robot|server)\.launch", r"started with pid"),
+    (r"^roslaunch (?!\S+ regress\.launch)", r"progress [1-9]\d* (of \d+ )?results"),
+    # "WARNING: topic [...] does not appear to be published yet" is no message
+    (r"^rostopic echo", r"(?m)^(?!WARNING|ERROR)\w+:"),
     (r"^\S*edge-offload serve", r"listening on tcp://"),
     (r"^edge-offload dashboard", r"http://\S+:\d+"),
     (r"^edge-offload bench", r"\w"),
@@ -88,7 +92,8 @@ def shortened(text: str, checkout: str = ".") -> str:
 
 def place(text: str) -> str:
     """What a command that stays takes for itself alone: the one before it that has it is ended first."""
-    return "a browser" if "dashboard" in text else "roslaunch" if text.startswith("roslaunch") else text
+    launch = re.match(r"roslaunch \S+ (server\.launch)?", text)
+    return "a browser" if "dashboard" in text else f"roslaunch {launch[1] or ''}" if launch else text
 
 
 def stays(text: str) -> Optional[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -24,23 +25,37 @@ from terminals import Terminals
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = pathlib.Path("README.md")
 PAGES = [README, *(path.relative_to(ROOT) for path in sorted((ROOT / "docs").rglob("*.md")))]
-#: Their commands take minutes even when they are shortened, and have not all been seen to pass: not run yet.
-NOT_YET = {
-    pathlib.Path("docs", name) for name in ("transparent.md", "workspace.md", "models/kapao_n.md", "models/sconet.md")
-}
+#: Their commands train networks, which takes minutes even when it is shortened, and have not all been seen to pass.
+NOT_YET = {pathlib.Path("docs", name) for name in ("models/kapao_n.md", "models/sconet.md")}
 WITH_COMMANDS = [page for page in PAGES if blocks_of(ROOT / page) and page not in NOT_YET]
 BUILT = (".venv", "build", "devel")
-MOST_NOT_RUN = 0.1
+MOST_NOT_RUN = 0.3
 KEPT = ("PATH", "LANG", "TERM", "PIP_", "UV_", "SSL_", "REQUESTS_", "http_proxy", "https_proxy", "no_proxy")
 OWN_NETWORK = ("unshare", "--net", "sh", "-c", "ip link set lo up && echo up && exec sleep 3600")
 
 
-def test_few_commands_are_marked_as_not_run_and_those_say_why():
-    blocks = [block for page in PAGES for block in blocks_of(ROOT / page)]
-    commands = sum(len(block.commands) for block in blocks)
-    left_out = sum(len(block.commands) for block in blocks if block.not_run)
+def test_no_more_commands_are_left_out_than_is_said_and_those_say_why():
+    blocks = [(page, block) for page in PAGES for block in blocks_of(ROOT / page)]
+    commands = sum(len(block.commands) for _, block in blocks)
+    left_out = sum(len(block.commands) for page, block in blocks if block.not_run or page in NOT_YET)
     assert left_out <= MOST_NOT_RUN * commands, f"{left_out} of {commands} commands are not run"
-    assert all(len(block.not_run) > 10 for block in blocks if block.not_run), "a reason says more"
+    assert f"{MOST_NOT_RUN:.0%}".replace("%", " %") in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert all(len(block.not_run) > 10 for _, block in blocks if block.not_run), "a reason says more"
+    assert all((ROOT / page).is_file() for page in NOT_YET)
+
+
+@pytest.mark.parametrize(
+    ("command", "printed", "works"),
+    [
+        ("rostopic echo -n 1 /server/status", "WARNING: topic [/x] does not appear to be published yet", False),
+        ("rostopic echo -n 1 /server/status", "WARNING: topic [/x]\nstate: 1", True),
+        ("roslaunch edge_offload agrnav.launch", "progress no result after 5 s", False),
+        ("roslaunch edge_offload agrnav.launch", "progress 3 of 9999 results in 2 s: server", True),
+        ("roslaunch edge_offload kapao_tracking.launch", "progress 3 results in 2 s: server", True),
+    ],
+)
+def test_what_a_command_prints_says_whether_it_works(command, printed, works):
+    assert bool(re.search(rules.stays(command), printed)) == works
 
 
 @pytest.fixture
@@ -81,6 +96,8 @@ def own_network():
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=str)
 def test_the_commands_of_a_page_do_what_it_says(page, user, own_network):
     environment = {key: value for key, value in os.environ.items() if key.startswith(KEPT)}
+    # as on a terminal, which shows every line at once
+    environment["PYTHONUNBUFFERED"] = "1"
     environment.update(HOME=str(user / "home"), ROS_MASTER_URI="http://localhost:11311")
     place = user / "terminals"
     place.mkdir()
