@@ -17,12 +17,41 @@ from edge_offload.capture.sequences import Recorded, capture
 from edge_offload.errors import LinkLost
 from edge_offload.manager.recorded_split import RecordedSplit
 from edge_offload.manager.split_cut import Uses
-from edge_offload.manager.split_reads import Later
 from edge_offload.split.model.network import Network
 from edge_offload.split.runtime.tracing import located_along
 
 FETCH_S = 120.0
 _ONE_AT_A_TIME = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Later:
+    """The calls that lead to another read of the same inference, on what the inference left.
+
+    Attributes:
+        segment: its number.
+        live: (number in it, storage, whether that is counted from the inference's first new one).
+        numbers: host numbers of its calls.
+        definition: what it consists of, once the inference is recorded.
+        made: numbers, in it, of the storages that it makes, in order; likewise.
+    """
+
+    segment: int
+    live: Tuple[Tuple[int, int, bool], ...]
+    numbers: bytes
+    definition: Optional[Definition] = field(default=None, compare=False)
+    made: Tuple[int, ...] = field(default=(), compare=False)
+
+    @staticmethod
+    def of(segment: int, live: Sequence[Tuple[int, int]], numbers: bytes, base: int) -> Later:
+        """What a segment is to the inference whose first new storage is ``base``."""
+        placed = ((number, storage - base if storage >= base else storage, storage >= base) for number, storage in live)
+        return Later(segment, tuple(placed), numbers)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it uses anything that the inference left."""
+        return any(inside for _, _, inside in self.live)
 
 
 @dataclass

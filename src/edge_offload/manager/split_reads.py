@@ -3,48 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import torch
 
-from edge_offload.capture.forms import Definition, Piece
+from edge_offload.capture.forms import Piece
 from edge_offload.capture.handed import READ
-
-if TYPE_CHECKING:
-    from edge_offload.manager.split_inferences import Inference, Owed
+from edge_offload.manager.split_inferences import Inference, Later, Owed
 
 MAX_LATER = 64
 """Reads of one inference behind its first."""
-
-
-@dataclass(frozen=True)
-class Later:
-    """The calls that lead to another read of the same inference, on what the inference left.
-
-    Attributes:
-        segment: its number.
-        live: (number in it, storage, whether that is counted from the inference's first new one).
-        numbers: host numbers of its calls.
-        definition: what it consists of, once the inference is recorded.
-        made: numbers, in it, of the storages that it makes, in order; likewise.
-    """
-
-    segment: int
-    live: Tuple[Tuple[int, int, bool], ...]
-    numbers: bytes
-    definition: Optional[Definition] = field(default=None, compare=False)
-    made: Tuple[int, ...] = field(default=(), compare=False)
-
-    @staticmethod
-    def of(segment: int, live: Sequence[Tuple[int, int]], numbers: bytes, base: int) -> Later:
-        """What a segment is to the inference whose first new storage is ``base``."""
-        placed = ((number, storage - base if storage >= base else storage, storage >= base) for number, storage in live)
-        return Later(segment, tuple(placed), numbers)
-
-    @property
-    def follows(self) -> bool:
-        """Whether it uses anything that the inference left."""
-        return any(inside for _, _, inside in self.live)
 
 
 @dataclass
