@@ -1,11 +1,13 @@
 """A golden goes red for every kind of change that matters, and only then."""
 
 import copy
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_offload import cli
 from edge_offload.errors import BadInput
 from edge_offload.perception import regression
 
@@ -117,3 +119,17 @@ def test_missing_and_broken_files_name_the_cause(tmp_path):
     (tmp_path / "other.json").write_text('{"model": "movenet"}')
     with pytest.raises(BadInput, match="weights_sha256"):
         regression.load(tmp_path / "other.json")
+
+
+def test_a_node_that_cannot_start_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    roslaunch = tmp_path / "roslaunch"
+    said = r"\033[31m[CRITICAL] [1]: cannot start: no weights; apt install npm\033[0m\ndone\n"
+    roslaunch.write_text(f"#!/bin/sh\nprintf '{said}'\n")
+    roslaunch.chmod(0o755)
+    bag = tmp_path / "walk.bag"
+    bag.write_bytes(b"#ROSBAG V2.0\n")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert cli.main(["regress", str(bag), "--golden", str(tmp_path / "walk.json"), "--update"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a node cannot start: no weights; apt install npm" in line
+    assert "\x1b" not in line

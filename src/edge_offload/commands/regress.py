@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -28,6 +29,8 @@ from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.outputs import check_output, write_text
 
 SHOWN = 20
+#: What a node writes that ends before it has begun, with the colours that rospy's log has on a screen.
+CANNOT_START = re.compile(r"cannot start: ([^\x1b\n]*)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +101,11 @@ def step(args: argparse.Namespace) -> dict:
         }
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         if not out.is_file():
-            sys.stderr.write("\n".join(done.stdout.decode(errors="replace").splitlines()[-30:]) + "\n")
+            text = done.stdout.decode(errors="replace")
+            causes = CANNOT_START.findall(text)
+            if causes:
+                raise EdgeOffloadError(f"a node cannot start: {causes[0]}")
+            sys.stderr.write("\n".join(text.splitlines()[-30:]) + "\n")
             raise EdgeOffloadError("the run wrote no outcome", remedy="its last lines are above")
         return regression.load(out)
 
