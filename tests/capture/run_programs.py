@@ -43,6 +43,7 @@ def main() -> None:
         output, error = Lines(), ""
         before = counters()
         sys.argv = [name, *arguments]
+        torch.set_grad_enabled(True)  # each begins as in a process of its own
         try:
             with contextlib.redirect_stdout(output):
                 runpy.run_path(str(HERE / f"{name}.py"), run_name="__main__")

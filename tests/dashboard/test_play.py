@@ -139,7 +139,7 @@ def test_a_stream_and_a_growing_file_are_followed(tmp_path, browser):
         (["absent.jsonl"], "no file absent.jsonl"),
         (["-", "--loop"], "--loop needs a file"),
         (["--port", "99999"], "no TCP port"),
-        (["{file}", "--speed", "-1"], "--speed"),
+        (["{file}", "--speed", "2000"], "--speed"),
         (["{file}", "--host", "0.0.0.0"], "no token protects"),
         (["{file}", "--token-file", "absent"], "cannot read the token"),
     ],
