@@ -33,7 +33,7 @@ def launch(master, tmp_path):
     for process in started:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-        process.wait(30)
+        process.wait(60)
 
 
 def test_an_own_model_runs_on_the_server_and_its_killed_node_comes_back_while_the_rest_goes_on(launch):
@@ -51,11 +51,11 @@ def test_an_own_model_runs_on_the_server_and_its_killed_node_comes_back_while_th
     results = Listener("/offload/latency", Latency)
     try:
         process = launch("model:=own_people:make", "mode:=server")
-        wait_for(lambda: from_server() >= 2, "results of the server", 60)
+        wait_for(lambda: from_server() >= 2, "results of the server", 120)
         others = {name: pid_of(name) for name in ("/camera_node", "/offload_manager_node", "/offload_server_node")}
         os.kill(pid_of("/kapao_node"), signal.SIGKILL)
         before = from_server()
-        wait_for(lambda: from_server() >= before + 3, "results of the node that was started again", 60)
+        wait_for(lambda: from_server() >= before + 3, "results of the node that was started again", 120)
         assert process.poll() is None
         assert {name: pid_of(name) for name in others} == others
     finally:
@@ -64,7 +64,7 @@ def test_an_own_model_runs_on_the_server_and_its_killed_node_comes_back_while_th
 
 def test_a_network_node_that_cannot_begin_ends_the_run(launch, tmp_path):
     process = launch("model:=no_such_package:make", "server:=none")
-    assert process.wait(60) is not None
+    assert process.wait(120) is not None
     told = (tmp_path / "launch.log").read_text(encoding="utf-8")
     assert "cannot import model 'no_such_package:make'" in told
     assert "kapao_node ended before its first result" in told
