@@ -11,7 +11,7 @@ from torch import nn
 
 from edge_offload.link.transport.client import Client
 from edge_offload.manager.runtime import OffloadedModule
-from edge_offload.modes import Mode
+from edge_offload.mode import Mode
 
 
 def make() -> nn.Module:

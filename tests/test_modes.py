@@ -2,7 +2,8 @@
 
 import pytest
 
-from edge_offload import modes, records
+from edge_offload import mode as modes
+from edge_offload import records
 from edge_offload.errors import BadInput
 
 

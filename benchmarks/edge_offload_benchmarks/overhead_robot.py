@@ -13,15 +13,15 @@ from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 
-from edge_offload.capture.device import installed
+from edge_offload.device.installation import installed
 from edge_offload.errors import RemoteError
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.manager.runtime import OffloadedModule
-from edge_offload.manager.split_mode import SplitRunner
+from edge_offload.mode import Mode
 from edge_offload.models import registry
 from edge_offload.models.video import sample_video
-from edge_offload.modes import Mode
+from edge_offload.modes.split.robot.runner import SplitRunner
 from edge_offload.split.networks import module_and_inputs
 from edge_offload_benchmarks.payloads import video_frames
 

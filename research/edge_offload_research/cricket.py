@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Tuple
 
-from edge_offload.capture.calls import Call, Category
+from edge_offload.replay.call_log import Call, Category
 
 #: Calls per stage: while loading the model, in the first inference, and in each inference of the loop.
 LOADING: Dict[str, int] = {

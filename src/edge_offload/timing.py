@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict
 
-from edge_offload.modes import Mode
+from edge_offload.mode import Mode
 
 STAGES = ("queue", "encode", "uplink", "compute_robot", "compute_server", "downlink", "decode")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from edge_offload.capture import build
-from edge_offload.capture.native_nodes import Library
+from edge_offload.execute.session.native_runner import Library
+from edge_offload.native import build
 
 
 @functools.lru_cache(maxsize=1)

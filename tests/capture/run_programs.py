@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).parent / "programs"
 
 def counters() -> Dict[str, Any]:
     """What the virtual device has cost so far; empty on an ordinary torch."""
-    device = sys.modules.get("edge_offload.capture.device")
+    device = sys.modules.get("edge_offload.device.installation")
     installed = device.installed() if device is not None else None
     return dataclasses.asdict(installed.recorder.counters) if installed is not None else {}
 

@@ -10,7 +10,7 @@ from typing import Any, Iterator
 
 import pytest
 
-from edge_offload.capture import build
+from edge_offload.native import build
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from serving import CLI, HERE, Serving, run

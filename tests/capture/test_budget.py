@@ -10,13 +10,13 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import pytest
 
-from edge_offload.capture.budget import UNITS, UNITS_PER_STEP, Budget
-from edge_offload.capture.forms import Call, Done, Shape
-from edge_offload.capture.keys import integer_offsets
-from edge_offload.capture.predict import Branches, Predictor
+from edge_offload.ir.trace.budget import UNITS, UNITS_PER_STEP, Budget
+from edge_offload.ir.trace.keys import integer_offsets
+from edge_offload.replay.predict import Branches, Predictor
+from edge_offload.replay.signatures import Call, Done, Shape
 
 READ, DYNAMIC = 0, 2
-LEARNING = ("budget", "contexts", "plans", "predict", "search", "sizes", "symbols")
+LEARNING = ("budget", "history", "plans", "predict", "search", "sizes", "symbols")
 LINES_PER_UNIT = 15
 """Of Python at most."""
 CALLS, WIDTH = 6, 12
@@ -87,7 +87,8 @@ class Lines:
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         module = frame.f_globals.get("__name__", "").rsplit(".", 1)
-        return self._line if module[0] == "edge_offload.capture" and module[-1] in LEARNING else None
+        ours = module[0] in ("edge_offload.replay", "edge_offload.ir.trace")
+        return self._line if ours and module[-1] in LEARNING else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
         self.count += event == "line"

@@ -11,11 +11,11 @@ import pytest
 import torch
 from native_runner import native_runner
 
-from edge_offload.capture.executor import DeviceSession, Step
-from edge_offload.capture.native_nodes import library
-from edge_offload.capture.program import KERNEL
-from edge_offload.capture.segments import CallFailed
 from edge_offload.errors import BadInput, Unsupported
+from edge_offload.execute.session.native_runner import library
+from edge_offload.execute.session.program import KERNEL
+from edge_offload.execute.session.session import DeviceSession, Step
+from edge_offload.ir.trace.segments import CallFailed
 
 
 @pytest.fixture(autouse=True, params=["python", "native"])

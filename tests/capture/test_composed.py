@@ -8,9 +8,9 @@ from typing import Any, List, Sequence
 import pytest
 import torch
 
-from edge_offload.capture.allowlist import resolve
-from edge_offload.capture.composed import composed
 from edge_offload.errors import ProtocolError, Unsupported
+from edge_offload.ir.trace.allowlist import resolve
+from edge_offload.ir.trace.composed import composed
 
 EYE = torch.arange(2).repeat(2, 1)
 ONES = torch.ones(2)

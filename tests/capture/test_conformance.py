@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from edge_offload import records
-from edge_offload.capture import build
-from edge_offload.capture.conformance import report
-from edge_offload.capture.conformance import run as running
-from edge_offload.capture.conformance.exclusions import EXCLUSIONS
-from edge_offload.capture.conformance.judge import compare, laid_out, layout_difference
 from edge_offload.cli import main
+from edge_offload.device.conformance import report
+from edge_offload.device.conformance import run as running
+from edge_offload.device.conformance.exclusions import EXCLUSIONS
+from edge_offload.device.conformance.judge import compare, laid_out, layout_difference
 from edge_offload.errors import BadInput
+from edge_offload.native import build
 
 FACTS = {"torch": "2", "modes": ["lazy"], "dtypes": ["float32"], "limit": 0}
 #: Stands for the judging process: dies on "deadly", and on "unlucky" unless it is asked first.

@@ -7,9 +7,9 @@ from typing import Dict, List, Optional, Set, Tuple
 
 import pytest
 
-from edge_offload.capture import contexts
-from edge_offload.capture.contexts import Contexts, Trail
-from edge_offload.capture.handed import DYNAMIC, READ
+from edge_offload.replay import history
+from edge_offload.replay.flushed import DYNAMIC, READ
+from edge_offload.replay.history import Contexts, Trail
 
 STEPS = 64
 
@@ -26,11 +26,11 @@ class EveryContext:
         self.varied: Set[Trail] = set()
 
     def of(self, trail: Trail, steps: int) -> List[Trail]:
-        bare = tuple((form, contexts.ANY) for form, _ in trail)
+        bare = tuple((form, history.ANY) for form, _ in trail)
         if not trail:
             return []
-        count = (steps, contexts.COUNT)
-        lengths = [length for length in contexts.CONTEXTS if len(trail) >= length]
+        count = (steps, history.COUNT)
+        lengths = [length for length in history.CONTEXTS if len(trail) >= length]
         found, plain = [trail[-n:] for n in lengths], [bare[-n:] for n in lengths]
         counted = [(count, trail[-1]), trail[-1:], (count, bare[-1])]
         if reason(trail[-1][0]) == READ:
@@ -41,7 +41,7 @@ class EveryContext:
         guess: Optional[int] = None
         for order, context in enumerate(self.of(trail, steps)):
             form, sure = self.known.get(context, (None, 0))
-            if sure >= contexts.SURE and (order not in contexts.STRICT or context not in self.varied):
+            if sure >= history.SURE and (order not in history.STRICT or context not in self.varied):
                 return form
             guess = form if guess is None else guess
         return guess
@@ -50,16 +50,16 @@ class EveryContext:
         for context in set(self.of(trail, steps)):
             known, sure = self.known.get(context, (form, 0))
             if known == form:
-                self.known[context] = form, min(sure + 1, 2 * contexts.SURE)
+                self.known[context] = form, min(sure + 1, 2 * history.SURE)
             else:
                 self.known[context] = (known, sure - 1) if sure > 1 else (form, 1)
                 self.varied.add(context)
 
 
-@pytest.mark.parametrize("places", [contexts.MAX_PLACES, 20])
+@pytest.mark.parametrize("places", [history.MAX_PLACES, 20])
 @pytest.mark.parametrize("seed", range(4))
 def test_places_tell_what_their_contexts_tell(seed: int, places: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contexts, "MAX_PLACES", places)
+    monkeypatch.setattr(history, "MAX_PLACES", places)
     random_ = random.Random(seed)
     plain, known = EveryContext(), Contexts(reason, STEPS)
     trail: Trail = ()
@@ -77,7 +77,7 @@ def test_places_tell_what_their_contexts_tell(seed: int, places: int, monkeypatc
         plain.note(trail, steps, form)
         place.note(form)
         place = known.after(place, form, kind)
-        trail = (*trail[1 - contexts.CONTEXTS[0] :], (form, kind))
+        trail = (*trail[1 - history.CONTEXTS[0] :], (form, kind))
         steps = min(steps + 1, STEPS)
     assert 50 < differ < 600  # it was neither always right nor never
 

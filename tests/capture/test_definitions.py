@@ -8,9 +8,10 @@ from typing import List
 import pytest
 import torch
 
-from edge_offload.capture.executor import DeviceSession, Step
-from edge_offload.capture.messages import Message, parse_answer, serve
 from edge_offload.errors import ProtocolError, RemoteError
+from edge_offload.execute.session.serve import serve
+from edge_offload.execute.session.session import DeviceSession, Step
+from edge_offload.protocol.messages import Message, parse_answer
 
 ALLOC, DOWNLOAD = "edge::alloc", "edge::download"
 

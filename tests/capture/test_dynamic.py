@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_definitions import number, tensor
 
-from edge_offload.capture.course import Course, Node, Patch, follow, parse_course, parse_node
-from edge_offload.capture.keys import integer_offsets, parse_key, tensor_operands
-from edge_offload.capture.segments import Outcome
-from edge_offload.capture.symbols import evaluate, facts_of, parse_formula
-from edge_offload.capture.symbols import explain as explaining
 from edge_offload.errors import ProtocolError
+from edge_offload.ir.trace.keys import integer_offsets, parse_key, tensor_operands
+from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.symbols import evaluate, facts_of, parse_formula
+from edge_offload.ir.trace.symbols import explain as explaining
+from edge_offload.ir.trace.trace_graph import Course, Node, Patch, follow, parse_course, parse_node
 
 Since = List[Tuple[int, ...]]
 

@@ -10,12 +10,14 @@ from typing import Any, Dict, List
 import pytest
 import torch
 
-from edge_offload.capture import ahead, departures, messages
-from edge_offload.capture.arriving import Arriving
-from edge_offload.capture.course import Course, Node
-from edge_offload.capture.executor import DeviceSession, Step
-from edge_offload.capture.messages import Answer, Message, parse_answer, serve
 from edge_offload.errors import LinkLost, ProtocolError
+from edge_offload.execute.session import pacer, speculative
+from edge_offload.execute.session.serve import serve
+from edge_offload.execute.session.session import DeviceSession, Step
+from edge_offload.ir.trace.trace_graph import Course, Node
+from edge_offload.protocol import messages
+from edge_offload.protocol.arriving import Arriving
+from edge_offload.protocol.messages import Answer, Message, parse_answer
 
 LEFT = "left"
 #: A network with two heads: the second hangs on what the first has read, and on more.
@@ -103,14 +105,14 @@ def test_the_first_output_leaves_before_the_second_is_computed() -> None:
 
 
 def test_parts_are_bounded_in_bytes_and_the_rest_comes_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MAX_LEFT_BYTES", 11)  # the first head's output has 12
+    monkeypatch.setattr("edge_offload.execute.session.serve.MAX_LEFT_BYTES", 11)  # the first head's output has 12
     device = Device()
     assert device.infer() == []
     assert [outcome.tensor.tolist() for _, _, outcome in device.answer.result(0).ran] == [[1, 4, 9], [2, 4, 6]]
 
 
 def test_what_takes_no_time_leaves_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "LEAST_PAUSE_S", 1e6)
+    monkeypatch.setattr(speculative, "LEAST_PAUSE_S", 1e6)
     device = Device()
     device.infer()
     assert device.infer() == []
@@ -121,7 +123,7 @@ def test_what_takes_no_time_leaves_together(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("every_s", [0.0, 1e6])
 def test_sizes_that_the_host_waits_for_leave_now_and_then(monkeypatch: pytest.MonkeyPatch, every_s: float) -> None:
     for name in ("SIZES_EVERY_S", "LEAST_S", "MOST_S"):
-        monkeypatch.setattr(departures, name, every_s)
+        monkeypatch.setattr(pacer, name, every_s)
     device = Device(sizes=True)
     for _ in range(4):
         parts = device.infer()
@@ -138,7 +140,7 @@ def test_sizes_leave_more_often_the_nearer_the_end_is() -> None:
 
     def leave(steps: int) -> List[int]:
         """The steps, one a millisecond, after which something leaves."""
-        run, left = departures.Departures(spans, 3, 0.0), []
+        run, left = pacer.Departures(spans, 3, 0.0), []
         for step in range(1, steps + 1):
             if run.due(step / 1e3):
                 run.left(step / 1e3)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from edge_offload import errors
-from edge_offload.capture.limits import Limits
-from edge_offload.capture.messages import parse_answer, refusal
-from edge_offload.capture.segments import CallFailed
 from edge_offload.errors import EdgeOffloadError, LinkLost, OutOfMemory, ProtocolError, RemoteError, Unsupported
+from edge_offload.execute.session.limits import Limits
+from edge_offload.ir.trace.segments import CallFailed
+from edge_offload.protocol.messages import parse_answer, refusal
 
 
 def test_every_error_of_ours_is_a_runtime_error() -> None:

@@ -12,11 +12,11 @@ import time
 import pytest
 import torch
 
-from edge_offload import cli
-from edge_offload.building import Telling
-from edge_offload.capture import build, device
+from edge_offload import checkup, cli
+from edge_offload.device import installation
 from edge_offload.errors import BadInput
-from edge_offload.manager import checkup
+from edge_offload.native import build
+from edge_offload.native.recipe import Telling
 
 #: How torch's headers say which C++ they want: up to 2.13, 2.14, and from 2.15 on.
 OLD = "#if !defined(_MSC_VER) && __cplusplus < 201703L"
@@ -34,15 +34,15 @@ def test_the_version_is_read_without_importing_torch() -> None:
 
 @pytest.mark.parametrize("wanted", ["", "native"])
 def test_the_choice_of_former_releases_is_accepted(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
-    monkeypatch.setenv(device.CHOICE, wanted)
-    device.check_choice()
+    monkeypatch.setenv(installation.CHOICE, wanted)
+    installation.check_choice()
 
 
 @pytest.mark.parametrize("wanted", ["python", "rust"])
 def test_another_device_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
-    monkeypatch.setenv(device.CHOICE, wanted)
+    monkeypatch.setenv(installation.CHOICE, wanted)
     with pytest.raises(BadInput, match=wanted) as caught:
-        device.check_choice()
+        installation.check_choice()
     assert "unset EDGE_OFFLOAD_DEVICE" in str(caught.value)
     assert "apt install g++" in str(caught.value)
 
@@ -137,7 +137,7 @@ def test_doctor_that_is_to_build_fails_when_it_cannot(
 def test_a_build_is_told_at_once_and_what_was_built_before_is_not(tmp_path: pathlib.Path) -> None:
     made = """while [ $# -gt 0 ]; do [ "$1" != -o ] || echo made > "$2"; shift; done"""
     environment = {**os.environ, "CXX": compiler(tmp_path, made), "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "edge_offload.capture.build", *build.NODES]
+    command = [sys.executable, "-m", "edge_offload.native.build", *build.NODES]
     first, second = (
         subprocess.run(command, capture_output=True, text=True, check=True, env=environment) for _ in range(2)
     )

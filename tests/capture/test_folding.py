@@ -8,8 +8,8 @@ from typing import Any, Dict, List, Set, Tuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_offload.capture.entries import ALLOC, DOWNLOAD, UPLOAD
-from edge_offload.capture.folding import fold
+from edge_offload.ir.trace.calls import ALLOC, DOWNLOAD, UPLOAD
+from edge_offload.passes.folding import fold
 
 LIVE = {0, 1}
 

@@ -11,8 +11,8 @@ from typing import Any, Dict, List
 
 import pytest
 
-from edge_offload.capture import build
 from edge_offload.cli import main
+from edge_offload.native import build
 
 HERE = pathlib.Path(__file__).parent
 PROGRAMS = [
@@ -32,7 +32,7 @@ ENTRIES = [
 ]  # fmt: skip
 OWN = """
 import json, os, pathlib, torch
-from edge_offload.capture.device import installed
+from edge_offload.device.installation import installed
 x = torch.arange(10.0, device="cuda")
 view = x[2:5]
 view.add_(10)

@@ -10,10 +10,11 @@ import pytest
 import torch
 from native_runner import native_runner
 
-from edge_offload.capture.course import Node
-from edge_offload.capture.executor import DeviceSession
-from edge_offload.capture.messages import Message, parse_answer, serve
-from edge_offload.capture.native_nodes import library
+from edge_offload.execute.session.native_runner import library
+from edge_offload.execute.session.serve import serve
+from edge_offload.execute.session.session import DeviceSession
+from edge_offload.ir.trace.trace_graph import Node
+from edge_offload.protocol.messages import Message, parse_answer
 from edge_offload_benchmarks.fuzzing.courses import ROUNDS, CourseSender
 
 

@@ -14,8 +14,8 @@ from typing import Any, Iterator
 
 import pytest
 
-from edge_offload.capture import build
 from edge_offload.link.sockets.ports import lasting_port
+from edge_offload.native import build
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from serving import HERE, Serving, children, run
@@ -131,7 +131,7 @@ def test_what_was_only_uploaded_outlives_a_restart_of_the_server_and_what_was_co
 
 def test_an_executor_that_dies_ends_its_own_session_only(serving: Serving, tmp_path: pathlib.Path) -> None:
     first = started(serving, tmp_path / "first")
-    (victim,) = [pid for pid, words in children(serving.process.pid).items() if "capture.worker" in words]
+    (victim,) = [pid for pid, words in children(serving.process.pid).items() if "execute.session.worker" in words]
     second = started(serving, tmp_path / "second")
     os.kill(victim, signal.SIGSEGV)
     out, error = first.communicate(timeout=300)

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from native_runner import native_runner
 from test_compiled_segments import FLOAT, WRAPPED, floats, integer
 
-from edge_offload.capture.course import Node, Patch
-from edge_offload.capture.executor import DeviceSession
-from edge_offload.capture.limits import Limits
-from edge_offload.capture.native_nodes import Library, library
-from edge_offload.capture.segments import CallFailed, Step
 from edge_offload.errors import BadInput, OutOfMemory, ProtocolError, Unsupported
+from edge_offload.execute.session.limits import Limits
+from edge_offload.execute.session.native_runner import Library, library
+from edge_offload.execute.session.session import DeviceSession
+from edge_offload.ir.trace.segments import CallFailed, Step
+from edge_offload.ir.trace.trace_graph import Node, Patch
 from edge_offload_benchmarks.fuzzing.courses import FOUND, LONG, Calls, times_found
 
 

@@ -16,7 +16,7 @@ import zipfile
 
 import pytest
 
-from edge_offload.capture import build
+from edge_offload.native import build
 
 #: A wheel that brings no CUDA, for a Python that every release has had for long; nothing of it is run.
 WHEEL = ["--only-binary", ":all:", "--python-version", "3.13", "--platform", "macosx_14_0_arm64"]

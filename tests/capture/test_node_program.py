@@ -10,15 +10,15 @@ import torch
 from native_runner import native_runner
 from test_compiled_segments import FLOAT, WRAPPED, floats, integer
 
-from edge_offload.capture.course import Course, Node, Patch
-from edge_offload.capture.entries import Slot
-from edge_offload.capture.executor import DeviceSession
-from edge_offload.capture.keys import DTYPE_NUMBERS
-from edge_offload.capture.native_nodes import library
-from edge_offload.capture.program import KERNEL
-from edge_offload.capture.segments import Step
-from edge_offload.capture.symbols import Formula
 from edge_offload.errors import BadInput
+from edge_offload.execute.session.native_runner import library
+from edge_offload.execute.session.program import KERNEL
+from edge_offload.execute.session.session import DeviceSession
+from edge_offload.ir.trace.calls import Slot
+from edge_offload.ir.trace.keys import DTYPE_NUMBERS
+from edge_offload.ir.trace.segments import Step
+from edge_offload.ir.trace.symbols import Formula
+from edge_offload.ir.trace.trace_graph import Course, Node, Patch
 
 
 @pytest.fixture(autouse=True, params=["python", "native"])

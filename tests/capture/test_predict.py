@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, List, Tuple
 
-from edge_offload.capture.forms import Done, Shape
-from edge_offload.capture.predict import Predictor
+from edge_offload.replay.predict import Predictor
+from edge_offload.replay.signatures import Done, Shape
 
 READ, DYNAMIC = 0, 2
 CALLS: Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]] = ((), ())

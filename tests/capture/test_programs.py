@@ -14,7 +14,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from edge_offload.capture import build
+from edge_offload.native import build
 
 RUNNER = pathlib.Path(__file__).parent / "run_programs.py"
 PROGRAMS = [

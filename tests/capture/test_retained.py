@@ -8,11 +8,12 @@ from typing import Any, Dict, List, Sequence, Tuple
 import pytest
 import torch
 
-from edge_offload.capture.executor import DeviceSession
-from edge_offload.capture.forms import Forms, Piece
-from edge_offload.capture.handed import READ
-from edge_offload.capture.messages import parse_answer, serve
-from edge_offload.capture.retained import Retained
+from edge_offload.execute.session.serve import serve
+from edge_offload.execute.session.session import DeviceSession
+from edge_offload.protocol.messages import parse_answer
+from edge_offload.replay.flushed import READ
+from edge_offload.replay.signatures import Forms, Piece
+from edge_offload.replay.uploads import Retained
 
 SIZE = 12
 

@@ -12,9 +12,11 @@ from typing import Any, Iterator
 import pytest
 import torch
 
-from edge_offload.capture import connect, schemas
+import edge_offload
+from edge_offload.device import connect
 from edge_offload.errors import ProtocolError
 from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.ir.trace import checksums
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from serving import ENVIRONMENT, HERE, Serving
@@ -23,21 +25,21 @@ OTHER = os.environ.get("EDGE_OFFLOAD_OTHER_PYTHON", "")
 
 
 def test_the_same_torch_refuses_nothing() -> None:
-    ours = schemas.table()
+    ours = checksums.table()
     assert len(ours) > 2000
-    assert schemas.unpack(schemas.pack(ours)) == ours
-    assert schemas.refused(ours, ours, torch.__version__) == {}
-    assert ours["aten::add.Tensor"] == schemas.checksum("aten::add.Tensor")
-    assert schemas.checksum("edge::upload") == 0
+    assert checksums.unpack(checksums.pack(ours)) == ours
+    assert checksums.refused(ours, ours, torch.__version__) == {}
+    assert ours["aten::add.Tensor"] == checksums.checksum("aten::add.Tensor")
+    assert checksums.checksum("edge::upload") == 0
 
 
 def test_operators_that_differ_or_are_absent_are_refused_by_name_and_no_others() -> None:
-    ours = schemas.table()
+    ours = checksums.table()
     theirs = dict(ours)
     theirs["aten::relu"] ^= 1
     del theirs["aten::conv2d"]
     theirs["aten::of_the_future"] = 5
-    refused = schemas.refused(ours, theirs, "9.9")
+    refused = checksums.refused(ours, theirs, "9.9")
     assert sorted(refused) == ["aten::conv2d", "aten::relu"]
     assert "aten::relu" in refused["aten::relu"]
     assert "9.9" in refused["aten::conv2d"]
@@ -45,7 +47,7 @@ def test_operators_that_differ_or_are_absent_are_refused_by_name_and_no_others()
 
 def test_only_what_a_call_depends_on_counts() -> None:
     def number(text: str) -> int:
-        return zlib.crc32(schemas.canonical(torch._C.parse_schema(text)).encode())
+        return zlib.crc32(checksums.canonical(torch._C.parse_schema(text)).encode())
 
     base = number("aten::f(Tensor self, int n=1, *, bool keep=False) -> Tensor")
     assert number("aten::f(Tensor self, int n=2, *, bool keep=True) -> Tensor") == base
@@ -62,11 +64,11 @@ def test_only_what_a_call_depends_on_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xc1", b"\x93\x01\x02\x03", schemas.pack({"aten::a": 1})[:-1], b"\x81\x01\x01"]
+    "data", [b"", b"\xc1", b"\x93\x01\x02\x03", checksums.pack({"aten::a": 1})[:-1], b"\x81\x01\x01"]
 )
 def test_a_malformed_table_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        schemas.unpack(data)
+        checksums.unpack(data)
 
 
 def test_a_program_is_told_of_another_torch_on_the_server(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +93,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 @pytest.mark.skipif(not OTHER, reason="EDGE_OFFLOAD_OTHER_PYTHON names no Python with another torch")
 def test_another_torch_on_the_robot(serving: Serving) -> None:
     """The same program, on the robot's torch alone and on the server's: equal within 2e-5 of the largest value."""
-    source = str(pathlib.Path(schemas.__file__).parents[2])
+    source = str(pathlib.Path(edge_offload.__file__).parents[1])
     environment = {**ENVIRONMENT, "PYTHONPATH": source}
     program = [OTHER, str(HERE / "versions_app.py")]
 

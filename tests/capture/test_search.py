@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_offload.capture.calls import Call, Category
-from edge_offload.capture.search import (
+from edge_offload.replay.call_log import Call, Category
+from edge_offload.replay.search import (
     InferenceSequence,
     Steps,
     data_dependency_search,

@@ -6,15 +6,15 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from edge_offload.capture.arriving import Arriving
-from edge_offload.capture.course import FROM_START, FROM_STEP, SAME, Node, Patch
-from edge_offload.capture.forms import Call, Done, Shape
-from edge_offload.capture.handed import DYNAMIC
-from edge_offload.capture.messages import Answer
-from edge_offload.capture.plans import Plan
-from edge_offload.capture.segments import Outcome
-from edge_offload.capture.speculation import Speculation
 from edge_offload.errors import ProtocolError
+from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, SAME, Node, Patch
+from edge_offload.protocol.arriving import Arriving
+from edge_offload.protocol.messages import Answer
+from edge_offload.replay.flushed import DYNAMIC
+from edge_offload.replay.plans import Plan
+from edge_offload.replay.signatures import Call, Done, Shape
+from edge_offload.replay.speculation import Speculation
 
 #: Twice the size that the step before brought, plus one.
 FORMULA = (2, 1, ((1, 0, 0),), (), ())

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_offload.capture.entries import layout_of
-from edge_offload.capture.views import is_dense, laid_out, look
 from edge_offload.errors import Unsupported
+from edge_offload.ir.trace.calls import layout_of
+from edge_offload.passes.views import is_dense, laid_out, look
 
 KINDS = ("slice", "select", "permute", "merge", "divide", "expand", "unsqueeze", "step")
 

@@ -12,10 +12,10 @@ from codec_pictures import picture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_offload.building import cache_folder
 from edge_offload.link import codecs
 from edge_offload.link.codecs.inner import kernels, native, portable
 from edge_offload.link.codecs.inner.portable import Frame
+from edge_offload.native.recipe import cache_folder
 
 SOURCE = pathlib.Path(codecs.__file__).parents[3]
 PRINT_PAYLOADS = """

@@ -13,8 +13,8 @@ from torch import nn
 
 from edge_offload.errors import BadInput, ProtocolError, Unsupported
 from edge_offload.execute import devices
-from edge_offload.execute.executor import ModuleExecutor
 from edge_offload.execute.fingerprint import differences, fingerprint, two_torches
+from edge_offload.execute.module import ModuleExecutor
 from edge_offload.execute.tensors import TensorSpec, check_descriptors, pack, unpack
 from edge_offload.execute.threads import parse_cores, pin
 

@@ -9,8 +9,9 @@ import msgpack
 import pytest
 
 from edge_offload import records
-from edge_offload.capture.executor import DeviceSession, Step
-from edge_offload.capture.messages import Message, parse_answer, serve
+from edge_offload.execute.session.serve import serve
+from edge_offload.execute.session.session import DeviceSession, Step
+from edge_offload.protocol.messages import Message, parse_answer
 from edge_offload_benchmarks.experiments.fuzz import fuzz
 from edge_offload_benchmarks.fuzzing.calls import entry, mangle, replaced, tensor_item
 

@@ -158,7 +158,7 @@ print(float(weights.sum()) > 0, flush=True)
 @pytest.mark.slow
 def test_a_robot_that_gets_another_address_goes_on_with_its_session(namespaces, keys, tmp_path):
     """A program on a virtual device: every effect once, weights sent once."""
-    from edge_offload.capture import build
+    from edge_offload.native import build
 
     if build.existing() is None and build.compiler() is None:
         pytest.skip("no C++ compiler: the native device cannot be built")

@@ -23,7 +23,7 @@ def test_json_fits_the_schema_and_every_problem_but_absence_has_words(capsys, tm
 
 
 def test_unreachable_server_is_missing(capsys, tmp_path, monkeypatch):
-    from edge_offload.manager import checkup
+    from edge_offload import checkup
 
     (finding,) = checkup._link("tcp://127.0.0.1:9", str(tmp_path))
     assert finding.level == "missing"
@@ -45,7 +45,7 @@ def test_server_is_measured(capsys, tmp_path):
 
 
 def test_absent_compiler_is_a_warning(monkeypatch):
-    from edge_offload.manager import checkup
+    from edge_offload import checkup
 
     monkeypatch.setattr(checkup.shutil, "which", lambda *_args, **_more: None)
     monkeypatch.delenv("CXX", raising=False)
@@ -54,8 +54,8 @@ def test_absent_compiler_is_a_warning(monkeypatch):
 
 
 def test_the_kind_of_virtual_gpu_is_told(monkeypatch, tmp_path):
-    from edge_offload.capture import build
-    from edge_offload.manager import checkup
+    from edge_offload import checkup
+    from edge_offload.native import build
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("EDGE_OFFLOAD_DEVICE", raising=False)

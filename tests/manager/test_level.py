@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from edge_offload.manager.level import STEP, Level
-from edge_offload.manager.plan_times import GRID, PlanTimes
+from edge_offload.modes.split.robot.plan_times import GRID, PlanTimes
 
 
 def followed(values, every_s=0.1):

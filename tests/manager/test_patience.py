@@ -5,9 +5,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
-from edge_offload.execute.executor import ModuleExecutor
-from edge_offload.manager.patience import Patience, PatienceLimits
-from edge_offload.manager.runners import LocalRunner
+from edge_offload.execute.module import ModuleExecutor
+from edge_offload.modes.runner import LocalRunner
+from edge_offload.modes.timeouts import Patience, PatienceLimits
 
 NO_HURRY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SECONDS = st.floats(1e-4, 20)

@@ -23,7 +23,7 @@ from edge_offload.manager.policy import (
     chooses,
     make_policy,
 )
-from edge_offload.modes import Mode
+from edge_offload.mode import Mode
 from edge_offload.timing import InferenceReport
 
 MB = 1e6

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scenes import box_at, keypoints_in
 
 from edge_offload.errors import BadInput
-from edge_offload.modes import Mode
+from edge_offload.mode import Mode
 from edge_offload.perception.overlay import Status, colour_of, draw
 from edge_offload.perception.tracking import TrackedPerson
 from edge_offload.perception.video import VideoWriter, write_png

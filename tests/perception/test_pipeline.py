@@ -10,8 +10,8 @@ import torch
 from scenes import box_at, people
 
 from edge_offload.errors import BadInput, LinkLost
+from edge_offload.mode import Mode
 from edge_offload.models.people import People
-from edge_offload.modes import Mode
 from edge_offload.perception.geometry import Locator, PinholeCamera
 from edge_offload.perception.pipeline import PeoplePipeline
 from edge_offload.timing import InferenceReport

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
-from edge_offload.modes import Mode
+from edge_offload.mode import Mode
 from edge_offload.power.meter import EnergyMeter
 from edge_offload.power.source import EnergyCounter, PowerSource
 from edge_offload.power.states import COMMUNICATE, COMPUTE, StateModel, StatePowers, StateTimeline

@@ -218,7 +218,7 @@ def test_a_server_computes_and_when_it_dies_the_robot_does(graph, weights):
 def test_modes_of_the_virtual_device_give_the_robots_own_labels(graph, weights):
     from sensor_msgs.msg import PointCloud2
 
-    from edge_offload.modes import TABLE, Mode
+    from edge_offload.mode import TABLE, Mode
     from edge_offload.nodes.scene.scene_messages import labels_of
     from edge_offload_msgs.msg import OffloadMode
 

@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import yaml
 
-from edge_offload import modes
+from edge_offload import mode as modes
 from edge_offload.models.people import COCO_KEYPOINTS
 from edge_offload.nodes.launcher import module_of
 from edge_offload.timing import STAGES

@@ -8,7 +8,7 @@ import pytest
 
 from edge_offload import records
 from edge_offload.errors import BadInput
-from edge_offload.modes import Mode
+from edge_offload.mode import Mode
 from edge_offload.nodes.common import params as parameters
 from edge_offload.nodes.common.health import ERROR, OK, WARN, Health
 from edge_offload.nodes.common.params import Param

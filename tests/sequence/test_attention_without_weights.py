@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from edge_offload.sequence.build import from_module
+from edge_offload.ir.build import from_module
 
 
 class Fused(nn.Module):

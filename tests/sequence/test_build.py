@@ -10,9 +10,9 @@ from torch import nn
 
 from edge_offload.errors import BadInput, RemoteError, Unsupported
 from edge_offload.execute.sequence_runner import SequenceRunner
-from edge_offload.sequence import Kind, Operator, OperatorSequence, Ref, Value, sequence_hash
-from edge_offload.sequence.build import Program, from_module, tensor_digest
-from edge_offload.sequence.functional import functionalize
+from edge_offload.ir import Kind, Operator, OperatorSequence, Ref, Value, sequence_hash
+from edge_offload.ir.build import Program, from_module, tensor_digest
+from edge_offload.passes.functional import functionalize
 
 
 @pytest.fixture(autouse=True)

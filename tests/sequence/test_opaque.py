@@ -10,8 +10,8 @@ from torch import nn
 
 from edge_offload.errors import Unsupported
 from edge_offload.execute.sequence_runner import SequenceRunner
-from edge_offload.sequence import opaque, sequence_hash
-from edge_offload.sequence.build import Program, from_module
+from edge_offload.ir import opaque, sequence_hash
+from edge_offload.ir.build import Program, from_module
 
 
 class Above(nn.Module):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput, ProtocolError
-from edge_offload.sequence import (
+from edge_offload.ir import (
     Kind,
     Operator,
     OperatorSequence,
@@ -23,8 +23,8 @@ from edge_offload.sequence import (
     same_structure,
     sequence_hash,
 )
-from edge_offload.sequence.liveness import free_after, last_use, peak_bytes
-from edge_offload.sequence.wire import Limits, decode, encode
+from edge_offload.ir.liveness import free_after, last_use, peak_bytes
+from edge_offload.ir.wire import Limits, decode, encode
 
 WEIGHT = content_digest("float32", (2,), b"\0" * 8)
 
@@ -164,7 +164,7 @@ def test_flipped_bits_are_refused_or_decode_to_a_valid_sequence(position: int, b
 
 def test_names_outside_the_registry_never_resolve() -> None:
     from edge_offload.errors import Unsupported
-    from edge_offload.sequence.schemas import overload, schema_hash
+    from edge_offload.ir.schemas import overload, schema_hash
 
     assert str(overload("aten.relu.default")) == "aten.relu.default"
     assert schema_hash("aten.relu.default") != schema_hash("aten.relu_.default")

@@ -16,9 +16,9 @@ import torch
 
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client, LinkState, Timings
-from edge_offload.manager.patience import PatienceLimits
 from edge_offload.manager.runtime import OffloadedModule
-from edge_offload.modes import Mode
+from edge_offload.mode import Mode
+from edge_offload.modes.timeouts import PatienceLimits
 
 FACTORIES = ("net", "slow", "moody", "counting", "drifting", "many", "gated")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from server_rig import ServerProcess, bit_equal, image, until
 
-from edge_offload.manager.patience import PatienceLimits
-from edge_offload.modes import Mode
+from edge_offload.mode import Mode
+from edge_offload.modes.timeouts import PatienceLimits
 
 X = [torch.tensor([1.0, 2.0])]
 

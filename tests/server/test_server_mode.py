@@ -11,8 +11,8 @@ from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.manager import runtime
 from edge_offload.manager.runtime import OffloadedModule
+from edge_offload.mode import Mode
 from edge_offload.models import registry
-from edge_offload.modes import Mode
 from edge_offload.timing import STAGES
 
 

@@ -5,16 +5,16 @@ import contextlib
 import pytest
 from server_rig import TIMINGS
 
-from edge_offload.capture import service
-from edge_offload.capture.quota import DeviceQuota
-from edge_offload.capture.service import DeviceService
-from edge_offload.capture.session import ENTRY_BYTES, Session
 from edge_offload.errors import LinkLost, ProtocolError, Refused
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.peers import Peer
-from edge_offload.server.replica_service import Quota
+from edge_offload.server.quota import DeviceQuota
 from edge_offload.server.server import OffloadServer
+from edge_offload.server.services.device import service
+from edge_offload.server.services.device.service import DeviceService
+from edge_offload.server.services.device.session import ENTRY_BYTES, Session
+from edge_offload.server.services.replica.service import Quota
 
 NET = "small_nets:net"
 
@@ -48,7 +48,7 @@ def open_model(client, seed):
 @pytest.fixture(autouse=True)
 def any_input(monkeypatch):
     """Models are opened without inputs here; a first run would need some."""
-    monkeypatch.setattr("edge_offload.server.replicas.Replica.warm_up", lambda self, specs: 0.0)
+    monkeypatch.setattr("edge_offload.server.services.replica.replicas.Replica.warm_up", lambda self, specs: 0.0)
 
 
 def test_models_are_counted_over_all_connections_of_a_robot(two_robots):
@@ -146,7 +146,7 @@ class Executor:
 def test_answers_that_a_robot_does_not_acknowledge_are_kept_in_bounds(monkeypatch):
     monkeypatch.setattr(Session, "_feed", lambda self: None)
     monkeypatch.setattr(Session, "_end", lambda self, reason: None)
-    monkeypatch.setattr("edge_offload.capture.session.MAX_KEPT_BYTES", 1 << 20)
+    monkeypatch.setattr("edge_offload.server.services.device.session.MAX_KEPT_BYTES", 1 << 20)
     session = Session(Peer("r", "K"), "cpu", 1, (), DeviceQuota(), blobs=None)
     told = []
 

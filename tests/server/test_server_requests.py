@@ -242,7 +242,7 @@ def test_failed_bind_is_an_error_exit(server, keys, tmp_path):
 
 
 def test_results_reach_watchers_in_every_mode(keys, robot):
-    from edge_offload.modes import Mode
+    from edge_offload.mode import Mode
     from edge_offload.server.server import OffloadServer
 
     seen = []

@@ -6,10 +6,10 @@ from typing import Any, Dict, List
 
 import torch
 
-from edge_offload.sequence import Kind, Operator, OperatorSequence, Ref, Value
-from edge_offload.sequence.build import tensor_digest
-from edge_offload.sequence.evaluate import flatten
-from edge_offload.sequence.schemas import overload
+from edge_offload.ir import Kind, Operator, OperatorSequence, Ref, Value
+from edge_offload.ir.build import tensor_digest
+from edge_offload.ir.evaluate import flatten
+from edge_offload.ir.schemas import overload
 
 
 class Chain:

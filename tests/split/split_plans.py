@@ -8,7 +8,7 @@ from typing import Dict, Sequence, Set, Tuple
 import torch
 
 from edge_offload.execute.sequence_runner import SequenceRunner
-from edge_offload.sequence.build import Program
+from edge_offload.ir.build import Program
 from edge_offload.split.footprints.registry import Locality, Range
 from edge_offload.split.model.complete import complete
 from edge_offload.split.model.locality import LocalityMap

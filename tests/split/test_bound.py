@@ -14,7 +14,7 @@ from split_chains import Chain
 from split_plans import random_plan
 
 from edge_offload.errors import BadInput, Unsupported
-from edge_offload.sequence import Ref
+from edge_offload.ir import Ref
 from edge_offload.split.bounds.bound import Limits, improve_and_bound, lower_bound
 from edge_offload.split.bounds.clocks import Clocks, library
 from edge_offload.split.bounds.counts import Counts

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_chains import Chain
 
-from edge_offload.sequence import Kind, Operator, OperatorSequence, Ref, Value
+from edge_offload.ir import Kind, Operator, OperatorSequence, Ref, Value
 from edge_offload.split.footprints.registry import Locality, covered_names
 from edge_offload.split.model.locality import LocalityMap, analyse, axis_choices
 

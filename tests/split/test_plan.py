@@ -15,7 +15,7 @@ from split_chains import Chain
 from split_plans import has_global_window, random_plan, wastes_rows
 
 from edge_offload.errors import BadInput
-from edge_offload.sequence import Ref
+from edge_offload.ir import Ref
 from edge_offload.split.model.check import BadPlan, check
 from edge_offload.split.model.complete import complete
 from edge_offload.split.model.cost import CostModel, OperatorCost

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from split_chains import Chain
 
 from edge_offload.errors import BadInput
-from edge_offload.sequence import Ref
+from edge_offload.ir import Ref
 from edge_offload.split.model.check import check
 from edge_offload.split.model.complete import complete
 from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost, Payload, fit

@@ -17,7 +17,7 @@ from torch import nn
 from edge_offload.commands.plan import bins
 from edge_offload.commands.profile import options_of
 from edge_offload.errors import BadInput, Unsupported
-from edge_offload.sequence.build import Program
+from edge_offload.ir.build import Program
 from edge_offload.split.model.check import BadPlan, check
 from edge_offload.split.model.complete import complete
 from edge_offload.split.model.draw import draw

@@ -9,7 +9,7 @@ import torch
 from split_chains import Chain
 from split_plans import random_plan
 
-from edge_offload.sequence import Ref
+from edge_offload.ir import Ref
 from edge_offload.split.model.check import check
 from edge_offload.split.model.cost import CostModel, Link, OperatorCost
 from edge_offload.split.model.locality import LocalityMap, analyse

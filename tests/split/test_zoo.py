@@ -8,9 +8,9 @@ import random
 import pytest
 from split_plans import random_plan, unsplit
 
+from edge_offload.ir import sequence_hash
+from edge_offload.ir.build import from_module
 from edge_offload.models import zoo
-from edge_offload.sequence import sequence_hash
-from edge_offload.sequence.build import from_module
 from edge_offload.split.model.check import check
 from edge_offload.split.model.exactness import as_double, error, random_split
 from edge_offload.split.model.locality import analyse, axis_choices

@@ -19,9 +19,9 @@ from waiting import until
 
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client, Timings
-from edge_offload.manager.patience import PatienceLimits
 from edge_offload.manager.runtime import OffloadedModule
-from edge_offload.modes import Mode
+from edge_offload.mode import Mode
+from edge_offload.modes.timeouts import PatienceLimits
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from edge_offload.manager import recorded_split
-from edge_offload.manager.patience import PatienceLimits
-from edge_offload.sequence import sequence_hash
+from edge_offload.ir import sequence_hash
+from edge_offload.modes.split.unmodified import recorded as recorded_split
+from edge_offload.modes.timeouts import PatienceLimits
 from edge_offload.split.footprints.registry import EMPTY
 from edge_offload.split.model.complete import backward, complete
 from edge_offload.split.model.locality import Locality, union

@@ -16,7 +16,7 @@ import torch
 from divided import divide_everything
 from torch import nn
 
-from edge_offload.capture.device import installed
+from edge_offload.device.installation import installed
 
 torch.set_num_threads(1)
 recorder = installed().recorder

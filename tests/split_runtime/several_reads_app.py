@@ -15,7 +15,7 @@ import torch
 from divided import divide_everything, made
 from torch import nn
 
-from edge_offload.capture.device import installed
+from edge_offload.device.installation import installed
 from edge_offload.models import zoo
 from edge_offload.split.model.reference import run_plan
 

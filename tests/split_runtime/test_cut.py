@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_offload.capture import build
+from edge_offload.native import build
 
 pytestmark = pytest.mark.skipif(
     build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from edge_offload.capture import build
+from edge_offload.native import build
 
 HERE = pathlib.Path(__file__).parent
 needs_compiler = pytest.mark.skipif(

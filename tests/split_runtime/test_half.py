@@ -8,7 +8,7 @@ import time
 import torch
 from torch import nn
 
-from edge_offload.sequence.build import from_module
+from edge_offload.ir.build import from_module
 from edge_offload.split.model.locality import analyse
 from edge_offload.split.model.plan import Step
 from edge_offload.split.model.reference import shared_values

@@ -11,15 +11,15 @@ from waiting import until
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.ir import sequence_hash
+from edge_offload.ir.evaluate import call
 from edge_offload.link.emulate.emulator import Emulator
 from edge_offload.link.emulate.trace import Link, Trace
-from edge_offload.modes import Mode
-from edge_offload.sequence import sequence_hash
-from edge_offload.sequence.evaluate import call
-from edge_offload.server import split_models
-from edge_offload.server.kept_splits import KeptSplits
-from edge_offload.server.replicas import ReplicaPool
-from edge_offload.server.split_models import SplitModels
+from edge_offload.mode import Mode
+from edge_offload.server.services.replica.replicas import ReplicaPool
+from edge_offload.server.services.split import models as split_models
+from edge_offload.server.services.split.kept import KeptSplits
+from edge_offload.server.services.split.models import SplitModels
 from edge_offload.split.runtime.profile import Profile
 from edge_offload.split.runtime.tracing import trace
 
@@ -134,7 +134,7 @@ def test_old_profiles_are_not_believed_and_few_are_kept(tmp_path, monkeypatch):
     kept.keep(network.program, profile, None)
     assert kept.profile(profile.sequence) == profile
     assert kept.find(profile.sequence, split_nets.pictures(1)) is None  # the profile alone
-    monkeypatch.setattr("edge_offload.server.kept_splits.PROFILE_S", 0.0)
+    monkeypatch.setattr("edge_offload.server.services.split.kept.PROFILE_S", 0.0)
     assert kept.profile(profile.sequence) is None
     for number in range(40):
         kept.keep(network.program, dataclasses.replace(profile, sequence=f"{number:032x}"), None)

@@ -19,17 +19,17 @@ import pytest
 import torch
 from torch import nn
 
-from edge_offload.capture import build
-from edge_offload.capture.blobs import BlobStore, digest
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, Unsupported
 from edge_offload.execute.tensors import TensorSpec
+from edge_offload.ir import wire
+from edge_offload.ir.build import from_module
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
-from edge_offload.manager.recorded_split import RecordedSplit
 from edge_offload.memory import flat_bytes
-from edge_offload.sequence import wire
-from edge_offload.sequence.build import from_module
-from edge_offload.server import captured
+from edge_offload.modes.split.unmodified.recorded import RecordedSplit
+from edge_offload.native import build
+from edge_offload.protocol.blobs import BlobStore, digest
+from edge_offload.server.services.split import recorded as captured
 from edge_offload.split.planners.table import Effort
 from edge_offload.split.runtime.tracing import trace
 from edge_offload_benchmarks.fuzzing.calls import replaced

@@ -17,9 +17,9 @@ from waiting import until
 from edge_offload.cli import main
 from edge_offload.errors import ProtocolError
 from edge_offload.execute.tensors import pack
-from edge_offload.manager.patience import PatienceLimits
-from edge_offload.modes import Mode
-from edge_offload.sequence import sequence_hash
+from edge_offload.ir import sequence_hash
+from edge_offload.mode import Mode
+from edge_offload.modes.timeouts import PatienceLimits
 from edge_offload.split.footprints.registry import EMPTY, Locality
 from edge_offload.split.model.complete import backward, complete
 from edge_offload.split.model.locality import union

@@ -6,7 +6,7 @@ import pytest
 import split_nets
 import torch
 
-from edge_offload.sequence import sequence_hash
+from edge_offload.ir import sequence_hash
 from edge_offload.split.footprints.registry import EMPTY
 from edge_offload.split.model.check import check
 from edge_offload.split.model.complete import backward, complete

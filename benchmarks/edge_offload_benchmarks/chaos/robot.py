@@ -107,7 +107,7 @@ def main() -> int:
     from edge_offload.link.transport.prober import Prober
     from edge_offload.manager.policy import FixedPolicy, LatencyPolicy, Manager, chooses
     from edge_offload.manager.runtime import OffloadedModule
-    from edge_offload.modes import Mode
+    from edge_offload.mode import Mode
     from edge_offload_benchmarks.chaos import net
 
     pin(threads=1)

@@ -160,7 +160,7 @@ def compare(
     percent. Plans and the oracle are run with the first.
     """
     from edge_offload.manager.policy import FixedPolicy, OraclePolicy, make_policy
-    from edge_offload.modes import Mode
+    from edge_offload.mode import Mode
     from edge_offload_benchmarks.simulation.closed_loop import VirtualRobot
 
     def drive(make: Callable[[], Policy], plans: Optional[PlannedCost], times: int = seeds) -> List[Run]:
@@ -362,6 +362,6 @@ def draw(experiments: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
 
 def held_names(names: Sequence[str]) -> List[str]:
     """Rows in which something was held, rather than chosen per frame."""
-    from edge_offload.modes import names as modes
+    from edge_offload.mode import names as modes
 
     return [name for name in names if name in modes() or name.startswith("plan ")]

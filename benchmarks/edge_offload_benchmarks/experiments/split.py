@@ -143,10 +143,10 @@ def measure(args: argparse.Namespace, planners: Sequence[str], emulator: Any, ke
     from edge_offload.link.transport.client import Client
     from edge_offload.link.transport.connection import Timings
     from edge_offload.manager.runtime import OffloadedModule
-    from edge_offload.manager.split_mode import SplitRunner, ways
+    from edge_offload.mode import Mode
     from edge_offload.models import registry
     from edge_offload.models.video import sample_video
-    from edge_offload.modes import Mode
+    from edge_offload.modes.split.robot.runner import SplitRunner, ways
     from edge_offload.split.model.simulate import simulate
     from edge_offload.split.networks import module_and_inputs
     from edge_offload.split.planners.table import Effort
@@ -204,7 +204,7 @@ def measure(args: argparse.Namespace, planners: Sequence[str], emulator: Any, ke
 def _repeat(args: argparse.Namespace, module: Any, runner: Any, inputs: Sequence[Any],
             row: Dict[str, Any]) -> Dict[str, Any]:  # fmt: skip
     from edge_offload import records
-    from edge_offload.modes import Mode
+    from edge_offload.mode import Mode
 
     seconds: List[float] = []
     stages: List[Dict[str, float]] = []

@@ -44,9 +44,9 @@ class DeviceWitness:
 
     def check(self) -> List[str]:
         """One computation with fresh numbers; what was wrong with the answer."""
-        from edge_offload.capture.executor import Step
-        from edge_offload.capture.messages import Message
         from edge_offload.errors import EdgeOffloadError
+        from edge_offload.execute.session.session import Step
+        from edge_offload.protocol.messages import Message
 
         self.checks += 1
         values = [float(self.checks), -0.5, 3.25, 1e-3 * self.checks]
@@ -89,8 +89,8 @@ class RawDevice:
         self.lost = False
 
     def send(self, message: Any) -> Future:
-        """The Future of its :class:`~edge_offload.capture.messages.Answer`; ``message`` may be its buffers, too."""
-        from edge_offload.capture.messages import parse_answer
+        """The Future of its :class:`~edge_offload.protocol.messages.Answer`; ``message`` may be its buffers, too."""
+        from edge_offload.protocol.messages import parse_answer
 
         answer: Future = Future()
 
@@ -210,8 +210,8 @@ class Caller(Hostile):
         self._reset()
 
     def _message(self) -> Tuple[str, Any]:
-        from edge_offload.capture.executor import Step
-        from edge_offload.capture.messages import Message
+        from edge_offload.execute.session.session import Step
+        from edge_offload.protocol.messages import Message
 
         if self._lost:
             self._open()
@@ -236,8 +236,8 @@ class Caller(Hostile):
         self._define()
 
     def _define(self) -> None:
-        from edge_offload.capture.executor import Step
-        from edge_offload.capture.messages import Message
+        from edge_offload.execute.session.session import Step
+        from edge_offload.protocol.messages import Message
 
         message = Message()
         for n in range(self.STORAGES):
@@ -248,7 +248,7 @@ class Caller(Hostile):
         self._entries, self._base = self.STORAGES, 1000
 
     def _reset(self) -> None:
-        from edge_offload.capture.messages import Message
+        from edge_offload.protocol.messages import Message
 
         last = self._base + 16
         self._send(["edge::alloc"], Message(forget=True, freed=[*range(1, self.STORAGES + 1), *range(1000, last)]))
@@ -301,7 +301,7 @@ class Caller(Hostile):
 
 def entry(name: str, key: bytes) -> Tuple[str, bytes, None, int]:
     """A definition that the server accepts: with the checksum of the schema."""
-    from edge_offload.capture.entries import schema_checksum
+    from edge_offload.ir.trace.calls import schema_checksum
 
     return name, key, None, schema_checksum(name)
 
@@ -365,8 +365,8 @@ def _schemas() -> Any:
     """Name and argument types of every operator that the server runs."""
     import torch
 
-    from edge_offload.capture.allowlist import resolve
     from edge_offload.errors import Unsupported
+    from edge_offload.ir.trace.allowlist import resolve
 
     for name in sorted(torch._C._dispatch_get_all_op_names()):
         if not name.startswith("aten::"):

@@ -13,10 +13,10 @@ from typing import Any, List, Sequence, Tuple
 
 import msgpack
 
-from edge_offload.capture.course import FROM_START, FROM_STEP, Course, Edge, Node, Patch
-from edge_offload.capture.messages import Message
-from edge_offload.capture.segments import Step
-from edge_offload.capture.symbols import Formula
+from edge_offload.ir.trace.segments import Step
+from edge_offload.ir.trace.symbols import Formula
+from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, Course, Edge, Node, Patch
+from edge_offload.protocol.messages import Message
 from edge_offload_benchmarks.fuzzing.calls import Hostile, entry, mangle, replaced, tensor_item
 
 #: Numbers that are uploaded, and how many of them calls are defined with.

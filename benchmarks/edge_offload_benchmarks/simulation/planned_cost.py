@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from edge_offload.link.emulate.trace import Trace
 from edge_offload.link.replies import Transfer
-from edge_offload.manager.plan_times import PlanTimes
+from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.simulate import Compiled, compile_plan
 from edge_offload.split.planners.table import PlanTable
@@ -41,7 +41,7 @@ class PlannedCost:
     @staticmethod
     def of(model: CostModel, table: PlanTable, ratios: Sequence[float]) -> PlannedCost:
         """``ratios`` are not empty."""
-        from edge_offload.manager.split_mode import ways
+        from edge_offload.modes.split.robot.runner import ways
 
         distinct: Dict[Tuple[Any, ...], int] = {}
         place: List[int] = []

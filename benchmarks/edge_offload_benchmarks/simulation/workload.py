@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
 
 from edge_offload.errors import BadInput, RemoteError
-from edge_offload.modes import Mode, parse_mode
+from edge_offload.mode import Mode, parse_mode
 from edge_offload.outputs import write_text
 from edge_offload_benchmarks.simulation.closed_loop import ModeCost
 
@@ -74,9 +74,9 @@ def _measure(
     from edge_offload.link.security.keys import KeyStore
     from edge_offload.link.transport.client import Client
     from edge_offload.link.transport.connection import Timings
-    from edge_offload.manager.patience import PatienceLimits
     from edge_offload.manager.runtime import OffloadedModule
     from edge_offload.models.registry import build_estimator
+    from edge_offload.modes.timeouts import PatienceLimits
 
     estimator = build_estimator(model)
     inputs = [[estimator.prepare(image)[0]] for image in _images(frames)]
@@ -162,7 +162,7 @@ def _planned(model: str, module: Any, slowdown: float, inputs: Sequence[Any], wh
         whole_s: what requests for the whole network really took apart from the link: what is simulated is off by as
             much as it is for these.
     """
-    from edge_offload.manager.split_mode import BANDWIDTHS, REQUEST_S
+    from edge_offload.modes.split.robot.runner import BANDWIDTHS, REQUEST_S
     from edge_offload.split.model.cost import Link
     from edge_offload.split.model.simulate import simulate
     from edge_offload.split.planners.space import Space

@@ -16,15 +16,15 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
-from edge_offload.capture.device import installed
-from edge_offload.execute.executor import as_tensors
+from edge_offload.device.installation import installed
 from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.module import as_tensors
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.link.transport.client import Client
-from edge_offload.manager.patience import PatienceLimits
-from edge_offload.manager.server_mode import ServerRunner
+from edge_offload.mode import Mode
 from edge_offload.models import registry
-from edge_offload.modes import Mode
+from edge_offload.modes.server import ServerRunner
+from edge_offload.modes.timeouts import PatienceLimits
 from edge_offload_benchmarks.transparent.models import Case, Inputs, cases, small_cases
 
 LEARN = 8

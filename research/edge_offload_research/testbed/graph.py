@@ -12,7 +12,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 import numpy as np
 
 from edge_offload.errors import BadInput
-from edge_offload.sequence import Kind, Operator, OperatorSequence, Ref, Value
+from edge_offload.ir import Kind, Operator, OperatorSequence, Ref, Value
 from edge_offload.split.footprints.registry import Footprint, Local, Locality, Range, Rows, window
 from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost, uniform_costs
 from edge_offload.split.model.locality import LocalityMap, OperatorLocality

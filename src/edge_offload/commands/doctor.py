@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Look, print, and return 1 if something necessary is missing."""
     from edge_offload import records
-    from edge_offload.manager.checkup import check
+    from edge_offload.checkup import check
 
     findings = check(args.server, args.keys, args.build)
     record = {"findings": [asdict(finding) for finding in findings]}

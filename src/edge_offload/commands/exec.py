@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     import shutil
     import sys
 
-    from edge_offload.capture import build, connect, device
+    from edge_offload.device import connect, installation
+    from edge_offload.native import build
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not program:
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
             f"cannot run {program[0]}: {'it is not executable' if there else 'no such program'}",
             remedy=f"python {program[0]}, if it is Python" if there else "check its name and PATH",
         )
-    device.check_choice()
+    installation.check_choice()
     build.build()
     bootstrap = str(pathlib.Path(connect.__file__).parent / "bootstrap")
     environment = {**os.environ, **settings.to_environment()}

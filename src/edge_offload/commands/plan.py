@@ -275,7 +275,7 @@ def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwi
     import sys
 
     from edge_offload import records
-    from edge_offload.sequence import sequence_hash
+    from edge_offload.ir import sequence_hash
     from edge_offload.split.model.check import check
     from edge_offload.split.model.exactness import Verifier, passes, random_split, shortened
     from edge_offload.split.planners.space import Space

@@ -116,10 +116,10 @@ def _measured_there(args: argparse.Namespace, network: Any) -> Any:
     """
     from edge_offload.errors import RemoteError
     from edge_offload.execute.tensors import pack
+    from edge_offload.ir import sequence_hash
     from edge_offload.link.security.keys import KeyStore
     from edge_offload.link.transport.client import Client
     from edge_offload.models import registry
-    from edge_offload.sequence import sequence_hash
     from edge_offload.split.runtime.profile import Profile
 
     entry = registry.entries().get(args.model)

@@ -76,14 +76,14 @@ def run(args: argparse.Namespace) -> int:
     say("loading torch")
     import pathlib
 
-    from edge_offload.capture.blobs import BlobStore
-    from edge_offload.capture.quota import DeviceQuota
     from edge_offload.execute.heap import keep_freed
     from edge_offload.execute.threads import parse_cores
     from edge_offload.link import codecs
     from edge_offload.link.security.keys import KeyStore
-    from edge_offload.server.replica_service import Quota
+    from edge_offload.protocol.blobs import BlobStore
+    from edge_offload.server.quota import DeviceQuota
     from edge_offload.server.server import OffloadServer
+    from edge_offload.server.services.replica.service import Quota
 
     overrides = parse_overrides(args.option)
     keep_freed()

@@ -162,7 +162,7 @@ class Work:
 def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[str, Any]) -> Iterator[Run]:
     """What runs the network: this process, with the server where one is named."""
     from edge_offload.manager.runtime import OffloadedModule
-    from edge_offload.modes import Mode
+    from edge_offload.mode import Mode
 
     client = None
     module: Optional[OffloadedModule] = None

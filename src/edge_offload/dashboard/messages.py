@@ -6,7 +6,7 @@ import math
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from edge_offload.dashboard.stream import Record
-from edge_offload.modes import TABLE
+from edge_offload.mode import TABLE
 from edge_offload.timing import STAGES
 
 MAX_TEXT = 500

@@ -7,10 +7,10 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from edge_offload.errors import BadInput, RemoteError
-from edge_offload.sequence import OperatorSequence
-from edge_offload.sequence.evaluate import call
-from edge_offload.sequence.liveness import free_after
-from edge_offload.sequence.values import DYNAMIC, Value
+from edge_offload.ir import OperatorSequence
+from edge_offload.ir.evaluate import call
+from edge_offload.ir.liveness import free_after
+from edge_offload.ir.values import DYNAMIC, Value
 
 Allowed = Callable[[str], bool]
 

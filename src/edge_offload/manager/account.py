@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Tuple
 
 from edge_offload.manager.hedge import Outcome
-from edge_offload.manager.runners import LocalRunner
-from edge_offload.modes import Mode
+from edge_offload.mode import Mode
+from edge_offload.modes.runner import LocalRunner
 from edge_offload.timing import InferenceReport
 
 

@@ -16,7 +16,7 @@ from typing import Callable, Deque, Dict, Iterable, Mapping, Optional
 
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.manager.level import Level
-from edge_offload.modes import TABLE, Mode
+from edge_offload.mode import TABLE, Mode
 from edge_offload.power.states import StatePowers
 from edge_offload.timing import InferenceReport
 

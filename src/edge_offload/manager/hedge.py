@@ -17,7 +17,7 @@ from typing import Callable, Optional
 import torch
 
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.manager.runners import Attempt, FailedAttempt
+from edge_offload.modes.runner import Attempt, FailedAttempt
 
 #: Seconds between two looks at whether the server has come back while the robot computes.
 JOIN_EVERY_S = 0.02

@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 
 from edge_offload.errors import BadInput
 from edge_offload.manager.forecast import Forecast
-from edge_offload.modes import AUTO, TABLE, Mode, names
+from edge_offload.mode import AUTO, TABLE, Mode, names
 
 #: What ``Decision.policy`` says of a mode that is held, by configuration or because somebody asked for it.
 FIXED, SERVICE = "fixed", "service"
@@ -297,7 +297,7 @@ def make_policy(name: str, knobs: Optional[Knobs] = None) -> Policy:
     Raises:
         BadInput: there is none.
     """
-    from edge_offload.modes import parse_mode
+    from edge_offload.mode import parse_mode
 
     if ":" in name:
         return _own_policy(name)

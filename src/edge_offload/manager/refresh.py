@@ -11,7 +11,7 @@ import math
 from typing import Mapping, Optional
 
 from edge_offload.manager.forecast import Forecast
-from edge_offload.modes import Mode
+from edge_offload.mode import Mode
 
 #: What is left of a local computation must be longer than a remote one by this share for the server to be asked, too.
 JOIN_MARGIN = 0.1

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.execute.executor import ModuleExecutor, canonical_input
 from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.module import ModuleExecutor, canonical_input
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.replies import LinkState
@@ -23,16 +23,16 @@ from edge_offload.link.transport.client import Client
 from edge_offload.manager.account import account
 from edge_offload.manager.forecast import Expected, Forecaster
 from edge_offload.manager.hedge import Hedge, Outcome
-from edge_offload.manager.patience import PatienceLimits
 from edge_offload.manager.policy import CANDIDATES, Situation
 from edge_offload.manager.refresh import Refresher, worth_joining
 from edge_offload.manager.results import tell_result
-from edge_offload.manager.runners import Attempt, FailedAttempt, LocalRunner, Runner
 from edge_offload.manager.server_load import ServerLoad
-from edge_offload.manager.server_mode import ServerRunner
 from edge_offload.manager.watch import EVERY_S, Watchman
+from edge_offload.mode import Mode
 from edge_offload.models import registry
-from edge_offload.modes import Mode
+from edge_offload.modes.runner import Attempt, FailedAttempt, LocalRunner, Runner
+from edge_offload.modes.server import ServerRunner
+from edge_offload.modes.timeouts import PatienceLimits
 from edge_offload.timing import InferenceReport
 
 #: A local computation that takes less (seconds) is over before anybody could join it.
@@ -378,7 +378,7 @@ class OffloadedModule:
 
 def _split_runner(*args: Any, **kwargs: Any) -> Runner:
     """Mode ``split``; planners and their solvers are imported by who asks for it alone."""
-    from edge_offload.manager.split_mode import SplitRunner
+    from edge_offload.modes.split.robot.runner import SplitRunner
 
     return SplitRunner(*args, **kwargs)
 

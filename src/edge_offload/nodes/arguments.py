@@ -21,7 +21,7 @@ from typing import Callable, Dict, List, Optional, Sequence
 from edge_offload.errors import BadInput
 from edge_offload.link.emulate.names import NAMED_LINKS
 from edge_offload.manager.policy import POLICIES
-from edge_offload.modes import names
+from edge_offload.mode import names
 from edge_offload.outputs import check_folder, check_output
 
 Rule = Callable[[str], Optional[str]]

@@ -10,8 +10,8 @@ import cv2
 import numpy as np
 
 from edge_offload.errors import BadInput
+from edge_offload.mode import Mode
 from edge_offload.models.people import SKELETON
-from edge_offload.modes import Mode
 from edge_offload.perception.tracking import TrackedPerson
 
 Colour = Tuple[int, int, int]

@@ -132,7 +132,7 @@ def run_here(estimator: PersonEstimator) -> Run:
     """A ``run`` that executes the estimator's module in this process, on the device where its weights are."""
     import torch
 
-    from edge_offload.modes import Mode
+    from edge_offload.mode import Mode
 
     device = next(estimator.module.parameters()).device
 

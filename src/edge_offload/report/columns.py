@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_offload.dashboard.digest import Digest, Event, without_durations
 from edge_offload.dashboard.stream import Record
-from edge_offload.modes import TABLE
+from edge_offload.mode import TABLE
 from edge_offload.timing import STAGES
 
 MODES = tuple(mode.value for mode in TABLE)

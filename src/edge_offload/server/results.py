@@ -12,7 +12,7 @@ import torch
 
 from edge_offload.errors import EdgeOffloadError, ProtocolError
 from edge_offload.execute.tensors import check_descriptors, unpack
-from edge_offload.modes import Mode, parse_mode
+from edge_offload.mode import Mode, parse_mode
 
 #: Bytes of outputs in one report.
 MAX_REPORT_BYTES = 8 << 20

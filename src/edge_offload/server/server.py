@@ -6,9 +6,6 @@ import logging
 import platform
 from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional
 
-from edge_offload.capture.blobs import BlobStore
-from edge_offload.capture.quota import DeviceQuota
-from edge_offload.capture.service import DeviceService
 from edge_offload.errors import EdgeOffloadError, ProtocolError
 from edge_offload.execute import devices
 from edge_offload.execute.fingerprint import fingerprint
@@ -17,11 +14,14 @@ from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.listener import Listener
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.models.registry import Scalar
+from edge_offload.protocol.blobs import BlobStore
 from edge_offload.server.fair_queue import FairQueue
-from edge_offload.server.replica_service import Quota, ReplicaService
-from edge_offload.server.replicas import ReplicaPool
+from edge_offload.server.quota import DeviceQuota
 from edge_offload.server.results import ResultFeed, Watcher
-from edge_offload.server.split_service import SplitService
+from edge_offload.server.services.device.service import DeviceService
+from edge_offload.server.services.replica.replicas import ReplicaPool
+from edge_offload.server.services.replica.service import Quota, ReplicaService
+from edge_offload.server.services.split.service import SplitService
 from edge_offload.server.status import ServerStatus, StatusBook
 from edge_offload.server.worker import Worker
 

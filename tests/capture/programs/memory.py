@@ -5,7 +5,7 @@ import gc
 
 import torch
 
-from edge_offload.capture.device import installed
+from edge_offload.device.installation import installed
 
 cuda = torch.cuda
 TIB = 1 << 40

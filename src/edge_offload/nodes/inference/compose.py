@@ -11,7 +11,7 @@ from std_msgs.msg import Header
 from edge_offload.errors import BadInput
 from edge_offload.manager.forecast import Forecast as ModeForecast
 from edge_offload.manager.policy import Situation
-from edge_offload.modes import TABLE, Mode, parse_mode
+from edge_offload.mode import TABLE, Mode, parse_mode
 from edge_offload.timing import STAGES, InferenceReport
 from edge_offload_msgs.msg import Forecast, Latency, OffloadMode
 

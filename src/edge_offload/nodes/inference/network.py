@@ -15,12 +15,12 @@ from edge_offload.link.estimate.scheduling import words as of_machine
 from edge_offload.link.replies import LinkState
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
-from edge_offload.manager.device_mode import DeviceModule, DeviceRunner, installed_device
-from edge_offload.manager.patience import PatienceLimits
 from edge_offload.manager.policy import CANDIDATES, Situation
 from edge_offload.manager.runtime import OffloadedModule
+from edge_offload.mode import Mode, parse_mode
 from edge_offload.models.registry import build_estimator, state_hash
-from edge_offload.modes import Mode, parse_mode
+from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
+from edge_offload.modes.timeouts import PatienceLimits
 from edge_offload.nodes.common.cores import resolve
 from edge_offload.nodes.common.health import ERROR, TORCHES, Health
 from edge_offload.nodes.common.params import Param

@@ -11,7 +11,7 @@ from std_msgs.msg import Header
 from edge_offload.errors import BadInput
 from edge_offload.link.estimate.estimator import ACTIVE, LinkReading
 from edge_offload.manager.policy import POLICIES, chooses
-from edge_offload.modes import TABLE, Mode, names, parse_mode
+from edge_offload.mode import TABLE, Mode, names, parse_mode
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.compose import duration, forecast_message, latency_message

@@ -43,7 +43,7 @@ from edge_offload.manager.policy import (
     chooses,
     make_policy,
 )
-from edge_offload.modes import AUTO, TABLE, Mode, names
+from edge_offload.mode import AUTO, TABLE, Mode, names
 from edge_offload.nodes.common import reconfigure
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from edge_offload import records
 from edge_offload.errors import BadInput
-from edge_offload.modes import Mode
+from edge_offload.mode import Mode
 from edge_offload.timing import InferenceReport
 
 

@@ -36,7 +36,7 @@ from std_msgs.msg import Header
 from visualization_msgs.msg import MarkerArray
 
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.modes import Mode
+from edge_offload.mode import Mode
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, image_to_bgr
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.intake import CameraIntake, DepthIntake, Frame, ImageIntake

@@ -42,10 +42,10 @@ from std_msgs.msg import Header
 from visualization_msgs.msg import MarkerArray
 
 from edge_offload.errors import BadInput, EdgeOffloadError
-from edge_offload.manager.patience import PatienceLimits
+from edge_offload.mode import Mode
 from edge_offload.models.sconet.completer import VOXEL_SIZE_M, SceneCompleter
 from edge_offload.models.sconet.labels import COLOURS, GROUND, LABELS
-from edge_offload.modes import Mode
+from edge_offload.modes.timeouts import PatienceLimits
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, cloud_to_points
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.transforms import transform_of

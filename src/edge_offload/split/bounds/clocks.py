@@ -30,8 +30,8 @@ from typing import Dict, List, Sequence, Set, Tuple, Union
 
 import numpy as np
 
-from edge_offload.building import Recipe
 from edge_offload.errors import Unsupported
+from edge_offload.native.recipe import Recipe
 from edge_offload.split.bounds.counts import INPUT, Counted, Counts
 
 SOURCE = pathlib.Path(__file__).with_name("native") / "clocks.cpp"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
-from edge_offload.sequence import Ref
-from edge_offload.sequence.evaluate import mentions_tensor
-from edge_offload.sequence.operators import Arg
+from edge_offload.ir import Ref
+from edge_offload.ir.evaluate import mentions_tensor
+from edge_offload.ir.operators import Arg
 from edge_offload.split.footprints.registry import Footprint, Local, Locality, Rows, Site, rule, same_rows
 
 UNARY = tuple("""

@@ -17,10 +17,10 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Seque
 import torch
 
 from edge_offload.errors import Unsupported
-from edge_offload.sequence import Operator, OperatorSequence, Ref
-from edge_offload.sequence.evaluate import flatten, mentions_tensor, resolve
-from edge_offload.sequence.operators import Arg
-from edge_offload.sequence.schemas import overload
+from edge_offload.ir import Operator, OperatorSequence, Ref
+from edge_offload.ir.evaluate import flatten, mentions_tensor, resolve
+from edge_offload.ir.operators import Arg
+from edge_offload.ir.schemas import overload
 
 Range = Tuple[int, int]
 Footprint = Callable[[int, int], Range]

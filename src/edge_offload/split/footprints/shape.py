@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from torch.nn import functional
 
-from edge_offload.sequence import Ref
+from edge_offload.ir import Ref
 from edge_offload.split.footprints.registry import (
     EMPTY,
     Footprint,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from edge_offload.errors import BadInput
-from edge_offload.sequence import sequence_hash
+from edge_offload.ir import sequence_hash
 from edge_offload.split.footprints.registry import Locality, Range
 from edge_offload.split.model.locality import LocalityMap
 from edge_offload.split.model.plan import Plan, Side, Step

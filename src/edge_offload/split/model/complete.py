@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
-from edge_offload.sequence import sequence_hash
+from edge_offload.ir import sequence_hash
 from edge_offload.split.footprints.registry import EMPTY, Locality, Range
 from edge_offload.split.model.locality import LocalityMap, union
 from edge_offload.split.model.plan import Plan, Side, Step, Transfer

@@ -13,8 +13,8 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 import torch
 
 from edge_offload.execute.sequence_runner import SequenceRunner
-from edge_offload.sequence import Operator, Symbol, sequence_hash
-from edge_offload.sequence.build import Program, tensor_digest
+from edge_offload.ir import Operator, Symbol, sequence_hash
+from edge_offload.ir.build import Program, tensor_digest
 from edge_offload.split.footprints.registry import EMPTY, Locality, Range
 from edge_offload.split.model.check import BadPlan, check
 from edge_offload.split.model.complete import backward, complete

@@ -9,9 +9,9 @@ from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Tupl
 import torch
 
 from edge_offload.errors import BadInput, Unsupported
-from edge_offload.sequence import Operator, OperatorSequence
-from edge_offload.sequence.evaluate import Fetch, prepared
-from edge_offload.sequence.schemas import overload
+from edge_offload.ir import Operator, OperatorSequence
+from edge_offload.ir.evaluate import Fetch, prepared
+from edge_offload.ir.schemas import overload
 from edge_offload.split.footprints import element as footprint_element
 from edge_offload.split.footprints import rows as footprint_rows
 from edge_offload.split.footprints import shape as footprint_shape
@@ -66,7 +66,7 @@ class LocalityMap:
         object.__setattr__(self, "producer", self.sequence.producer())
 
     def call(self, index: int, fetch: Fetch) -> List[Any]:
-        """Run an operator in one piece on whole values; see :func:`edge_offload.sequence.evaluate.call`."""
+        """Run an operator in one piece on whole values; see :func:`edge_offload.ir.evaluate.call`."""
         run = self._calls.get(index)
         if run is None:
             run = self._calls[index] = prepared(self.sequence.operators[index])

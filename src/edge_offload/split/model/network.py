@@ -8,7 +8,7 @@ from typing import Optional, Tuple
 import torch
 from torch import nn
 
-from edge_offload.sequence.build import Program
+from edge_offload.ir.build import Program
 from edge_offload.split.model.locality import LocalityMap
 
 

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from edge_offload.errors import BadInput
-from edge_offload.sequence.evaluate import call
+from edge_offload.ir.evaluate import call
 from edge_offload.split.footprints.registry import Local, Locality
 from edge_offload.split.model.locality import LocalityMap
 from edge_offload.split.model.plan import Plan, Side, Step, Transfer

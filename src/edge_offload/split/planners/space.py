@@ -17,7 +17,7 @@ import numpy as np
 
 from edge_offload import background
 from edge_offload.errors import BadInput
-from edge_offload.sequence import sequence_hash
+from edge_offload.ir import sequence_hash
 from edge_offload.split.footprints.registry import EMPTY, Locality, Range
 from edge_offload.split.model.complete import Ranges, backward, complete
 from edge_offload.split.model.cost import RAW, CostModel, Payload

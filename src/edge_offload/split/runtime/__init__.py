@@ -11,5 +11,5 @@ module        its one reason
 ``streaming`` plans whose steps follow the pieces, so that computing starts with the first rows
 ============  ==========================================================================
 
-The robot's side is :mod:`edge_offload.manager.split_mode`, the server's :mod:`edge_offload.server.split_runs`.
+Robot: :mod:`edge_offload.modes.split.robot.runner`; server: :mod:`edge_offload.server.services.split.runs`.
 """

@@ -8,8 +8,8 @@ import torch
 
 from edge_offload.errors import ProtocolError
 from edge_offload.execute.tensors import TensorSpec, pack, unpack
+from edge_offload.ir import DYNAMIC
 from edge_offload.link import codecs
-from edge_offload.sequence import DYNAMIC
 from edge_offload.split.footprints.registry import Range
 from edge_offload.split.model.cost import MAX_PIECES, PIECE_BYTES
 from edge_offload.split.model.locality import LocalityMap

@@ -21,9 +21,9 @@ from edge_offload import background, records
 from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.tensors import pack, unpack
+from edge_offload.ir import sequence_hash
+from edge_offload.ir.liveness import free_after
 from edge_offload.power.states import StatePowers
-from edge_offload.sequence import sequence_hash
-from edge_offload.sequence.liveness import free_after
 from edge_offload.split.footprints.registry import Locality
 from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost, fit
 from edge_offload.split.model.locality import LocalityMap

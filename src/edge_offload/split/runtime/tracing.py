@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from edge_offload.errors import BadInput, Unsupported
-from edge_offload.sequence import opaque
-from edge_offload.sequence.build import from_module
+from edge_offload.ir import opaque
+from edge_offload.ir.build import from_module
 from edge_offload.split.model.locality import LocalityMap, analyse, axis_choices
 from edge_offload.split.model.network import Network
 

@@ -1,6 +1,6 @@
 """Builds ``kernels.c`` with the system's C compiler on first use and loads it; numpy serves until it is there.
 
-The library is kept as :mod:`edge_offload.building` says, by source, compiler, flags, interpreter and processor.
+The library is kept as :mod:`edge_offload.native.recipe` says, by source, compiler, flags, interpreter and processor.
 ``EDGE_OFFLOAD_NATIVE=0`` keeps to numpy.
 """
 
@@ -17,8 +17,8 @@ import sysconfig
 import threading
 from typing import Any, List, Optional
 
-from edge_offload.building import Recipe
 from edge_offload.errors import Unsupported
+from edge_offload.native.recipe import Recipe
 
 _SOURCE = pathlib.Path(__file__).with_name("kernels.c")
 _MODULE = "edge_offload_kernels"

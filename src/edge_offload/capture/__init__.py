@@ -1,1 +1,0 @@
-"""The virtual CUDA device, the recorder and the operator sequence search."""

@@ -1,0 +1,52 @@
+"""The process that judges: told one entry per line on its standard input, answers one line of JSON on its output.
+
+Runs under the launcher, so that it has the virtual device. ``list`` asks for the names of all entries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from typing import Any, List, Optional
+
+MARK = "conformance "
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Answer until the standard input ends, or the executor is gone (exit code 3)."""
+    parser = argparse.ArgumentParser(prog="edge_offload.device.conformance.child", description=__doc__)
+    parser.add_argument("--modes", required=True)
+    parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--layouts", default="sampled")
+    args = parser.parse_args(argv)
+    warnings.filterwarnings("ignore")
+    import torch
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    from edge_offload.device.conformance.judge import DTYPES, entry_name, find, judge
+    from edge_offload.device.installation import installed
+
+    torch.set_num_threads(1)
+    device = installed()
+    for line in sys.stdin:
+        name = line.strip()
+        if name == "list":
+            _say({"entries": [entry_name(op) for op in op_db], "torch": torch.__version__, "dtypes": list(DTYPES)})
+            continue
+        assert device is not None
+        op = find(op_db, name)
+        assert op is not None
+        _say(judge(op, args.modes.split(","), args.limit, device, args.layouts.split(",")))
+        if device.recorder.failed:
+            return 3
+    return 0
+
+
+def _say(record: Any) -> None:
+    print(MARK + json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""The device whose calls this process computes: what stands where a recorder and a connection are elsewhere.
+
+Nothing is recorded and nothing travels: every storage of the device has memory of this process behind it, and a call
+is computed on it at once (native/computing.h). For programs that run without a server, on a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+import torch
+
+from edge_offload.errors import Unsupported
+from edge_offload.execute.devices import facts
+from edge_offload.ir.trace.calls import Buffer
+from edge_offload.mode import Mode
+from edge_offload.protocol.arriving import Arriving
+from edge_offload.replay.exchange import Counters
+
+
+class NoRemote:
+    """There is nobody else (:class:`~edge_offload.device.remote.Remote`)."""
+
+    refused: Mapping[str, str] = {}
+
+    def __init__(self) -> None:
+        self.bytes_up = self.bytes_down = self.messages = 0
+        self.facts: Mapping[str, Any] = facts(torch.device("cpu"))
+
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
+        """Nothing is ever sent.
+
+        Raises:
+            Unsupported: always.
+        """
+        raise Unsupported("the device is computed in this process: there is nobody to send anything to")
+
+    def renew(self) -> None:
+        """There is nothing to renew."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class NoRecorder:
+    """Handler of the native device where nothing is recorded."""
+
+    mode = Mode.LOCAL
+    failed = False
+
+    def __init__(self, native: Any, remote: NoRemote) -> None:
+        self.native, self.remote = native, remote
+        self.counters = Counters()
+
+    def query(self) -> None:
+        """A device query of the program costs nothing."""

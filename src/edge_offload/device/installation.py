@@ -1,0 +1,289 @@
+"""Putting the virtual CUDA device into this process: load the guard, import torch, install kernels and surface.
+
+Order matters: the guard must be in the process before torch is imported. :func:`preload` does that part and
+:func:`install` the rest; the launcher (``edge-offload exec``) calls both around the program's own ``import torch``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+from typing import Any, Callable, Dict, List, Optional
+
+from edge_offload.device import connect
+from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Unsupported
+from edge_offload.mode import Mode, parse_mode
+from edge_offload.native import build
+from edge_offload.outputs import write_text
+
+#: Environment variable of releases that had a second device, in pure Python; ``native`` is what there is now.
+CHOICE, NATIVE = "EDGE_OFFLOAD_DEVICE", "native"
+MODES = (Mode.PER_OP, Mode.CACHED, Mode.LAZY, Mode.REPLAY)
+MakeRecorder = Callable[[Any, Any, Mode], Any]
+_installed: Optional[Installed] = None
+
+
+class Installed:
+    """What :func:`install` made: the native module, the recorder, and the connection to the server."""
+
+    def __init__(self, native: Any, recorder: Any, remote: Any, limit: Callable[[], None]) -> None:
+        self.native = native
+        self.recorder = recorder
+        self.remote = remote
+        self._limit = limit
+
+    def switch(self, mode: Mode) -> None:
+        """Go on in another mode; what the device holds stays.
+
+        Raises:
+            BadInput: not one of :data:`MODES`, or the device is computed in this process.
+        """
+        if self.recorder.mode is Mode.LOCAL:
+            raise BadInput(f"mode {mode}: this process computes the device", remedy="start the program with --server")
+        _check_mode(mode)
+        self.native.synchronize()
+        self.native.expect(-1)
+        self.native.per_call(mode in (Mode.PER_OP, Mode.CACHED))
+        self.recorder.switch(mode)
+
+    def write_tally(self, path: str) -> None:
+        """Write what the program has cost so far as JSON."""
+        counters = self.recorder.counters
+        figures = {
+            "round_trips": counters.round_trips, "rpcs": counters.messages, "segments": counters.segments,
+            "ops": self.native.counters()["calls"], "bytes_up": self.remote.bytes_up,
+            "bytes_down": self.remote.bytes_down,
+        }  # fmt: skip
+        torches = getattr(self.remote, "torches", "")
+        keep_tally(path, {**figures, **({"two_torches": torches} if torches else {})})
+
+    def reconnect(self, remote: Any) -> None:
+        """Go on with another session. Tensors from before are lost: using one raises LinkLost."""
+        for _ in range(2):  # what was pending is dropped with the first; the second only asks where numbers are
+            with contextlib.suppress(EdgeOffloadError):
+                self.native.synchronize()
+        self.native.expect(-1)
+        self.recorder.reconnect(remote)
+        self.native.refuse(dict(remote.refused))
+        self.remote = remote
+        self._limit()
+
+
+def keep_tally(path: str, figures: Dict[str, Any]) -> None:
+    """Write what a program has cost; it ends while this runs, so that a full disk costs a line with the figures."""
+    text = json.dumps(figures)
+    try:
+        write_text(path, text)
+    except BadInput as error:
+        print(f"edge-offload exec: {error}; the tally is {text}", file=sys.stderr)
+
+
+def check_choice() -> None:
+    """Refuse a device that does not exist.
+
+    Raises:
+        BadInput: the environment asks for one.
+    """
+    wanted = os.environ.get(CHOICE, NATIVE)
+    if wanted not in ("", NATIVE):
+        raise BadInput(
+            f"{CHOICE}={wanted}: the virtual device is C++ only",
+            remedy=f"unset {CHOICE}; where there is no compiler: apt install g++",
+        )
+
+
+def preload() -> build.Libraries:
+    """Load the guard library, building it first if need be.
+
+    Raises:
+        BadInput: the environment asks for a device that does not exist.
+        Unsupported: torch is imported already or cannot be loaded, or there is no compiler to build with.
+    """
+    check_choice()
+    if "torch" in sys.modules:
+        raise Unsupported(
+            "the virtual device must be set up before torch is imported",
+            remedy="start the program with 'edge-offload exec'",
+        )
+    libraries = build.build()
+    build.load_torch()
+    ctypes.CDLL(str(libraries.guard), mode=ctypes.RTLD_GLOBAL)
+    return libraries
+
+
+def install(libraries: build.Libraries, remote: Any, mode: Mode, make: Optional[MakeRecorder] = None) -> Installed:
+    """Make ``cuda`` the virtual device in this process; torch must have been imported after :func:`preload`.
+
+    Args:
+        libraries: from :func:`preload`.
+        remote: where operators run (:class:`~edge_offload.device.remote.Remote`).
+        mode: one of per_op, cached, lazy, replay; with ``make`` the one that its recorder knows.
+        make: makes the recorder of the native module, the remote and the mode; the usual one without it.
+
+    Raises:
+        BadInput: another mode.
+    """
+    from edge_offload.replay.recorder import Recorder
+
+    if make is None:
+        _check_mode(mode)
+    native = _load_native(libraries)
+    recorder = (make or Recorder)(native, remote, mode)
+    native.install(recorder)
+    native.trust(operators_with_exact_shapes())
+    native.per_call(mode in (Mode.PER_OP, Mode.CACHED))
+    return _finish(native, recorder, remote)
+
+
+def install_here(libraries: build.Libraries, threads: int = 0) -> Installed:
+    """Make ``cuda`` a device that this process computes by itself (mode ``local``).
+
+    Args:
+        libraries: from :func:`preload`.
+        threads: torch's threads; 0 leaves them.
+    """
+    import torch
+
+    from edge_offload.device.in_process import NoRecorder, NoRemote
+    from edge_offload.execute.heap import keep_freed
+
+    keep_freed()  # as the executor process does that would compute otherwise
+    if threads:
+        torch.set_num_threads(threads)
+    native, remote = _load_native(libraries), NoRemote()
+    recorder = NoRecorder(native, remote)
+    native.compute_here(False)
+    native.install(recorder)
+    return _finish(native, recorder, remote)
+
+
+def _finish(native: Any, recorder: Any, remote: Any) -> Installed:
+    from edge_offload.device.surface import Surface
+
+    global _installed
+    native.refuse(dict(remote.refused))
+    if build.built_with_cuda():
+        _watch_extensions(native)
+    surface = Surface(native, recorder)
+    surface.apply()
+    _installed = Installed(native, recorder, remote, surface.driver.limit)
+    atexit.register(lambda: _installed.remote.close() if _installed is not None else None)
+    return _installed
+
+
+def _load_native(libraries: build.Libraries) -> Any:
+    loader = importlib.machinery.ExtensionFileLoader("edge_offload_device", str(libraries.device))
+    spec = importlib.util.spec_from_file_location("edge_offload_device", str(libraries.device), loader=loader)
+    assert spec is not None
+    native = importlib.util.module_from_spec(spec)
+    loader.exec_module(native)
+    importlib.import_module("edge_offload.ir.trace.composed")  # defines the operator that the device calls
+    return native
+
+
+def _watch_extensions(native: Any) -> None:
+    """Libraries that are loaded later (torchvision) bring CUDA kernels of their own, which must not run either."""
+    import torch
+
+    load, create = torch.ops.load_library, importlib.machinery.ExtensionFileLoader.create_module
+
+    def load_library(path: Any) -> Any:
+        loaded = load(path)
+        native.adopt()
+        return loaded
+
+    def create_module(self: Any, spec: Any) -> Any:
+        module = create(self, spec)
+        native.adopt()
+        return module
+
+    torch.ops.load_library = load_library  # type: ignore[method-assign]
+    importlib.machinery.ExtensionFileLoader.create_module = create_module  # type: ignore[method-assign]
+
+
+def _check_mode(mode: Mode) -> None:
+    if mode not in MODES:
+        raise BadInput(
+            f"mode {mode} does not run on the virtual device", remedy=f"use one of {', '.join(str(m) for m in MODES)}"
+        )
+
+
+def operators_with_exact_shapes() -> List[str]:
+    """Operators whose metadata is worked out here: their meta kernel is generated from the same code as the CPU's.
+
+    Those are the structured ones; meta kernels written in Python are approximations and not among them.
+    """
+    import torch
+
+    names = []
+    python_made = set(torch._meta_registrations._meta_lib_dont_use_me_use_register_meta._op_impls)
+    for name in torch._C._dispatch_get_all_op_names():
+        if not name.startswith("aten::"):
+            continue
+        has = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, name)
+        short = name[len("aten::") :]
+        if (
+            has("Meta")
+            and has("CPU")
+            and not has("CompositeExplicitAutograd")
+            and f"aten/{short}/Meta" not in python_made
+        ):
+            names.append(name)
+    return names
+
+
+def installed() -> Optional[Installed]:
+    """What :func:`install` made in this process, or None."""
+    return _installed
+
+
+def from_environment() -> Installed:
+    """Install as the launcher asked for in the environment (called once torch has been imported)."""
+    libraries = built_libraries()
+    settings = connect.Settings.from_environment(os.environ)
+    made = _install(libraries, settings, parse_mode(settings.mode))
+    if settings.tally:
+        atexit.register(made.write_tally, settings.tally)  # runs before the connection is closed
+    return made
+
+
+def built_libraries() -> build.Libraries:
+    """What the launcher built.
+
+    Raises:
+        Unsupported: it built nothing.
+    """
+    libraries = build.existing()
+    if libraries is None:
+        raise Unsupported("the native device has not been built", remedy="start the program with 'edge-offload exec'")
+    return libraries
+
+
+def _install(libraries: build.Libraries, settings: connect.Settings, mode: Mode) -> Installed:
+    """With the server of the settings over the link, or with what this machine computes."""
+    from edge_offload.device.remote import AbsentRemote, WorkerRemote
+
+    alone = mode is Mode.LOCAL
+    if settings.server and not alone:
+        if settings.absent == connect.LATER:
+            return install(libraries, AbsentRemote(), mode)
+        try:
+            remote = connect.connect(settings)
+        except LinkLost as error:
+            if settings.absent != connect.LOCAL:
+                raise
+            print(f"edge_offload: {error.cause}: everything is computed on this machine", file=sys.stderr)
+            alone = True
+        else:
+            return install(libraries, remote, mode)
+    if alone and settings.device == "cpu":
+        return install_here(libraries, settings.threads)
+    worker = WorkerRemote(settings.device, settings.threads)
+    return install(libraries, worker, Mode.LAZY if mode is Mode.LOCAL else mode)

@@ -1,0 +1,404 @@
+"""The virtual device over the encrypted link: what the launcher uses with ``--server``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+import torch
+
+from edge_offload.device.remote import Forgotten, known_facts
+from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
+from edge_offload.execute.fingerprint import two_torches
+from edge_offload.ir.trace.calls import Buffer
+from edge_offload.link.replies import LinkState, Reply
+from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.waiting import OnPart
+from edge_offload.protocol import payloads
+from edge_offload.protocol.arriving import Arriving
+from edge_offload.protocol.blobs import MAX_BLOB_BYTES, Named, digest
+from edge_offload.protocol.messages import Answer, parse_answer
+
+RUN, STAGE, HAVE, PUT, RESUME, END, SCHEMAS = (
+    "device.run", "device.stage", "device.have", "device.put", "device.resume", "device.end", "device.schemas",
+)  # fmt: skip
+PIECE = MAX_BLOB_BYTES
+#: Buffers that are likely to come again are looked for on the server from this size on.
+MIN_BLOB_BYTES = 16 << 10
+#: Bytes on the way at once; the server tells clients what it takes, and it takes more than this.
+MOST_UNDER_WAY = 40 << 20
+#: Seconds that a program may wait, before it goes on, for its message to leave.
+LET_GO_S = 0.02
+#: Most bytes of a decoded answer.
+MAX_ANSWER_BYTES = 4 << 30
+
+
+@dataclass
+class _Sent:
+    """A message that has not been answered: enough to send it again."""
+
+    number: int
+    buffers: List[Buffer]
+    coded: List[payloads.Coded]
+    keep: bool
+    give_up_s: float
+    answer: Arriving = field(default_factory=Arriving)
+    attempt: int = 0
+    parts: int = 0
+
+
+@dataclass
+class Weights:
+    """What became of the buffers that are likely to come again (bytes)."""
+
+    sent: int = 0
+    found: int = 0
+    began_s: float = 0.0
+    ended_s: float = 0.0
+
+
+@dataclass
+class Spent:
+    """Seconds since the last :meth:`reset`, over all messages; the two ways are off by at most ``clock_error_s``."""
+
+    encode_s: float = 0.0
+    uplink_s: float = 0.0
+    server_s: float = 0.0
+    downlink_s: float = 0.0
+    decode_s: float = 0.0
+    clock_error_s: float = 0.0
+
+    def reset(self) -> None:
+        """Count from here."""
+        self.encode_s = self.uplink_s = self.server_s = self.downlink_s = self.decode_s = self.clock_error_s = 0.0
+
+
+class LinkRemote:
+    """Sends the device's messages through a :class:`~edge_offload.link.transport.client.Client`.
+
+    Arrays are coded without loss, weights are sent once in the server's life, and buffers of more than :data:`PIECE`
+    bytes go ahead in pieces, since a message of the link is bounded.
+
+    When the connection breaks, the session goes on over the next one: messages are numbered, the server keeps the
+    answers that were not acknowledged, and what it did not get is sent again, so every message takes effect exactly
+    once. If that cannot be done within ``resume_s``, every later call raises LinkLost: what the program holds on the
+    device is gone. If the server has forgotten the session every later call raises Forgotten, until :meth:`renew`.
+
+    Args:
+        client: started.
+        timeout_s: longest wait for one answer.
+        resume_s: how long a broken connection may take to come back; 0 gives the session up at once.
+        codec: payload codec, both ways; ``auto`` is lossless.
+        on_weights: told of every upload of weights.
+        owns_client: whether :meth:`close` closes it.
+        refused: operators that are others on the server, each with the reason.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        timeout_s: float = 120.0,
+        resume_s: float = 30.0,
+        codec: str = "auto",
+        on_weights: Optional[Callable[[Weights], None]] = None,
+        owns_client: bool = True,
+        refused: Optional[Mapping[str, str]] = None,
+    ) -> None:
+        self.client = client
+        self.timeout_s = timeout_s
+        self.resume_s = resume_s
+        self.codec = codec
+        self.bytes_up = self.bytes_down = self.messages = self.resumed = self.parts = 0
+        self.weights = Weights()
+        self.spent = Spent()
+        self.session = os.urandom(16)
+        self.refused: Mapping[str, str] = refused or {}
+        self.facts = known_facts(client.welcome.get("gpu"))
+        self._owns_client = owns_client
+        self._on_weights = on_weights
+        self._lock = threading.Lock()
+        self._under_way: Dict[Future, int] = {}
+        self._unanswered: OrderedDict[int, _Sent] = OrderedDict()
+        self._lost: Optional[LinkLost] = None
+        self._resuming = False
+        self._closed = False
+        self._connection = client.counters["connections"]
+        self._fingerprint = client.welcome.get("fingerprint")
+
+    @property
+    def torches(self) -> str:
+        """What to do about another release of torch on the server, in one line; empty: the same one."""
+        return two_torches({"torch": torch.__version__}, self._fingerprint)
+
+    @property
+    def unanswered(self) -> int:
+        """Messages whose answer is not complete."""
+        return len(self._unanswered)
+
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
+        """See :class:`~edge_offload.device.remote.Remote`."""
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            began_s = time.monotonic()
+            coded, plain = ([], list(buffers)) if keep else payloads.encode(buffers, self.codec)
+            self.spent.encode_s += time.monotonic() - began_s
+            self.messages += 1
+            sent = _Sent(self.messages, plain, coded, keep, time.monotonic() + self.timeout_s)
+            self._unanswered[sent.number] = sent
+            if not self._resuming:
+                try:
+                    if self.resume_s and self._connection != self.client.counters["connections"]:
+                        raise LinkLost("the connection broke")  # it came back: is the session still there?
+                    self._transmit(sent)
+                except LinkLost as error:
+                    self._broken(error)
+            if self._lost is not None:
+                raise self._lost
+        self.client.let_go(LET_GO_S)
+        return sent.answer
+
+    def renew(self) -> None:
+        """See :class:`~edge_offload.device.remote.Remote`."""
+        with self._lock:
+            if self.client.welcome.get("fingerprint") != self._fingerprint:
+                raise LinkLost("the server that came back computes with another torch, processor or thread count")
+            self._end(LinkLost("this session is over"))
+            self.session, self.messages, self._lost = os.urandom(16), 0, None
+            self._under_way.clear()
+            self._connection = self.client.counters["connections"]
+
+    def close(self) -> None:
+        """End the session and the connection."""
+        self._closed = True
+        if self.client.state is LinkState.READY:
+            ended = self.client.request(END, {"session": self.session}, timeout_s=1.0)
+            if self._owns_client:
+                with contextlib.suppress(EdgeOffloadError, FutureTimeout):
+                    ended.result(1.0)
+        if self._owns_client:
+            self.client.close()
+
+    # -- sending; the lock is held
+
+    def _transmit(self, sent: _Sent) -> None:
+        sent.attempt += 1
+        parts: List[Any] = []
+        direct: List[Buffer] = []
+        blobs: List[memoryview] = []
+        named: List[bytes] = []
+        for index, buffer in enumerate(sent.buffers):
+            if isinstance(buffer, Named):
+                parts.append([buffer.nbytes, list(buffer.names)])
+                named += buffer.names
+                continue
+            view = memoryview(buffer).cast("B")
+            if sent.keep and view.nbytes >= MIN_BLOB_BYTES:
+                pieces = [view[start : start + PIECE] for start in range(0, view.nbytes, PIECE)]
+                parts.append([view.nbytes, [digest(piece) for piece in pieces]])
+                blobs += pieces
+            elif view.nbytes > PIECE:
+                parts.append([view.nbytes, None])
+                for start in range(0, view.nbytes, PIECE):
+                    self._ask(STAGE, sent, {"index": index, "offset": start, "total": view.nbytes},
+                              [view[start : start + PIECE]])  # fmt: skip
+            else:
+                parts.append(None)
+                direct.append(view)
+        if blobs:
+            self._offer(sent, blobs, [name for part in parts if part is not None and part[1] for name in part[1]])
+        for start in range(0, len(named), 256):
+            question = self._ask(HAVE, sent, {"names": named[start : start + 256]}, [])
+            if _result(question, self.timeout_s).body.get("missing") != []:
+                raise ProtocolError("weights that were on the server's disk are not there any more")
+        body: Dict[str, Any] = {"codec": self.codec, "coded": [list(item) for item in sent.coded], "ahead": True}
+        if any(part is not None for part in parts):
+            body["parts"] = parts
+        body["answered"] = next(iter(self._unanswered)) - 1
+        attempt = sent.attempt
+
+        def on_part(part: Dict[str, Any], buffers: Sequence[Buffer], size: int) -> None:
+            self._part(sent, attempt, part, buffers, size)
+
+        self._ask(RUN, sent, body, direct, on_part).add_done_callback(lambda done: self._finish(sent, attempt, done))
+
+    def _offer(self, sent: _Sent, blobs: List[memoryview], names: List[bytes]) -> None:
+        """Send those blobs that the server does not have."""
+        weights = self.weights
+        weights.began_s = weights.began_s or time.monotonic()
+        for start in range(0, len(blobs), 256):
+            question = self._ask(HAVE, sent, {"names": names[start : start + 256]}, [])
+            missing = _result(question, self.timeout_s).body.get("missing")
+            if not isinstance(missing, list) or not all(type(i) is int and 0 <= i < len(blobs) for i in missing):
+                raise ProtocolError("the server did not say which weights it has")
+            for i, blob in enumerate(blobs[start : start + 256]):
+                if i in missing:
+                    self._ask(PUT, sent, {"name": names[start + i]}, [blob])
+                    weights.sent += blob.nbytes
+                else:
+                    weights.found += blob.nbytes
+                weights.ended_s = time.monotonic()
+                if self._on_weights is not None:
+                    self._on_weights(weights)
+
+    def _ask(
+        self, kind: str, sent: _Sent, body: Dict[str, Any], buffers: Sequence[Buffer], on_part: Optional[OnPart] = None
+    ) -> Future:
+        size = sum(memoryview(buffer).nbytes for buffer in buffers)
+        while self._under_way and sum(self._under_way.values()) + size > MOST_UNDER_WAY:
+            done, _ = wait(list(self._under_way), self.timeout_s, FIRST_COMPLETED)
+            if not done:
+                raise LinkLost(f"the server took nothing for {self.timeout_s:g} s")
+            self._take(done)
+        body = {**body, "session": self.session, "number": sent.number}
+        future = self.client.request(kind, body, buffers, timeout_s=self.timeout_s, on_part=on_part)
+        self._under_way[future] = size
+        if kind in (STAGE, PUT):
+            future.add_done_callback(self._count)
+        self._take([item for item in self._under_way if item.done() and item is not future])
+        return future
+
+    def _take(self, finished: Any) -> None:
+        for item in finished:
+            self._under_way.pop(item)
+
+    # -- answers; the link's thread
+
+    def _count(self, done: Future) -> None:
+        if done.exception() is None:
+            transfer = done.result().transfer
+            self.bytes_up += transfer.bytes_up
+            self.bytes_down += transfer.bytes_down
+
+    def _part(self, sent: _Sent, attempt: int, body: Dict[str, Any], buffers: Sequence[Buffer], size: int) -> None:
+        """What was computed early, ahead of the answer; after a break it may come again."""
+        if sent.attempt != attempt or sent.answer.done():
+            return
+        self.bytes_down += size
+        if body.get("part") != sent.parts:
+            return  # of one that lacks a part, the answer says how many there were
+        try:
+            answer = self._decoded(body, buffers)
+        except EdgeOffloadError as malformed:
+            self._unanswered.pop(sent.number, None)
+            sent.answer.set_exception(malformed)
+            return
+        sent.parts += 1
+        self.parts += 1
+        sent.answer.add(answer)
+
+    def _decoded(self, body: Dict[str, Any], buffers: Sequence[Buffer]) -> Answer:
+        began_s = time.monotonic()
+        answer = parse_answer(payloads.decode(body.get("coded"), buffers, MAX_ANSWER_BYTES))
+        self.spent.decode_s += time.monotonic() - began_s
+        return answer
+
+    def _finish(self, sent: _Sent, attempt: int, done: Future) -> None:
+        if sent.attempt != attempt or sent.answer.done():
+            return
+        error = done.exception()
+        if isinstance(error, LinkLost):
+            # in a thread of its own: the lock may be held by whoever waits for this very thread
+            threading.Thread(target=self._broken_later, args=(error,), name="edge_offload-resume", daemon=True).start()
+            return
+        self._unanswered.pop(sent.number, None)
+        if error is not None:
+            sent.answer.set_exception(error)
+            return
+        self._count(done)
+        reply: Reply = done.result()
+        spent, transfer = self.spent, reply.transfer
+        spent.uplink_s += transfer.uplink_s
+        spent.server_s += max(0.0, transfer.server_sent_s - transfer.server_received_s)
+        spent.downlink_s += transfer.downlink_s
+        spent.clock_error_s = max(spent.clock_error_s, transfer.clock_error_s)
+        try:
+            if reply.body.get("parts", 0) != sent.parts:
+                raise ProtocolError("a part of an answer is missing")
+            sent.answer.complete(self._decoded(reply.body, reply.buffers))
+        except EdgeOffloadError as malformed:
+            sent.answer.set_exception(malformed)
+
+    # -- a connection that broke
+
+    def _broken_later(self, error: LinkLost) -> None:
+        with self._lock:
+            self._broken(error)
+
+    def _broken(self, error: LinkLost) -> None:
+        """Go on over the next connection, or end the session; the lock is held, and is let go of while waiting."""
+        if self._resuming or self._lost is not None:
+            return
+        if not self.resume_s or self._closed:
+            return self._end(error)
+        self._resuming = True
+        deadline_s = time.monotonic() + self.resume_s
+        try:
+            while time.monotonic() < deadline_s:
+                try:
+                    self._lock.release()
+                    try:
+                        self.client.wait_ready(max(0.01, deadline_s - time.monotonic()))
+                    finally:
+                        self._lock.acquire()
+                    self._again()
+                    self.resumed += 1
+                    return
+                except Forgotten as known:
+                    return self._end(known)
+                except LinkLost:
+                    time.sleep(0.05)
+            self._end(
+                LinkLost(
+                    f"{error.cause}; the connection did not come back within {self.resume_s:g} s ({self.client.cause})",
+                    remedy="start the program again when there is a server, or let it wait longer (exec --resume)",
+                )
+            )
+        except EdgeOffloadError as fatal:
+            self._end(
+                fatal if isinstance(fatal, LinkLost) else LinkLost(f"{error.cause}; {fatal.cause}", remedy=fatal.remedy)
+            )
+        finally:
+            self._resuming = False
+
+    def _again(self) -> None:
+        """Everything that was not answered, on a new connection."""
+        self._under_way.clear()
+        connection = self.client.counters["connections"]
+        reply = _result(
+            self.client.request(RESUME, {"session": self.session}, timeout_s=self.timeout_s), self.timeout_s
+        )
+        if not reply.body.get("known") and self.messages > len(self._unanswered):
+            raise Forgotten(
+                "the server was restarted or has given this session up, and has forgotten it: "
+                "what the program had on the device is gone",
+                remedy="start the program again: its weights are on the server's disk and are not sent again",
+            )
+        self._connection = connection
+        for sent in list(self._unanswered.values()):
+            if time.monotonic() > sent.give_up_s:
+                raise ProtocolError(f"no answer within {self.timeout_s:g} s")
+            self._transmit(sent)
+
+    def _end(self, error: LinkLost) -> None:
+        self._lost = error
+        waiting = list(self._unanswered.values())
+        self._unanswered.clear()
+        for sent in waiting:
+            if not sent.answer.done():
+                sent.answer.set_exception(error)
+
+
+def _result(future: Future, timeout_s: float) -> Reply:
+    try:
+        reply: Reply = future.result(timeout_s + 1.0)
+    except FutureTimeout:
+        raise LinkLost(f"no answer within {timeout_s:g} s") from None
+    return reply

@@ -1,0 +1,210 @@
+"""How the virtual device reaches an executor: one small protocol, in this process or in a child process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence
+
+from edge_offload.errors import LinkLost, ProtocolError
+from edge_offload.execute.heap import of_executor
+from edge_offload.execute.session.serve import serve
+from edge_offload.ir.trace.calls import Buffer
+from edge_offload.protocol.arriving import Arriving
+from edge_offload.protocol.channel import Channel
+from edge_offload.protocol.messages import Answer, parse_answer
+
+_NUMBERS = ("total_memory", "major", "minor", "multi_processor_count")
+
+
+def known_facts(said: Any) -> Dict[str, Any]:
+    """What the other side says of its device, if it is well formed; else nothing."""
+    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+        return {}
+    if not all(type(said.get(name)) is int and 0 <= said[name] < 1 << 62 for name in _NUMBERS):
+        return {}
+    return {"name": said["name"][:200], **{name: said[name] for name in _NUMBERS}}
+
+
+class Forgotten(LinkLost):
+    """There is a server, but it knows nothing of the session: what the program had on the device is not there."""
+
+
+class Remote(Protocol):
+    """Sends messages in order; each answer arrives in a Future, perhaps in parts.
+
+    ``bytes_up`` and ``bytes_down`` count what travels.
+
+    ``refused``: operators that are others where it leads, each with the reason. ``facts``: what the device there is
+    (:func:`edge_offload.execute.devices.facts`); empty when it is not known.
+    """
+
+    bytes_up: int
+    bytes_down: int
+    messages: int
+    refused: Mapping[str, str]
+    facts: Mapping[str, Any]
+
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
+        """Send one message (see :mod:`edge_offload.protocol.messages`); the Future may fail with LinkLost.
+
+        ``keep``: what its buffers hold (weights) is likely to be sent again when the program next starts.
+        """
+        ...
+
+    def renew(self) -> None:
+        """After Forgotten: go on with a session that knows nothing.
+
+        Raises:
+            EdgeOffloadError: that cannot be.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the session."""
+        ...
+
+
+class AbsentRemote:
+    """No session yet: for programs that start without their server and reconnect when it is there."""
+
+    bytes_up = bytes_down = messages = 0
+    refused: Mapping[str, str] = {}
+    facts: Mapping[str, Any] = {}
+
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
+        raise LinkLost("the virtual device has no server yet")
+
+    def renew(self) -> None:
+        """Such a session is not forgotten.
+
+        Raises:
+            LinkLost: always.
+        """
+        raise LinkLost("there is no other session")
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class InProcessRemote:
+    """Runs messages at once in this process: for tests, and as the reference for what a transport must do."""
+
+    refused: Mapping[str, str] = {}
+    facts: Mapping[str, Any] = {}
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.bytes_up = self.bytes_down = self.messages = 0
+
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
+        self.messages += 1
+        self.bytes_up += sum(len(memoryview(buffer).cast("B")) for buffer in buffers)
+        answer = Arriving()
+
+        def received(replies: List[Buffer]) -> Answer:
+            self.bytes_down += sum(len(memoryview(buffer).cast("B")) for buffer in replies)
+            return parse_answer(replies)
+
+        def ahead(part: List[Buffer]) -> None:
+            answer.add(received(part))
+
+        answer.complete(received(serve(self.session, [bytes(buffer) for buffer in buffers], ahead)))
+        return answer
+
+    def renew(self) -> None:
+        """Such a session is not forgotten.
+
+        Raises:
+            LinkLost: always.
+        """
+        raise LinkLost("there is no other session")
+
+    def close(self) -> None:
+        self.session = None
+
+
+class WorkerRemote:
+    """An executor process of our own (see :mod:`edge_offload.execute.session.worker`), reached over a socket pair.
+
+    Args:
+        device: where it computes, ``cpu`` or ``cuda``.
+        threads: torch threads; 0 leaves torch's choice.
+    """
+
+    refused: Mapping[str, str] = {}
+    facts: Mapping[str, Any] = {}
+
+    def __init__(self, device: str = "cpu", threads: int = 0, start_timeout_s: float = 240.0) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "edge_offload.execute.session.worker", str(theirs.fileno())]
+        command += ["--device", device, "--threads", str(threads)]
+        self.process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], env=of_executor(os.environ), stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+        self.bytes_up = self.bytes_down = self.messages = 0
+        self._channel = Channel(ours)
+        self._lock = threading.Lock()
+        self._waiting: Dict[int, Arriving] = {}
+        self._lost: Optional[Exception] = None
+        ours.settimeout(start_timeout_s)
+        try:
+            ready, _ = self._channel.receive()
+            self.facts = known_facts(ready.get("gpu"))
+        except LinkLost as error:
+            self.process.kill()
+            self.process.wait()
+            raise LinkLost(f"the executor process did not start: {error}") from None
+        ours.settimeout(None)
+        self._thread = threading.Thread(target=self._receive, name="edge_offload-executor", daemon=True)
+        self._thread.start()
+
+    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
+        answer = Arriving()
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            self.messages += 1
+            number = self.messages
+            self._waiting[number] = answer
+        self.bytes_up += self._channel.send({"id": number, "parts": True}, buffers)
+        return answer
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                header, buffers = self._channel.receive()
+                self.bytes_down += sum(len(buffer) for buffer in buffers)
+                answer = parse_answer(buffers)
+                with self._lock:
+                    ahead = "part" in header
+                    waiting = self._waiting[header["id"]] if ahead else self._waiting.pop(header["id"])
+                (waiting.add if ahead else waiting.complete)(answer)
+        except (LinkLost, ProtocolError) as error:
+            code = self.process.poll()
+            reason = LinkLost(f"{error}" + (f", exit code {code}" if code is not None else ""))
+            with self._lock:
+                self._lost = reason
+                left, self._waiting = list(self._waiting.values()), {}
+            for waiting in left:
+                waiting.set_exception(reason)
+
+    def renew(self) -> None:
+        """Such a session is not forgotten.
+
+        Raises:
+            LinkLost: always.
+        """
+        raise LinkLost("there is no other session")
+
+    def close(self) -> None:
+        self._channel.close()
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

@@ -1,0 +1,1 @@
+"""One session of the virtual device: storages, compiled programs, speculation with an undo log, and its process."""

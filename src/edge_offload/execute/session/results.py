@@ -1,0 +1,47 @@
+"""What a tensor that a call returned is to the client: a new storage, a view of one that it knows, or an operand."""
+
+from __future__ import annotations
+
+from typing import List, Optional
+
+import torch
+
+from edge_offload.ir.trace.calls import ALIAS, ARGUMENT, NEW, UNDEFINED, Entry, Result, Slot, layout_of
+from edge_offload.ir.trace.keys import DTYPE_NUMBERS
+from edge_offload.ir.trace.segments import CallFailed
+
+
+def classify(
+    entry: Entry, tensor: Optional[torch.Tensor], tensors: List[torch.Tensor], slots: List[Slot], new: List[Slot]
+) -> Result:
+    """What ``tensor`` is, which ``entry`` returned for the operands ``tensors`` in the storages ``slots``.
+
+    A storage that is new is added to ``new``, which has those of its earlier results.
+
+    Raises:
+        CallFailed: such a result is not supported.
+    """
+    if tensor is None:
+        return Result(UNDEFINED)
+    if (
+        tensor.layout != torch.strided
+        or tensor.is_nested
+        or tensor.dtype not in DTYPE_NUMBERS
+        or tensor.device.type != entry.device.type
+    ):  # fmt: skip
+        what = f"a {tensor.dtype} {tensor.layout} result of {entry.name} is not supported on the device"
+        raise CallFailed(entry.name, NotImplementedError(f"{what} (edge_offload)"))
+    storage = tensor.untyped_storage()
+    layout = layout_of(tensor)
+    for i, operand in enumerate(tensors):
+        if operand is tensor:
+            return Result(ARGUMENT, i, layout, storage.nbytes())
+    for i, slot in enumerate(slots):
+        if slot.storage._cdata == storage._cdata:
+            return Result(ALIAS, entry.parsed.storages[i], layout, storage.nbytes())
+    distinct = len(set(entry.parsed.storages))
+    for i, slot in enumerate(new):
+        if slot.storage._cdata == storage._cdata:
+            return Result(ALIAS, distinct + i, layout, storage.nbytes())
+    new.append(Slot(storage, tensor))
+    return Result(NEW, 0, layout, storage.nbytes())

@@ -1,0 +1,83 @@
+"""What a session does with one message: define, settle, run, run ahead, and answer."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from edge_offload.errors import EdgeOffloadError, ProtocolError
+from edge_offload.execute.session.session import DeviceSession
+from edge_offload.ir.trace.calls import Buffer
+from edge_offload.ir.trace.segments import CallFailed, Outcome
+from edge_offload.protocol.messages import answer_to_wire, parse_message, storage_bytes
+
+#: Of one answer, what is sent in parts ahead of the rest: it is kept for a repetition until the answer is acknowledged.
+MAX_LEFT_BYTES = 256 << 20
+
+
+def serve(
+    session: DeviceSession, buffers: Sequence[Buffer], ahead: Optional[Callable[[List[Buffer]], None]] = None
+) -> List[Buffer]:
+    """Do what one message asks; returns the buffers of the answer. Errors of the session become part of it.
+
+    What the client has dropped is there until the next message, or :meth:`DeviceSession.sweep`.
+
+    ``ahead`` is given parts of the answer while the rest is computed, up to MAX_LEFT_BYTES of what is read; what is
+    returned is what they lack.
+    """
+    outcomes: List[Outcome] = []
+    ran: List[Tuple[int, int, Outcome]] = []
+
+    left = 0
+
+    def leave() -> None:
+        nonlocal left
+        read = [outcome.tensor for outcome in (*outcomes, *(item[-1] for item in ran))]
+        size = sum(tensor.nbytes for tensor in read if tensor is not None)
+        if ahead is not None and left + size <= MAX_LEFT_BYTES:
+            left += size
+            ahead(answer_to_wire(outcomes, ran))
+            del outcomes[:], ran[:]
+
+    session.sweep()
+    session.returned = 0
+    error: Optional[Dict[str, Any]] = None
+    freed: List[int] = []
+    fetched: List[Buffer] = []
+    try:
+        message = parse_message(buffers)
+        freed = message.freed
+        session.unused = message.unused
+        if message.accepted is not None:
+            session.settle(message.accepted)
+        if message.forget:
+            session.forget()
+        if message.entries and message.first_entry != len(session.entries):
+            raise ProtocolError(f"calls from {message.first_entry} are defined, but {len(session.entries)} are known")
+        for entry in message.entries:
+            session.define_entry(*entry)
+        for number, words in message.segments:
+            session.define_segment(number, words)
+        for number, node in message.nodes:
+            session.ahead.define(number, node)
+        if message.course is not None:
+            session.ahead.take(message.course)
+        for index, step in enumerate(message.steps):
+            outcomes.append(session.run(step, speculative=index >= message.speculative_from))
+        if message.course is not None:
+            before = (message.steps[-1], outcomes[-1]) if outcomes else None
+            with torch.inference_mode():
+                for item in session.ahead.run(message.course, before, leave):
+                    ran.append(item)
+        for number in message.fetch:
+            storage = session.slot(number).storage
+            session.bring_back(storage.nbytes())
+            fetched.append(storage_bytes(storage))
+    except CallFailed as failure:
+        error = {"operator": failure.operator, "kind": failure.kind, "text": failure.text}
+    except EdgeOffloadError as failure:
+        error = {"operator": "", "kind": type(failure).__name__, "text": str(failure)}
+    session.unused = tuple
+    session.leaving = freed  # not yet: a storage may be dropped after its last use in these very steps
+    return answer_to_wire(outcomes, ran, fetched, error)

@@ -1,0 +1,183 @@
+"""The server's half of the virtual device: calls by entry, segments of them, run in order on its storages.
+
+One :class:`DeviceSession` belongs to one client. Steps run in the order in which they arrive. A speculative step keeps
+a journal of what it overwrites, so that it can be undone when the client turns out to have done something else.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Tuple, Union
+from weakref import WeakKeyDictionary
+
+import torch
+
+from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
+from edge_offload.execute.session.compiler import compile_segment
+from edge_offload.execute.session.limits import Limits
+from edge_offload.execute.session.program import Program
+from edge_offload.execute.session.speculative import Ahead
+from edge_offload.execute.session.storages import Storages
+from edge_offload.execute.session.undo import Undo
+from edge_offload.ir.trace.calls import Entry, Slot
+from edge_offload.ir.trace.segments import Outcome, Segment, Step, StepSignature
+
+#: So often is one segment compiled: one whose operands keep changing is run call by call.
+MAX_PROGRAMS = 4
+
+
+@dataclass
+class _Compiled:
+    """What a segment was compiled to for steps of one signature, that of the step which came last, and how often."""
+
+    program: Optional[Program] = None
+    made_for: Optional[StepSignature] = None
+    seen: Optional[StepSignature] = None
+    times: int = 0
+
+
+class DeviceSession(Storages):
+    """Storages, entries and segments of one client, on ``device``.
+
+    Args:
+        running: memory in which it leaves the name of the operator that is running, for whoever looks after a crash.
+    """
+
+    def __init__(
+        self, device: Union[str, torch.device] = "cpu", limits: Optional[Limits] = None,
+        running: Optional[mmap.mmap] = None,
+    ) -> None:  # fmt: skip
+        super().__init__(device, limits, running)
+        self.entries: List[Union[Entry, EdgeOffloadError]] = []
+        self.segments: Dict[int, Union[Segment, EdgeOffloadError]] = {}
+        self._compiled: WeakKeyDictionary[Segment, _Compiled] = WeakKeyDictionary()
+        self.ahead = Ahead(self, self)
+
+    # -- definitions
+
+    def forget(self) -> None:
+        """Drop all calls, segments and nodes; storages stay."""
+        self.entries.clear()
+        self.segments.clear()
+        self.ahead.forget()
+
+    def define_entry(self, name: str, key: bytes, claimed: Optional[List[Any]] = None, schema: int = 0) -> None:
+        """Add a call; its number is the count of those before it. One that is refused raises when it is run.
+
+        What is malformed keeps its number too, or the calls after it would be taken for others.
+        """
+        if len(self.entries) >= self.limits.entries:
+            raise BadInput("the session defines too many distinct calls")
+        try:
+            self.entries.append(Entry(name, key, self.device, claimed, schema))
+        except EdgeOffloadError as error:
+            self.entries.append(error)
+
+    def define_segment(self, number: int, words: bytes) -> None:
+        """Add a segment from its canonical form: per call the entry, then the canonical number of each reference.
+
+        One that is malformed raises when it is run.
+        """
+        if len(self.segments) >= self.limits.segments or len(words) % 4 or len(words) // 4 > self.limits.words:
+            raise BadInput("the session defines too many or too long segments")
+        try:
+            self.segments[number] = self._segment(number, struct.unpack(f"<{len(words) // 4}I", words))
+        except EdgeOffloadError as error:
+            self.segments[number] = error
+
+    def _segment(self, number: int, values: Tuple[int, ...]) -> Segment:
+        segment = Segment()
+        position = 0
+        while position < len(values):
+            if values[position] >= len(self.entries):
+                raise ProtocolError(f"segment {number} uses call {values[position]}, which is not defined")
+            entry = self.entries[values[position]]
+            if isinstance(entry, EdgeOffloadError):
+                raise entry
+            stop = position + 1 + len(entry.parsed.storages)
+            if stop > len(values):
+                raise ProtocolError(f"segment {number} ends inside a call")
+            segment.add(entry, values[position + 1 : stop])
+            position = stop
+        segment.finish()
+        return segment
+
+    # -- running
+
+    def run(self, step: Step, speculative: bool = False, segment: Optional[Segment] = None) -> Outcome:
+        """Run one step, remembering how to undo it if it is ``speculative``; ``segment`` in place of the step's own.
+
+        Raises:
+            CallFailed: an operator raised. What ran before it has taken effect.
+            ProtocolError, BadInput: the step does not fit what the session holds.
+        """
+        found = segment if segment is not None else self.segments.get(step.segment)
+        if found is None:
+            raise ProtocolError(f"segment {step.segment} is not defined")
+        if isinstance(found, EdgeOffloadError):
+            raise found
+        segment = found
+        compiled = self._program(segment, step)
+        if compiled is not None:
+            live = [number for _, number in step.live]
+            return compiled.run(self, step.base, 0, (), step.payloads, live, speculative)[0]
+        self.check_room(0)
+        undo: Optional[Undo] = None
+        with torch.inference_mode():
+            if speculative:
+                known = dict(step.live)
+                written = [self.slot(known[canonical]) for canonical in segment.written if canonical in known]
+                undo = self.journal(written, segment.random)
+            return self._run(segment, step, undo)
+
+    def _program(self, segment: Segment, step: Step) -> Optional[Program]:
+        """What the segment was compiled to, or is now because such a step comes for the second time."""
+        like = step.signature()
+        found = self._compiled.setdefault(segment, _Compiled())
+        if found.program is not None and found.made_for == like:
+            return found.program
+        if found.seen != like or found.times >= MAX_PROGRAMS:
+            found.seen = like
+            return None
+        found.times += 1
+        found.program, found.made_for = compile_segment(segment, step), like
+        return found.program
+
+    def _run(self, segment: Segment, step: Step, undo: Optional[Undo]) -> Outcome:
+        slots: Dict[int, Slot] = {canonical: self.slot(number) for canonical, number in step.live}
+        following, storage, number_at, payload_at = segment.first_new, step.base, 0, 0
+        outcome, described = Outcome(), {}
+        dead = frozenset(step.dead)
+        final = len(segment.calls) - 1
+        new: List[Slot]
+        for index, (entry, references, least) in enumerate(segment.calls):
+            if following < least:
+                following = least
+            try:
+                used = [slots[canonical] for canonical in references]
+            except KeyError as error:
+                raise ProtocolError(f"segment {step.segment} uses value {error} before it exists") from None
+            numbers = step.numbers[16 * number_at : 16 * (number_at + entry.number_count)]
+            hosts = step.payloads[payload_at : payload_at + entry.host_count]
+            number_at += entry.number_count
+            payload_at += entry.host_count
+            last, wanted = index == final, index in step.wanted
+            new, outcome = self.call(entry, used, numbers, hosts, outcome, wanted or (last and step.describe))
+            if wanted and outcome.results is not None:
+                described[index] = outcome.results
+            if not last:
+                outcome.results = None
+            for slot in new:
+                if following in slots:
+                    raise ProtocolError(f"segment {step.segment} makes value {following} twice")
+                slots[following] = slot
+                if following not in dead:
+                    self.keep(storage, slot, undo)
+                following, storage = following + 1, storage + 1
+            for canonical in segment.last_used.get(index, ()):
+                if canonical in dead:
+                    del slots[canonical]
+        outcome.described, outcome.grown = described, storage - step.base
+        return outcome

@@ -1,0 +1,296 @@
+"""The server runs ahead: along a course, from outcome to outcome, as far as it is sure of the way."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import OrderedDict
+from typing import Callable, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple, Union
+
+from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
+from edge_offload.execute.session.compiler import compile_node, unchanged
+from edge_offload.execute.session.limits import Limits
+from edge_offload.execute.session.pacer import Departures
+from edge_offload.execute.session.program import Program
+from edge_offload.execute.session.storages import Storages
+from edge_offload.ir.trace.calls import Buffer, Entry
+from edge_offload.ir.trace.keys import integer_offsets, integers_of
+from edge_offload.ir.trace.segments import Outcome, Segment, Step
+from edge_offload.ir.trace.symbols import Formula, Kind, evaluate, facts_of
+from edge_offload.ir.trace.trace_graph import MAX_AHEAD, MAX_PAYLOAD, Course, Node, follow
+
+#: Distinct calls and segments, made from nodes, that are kept for the next time.
+MAX_CALLS = 4096
+MAX_SEGMENTS = 128
+#: What the host reads leaves at once if what comes after it took at least so long the last time (seconds).
+LEAST_PAUSE_S = 2e-3
+
+
+class RunsSteps(Protocol):
+    """What runs the steps of the nodes: a :class:`~edge_offload.execute.session.session.DeviceSession`."""
+
+    entries: List[Union[Entry, EdgeOffloadError]]
+    segments: Dict[int, Union[Segment, EdgeOffloadError]]
+    limits: Limits
+
+    def run(self, step: Step, speculative: bool = False, segment: Optional[Segment] = None) -> Outcome:
+        """Run one step."""
+
+
+class Ahead:
+    """The nodes that one client has defined, run on its session."""
+
+    def __init__(self, session: RunsSteps, storages: Storages) -> None:
+        self.session = session
+        self._storages = storages
+        self.nodes: Dict[int, Node] = {}
+        self._calls: OrderedDict[Tuple[int, Tuple[Tuple[int, int], ...]], Entry] = OrderedDict()
+        self._segments: OrderedDict[Tuple[int, Tuple[int, ...]], Segment] = OrderedDict()
+        self._plain: Dict[int, Tuple[List[int], Segment]] = {}
+        self._programs: Dict[int, Optional[Program]] = {}  # None: there cannot be one
+        self._tails: Dict[int, Tuple[List[int], List[Tuple[int, Formula]]]] = {}
+        self._pauses: Dict[int, float] = {}  # from what a node returned to what was read next, or to the end
+        self._spans: Dict[int, float] = {}  # how long it took, from a node to the end
+        self._ways: List[Tuple[int, Dict[Optional[Kind], int]]] = []  # of the latest course: nodes and what follows
+        self._uploads: List[Optional[bytes]] = []  # what its first node got, None where that is long
+        self._given: Optional[List[Buffer]] = None  # what it gets in the course that is taken
+
+    def forget(self) -> None:
+        """Drop all nodes."""
+        self.nodes.clear()
+        self._calls.clear()
+        self._segments.clear()
+        self._plain.clear()
+        self._programs.clear()
+        self._tails.clear()
+        self._pauses.clear()
+        self._spans.clear()
+        self._ways = []
+        self._uploads = []
+
+    def take(self, course: Course) -> None:
+        """``course`` is the one that will be run next.
+
+        Raises:
+            ProtocolError: it refers to one before it, of which there is none, or leaves it.
+        """
+        if course.nodes is not None:
+            self._ways = [(number, dict(edges)) for number, edges in course.nodes]
+        elif not self._ways or any(node >= len(self._ways) for _, node in course.first):
+            raise ProtocolError("a course is said to be like the one before, but there is no such one")
+        self._given = None
+        if course.payloads is not None:
+            known = self._uploads + [None] * len(course.payloads)
+            given = [before if item is None else item for item, before in zip(course.payloads, known)]
+            self._given = [item for item in given if item is not None]
+            if len(self._given) < len(given):
+                raise ProtocolError("a course leaves out an upload that the one before has not")
+            sizes = [memoryview(item).nbytes for item in self._given]
+            self._uploads = [bytes(item) if size <= MAX_PAYLOAD else None for item, size in zip(self._given, sizes)]
+
+    def define(self, number: int, node: Node) -> None:
+        """Add a node, in place of the one that had this number."""
+        if len(self.nodes) >= self.session.limits.segments or len(node.words) > self.session.limits.words:
+            raise BadInput("the session defines too many or too long nodes")
+        self._plain.pop(number, None)
+        self._programs.pop(number, None)
+        self._tails.pop(number, None)
+        self._pauses.pop(number, None)
+        self._spans.pop(number, None)
+        if number in self.nodes:
+            for old in [key for key in self._segments if key[0] == number]:
+                del self._segments[old]
+        self.nodes[number] = node
+
+    def run(
+        self, course: Course, before: Optional[Tuple[Step, Outcome]], leave: Callable[[], None] = lambda: None
+    ) -> Iterator[Tuple[int, int, Outcome]]:
+        """Run along ``course`` (see :meth:`take`), after the step ``before`` if there is one; in order the index of the
+        node, its first new storage, and its outcome.
+
+        What cannot be run ends the run: the client will ask for it in another way, and gets the error then. ``leave``
+        is called when the host waits for what is there already, and what is computed next takes its time; now and then
+        where it waits for sizes alone.
+        """
+        since, base = list(course.since), course.base
+        kind: Kind = ()
+        if before is not None:
+            step, outcome = before
+            integers, kind = facts_of(outcome, self._last(self.session.segments[step.segment]))
+            since.append(integers)
+            base = step.base + outcome.grown
+        if base is None:
+            raise ProtocolError("a course without a beginning")
+        ways = self._ways
+        read = ~before[0].segment if before is not None else None
+        since_s, told, count = time.monotonic(), False, 0
+        index = follow(course.first, kind)
+        departures = Departures(self._spans, ways[index][0] if index is not None else -1, since_s)
+        payloads: Optional[Sequence[Buffer]] = self._given
+        reads = 0
+        seen: Dict[int, int] = {}
+        while index is not None and count < MAX_AHEAD:
+            if seen.setdefault(index, reads) != reads:
+                break  # once more around, after the host has read something: that is the next inference
+            if read is not None and not told and self._pauses.get(read, LEAST_PAUSE_S) >= LEAST_PAUSE_S:
+                leave()
+                told = True
+                departures.left(time.monotonic())
+            number, edges = ways[index]
+            try:
+                outcome, last = self._step(number, base, course.start, since, payloads)
+            except EdgeOffloadError:
+                break
+            count += 1
+            yield index, base, outcome
+            integers, kind = facts_of(outcome, last)
+            since.append(integers)
+            base += outcome.grown
+            payloads = None
+            if outcome.tensor is not None:
+                reads += 1
+                self._note_pause(read, since_s)
+                read, since_s, told = number, time.monotonic(), False
+            index = edges.get(kind, edges.get(None))
+            if index is not None and (outcome.results is not None or outcome.described):
+                now_s = time.monotonic()
+                if departures.due(now_s):
+                    leave()
+                    departures.left(now_s)
+        self._note_pause(read, since_s)
+        departures.ended(time.monotonic())
+
+    def _note_pause(self, read: Optional[int], since_s: float) -> None:
+        if read is not None:
+            self._pauses[read] = time.monotonic() - since_s
+
+    def _integers(self, number: int, since: List[Tuple[int, ...]]) -> Tuple[int, ...]:
+        """Those of the last call of a node."""
+        node = self._node(number)
+        if node.segment is not None:
+            return self._last(self.session.segments.get(node.segment))
+        found = self._tails.get(number)
+        if found is None:
+            indices, like = self._unchanged_of(number, node)
+            final = len(indices) - 1
+            offsets, _ = integer_offsets(like.calls[final][0].key)
+            place = {offset: position for position, offset in enumerate(offsets)}
+            holes = [(place.get(patch.offset, -1), patch.formula) for patch in node.patches if patch.call == final]
+            found = self._tails[number] = list(self._last(like)), [hole for hole in holes if hole[0] >= 0]
+        integers, holes = list(found[0]), found[1]
+        for position, formula in holes:
+            integers[position] = evaluate(formula, since)
+        return tuple(integers)
+
+    def _last(self, segment: Union[Segment, EdgeOffloadError, None]) -> Tuple[int, ...]:
+        """The integers of the last call of a segment."""
+        if not isinstance(segment, Segment) or not segment.calls:
+            raise ProtocolError("a segment without calls, or one that is not defined")
+        if segment.tail is None:
+            segment.tail = integers_of(segment.calls[-1][0].key)
+        return segment.tail
+
+    def _node(self, number: int) -> Node:
+        node = self.nodes.get(number)
+        if node is None:
+            raise ProtocolError(f"node {number} is not defined")
+        return node
+
+    def _step(
+        self, number: int, base: int, start: int, since: List[Tuple[int, ...]], payloads: Optional[Sequence[Buffer]]
+    ) -> Tuple[Outcome, Tuple[int, ...]]:
+        """The outcome of a node, and the integers of its last call."""
+        program = self._programs.get(number)
+        if program is not None:
+            return program.run(self._storages, base, start, since, payloads)
+        node = self._node(number)
+        own: Sequence[Buffer] = node.payloads if payloads is None else payloads
+        last = self._integers(number, since)
+        step = Step(
+            node.segment or 0, base, node.live_at(base, start), node.dead, node.numbers, list(own), node.describe,
+            frozenset(node.wanted),
+        )  # fmt: skip
+        if node.segment is None:
+            segment = self._segment(number, node, since)
+            outcome = self.session.run(step, speculative=True, segment=segment)
+            if number not in self._programs:
+                indices, like = self._plain[number]
+                self._programs[number] = compile_node(
+                    node, like, segment,
+                    lambda call, changes: self._changed(indices[call], like.calls[call][0], changes),
+                )  # fmt: skip
+            return outcome, last
+        outcome = self.session.run(step, speculative=True)
+        if number not in self._programs:
+            found = self.session.segments[node.segment]
+            assert isinstance(found, Segment)  # it has just run
+            self._programs[number] = compile_node(node, found, found, unchanged)
+        return outcome, last
+
+    def _segment(self, number: int, node: Node, since: List[Tuple[int, ...]]) -> Segment:
+        """The calls of ``node`` with the integers of this time."""
+        integers = tuple(node.integers_at(since))
+        found = self._segments.get((number, integers))
+        if found is not None:
+            self._segments.move_to_end((number, integers))
+            return found
+        changes: Dict[int, List[Tuple[int, int]]] = {}
+        for patch, value in zip(node.patches, integers):
+            changes.setdefault(patch.call, []).append((patch.offset, value))
+        indices, like = self._unchanged_of(number, node)
+        if any(call >= len(indices) for call in changes):
+            raise ProtocolError("a node changes a call that it has not")
+        segment = like.copy()
+        for call, changed in changes.items():
+            entry, references, least = segment.calls[call]
+            segment.calls[call] = self._changed(indices[call], entry, changed), references, least
+        self._segments[number, integers] = segment
+        while len(self._segments) > MAX_SEGMENTS:
+            self._segments.popitem(last=False)
+        return segment
+
+    def _unchanged_of(self, number: int, node: Node) -> Tuple[List[int], Segment]:
+        plain = self._plain.get(number)
+        if plain is None:
+            plain = self._plain[number] = self._unchanged(node)
+        return plain
+
+    def _unchanged(self, node: Node) -> Tuple[List[int], Segment]:
+        """The numbers of a node's calls, and the segment that they are with the integers of their definitions."""
+        entries = self.session.entries
+        indices: List[int] = []
+        segment = Segment()
+        segment.first_new = len(node.live)
+        position = 0
+        while position < len(node.words):
+            index = node.words[position]
+            entry = entries[index] if index < len(entries) else ProtocolError("a node uses a call that is not defined")
+            if isinstance(entry, EdgeOffloadError):
+                raise entry
+            stop = position + 1 + len(entry.parsed.storages)
+            if stop > len(node.words):
+                raise ProtocolError("a node ends inside a call")
+            segment.add(entry, node.words[position + 1 : stop])
+            indices.append(index)
+            position = stop
+        if not indices:
+            raise ProtocolError("a node has no calls")
+        segment.finish()
+        return indices, segment
+
+    def _changed(self, index: int, entry: Entry, changes: Sequence[Tuple[int, int]]) -> Entry:
+        """Call ``index`` of the session with other integers."""
+        named = (index, tuple(changes))
+        found = self._calls.get(named)
+        if found is None:
+            key = bytearray(entry.key)
+            for offset, value in changes:
+                if offset + 8 > len(key):
+                    raise ProtocolError("a node changes what lies outside a call")
+                struct.pack_into("<q", key, offset, value)
+            found = self._calls[named] = entry.changed(bytes(key))
+            while len(self._calls) > MAX_CALLS:
+                self._calls.popitem(last=False)
+        else:
+            self._calls.move_to_end(named)
+        return found

@@ -1,0 +1,267 @@
+"""What a program has on the device: storages by number, random generators, how to undo a step; and one call on them."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+
+import torch
+
+from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, RemoteError
+from edge_offload.execute.session.generators import Generators
+from edge_offload.execute.session.limits import Limits
+from edge_offload.execute.session.results import classify
+from edge_offload.execute.session.undo import Undo
+from edge_offload.ir.trace.calls import (
+    ALLOC,
+    ARGUMENT,
+    DOWNLOAD,
+    NEW,
+    RESIZE,
+    RESTORE,
+    STATE,
+    UPLOAD,
+    Buffer,
+    Entry,
+    Result,
+    Slot,
+    host_copy,
+    host_tensor,
+    plain_number,
+)
+from edge_offload.ir.trace.keys import GeneratorMarker, Operand
+from edge_offload.ir.trace.segments import CallFailed, Outcome
+
+
+class Storages:
+    """Storages of one client, on ``device``.
+
+    Args:
+        running: memory in which it leaves the name of the operator that is running, for whoever looks after a crash.
+
+    Attributes:
+        slots: storages by number; ``allocated``: their bytes.
+        leaving: numbers of storages to be freed when there is time.
+        unused: numbers of storages that may be freed at once where there is no room.
+        returned: bytes that the answer under way brings back so far.
+    """
+
+    def __init__(
+        self, device: Union[str, torch.device] = "cpu", limits: Optional[Limits] = None,
+        running: Optional[mmap.mmap] = None,
+    ) -> None:  # fmt: skip
+        self.device = torch.device(device)
+        self.limits = limits or Limits()
+        self.running = running
+        self.slots: Dict[int, Slot] = {}
+        self.allocated = 0
+        self.leaving: Sequence[int] = []
+        self.unused: Callable[[], Sequence[int]] = tuple
+        self.returned = 0
+        self._padded: Dict[str, bytes] = {}
+        self._generators = Generators(self.device)
+        self._journal: List[Undo] = []
+
+    # -- storages
+
+    def slot(self, number: int) -> Slot:
+        slot = self.slots.get(number)
+        if slot is None:
+            raise BadInput(
+                f"storage {number} does not exist: the call that should have made it failed, or it was freed"
+            )
+        return slot
+
+    def keep(self, number: int, slot: Slot, undo: Optional[Undo]) -> None:
+        if number in self.slots or len(self.slots) >= self.limits.storages:
+            raise ProtocolError(f"storage {number} exists already, or the session holds too many")
+        self.slots[number] = slot
+        self.allocated += slot.storage.nbytes()
+        if undo is not None:
+            undo.created.append(number)
+
+    def check_room(self, size: int) -> None:
+        """Raise OutOfMemory if ``size`` bytes more are too many, though all is freed that may be by now."""
+        self.make_room(size)
+        self.limits.check_held(self.allocated, size)
+
+    def make_room(self, size: int) -> None:
+        """Free what may be freed by now, if ``size`` bytes more do not fit."""
+        if self.allocated + size > self.limits.storage_bytes:
+            self.free(self.unused())
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the host reads of ``tensor``."""
+        self.bring_back(tensor.numel() * tensor.element_size())
+        return host_copy(tensor)
+
+    def bring_back(self, size: int) -> None:
+        """The answer under way gets ``size`` bytes more, or BadInput is raised."""
+        self.limits.check_answer(self.returned + size)
+        self.returned += size
+
+    def sweep(self) -> None:
+        """Free what is ``leaving``: nobody waits for that, so it is done when the answer has gone."""
+        leaving, self.leaving = self.leaving, []
+        self.free(leaving)
+
+    def free(self, storages: Sequence[int]) -> None:
+        """Forget storages; unknown numbers are ignored (they may have been undone)."""
+        for number in storages:
+            slot = self.slots.pop(number, None)
+            if slot is not None:
+                self.allocated -= slot.storage.nbytes()
+
+    # -- speculation
+
+    def journal(self, written: Sequence[Slot], random: bool) -> Undo:
+        """Remember how to undo the step that comes next, which writes to these storages, and perhaps draws numbers."""
+        undo = Undo()
+        self._journal.append(undo)
+        for slot in written:
+            undo.save(slot)
+        if random:
+            undo.generators = self._generators.states()
+        return undo
+
+    def settle(self, accepted: int) -> None:
+        """The client did the first ``accepted`` of the outstanding speculative steps: undo the others."""
+        if not 0 <= accepted <= len(self._journal):
+            raise ProtocolError(f"{accepted} of {len(self._journal)} speculative steps cannot be accepted")
+        for undo in reversed(self._journal[accepted:]):
+            undo.restore()
+            self.free(undo.created)
+            self._generators.restore(undo.generators)
+        self._journal.clear()
+
+    # -- one call
+
+    def note(self, entry: Entry) -> None:
+        """Told of every call that is about to run."""
+        memory = self.running
+        if memory is None:
+            return
+        name = self._padded.get(entry.name)
+        if name is None:
+            size = len(memory)
+            name = self._padded[entry.name] = entry.name.encode()[:size].ljust(size, b"\0")
+        memory[:] = name
+
+    def call(
+        self, entry: Entry, slots: List[Slot], numbers: bytes, hosts: List[Buffer], outcome: Outcome, describe: bool
+    ) -> Tuple[List[Slot], Outcome]:
+        self.note(entry)
+        if entry.refused is not None:
+            raise entry.refused
+        if entry.overload is None:
+            try:
+                return self._special(entry, slots, numbers, hosts, outcome)
+            except EdgeOffloadError:
+                raise
+            except (RuntimeError, MemoryError) as error:
+                raise CallFailed(entry.name, error) from None
+        tensors = [slots[reference].view(layout) for reference, layout in entry.operands]
+        arguments = list(entry.arguments)
+        for position, hole in entry.direct:
+            arguments[position] = self._operand(entry, hole, tensors, numbers, hosts)
+        for position, items in entry.nested:
+            arguments[position] = [self._fill(entry, item, tensors, numbers, hosts) for item in items]
+        try:
+            if entry.keywords:
+                named = dict(zip(entry.keywords, arguments[entry.positional :]))
+                returned = entry.kernel(*arguments[: entry.positional], **named)
+            else:
+                returned = entry.kernel(*arguments)
+        except Exception as error:
+            raise CallFailed(entry.name, error) from None
+        returns = returned if isinstance(returned, tuple) else (returned,) if returned is not None else ()
+        new: List[Slot] = []
+        if entry.results is not None and not describe and entry.fixed:
+            for (_, known), value in zip(entry.results, returns):
+                for result, tensor in zip(known, value if isinstance(value, (list, tuple)) else (value,)):
+                    if result.kind == NEW:
+                        new.append(Slot(tensor=tensor))
+            return new, outcome
+        described: List[Any] = []
+        entry.results = []
+        entry.fixed = True
+        told = describe or entry.claimed is not None
+        for value in returns:
+            if isinstance(value, torch.Tensor) or value is None:
+                result = self._result(entry, value, tensors, slots, new)
+                entry.results.append(("t", [result]))
+                if told:
+                    described.append(["t", result.to_wire()])
+            elif isinstance(value, (list, tuple)):
+                results = [self._result(entry, item, tensors, slots, new) for item in value]
+                entry.results.append(("l", results))
+                if told:
+                    described.append(["l", [result.to_wire() for result in results]])
+            else:
+                entry.results.append(("v", []))
+                described.append(["v", value])
+        if entry.claimed is not None and entry.claimed != described:
+            raise RemoteError(
+                f"{entry.name}: robot and server disagree on its result ({entry.claimed} and {described})",
+                remedy="use the same torch on both",
+            )
+        return new, Outcome(outcome.tensor, described) if describe else outcome
+
+    def _result(
+        self, entry: Entry, tensor: Optional[torch.Tensor], tensors: List[torch.Tensor], slots: List[Slot],
+        new: List[Slot],
+    ) -> Result:  # fmt: skip
+        found = classify(entry, tensor, tensors, slots, new)
+        if found.kind == ARGUMENT and entry.parsed.tensors[found.ref] != found.layout:
+            entry.fixed = False
+            looked_at = slots[entry.parsed.tensor_references[found.ref]]
+            looked_at.forget_views()
+        return found
+
+    def _special(
+        self, entry: Entry, slots: List[Slot], numbers: bytes, hosts: List[Buffer], outcome: Outcome
+    ) -> Tuple[List[Slot], Outcome]:
+        arguments = entry.parsed.arguments
+        if entry.name == ALLOC:
+            self.check_room(arguments[0])
+            return [Slot(torch.UntypedStorage(arguments[0], device=self.device))], outcome
+        if entry.name == RESIZE:
+            self.check_room(arguments[1])
+            self.allocated += arguments[1] - slots[0].storage.nbytes()
+            slots[0].resize(arguments[1])
+        elif entry.name == UPLOAD:
+            spec = entry.parsed.hosts[0]
+            slots[0].view(entry.parsed.tensors[0]).copy_(host_tensor(hosts, spec.dtype, spec.sizes))
+        elif entry.name == DOWNLOAD:
+            outcome = Outcome(self.read(slots[0].view(entry.parsed.tensors[0])), outcome.results)
+        elif entry.name == STATE:
+            outcome = Outcome(self._generators.get(arguments[0]).get_state(), outcome.results)
+        elif entry.name == RESTORE:
+            spec = entry.parsed.hosts[0]
+            self._generators.get(arguments[0]).set_state(host_tensor(hosts, spec.dtype, spec.sizes).clone())
+        else:
+            (seed,) = struct.unpack_from("<Q", numbers)
+            self._generators.get(arguments[0]).manual_seed(seed)
+        return [], outcome
+
+    def _operand(
+        self, entry: Entry, hole: Any, tensors: List[torch.Tensor], numbers: bytes, hosts: List[Buffer]
+    ) -> Any:
+        if isinstance(hole, GeneratorMarker):
+            return self._generators.get(hole.number)
+        if hole.kind == "T":
+            return tensors[hole.number]
+        if hole.kind == "P":
+            spec = entry.parsed.hosts[hole.number]
+            return host_tensor(hosts[hole.number :], spec.dtype, spec.sizes).clone()
+        number = entry.parsed.numbers[hole.number]
+        plain = plain_number(numbers[16 * hole.number : 16 * hole.number + 8], number)
+        return plain if number.wrapped else torch.tensor(plain, dtype=number.dtype)
+
+    def _fill(self, entry: Entry, item: Any, tensors: List[torch.Tensor], numbers: bytes, hosts: List[Buffer]) -> Any:
+        if isinstance(item, Operand):
+            return self._operand(entry, item, tensors, numbers, hosts)
+        if isinstance(item, list):
+            return [self._fill(entry, inner, tensors, numbers, hosts) for inner in item]
+        return item

@@ -1,0 +1,130 @@
+"""The executor process: one session of the virtual device behind a socket that its parent made.
+
+``python -m edge_offload.execute.session.worker FD`` serves until the parent hangs up. A crash here (a kernel that
+faults, memory that runs out) ends this session and no other; the operator that was running is left in a note.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import itertools
+import mmap
+import os
+import resource
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
+
+from edge_offload.errors import BadInput, LinkLost, ProtocolError, RemoteError
+from edge_offload.protocol.channel import Channel
+
+if TYPE_CHECKING:
+    from edge_offload.execute.session.session import DeviceSession
+    from edge_offload.ir.trace.calls import Buffer
+
+#: What torch and its kernels need besides tensors.
+OVERHEAD_BYTES = 4 << 30
+#: Messages between two complete garbage collections.
+FULL_COLLECTION = 500
+
+
+def make_session(args: argparse.Namespace) -> DeviceSession:
+    """The session, with the limits of the command line, which leaves the operator's name where the parent finds it."""
+    from edge_offload.execute.session.limits import Limits
+    from edge_offload.execute.session.session import DeviceSession
+
+    memory = mmap.mmap(args.note, 0) if args.note >= 0 else None
+    limits = Limits(
+        storage_bytes=args.storage_bytes, storages=args.storages, segments=args.segments, entries=args.segments
+    )
+    return DeviceSession(args.device, limits, memory)
+
+
+def bound_memory(size: int) -> None:
+    """Let this process take ``size`` bytes more than it has: an operator that asks for all memory fails by itself."""
+    with open("/proc/self/statm", encoding="ascii") as stream:
+        mine = int(stream.read().split()[0]) * resource.getpagesize()
+    with contextlib.suppress(ValueError, OSError):  # a stricter limit is set already
+        resource.setrlimit(resource.RLIMIT_AS, (mine + size, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
+    """Answer messages in order until the parent hangs up."""
+    import torch
+
+    from edge_offload.execute import devices, heap
+    from edge_offload.execute.session.native_runner import library
+    from edge_offload.execute.session.serve import serve
+    from edge_offload.protocol import payloads
+    from edge_offload.protocol.messages import refusal
+
+    heap.keep_freed()
+    if args.cores:
+        os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    session = make_session(args)
+    if args.device == "cpu":
+        bound_memory(args.storage_bytes + OVERHEAD_BYTES)
+    channel.send({"ready": torch.__version__, "gpu": devices.facts(session.device, args.storage_bytes)})
+    # what torch has imported is never garbage; what a message leaves is looked for after its answer has gone
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    for count in itertools.count(1):
+        gc.collect(2 if count % FULL_COLLECTION == 0 else 0)
+        library.look()
+        try:
+            header, buffers = channel.receive()
+        except LinkLost:
+            return
+        codec = header.get("codec")
+        parts: List[int] = []
+
+        def ahead(part: List[Buffer], header: Dict[str, Any] = header, parts: List[int] = parts) -> None:
+            coded, part = payloads.encode(part, header["codec"]) if header.get("codec") else ([], part)
+            channel.send({"id": header["id"], "coded": [list(item) for item in coded], "part": len(parts)}, part)
+            parts.append(len(part))
+
+        try:
+            message = payloads.decode(header.get("coded"), buffers, args.storage_bytes)
+            answer = serve(session, message, ahead if header.get("parts") else None)
+            coded, answer = payloads.encode(answer, codec) if codec else ([], answer)
+        except (ProtocolError, BadInput) as error:
+            coded, answer = [], refusal(error)
+        except Exception as error:  # what the session holds now is unknown: the program is told why, and it ends
+            text = f"the executor failed: {type(error).__name__}: {error}"
+            told = refusal(RemoteError(text, remedy="start the program again"))
+            channel.send({"id": header["id"], "coded": [], "parts": len(parts)}, told)
+            raise
+        channel.send({"id": header["id"], "coded": [list(item) for item in coded], "parts": len(parts)}, answer)
+        session.sweep()
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Parse the command line of the process and serve."""
+    parser = argparse.ArgumentParser(prog="edge_offload.execute.session.worker", description=__doc__)
+    parser.add_argument("fd", type=int, help="inherited socket")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 leaves torch's choice")
+    parser.add_argument("--cores", default="", help="CPU cores, such as 0,2; empty leaves them")
+    parser.add_argument("--storage-bytes", type=int, default=8 << 30, help="most bytes that tensors may hold")
+    parser.add_argument("--storages", type=int, default=1_000_000, help="most tensors")
+    parser.add_argument("--segments", type=int, default=1_000_000, help="most segments, and most distinct calls")
+    parser.add_argument("--note", type=int, default=-1, help="inherited memory for the name of the running operator")
+    args = parser.parse_args(argv)
+    # Ctrl-C in a terminal reaches this process too; the parent decides when it ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=args.fd))
+    try:
+        serve_forever(channel, args)
+    except LinkLost:
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

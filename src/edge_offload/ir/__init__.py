@@ -1,0 +1,44 @@
+"""What one inference is: operators, values and their order, as facts only.
+
+An :class:`OperatorSequence` is the one form in which the rest of the package knows a model. It is recorded by
+``capture``, built from ``torch.export`` or ``torch.fx`` by :mod:`edge_offload.ir.build`, run by
+``execute``, cut in two by ``split``, and sent over the link by :mod:`edge_offload.ir.wire`.
+
+========================  ==========================================================================
+module                    its one reason
+========================  ==========================================================================
+``values``                a tensor as a fact: dtype, shape, strides, where its bytes live
+``operators``             one call of one overload: argument tree, outputs, what it writes and aliases
+``sequence``              operators in order, with inputs, constants, host reads; validation
+``canonical``             one byte string per meaning; 128-bit hash, structural equality
+``liveness``              from where to where a value is needed
+``wire``                  bounded msgpack form; decoding trusts nothing
+``text``                  the form for people
+``schemas``               torch's own schema of an overload, and its hash (needs torch)
+``evaluate``              one operator on real tensors (needs torch)
+``build``, ``functional`` sequences from modules; writes turned into new values (need torch)
+========================  ==========================================================================
+
+Nothing here imports another package of ours (only the leaf :mod:`edge_offload.errors`).
+"""
+
+from edge_offload.ir.canonical import canonical_bytes, canonicalise, same_structure, sequence_hash
+from edge_offload.ir.operators import Arg, Operator, Ref, Symbol
+from edge_offload.ir.sequence import OperatorSequence
+from edge_offload.ir.values import DYNAMIC, Kind, Value, content_digest
+
+__all__ = [
+    "DYNAMIC",
+    "Arg",
+    "Kind",
+    "Operator",
+    "OperatorSequence",
+    "Ref",
+    "Symbol",
+    "Value",
+    "canonical_bytes",
+    "canonicalise",
+    "content_digest",
+    "same_structure",
+    "sequence_hash",
+]

@@ -1,0 +1,101 @@
+"""One operator on real tensors: argument tree to call, outputs flattened back."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Mapping, Tuple
+
+import torch
+
+from edge_offload.errors import BadInput
+from edge_offload.ir.operators import Arg, Operator, Ref, Symbol
+from edge_offload.ir.schemas import overload
+
+Fetch = Callable[[int], Any]
+"""Gives the tensor of a value number."""
+
+_NAMESPACES: Mapping[str, Tuple[str, type]] = {
+    "dtype": ("", torch.dtype),
+    "layout": ("", torch.layout),
+    "memory_format": ("", torch.memory_format),
+}
+
+
+def resolve_symbol(symbol: Symbol, device: str = "cpu") -> Any:
+    """The torch object that ``symbol`` names; any recorded device becomes ``device``.
+
+    Raises:
+        BadInput: torch has no such constant.
+    """
+    if symbol.kind == "device":
+        return torch.device(device)
+    if symbol.kind == "generator":
+        raise BadInput(f"the generator {symbol.name!r} belongs to the process that recorded it")
+    expected = _NAMESPACES[symbol.kind][1]
+    found = vars(torch).get(symbol.name)
+    if not isinstance(found, expected):
+        raise BadInput(f"torch {torch.__version__} has no {symbol.kind} {symbol.name!r}")
+    return found
+
+
+def resolve(arg: Arg, fetch: Fetch, device: str = "cpu") -> Any:
+    """The Python object for an argument tree; ``fetch`` gives the tensor of a value number."""
+    if isinstance(arg, Ref):
+        return fetch(arg.id)
+    if isinstance(arg, Symbol):
+        return resolve_symbol(arg, device)
+    if isinstance(arg, tuple):
+        return [resolve(item, fetch, device) for item in arg]
+    return arg
+
+
+def call(operator: Operator, fetch: Fetch, device: str = "cpu") -> List[Any]:
+    """Run ``operator`` and return its tensors in the order of ``operator.outputs`` (``None`` where it gave none).
+
+    Raises:
+        BadInput: the overload returned another number of tensors than the sequence says.
+    """
+    return prepared(operator, device)(fetch)
+
+
+def prepared(operator: Operator, device: str = "cpu") -> Callable[[Fetch], List[Any]]:
+    """:func:`call` for an operator that is run again and again: what is no tensor is resolved once."""
+    function = overload(operator.name)
+    positional = [_getter(arg, device) for arg in operator.args]
+    keywords = [(key, _getter(arg, device)) for key, arg in operator.kwargs]
+    count = len(operator.outputs)
+
+    def run(fetch: Fetch) -> List[Any]:
+        results = flatten(function(*[get(fetch) for get in positional], **{key: get(fetch) for key, get in keywords}))
+        if len(results) != count:
+            raise BadInput(f"{operator.name} returned {len(results)} tensors, the sequence says {count}")
+        return results
+
+    return run
+
+
+def _getter(arg: Arg, device: str) -> Callable[[Fetch], Any]:
+    if isinstance(arg, Ref):
+        number = arg.id
+        return lambda fetch: fetch(number)
+    if mentions_tensor(arg):
+        return lambda fetch: resolve(arg, fetch, device)
+    value = resolve(arg, _nothing, device)
+    return lambda fetch: value
+
+
+def mentions_tensor(arg: Arg) -> bool:
+    """Whether a tensor stands anywhere in an argument tree."""
+    return isinstance(arg, Ref) or (isinstance(arg, tuple) and any(mentions_tensor(item) for item in arg))
+
+
+def _nothing(number: int) -> Any:
+    raise BadInput(f"value {number} stands in an argument without tensors")
+
+
+def flatten(result: Any) -> List[Any]:
+    """What an overload returned, as a flat list of tensors and ``None``."""
+    if result is None:
+        return []
+    if isinstance(result, (tuple, list)):
+        return [item for part in result for item in (flatten(part) if isinstance(part, (tuple, list)) else [part])]
+    return [result]

@@ -1,0 +1,314 @@
+"""What a call is on the server: its overload, its arguments with holes for operands, the storages that it touches."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+
+import torch
+
+from edge_offload.errors import BadInput, ProtocolError, Unsupported
+from edge_offload.ir.schemas import enumerated
+from edge_offload.ir.trace.allowlist import KNOWN_NUMBERS, resolve
+from edge_offload.ir.trace.checksums import checksum as schema_checksum
+from edge_offload.ir.trace.keys import (
+    DTYPE_NUMBERS,
+    DTYPES,
+    DeviceMarker,
+    GeneratorMarker,
+    Layout,
+    NumberSpec,
+    Operand,
+    ParsedKey,
+    parse_key,
+)
+
+Buffer = Union[bytes, bytearray, memoryview]
+#: Calls that are not operators: allocation, growth, copies from and to the host; a generator's seed, state, new state.
+SPECIAL = ALLOC, RESIZE, UPLOAD, DOWNLOAD, SEED, STATE, RESTORE = (
+    "edge::alloc", "edge::resize", "edge::upload", "edge::download", "edge::seed", "edge::state", "edge::restore",
+)  # fmt: skip
+BATCH_NORM = "aten::native_batch_norm"
+
+
+class Slot:
+    """One storage, and the tensors that look into it, by layout.
+
+    It is given as such, or by a ``tensor`` that a kernel has made.
+    """
+
+    __slots__ = ("_storage", "_tensor", "views")
+
+    def __init__(self, storage: Optional[torch.UntypedStorage] = None, tensor: Optional[torch.Tensor] = None) -> None:
+        self._storage = storage
+        self._tensor = tensor
+        self.views: Dict[Layout, torch.Tensor] = {}
+
+    @property
+    def storage(self) -> torch.UntypedStorage:
+        """The storage itself."""
+        if self._storage is None:
+            assert self._tensor is not None
+            self._storage = self._tensor.untyped_storage()
+        return self._storage
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """Some tensor in it."""
+        if self._tensor is None:
+            assert self._storage is not None
+            self._tensor = torch.empty(0, dtype=torch.uint8, device=self._storage.device).set_(self._storage)
+        return self._tensor
+
+    def view(self, layout: Layout) -> torch.Tensor:
+        """The tensor of ``layout``, made on first use.
+
+        Raises:
+            BadInput: it would reach beyond the storage.
+        """
+        found = self.views.get(layout)
+        if found is not None:
+            return found
+        tensor = self._tensor
+        if tensor is None or not lies_so(tensor, layout):
+            tensor = self._look(layout)
+        self.views[layout] = tensor
+        return tensor
+
+    def forget_views(self) -> None:
+        """A tensor that looks into the storage looks otherwise now."""
+        self._storage, self._tensor = self.storage, None
+        self.views.clear()
+
+    def resize(self, nbytes: int) -> None:
+        """Give the storage another size: tensors that look into it may reach beyond it now."""
+        self.forget_views()
+        self.storage.resize_(nbytes)
+
+    def _look(self, layout: Layout) -> torch.Tensor:
+        dtype = DTYPES[layout.dtype]
+        last = layout.offset + sum((size - 1) * stride for size, stride in zip(layout.sizes, layout.strides))
+        held = self.storage.nbytes()
+        if 0 not in layout.sizes and (last + 1) * dtype.itemsize > held:
+            raise BadInput(f"a tensor of {layout.sizes} reaches beyond its storage of {held} bytes")
+        try:
+            if (
+                self._tensor is not None
+                and self._tensor.dtype == dtype
+                and not layout.flags
+                and not _flags(self._tensor)
+            ):
+                return torch.as_strided(self._tensor, layout.sizes, layout.strides, layout.offset)
+            tensor = torch.empty(0, dtype=dtype, device=self.storage.device)
+            tensor.set_(self.storage, layout.offset, layout.sizes, layout.strides)
+            if layout.flags & 1:
+                tensor = torch._conj(tensor)
+            if layout.flags & 2:
+                tensor = torch._neg_view(tensor)
+        except RuntimeError as error:
+            raise BadInput(f"a tensor of {layout.sizes} does not fit its storage: {error}") from None
+        return tensor
+
+
+NEW, ALIAS, ARGUMENT, UNDEFINED = range(4)
+
+
+@dataclass
+class Result:
+    """One result of a call: what it is, and (if it owns a new storage) how it looks. See ``native/device.cpp``, Out."""
+
+    kind: int
+    ref: int = 0
+    layout: Optional[Layout] = None
+    storage_bytes: int = 0
+
+    def to_wire(self) -> List[Any]:
+        if self.layout is None:
+            return [3]
+        lay = self.layout
+        geometry = [list(lay.sizes), list(lay.strides), lay.offset, self.storage_bytes]
+        return [self.kind, self.ref, lay.dtype, lay.flags, *geometry]
+
+
+class Entry:
+    """A distinct call: the overload, its arguments with holes, and once it has run, what its results look like."""
+
+    def __init__(
+        self, name: str, key: bytes, device: torch.device, claimed: Optional[List[Any]] = None, schema: int = 0
+    ) -> None:
+        self.name = name
+        self.key = key
+        self.device = device
+        self.parsed: ParsedKey = parse_key(key)
+        self.results: Optional[List[Tuple[str, List[Result]]]] = None
+        self.fixed = False
+        self.claimed = claimed
+        self.refused: Optional[Unsupported] = None
+        self.written: List[int] = []
+        self.random = name in (SEED, RESTORE)
+        self.overload: Optional[Callable[..., Any]] = None
+        self.kernel: Callable[..., Any] = _no_kernel
+        self.number_count = len(self.parsed.numbers) + (name == SEED)
+        self.host_count = len(self.parsed.hosts)
+        self.operands: List[Tuple[int, Layout]] = list(zip(self.parsed.tensor_references, self.parsed.tensors))
+        if self.parsed.strange:
+            self.refused = Unsupported(f"operator {name!r}: dtype number {self.parsed.strange[0]} is not supported")
+            return
+        if name in SPECIAL:
+            self._check_special()
+            return
+        try:
+            self.overload = resolve(name)
+            self.kernel = getattr(self.overload, "_op", self.overload)  # what an overload calls in turn
+            if schema and schema != schema_checksum(name):
+                raise Unsupported(
+                    f"operator {name!r} is another one in the robot's torch than in the server's {torch.__version__}",
+                    remedy="use the same torch on both",
+                )
+        except Unsupported as error:
+            self.refused = error
+            return
+        self._template(device)
+
+    def changed(self, key: bytes) -> Entry:
+        """The same call with other integers in its key: what follows from the schema need not be worked out again.
+
+        Raises:
+            ProtocolError: more than integers differ.
+        """
+        made = Entry.__new__(Entry)
+        made.__dict__.update(self.__dict__)
+        made.key, made.parsed = key, parse_key(key)
+        made.claimed, made.results, made.fixed = None, None, False
+        new, old = made.parsed, self.parsed
+        if (new.storages, new.tensor_references, new.numbers, new.strange, len(new.hosts), len(new.arguments)) != (
+            old.storages, old.tensor_references, old.numbers, old.strange, len(old.hosts), len(old.arguments)
+        ):  # fmt: skip
+            raise ProtocolError(f"{self.name}: more than integers of a call were to be changed")
+        made.operands = list(zip(new.tensor_references, new.tensors))
+        if self.name in SPECIAL:
+            made._check_special()
+        elif self.overload is not None:
+            made._fill(self.device)
+        return made
+
+    def _check_special(self) -> None:
+        shapes = {
+            ALLOC: lambda a: len(a) == 1 and isinstance(a[0], int),
+            RESIZE: lambda a: len(a) == 2 and isinstance(a[0], Operand) and isinstance(a[1], int),
+            UPLOAD: lambda a: len(a) == 2 and len(self.parsed.tensors) == 1 and len(self.parsed.hosts) == 1,
+            DOWNLOAD: lambda a: len(a) == 1 and len(self.parsed.tensors) == 1,
+            SEED: lambda a: len(a) == 1 and isinstance(a[0], int),
+            STATE: lambda a: len(a) == 1 and isinstance(a[0], int),
+            RESTORE: lambda a: len(a) == 2 and isinstance(a[0], int) and len(self.parsed.hosts) == 1,
+        }
+        if not shapes[self.name](self.parsed.arguments):
+            raise ProtocolError(f"malformed {self.name}")
+        if self.name in (UPLOAD, RESIZE):
+            self.written = [0]
+
+    def _template(self, device: torch.device) -> None:
+        schema = self.overload._schema  # type: ignore[union-attr]
+        arguments = self.parsed.arguments
+        if len(arguments) != len(schema.arguments):
+            raise ProtocolError(f"{self.name} takes {len(schema.arguments)} arguments, not {len(arguments)}")
+        idle = any(  # dropout that is switched off draws nothing
+            (argument.name == "train" and value is False) or (argument.name == "dropout_p" and value == 0.0)
+            for argument, value in zip(schema.arguments, arguments)
+        )
+        tags = self.overload.tags  # type: ignore[union-attr]
+        self.random = torch.Tag.nondeterministic_seeded in tags and not idle
+        self.positional = sum(not argument.kwarg_only for argument in schema.arguments)
+        self.keywords = [argument.name for argument in schema.arguments][self.positional :]
+        for argument, value in zip(schema.arguments, arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for item in value if isinstance(value, list) else [value]:
+                    if isinstance(item, Operand) and item.kind == "T":
+                        self.written.append(self.parsed.tensor_references[item.number])
+            if isinstance(value, GeneratorMarker):
+                self.random = True
+        if self.name == BATCH_NORM and arguments[5] is True:  # its schema does not say that it writes the averages
+            averages = [value for value in arguments[3:5] if isinstance(value, Operand)]
+            self.written += [self.parsed.tensor_references[value.number] for value in averages]
+        self._fill(device)
+
+    def _fill(self, device: torch.device) -> None:
+        """The arguments, with holes for the operands.
+
+        Raises:
+            Unsupported: a dtype, layout or memory format is not one that is used here.
+        """
+        for position, named, kind in enumerated(self.overload):
+            value = self.parsed.arguments[position]
+            if type(value) is int and value not in KNOWN_NUMBERS[kind]:
+                raise Unsupported(f"operator {self.name!r}: {named} number {value} is not supported")
+        self.arguments = [device if isinstance(value, DeviceMarker) else value for value in self.parsed.arguments]
+        self.direct = [(i, v) for i, v in enumerate(self.arguments) if isinstance(v, (Operand, GeneratorMarker))]
+        self.nested = [
+            (i, v)
+            for i, v in enumerate(self.arguments)
+            if isinstance(v, list) and any(isinstance(x, (Operand, list)) for x in v)
+        ]
+
+
+def _no_kernel(*arguments: Any, **named: Any) -> Any:
+    raise ProtocolError("a call that is no operator has no kernel")
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """How ``tensor`` lies in its storage."""
+    return Layout(
+        DTYPE_NUMBERS[tensor.dtype], _flags(tensor), tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+    )
+
+
+def lies_so(tensor: torch.Tensor, layout: Layout) -> bool:
+    """Whether :func:`layout_of` of ``tensor`` is ``layout``."""
+    return (
+        tensor.shape == layout.sizes
+        and tensor.stride() == layout.strides
+        and tensor.storage_offset() == layout.offset
+        and tensor.dtype == DTYPES[layout.dtype]
+        and _flags(tensor) == layout.flags
+    )
+
+
+def described(tensor: torch.Tensor, kind: int, reference: int) -> List[Any]:
+    """What :meth:`Result.to_wire` says of a result."""
+    sizes, strides, nbytes = list(tensor.shape), list(tensor.stride()), tensor.untyped_storage().nbytes()
+    dtype = DTYPE_NUMBERS[tensor.dtype]
+    return [kind, reference, dtype, _flags(tensor), sizes, strides, tensor.storage_offset(), nbytes]
+
+
+def _flags(tensor: torch.Tensor) -> int:
+    return (1 if tensor.is_conj() else 0) | (2 if tensor.is_neg() else 0)
+
+
+def host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """What the host reads: a copy of its own, dense."""
+    return tensor.resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
+
+
+def plain_number(raw: Buffer, spec: NumberSpec) -> Any:
+    """The value of a W operand, which ``raw`` begins with.
+
+    Raises:
+        ProtocolError: it is too short.
+    """
+    if len(raw) < 8:
+        raise ProtocolError("a step lacks a number")
+    return struct.unpack_from({"d": "<d", "i": "<q", "b": "<?7x"}[spec.kind], raw)[0]
+
+
+def host_tensor(hosts: Sequence[Buffer], dtype: torch.dtype, sizes: Tuple[int, ...]) -> torch.Tensor:
+    """The first of ``hosts`` as a tensor (of its own only if the caller copies it)."""
+    count = 1
+    for size in sizes:
+        count *= size
+    if not hosts or memoryview(hosts[0]).nbytes != count * dtype.itemsize:
+        raise ProtocolError(f"a host tensor of {sizes} {dtype} came with the wrong number of bytes")
+    if not count:
+        return torch.empty(sizes, dtype=dtype)
+    buffer = hosts[0] if isinstance(hosts[0], bytearray) else bytearray(hosts[0])
+    return torch.frombuffer(buffer, dtype=dtype).reshape(sizes)

@@ -1,0 +1,243 @@
+"""An operator on tensors made of others (sparse and nested ones), as one on their parts: ``edge_offload::composed``.
+
+``native/composed.h`` says what travels. Here the parts are put together, within bounds, the operator runs as torch
+has it, and its results are taken apart. Nothing is written: what the operator changes is among the results.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Callable, Dict, Iterator, List, Sequence
+
+import torch
+
+from edge_offload.errors import ProtocolError, Unsupported
+from edge_offload.ir.schemas import enumerated
+from edge_offload.ir.trace.allowlist import KNOWN_NUMBERS, resolve
+
+NUMBERS_IN_A_TENSOR = 60  # composed.h says the same
+#: torch's numbering of layouts (c10::Layout).
+LAYOUTS = {
+    0: torch.strided, 1: torch.sparse_coo, 2: torch.sparse_csr, 4: torch.sparse_csc, 5: torch.sparse_bsr,
+    6: torch.sparse_bsc,
+}  # fmt: skip
+_LAYOUT_NUMBERS = {layout: number for number, layout in LAYOUTS.items()}
+_ENUMERATED = {"ScalarType": KNOWN_NUMBERS["ScalarType"], "Layout": frozenset(LAYOUTS),
+               "MemoryFormat": KNOWN_NUMBERS["MemoryFormat"]}  # fmt: skip
+#: Operators that do not look at the sizes of their operands, which must be the same, and where gradients come back from
+#: pooling the same up to the last so many.
+_UNCHECKED = {
+    "aten::_log_softmax_backward_data": 0, "aten::_adaptive_avg_pool2d_backward": 2,
+    "aten::_adaptive_avg_pool3d_backward": 3,
+}  # fmt: skip
+NONE, TENSOR, COO, COMPRESSED, NESTED, LIST = range(6)
+
+_library = torch.library.Library("edge_offload", "DEF")
+_library.define("composed(Tensor[] parts, int[] integers, str call) -> Tensor[]")
+
+
+def composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) -> List[torch.Tensor]:
+    """Run what ``call`` names.
+
+    Raises:
+        NotImplementedError: it is not one that the server runs, or a result is of no kind that is known.
+        ProtocolError: the call is malformed.
+        RuntimeError: the parts do not make a tensor, or the operator raised.
+    """
+    try:
+        name, items = json.loads(call)
+        reader = _Arguments(parts, integers)
+        overload = _resolved(name)
+        arguments = [reader.item(item) for item in items]
+    except (ValueError, TypeError, KeyError, IndexError, StopIteration, RecursionError) as error:
+        raise ProtocolError(f"malformed call of a tensor of parts: {error}") from None
+    if name in _UNCHECKED:
+        _check_operands(arguments[0], arguments[1], _UNCHECKED[name])
+    schema = overload._schema
+    if len(arguments) != len(schema.arguments):
+        raise ProtocolError(f"{name} takes {len(schema.arguments)} arguments, not {len(arguments)}")
+    for position, named, kind in enumerated(overload):
+        if type(arguments[position]) is int and arguments[position] not in _ENUMERATED[kind]:
+            raise _refusal(f"operator {name!r}: {named} number {arguments[position]} is not supported")
+    changed = [i for i, argument in enumerate(schema.arguments) if argument.alias_info and argument.alias_info.is_write]
+    for position in changed:
+        arguments[position] = arguments[position].clone()
+    held = [_values_at(arguments[position]) for position in changed]
+    positional = sum(not argument.kwarg_only for argument in schema.arguments)
+    named_ones = {
+        argument.name: value for argument, value in zip(schema.arguments[positional:], arguments[positional:])
+    }
+    try:
+        returned = overload(*arguments[:positional], **named_ones)
+    except NotImplementedError as error:
+        if "\n" not in str(error):
+            raise
+        raise _refusal(f"operator {name!r} has no kernel for such a tensor; call .to_dense() first") from None
+    answer = _Answer(name, parts)
+    for position, before in zip(changed, held):
+        answer.say(before == _values_at(arguments[position]))
+        answer.add(arguments[position])
+    if not changed:
+        for value in returned if isinstance(returned, tuple) else (returned,) if returned is not None else ():
+            answer.add(value)
+    return answer.tensors()
+
+
+_library.impl("composed", composed, "CompositeExplicitAutograd")
+
+
+def _values_at(tensor: torch.Tensor) -> int:
+    """Where in memory the values of a sparse tensor are."""
+    if tensor.is_nested or tensor.layout == torch.strided:
+        return 0
+    return (tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()).data_ptr()
+
+
+def _check_operands(gradient: Any, other: Any, pooled: int) -> None:
+    if not isinstance(gradient, torch.Tensor) or not isinstance(other, torch.Tensor):
+        raise ProtocolError("a gradient and what it belongs to are tensors")
+    kept = gradient.dim() - pooled
+    fits = gradient.dim() == other.dim() and gradient.shape[:kept] == other.shape[:kept]
+    if not fits or kept < 0 or 0 in other.shape or gradient.dtype != other.dtype:
+        raise RuntimeError(f"a gradient of {tuple(gradient.shape)} does not belong to a tensor of {tuple(other.shape)}")
+
+
+def _resolved(name: str) -> Any:
+    try:
+        return resolve(name, composed=True)
+    except Unsupported as error:
+        raise _refusal(error.cause) from None
+
+
+def _refusal(text: str) -> NotImplementedError:
+    return NotImplementedError(f"{text} (edge_offload)")
+
+
+class _Arguments:
+    """Reads items, and with them the parts and integers in their order."""
+
+    def __init__(self, parts: Sequence[torch.Tensor], integers: Sequence[int]) -> None:
+        self._parts: Iterator[torch.Tensor] = iter(parts)
+        self._integers: Iterator[int] = iter(integers)
+        self._left = len(integers)
+        others = [part.device for part in parts if part.dim()]
+        self._device = others[0] if others else torch.device("cpu")
+
+    def item(self, item: Any) -> Any:
+        if item is None or isinstance(item, (bool, str)):
+            return item
+        kind, *rest = item
+        if kind == "i":
+            return self._numbers(1)[0]
+        if kind == "v":
+            return self._numbers(rest[0])
+        if kind == "f":
+            return float.fromhex(rest[0])
+        if kind == "z":
+            return complex(float.fromhex(rest[0]), float.fromhex(rest[1]))
+        if kind == "d":
+            return self._device
+        if kind == "t":
+            return next(self._parts)
+        if kind == "w":
+            return next(self._parts).item()
+        if kind == "l":
+            return [self.item(inner) for inner in rest[0]]
+        makers: Dict[str, Callable[..., torch.Tensor]] = {"o": self._coo, "c": self._compressed, "n": self._nested}
+        return makers[kind](*rest)
+
+    def _numbers(self, count: int) -> List[int]:
+        if not isinstance(count, int) or not 0 <= count <= self._left:
+            raise ValueError(f"{count} integers of {self._left}")
+        self._left -= count
+        return [next(self._integers) for _ in range(count)]
+
+    def _coo(self, dims: int, sparse: int, coalesced: bool) -> torch.Tensor:
+        sizes = self._numbers(dims)
+        indices, values = next(self._parts), next(self._parts)
+        if indices.dim() != 2 or indices.size(0) != sparse:
+            raise ValueError(f"indices of {tuple(indices.shape)} for {sparse} dimensions")
+        return torch.sparse_coo_tensor(indices, values, sizes, is_coalesced=bool(coalesced), check_invariants=True)
+
+    def _compressed(self, layout: int, dims: int) -> torch.Tensor:
+        sizes = self._numbers(dims)
+        compressed, plain, values = next(self._parts), next(self._parts), next(self._parts)
+        return torch.sparse_compressed_tensor(
+            compressed, plain, values, sizes, layout=LAYOUTS[layout], check_invariants=True
+        )
+
+    def _nested(self, pieces: int, dims: int) -> torch.Tensor:
+        sizes = torch.tensor(self._numbers(pieces * dims), dtype=torch.int64, device="cpu").reshape(pieces, dims)
+        buffer = next(self._parts)
+        counts = sizes.double().prod(1)  # exact as far as memory goes, and beyond that it does not wrap around
+        if bool((sizes < 0).any()) or buffer.dim() != 1 or float(counts.sum()) != buffer.numel():
+            raise ValueError(f"{buffer.numel()} numbers are no nested tensor of {pieces} pieces")
+        strides = torch.ones_like(sizes)
+        for axis in range(dims - 2, -1, -1):
+            strides[:, axis] = strides[:, axis + 1] * sizes[:, axis + 1]
+        ends = sizes.prod(1).cumsum(0)
+        return torch._nested_view_from_buffer(buffer.contiguous(), sizes, strides, ends - sizes.prod(1))
+
+
+class _Answer:
+    """Results, taken apart."""
+
+    def __init__(self, name: str, taken: Sequence[torch.Tensor]) -> None:
+        self._name = name
+        self._taken = {part.untyped_storage()._cdata for part in taken}
+        self._numbers: List[int] = []
+        self._parts: List[torch.Tensor] = []
+        self._like = taken[0]
+
+    def add(self, value: Any) -> None:
+        """One more result."""
+        if isinstance(value, (list, tuple)):
+            self._numbers += [LIST, len(value)]
+            for item in value:
+                self.add(item)
+        elif value is None:
+            self._numbers.append(NONE)
+        elif not isinstance(value, torch.Tensor):
+            raise _refusal(
+                f"operator {self._name!r}: its result, a {type(value).__name__}, is not supported on the device"
+            )
+        elif value.is_nested:
+            self._nested(value)
+        elif value.layout is torch.sparse_coo:
+            self._numbers += [COO, value.dim(), value.sparse_dim(), int(value.is_coalesced()), *value.shape]
+            self._part(value._indices(), value._values())
+        elif value.layout in _LAYOUT_NUMBERS and value.layout is not torch.strided:
+            self._numbers += [COMPRESSED, _LAYOUT_NUMBERS[value.layout], value.dim(), *value.shape]
+            by_rows = value.layout in (torch.sparse_csr, torch.sparse_bsr)
+            first = value.crow_indices() if by_rows else value.ccol_indices()
+            self._part(first, value.col_indices() if by_rows else value.row_indices(), value.values())
+        else:
+            self._numbers.append(TENSOR)
+            self._part(value)
+
+    def say(self, holds: bool) -> None:
+        """A truth value that belongs to the result that comes next."""
+        self._numbers.append(int(holds))
+
+    def tensors(self) -> List[torch.Tensor]:
+        """Numbers and parts."""
+        numbers = [len(self._numbers) + 1, *self._numbers]
+        chunks = [numbers[at : at + NUMBERS_IN_A_TENSOR] for at in range(0, len(numbers), NUMBERS_IN_A_TENSOR)]
+        empty = [torch.empty_strided((0, *some), (0,) * (len(some) + 1), dtype=torch.uint8, device=self._device())
+                 for some in chunks]  # fmt: skip
+        return [*empty, *self._parts]
+
+    def _device(self) -> torch.device:
+        return next((part.device for part in self._parts), self._like.device)
+
+    def _part(self, *parts: torch.Tensor) -> None:
+        for part in parts:
+            shared = part.untyped_storage()._cdata in self._taken
+            self._parts.append(part.clone() if shared else part)
+
+    def _nested(self, value: torch.Tensor) -> None:
+        contiguous = value.contiguous()
+        sizes = contiguous._nested_tensor_size()
+        pieces, dims = (sizes.shape[0], sizes.shape[1]) if sizes.dim() == 2 else (0, 0)
+        self._numbers += [NESTED, pieces, dims, *sizes.flatten().tolist()]
+        self._part(contiguous.values().clone())

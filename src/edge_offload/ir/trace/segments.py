@@ -1,0 +1,112 @@
+"""What the server runs: segments of calls, the steps that put operands to them, and what a step returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+
+import torch
+
+from edge_offload.errors import EdgeOffloadError
+from edge_offload.ir.trace.calls import Buffer, Entry
+
+#: Characters of an operator's error that are told.
+MOST_SAID = 10_000
+
+
+class CallFailed(EdgeOffloadError):
+    """An operator raised: carries its name, and the type and text of what it raised."""
+
+    def __init__(self, operator: str, error: BaseException) -> None:
+        self.operator = operator
+        self.kind = type(error).__name__
+        self.text = str(error)[:MOST_SAID]
+        if isinstance(error, MemoryError) or "DefaultCPUAllocator" in self.text:  # it has no error of its own for that
+            self.kind = torch.cuda.OutOfMemoryError.__name__
+            self.text = f"CUDA out of memory. {self.text} (edge_offload)"
+        super().__init__(f"{operator}: {self.text}")
+
+
+#: What a program takes for granted of a step: canonical numbers of what existed before and of what was dropped,
+#: numbers, whether and which results are wanted.
+StepSignature = Tuple[Tuple[int, ...], Tuple[int, ...], bytes, bool, FrozenSet[int]]
+
+
+class Segment:
+    """Calls in order, each with the canonical numbers of the storages that it touches.
+
+    With each call comes the number that its first new storage has at least. New storages are numbered from
+    ``first_new`` on, after every number that was used before. ``tail``: the integers of its last call.
+    """
+
+    def __init__(self) -> None:
+        self.calls: List[Tuple[Entry, Tuple[int, ...], int]] = []
+        self.written: Set[int] = set()
+        self.last_used: Dict[int, List[int]] = {}
+        self.random = False
+        self.first_new = 0
+        self.tail: Optional[Tuple[int, ...]] = None
+
+    def add(self, entry: Entry, references: Tuple[int, ...]) -> None:
+        self.calls.append((entry, references, max(references, default=-1) + 1))
+        self.written.update(references[position] for position in entry.written)
+        self.random = self.random or entry.random
+
+    def copy(self) -> Segment:
+        """The same calls; other entries may be put in their place if they touch the same storages."""
+        made = Segment()
+        made.calls = self.calls.copy()
+        made.written, made.last_used, made.random = self.written, self.last_used, self.random
+        made.first_new = self.first_new
+        return made
+
+    def finish(self) -> None:
+        """Work out after which call each storage is not used any more."""
+        last = {canonical: index for index, (_, references, _) in enumerate(self.calls) for canonical in references}
+        for canonical, index in last.items():
+            self.last_used.setdefault(index, []).append(canonical)
+
+
+@dataclass
+class Step:
+    """A segment to run.
+
+    Attributes:
+        segment: its number.
+        base: number of its first new storage; the others follow in the order in which the calls make them.
+        live: (canonical number, storage number) of each storage that existed before.
+        dead: canonical numbers of new storages that the client has dropped already.
+        numbers: 16 bytes for each W operand.
+        payloads: bytes of each P operand and upload.
+        describe: whether the results of the last call are wanted.
+        wanted: positions of further calls whose results are wanted.
+    """
+
+    segment: int
+    base: int
+    live: Sequence[Tuple[int, int]]
+    dead: Sequence[int]
+    numbers: bytes
+    payloads: List[Buffer]
+    describe: bool = False
+    wanted: FrozenSet[int] = frozenset()
+
+
+    def signature(self) -> StepSignature:
+        """What a program takes for granted of it."""
+        return tuple([name for name, _ in self.live]), tuple(self.dead), self.numbers, self.describe, self.wanted
+
+
+@dataclass
+class Outcome:
+    """What a step returned: the tensor of a download, or the results of its last call, and those of calls in between.
+
+    Attributes:
+        described: results by the position of the call, where they were wanted.
+        grown: new storages that it made; known on the server alone.
+    """
+
+    tensor: Optional[torch.Tensor] = None
+    results: Optional[List[Any]] = None
+    described: Dict[int, List[Any]] = field(default_factory=dict)
+    grown: int = 0

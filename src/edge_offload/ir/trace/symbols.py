@@ -1,0 +1,261 @@
+"""Sizes that depend on data: what a step's outcome says of them, and formulas for what follows from them.
+
+After a step whose result has a size that only the server knows (``nonzero``, suppression), the calls that follow differ
+from one inference to the next in nothing but integers: sizes, strides, offsets, bytes. Each of those is a constant or
+``factor · s`` or ``factor · s · t``, plus a constant, perhaps no less or no more than some bound (``topk`` of at most
+300), or a sum of such, where s and t are integers of earlier steps. Such formulas are guessed from a few inferences. A
+wrong guess costs time and nothing else: what the server ran by it is compared with what the program did.
+
+As torch's own compiler does, outcomes of 0 and 1 are taken for special: they lead to other branches.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+
+from edge_offload.errors import ProtocolError
+from edge_offload.ir.trace.budget import Work
+from edge_offload.ir.trace.segments import Outcome
+
+#: Integers of the outcomes since the inference began, one tuple per step.
+Since = Sequence[Tuple[int, ...]]
+#: (counted from the end, position among the outcomes, position within the outcome)
+Symbol = Tuple[int, int, int]
+#: (factor, constant, symbols that are multiplied, (least, most) if there are bounds, formulas that are added up and
+#: then multiplied with the factor)
+Formula = Tuple[int, int, Tuple[Symbol, ...], Tuple[int, ...], Tuple[Any, ...]]
+#: What a step's outcome is taken for when the next step is guessed.
+Kind = Tuple[int, ...]
+
+#: Steps since the inference began, and before the one in question, whose integers are looked at.
+REACH = 512
+MAX_SYMBOLS = 1024
+#: Of which so many are multiplied with each other.
+MAX_FACTORS = 48
+#: Sizes that are added up: tensors that are put behind each other.
+MAX_PARTS = 1024
+MAX_VALUE = 1 << 62
+
+
+def facts_of(outcome: Outcome, last: Tuple[int, ...] = ()) -> Tuple[Tuple[int, ...], Kind]:
+    """The integers that a step brings (sizes of its results, a whole number that is read, and the integers ``last`` of
+    its last call: how much was searched is the size of what comes next as often as how much was found), and its kind.
+
+    Two outcomes are of one kind if they agree in which of their sizes are 0, 1 or more, in truth values, and in signs.
+    """
+    if outcome.results is not None:
+        found: List[int] = []
+        for what, value in outcome.results:
+            if what == "v":
+                found += [int(value)] if isinstance(value, int) else []
+            else:
+                for item in [value] if what == "t" else value:
+                    found += item[4] if len(item) > 4 else []
+        return (*found, *last), tuple([size if -1 <= size <= 1 else 2 if size > 1 else -1 for size in found])
+    tensor = outcome.tensor
+    if tensor is None or tensor.numel() != 1 or tensor.is_complex():
+        return last, ()
+    value = tensor.item()
+    if isinstance(value, float):
+        return last, (int(value > 0) - int(value < 0) if value == value else 2,)
+    whole = int(value)
+    return ((whole, *last) if abs(whole) < MAX_VALUE else last), (max(-1, min(2, whole)),)
+
+
+def value_of(symbol: Symbol, since: Since) -> Optional[int]:
+    """The integer that ``symbol`` stands for; None if there is none."""
+    backward, position, item = symbol
+    if position >= len(since):
+        return None
+    found = since[-1 - position if backward else position]
+    return found[item] if item < len(found) else None
+
+
+def evaluate(formula: Formula, since: Since) -> int:
+    """The value of ``formula``.
+
+    Raises:
+        ProtocolError: it uses what is not there, or its value is no size.
+    """
+    result, constant, symbols, bounds, parts = formula
+    for symbol in symbols:
+        value = value_of(symbol, since)
+        if value is None or abs(value) >= MAX_VALUE:
+            raise ProtocolError("a formula uses an outcome that does not exist")
+        result *= value
+    if parts:
+        result *= sum([evaluate(part, since) for part in parts])
+    result += constant
+    if not -MAX_VALUE < result < MAX_VALUE:
+        raise ProtocolError("a formula's value is too large")
+    return max(bounds[0], min(bounds[1], result)) if bounds else result
+
+
+def explain(columns: Iterable[Tuple[int, ...]], samples: Sequence[Since]) -> Work[Dict[Tuple[int, ...], Formula]]:
+    """A formula for each of the different ``columns`` (the values of one integer, one per sample) that has one.
+
+    Work for a :class:`~edge_offload.ir.trace.budget.Budget`; returns what was found.
+    """
+    singles = yield from _symbols(samples)
+    slopes: Dict[Tuple[int, ...], List[Tuple[int, ...]]] = {}
+    for values in singles:
+        slopes.setdefault(_slope(values)[1], []).append(values)
+        yield 4
+    doubles: Optional[Dict[Tuple[int, ...], Tuple[Symbol, ...]]] = None
+    found: Dict[Tuple[int, ...], Formula] = {}
+    for column in dict.fromkeys(columns):
+        yield 1
+        if column in singles:
+            found[column] = (1, 0, singles[column], (), ())
+            continue
+        alike = {values: singles[values] for values in slopes.get(_slope(column)[1], ())}
+        yield 4 + len(alike)
+        formula = _fit(column, alike)
+        if formula is None:
+            if doubles is None:
+                doubles = yield from _products(singles)
+            formula = _fit(column, doubles)
+            yield len(doubles) // 2
+        if formula is None:
+            formula = _fit_bounded(column, singles)
+            yield len(singles)
+        if formula is not None:
+            found[column] = formula
+    return found
+
+
+def _slope(values: Tuple[int, ...]) -> Tuple[int, Tuple[int, ...]]:
+    """How ``values`` rise from the first one on: by how much, and the same without that, which is equal for all that
+    are multiples of each other plus a constant."""
+    rise = [value - values[0] for value in values]
+    common = functools.reduce(math.gcd, rise, 0)
+    first = next((step for step in rise if step), 0)
+    common = -common if first < 0 else common
+    return common, tuple(step // common for step in rise) if common else tuple(rise)
+
+
+def _symbols(samples: Sequence[Since]) -> Work[Dict[Tuple[int, ...], Tuple[Symbol, ...]]]:
+    """Every symbol that differs between the samples, by its values."""
+    singles: Dict[Tuple[int, ...], Tuple[Symbol, ...]] = {}
+    reach = min(REACH, *(len(since) for since in samples))
+    for position in range(reach):
+        for backward in (1, 0):
+            outcomes = [since[-1 - position if backward else position] for since in samples]
+            if outcomes.count(outcomes[0]) == len(outcomes):
+                yield 1
+                continue
+            for item, values in enumerate(zip(*outcomes)):
+                if values.count(values[0]) < len(values):
+                    singles.setdefault(values, ((backward, position, item),))
+            yield 1 + len(outcomes[0]) // 2
+            if len(singles) >= MAX_SYMBOLS:
+                return singles
+    return singles
+
+
+def _products(singles: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Work[Dict[Tuple[int, ...], Tuple[Symbol, ...]]]:
+    """Every product of two symbols that differs between the samples, by its values."""
+    doubles: Dict[Tuple[int, ...], Tuple[Symbol, ...]] = {}
+    items = list(singles.items())[:MAX_FACTORS]
+    for index, (values, symbols) in enumerate(items):
+        for others, more in items[index:]:
+            product = tuple([a * b for a, b in zip(values, others)])
+            if product.count(product[0]) < len(product):
+                doubles.setdefault(product, symbols + more)
+        yield 2 * (len(items) - index)
+    return doubles
+
+
+def _fit(column: Tuple[int, ...], candidates: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Optional[Formula]:
+    """The first candidate of which ``column`` is a multiple, or else a multiple plus a constant."""
+    best: Optional[Formula] = None
+    place = next(i for i, value in enumerate(column) if value != column[0])
+    for values, symbols in candidates.items():
+        if values[place] == values[0]:
+            continue
+        factor, rest = divmod(column[place] - column[0], values[place] - values[0])
+        if rest:
+            continue
+        constant = column[0] - factor * values[0]
+        if all(factor * v + constant == c for v, c in zip(values, column)):
+            if constant == 0:
+                return factor, constant, symbols, (), ()
+            best = best or (factor, constant, symbols, (), ())
+    return best
+
+
+def _fit_bounded(column: Tuple[int, ...], candidates: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Optional[Formula]:
+    """The first candidate of which ``column`` is a multiple, but never more, or never less, than some bound."""
+    low, high = min(column), max(column)
+    for bound, bounds in ((high, (-MAX_VALUE, high)), (low, (low, MAX_VALUE))):
+        place = next((i for i, value in enumerate(column) if value not in (bound, 0)), None)
+        if place is None:
+            continue
+        for values, symbols in candidates.items():
+            if not values[place] or column[place] % values[place]:
+                continue
+            factor = column[place] // values[place]
+            if factor > 0 and all(max(bounds[0], min(bounds[1], factor * v)) == c for v, c in zip(values, column)):
+                return factor, 0, symbols, bounds, ()
+    return None
+
+
+def derive(column: Tuple[int, ...], near: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Optional[Formula]:
+    """A formula for ``column`` from symbols that are likely: equal, a multiple, or bounded."""
+    if column in near:
+        return 1, 0, near[column], (), ()
+    formula = _fit(column, near)
+    return formula if formula is not None and not formula[1] else _fit_bounded(column, near)
+
+
+def likely_size(
+    column: Tuple[int, ...], near: Dict[Tuple[int, ...], Tuple[Symbol, ...]], bounds: Iterable[Tuple[int, ...]]
+) -> Optional[Formula]:
+    """A formula that says ``column`` is one of ``near``, within one of ``bounds`` if there are any."""
+    for bound in (*sorted(bounds), ()):
+        for values, symbols in near.items():
+            if tuple([max(bound[0], min(bound[1], v)) for v in values] if bound else values) == column:
+                return 1, 0, symbols, bound, ()
+    return None
+
+
+def multiple(times: int, formula: Formula) -> Formula:
+    """``times`` the value of ``formula``; ``times`` is not negative."""
+    factor, constant, symbols, bounds, parts = formula
+    return times * factor, times * constant, symbols, tuple([_times(times, bound) for bound in bounds]), parts
+
+
+def _times(times: int, bound: int) -> int:
+    return times * bound if abs(bound) < MAX_VALUE else bound
+
+
+def added(column: Tuple[int, ...], total: Tuple[int, ...], parts: Tuple[Formula, ...]) -> Optional[Formula]:
+    """``column`` as a multiple of ``total``, the sum of ``parts``."""
+    formula = _fit(column, {total: ()})
+    return (formula[0], 0, (), (), parts) if formula is not None and not formula[1] else None
+
+
+def parse_formula(data: Any, inner: bool = False) -> Formula:
+    """Read a formula off the wire.
+
+    Raises:
+        ValueError, TypeError: it is malformed.
+    """
+    factor, constant, symbols, bounds, parts = data
+    if (
+        len(parts) > (0 if inner else MAX_PARTS)
+        or len(symbols) > 4
+        or len(bounds) not in (0, 2)
+        or not all(type(v) is int for v in (factor, constant, *bounds))
+    ):
+        raise ValueError("a formula is malformed")
+    if any(abs(bound) > MAX_VALUE for bound in bounds):
+        raise ValueError("a formula has a bound beyond any size")
+    read = []
+    for backward, position, item in symbols:
+        if not all(type(value) is int and 0 <= value < 1 << 16 for value in (backward, position, item)):
+            raise ValueError("a formula is malformed")
+        read.append((backward, position, item))
+    return factor, constant, tuple(read), tuple(bounds), tuple([parse_formula(part, inner=True) for part in parts])

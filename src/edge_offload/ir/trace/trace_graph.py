@@ -1,0 +1,194 @@
+"""What the server is asked to run ahead: steps as they are expected, and which of them follows which outcome.
+
+A node is one step between two host reads: a segment, or calls whose keys have formulas in place of some integers. A
+course is a graph of nodes. The server runs a node, looks at the kind of its outcome and goes on along that edge, so
+that it takes the branch that the program will take, and goes around a loop as often as the data says. Both sides work
+out the same integers and storages for a node (:func:`live_at`, :func:`integers_at`), so the client can compare what ran
+with what the program then does.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from edge_offload.errors import ProtocolError
+from edge_offload.ir.trace.calls import Buffer
+from edge_offload.ir.trace.symbols import Formula, Kind, Since, evaluate, parse_formula
+
+#: The kind of an outcome, and the node that then follows.
+Edge = Tuple[Optional[Kind], int]
+#: How the number of an operand's storage is worked out: it is always the same one, it lies that far from the step's
+#: first new storage, or that far from the first new storage of the inference.
+SAME, FROM_STEP, FROM_START = range(3)
+MAX_NODES = 2048
+MAX_AHEAD = 2048
+MAX_PAYLOAD = 64 << 10
+#: Numbers of storages are below: with an offset they still fit 64 bits.
+MOST_STORAGES = 1 << 61
+
+
+@dataclass(frozen=True)
+class Patch:
+    """The integer at byte ``offset`` of the key of call ``call`` is the value of ``formula``."""
+
+    call: int
+    offset: int
+    formula: Formula
+
+
+@dataclass(frozen=True)
+class Node:
+    """One expected step.
+
+    Attributes:
+        segment: its segment; None if it is given by ``words``.
+        words: per call the entry and the number of each storage: those that existed before are numbered from 0 on, new
+            ones after them.
+        patches: what differs in the calls' keys from the entries.
+        live: for each storage that existed before: number in the segment, how its own number is found, and from what.
+        dead: numbers, in the segment, of new storages that will have been dropped.
+        numbers, payloads: the same every time; the first node of a course gets its payloads with the course.
+        describe: whether the results of the last call are wanted; ``wanted``: the calls before it of which they are.
+    """
+
+    segment: Optional[int]
+    words: Tuple[int, ...]
+    patches: Tuple[Patch, ...]
+    live: Tuple[Tuple[int, int, int], ...]
+    dead: Tuple[int, ...]
+    numbers: bytes
+    payloads: Tuple[bytes, ...]
+    describe: bool
+    wanted: Tuple[int, ...] = ()
+
+    def live_at(self, base: int, start: int) -> List[Tuple[int, int]]:
+        """(number in the segment, storage) when the step's first new storage is ``base``, the inference's ``start``."""
+        origin = {SAME: 0, FROM_STEP: base, FROM_START: start}
+        return [(number, origin[how] + value) for number, how, value in self.live]
+
+    def integers_at(self, since: Since) -> List[int]:
+        """The value of each patch.
+
+        Raises:
+            ProtocolError: a formula cannot be evaluated.
+        """
+        values: Dict[Formula, int] = {}  # most formulas are those of others too
+        for patch in self.patches:
+            if patch.formula not in values:
+                values[patch.formula] = evaluate(patch.formula, since)
+        return [values[patch.formula] for patch in self.patches]
+
+    def to_wire(self) -> List[Any]:
+        patches = [[patch.call, patch.offset, patch.formula] for patch in self.patches]
+        words = struct.pack(f"<{len(self.words)}I", *self.words)
+        return [self.segment, words, patches, self.live, self.dead, self.numbers, self.payloads, self.describe,
+                self.wanted]  # fmt: skip
+
+
+def parse_node(data: Any) -> Node:
+    """Read a node off the wire.
+
+    Raises:
+        ProtocolError: it is malformed.
+    """
+    try:
+        segment, raw, patches, live, dead, numbers, payloads, describe, wanted = data
+        words = struct.unpack(f"<{len(_raw(raw)) // 4}I", raw)
+        node = Node(
+            _count(segment) if segment is not None else None,
+            words,
+            tuple(Patch(_count(call), _count(offset), parse_formula(formula)) for call, offset, formula in patches),
+            tuple((_count(number), _count(how), _whole(value)) for number, how, value in live),
+            tuple(_count(number) for number in dead),
+            _raw(numbers),
+            tuple(_raw(payload) for payload in payloads),
+            bool(describe),
+            tuple(_count(call) for call in wanted),
+        )
+        if any(how > FROM_START or abs(value) >= MOST_STORAGES for _, how, value in node.live):
+            raise ValueError("a storage is named in no known way")
+    except (TypeError, ValueError, OverflowError, struct.error) as error:
+        raise ProtocolError(f"malformed node: {error}") from None
+    return node
+
+
+@dataclass
+class Course:
+    """A request to run ahead.
+
+    Attributes:
+        nodes: for each, the number of its definition, and (kind of outcome, index of the node that then follows);
+            None stands for any other kind. None in place of all of them: those of the course before, which says so
+            in a few bytes.
+        first: the same for what comes before: the last step of the message, or nothing (then its kind is empty).
+        base: number of the next new storage; None after a step, which says so itself.
+        start: number of the inference's first new storage.
+        since: integers of the inference's outcomes so far.
+        payloads: of the first node, in place of its own; None for one that is as in the course before.
+    """
+
+    nodes: Optional[List[Tuple[int, List[Edge]]]]
+    first: List[Edge]
+    base: Optional[int]
+    start: int
+    since: List[Tuple[int, ...]] = field(default_factory=list)
+    payloads: Optional[List[Optional[Buffer]]] = None
+
+    def to_wire(self) -> List[Any]:
+        """All but the payloads, which travel as a step's do."""
+        return [self.nodes, self.first, self.base, self.start, self.since, self.payloads is not None]
+
+
+def parse_course(data: Any) -> Tuple[Course, bool]:
+    """Read a course off the wire; says also whether payloads belong to it.
+
+    Raises:
+        ValueError, TypeError: it is malformed.
+    """
+    nodes, first, base, start, since, own = data
+    count = len(nodes) if nodes is not None else MAX_NODES
+    if count > MAX_NODES or len(since) > MAX_NODES:
+        raise ValueError("a course has too many nodes")
+    course = Course(
+        [(_count(number), _edges(edges, count)) for number, edges in nodes] if nodes is not None else None,
+        _edges(first, count),
+        _count(base) if base is not None else None,
+        _count(start),
+        [tuple(_whole(value) for value in item) for item in since],
+    )
+    return course, bool(own)
+
+
+def follow(edges: Sequence[Edge], kind: Kind) -> Optional[int]:
+    """The node after an outcome of ``kind``, or None."""
+    found = dict(edges)
+    return found.get(kind, found.get(None))
+
+
+def _edges(data: Any, count: int) -> List[Edge]:
+    edges: List[Edge] = [
+        (tuple(_whole(value) for value in kind) if kind is not None else None, _count(node)) for kind, node in data
+    ]
+    if any(node >= count for _, node in edges):
+        raise ValueError("an edge leads nowhere")
+    return edges
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < MOST_STORAGES:
+        raise ValueError(f"{value!r} is not a number of things")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"{value!r} is not an integer of 64 bits")
+    return value
+
+
+def _raw(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError("bytes were expected")
+    return value

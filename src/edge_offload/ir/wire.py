@@ -1,0 +1,215 @@
+"""Bounded msgpack form of a sequence: what is decoded is checked, and nothing in it is ever executed.
+
+Sizes are bounded before anything is allocated in proportion to them; integers must fit 64 bits; every list has a
+limit; unknown keys, kinds and trailing bytes are refused; the result has passed ``OperatorSequence.validate``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
+
+import msgpack
+
+from edge_offload.errors import BadInput, ProtocolError
+from edge_offload.ir.operators import MAX_DEPTH, Arg, Operator, Ref, Symbol
+from edge_offload.ir.sequence import OperatorSequence
+from edge_offload.ir.values import MAX_RANK, Kind, Value
+
+FORMAT = 1
+_KEYS = {"format", "values", "inputs", "constants", "operators", "outputs", "live_outs", "rebinds"}
+_INT64 = range(-(2**63), 2**63)
+_MAX_TEXT = 4096
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Upper bounds that a decoder accepts."""
+
+    nbytes: int = 64 << 20
+    values: int = 500_000
+    operators: int = 200_000
+    arguments: int = 4096
+
+
+def encode(sequence: OperatorSequence) -> bytes:
+    """Msgpack bytes of ``sequence``.
+
+    Raises:
+        BadInput: an integer argument does not fit 64 bits.
+    """
+    document = {
+        "format": FORMAT,
+        "values": [
+            [value.id, value.dtype, list(value.shape), value.kind.value,
+             None if value.strides is None else list(value.strides), value.offset, value.storage]
+            for value in sequence.values.values()
+        ],
+        "inputs": list(sequence.inputs),
+        "constants": [[number, bytes.fromhex(digest)] for number, digest in sequence.constants.items()],
+        "operators": [
+            [op.name, [_pack_arg(arg) for arg in op.args], [[key, _pack_arg(arg)] for key, arg in op.kwargs],
+             list(op.outputs), list(op.mutates), [list(pair) for pair in op.aliases], op.scope]
+            for op in sequence.operators
+        ],
+        "outputs": list(sequence.outputs),
+        "live_outs": list(sequence.live_outs),
+        "rebinds": [list(pair) for pair in sequence.rebinds],
+    }  # fmt: skip
+    packed: bytes = msgpack.packb(document, use_bin_type=True)
+    return packed
+
+
+def decode(data: bytes, limits: Optional[Limits] = None) -> OperatorSequence:
+    """The sequence in ``data``, validated.
+
+    Raises:
+        ProtocolError: the bytes are not a sequence, or exceed ``limits``.
+    """
+    limits = limits or Limits()
+    if len(data) > limits.nbytes:
+        _refuse(f"{len(data)} bytes, the limit is {limits.nbytes}")
+    longest = max(limits.values, limits.operators)
+    try:
+        document = msgpack.unpackb(
+            data, raw=False, strict_map_key=True, use_list=True,
+            max_str_len=_MAX_TEXT, max_bin_len=64, max_array_len=longest, max_map_len=16, max_ext_len=0,
+        )  # fmt: skip
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        _refuse(f"not msgpack within the limits ({type(error).__name__}: {error})")
+    if not isinstance(document, dict) or set(document) != _KEYS:
+        _refuse("wrong keys")
+    if document["format"] != FORMAT:
+        _refuse(f"format {document['format']!r}, this side speaks {FORMAT}")
+    try:
+        return _sequence(document, limits).validate()
+    except BadInput as error:
+        _refuse(str(error))
+
+
+def _sequence(document: Dict[str, Any], limits: Limits) -> OperatorSequence:
+    values: Dict[int, Value] = {}
+    for row in _rows(document["values"], 7, limits.values):
+        value = Value(
+            id=_integer(row[0]),
+            dtype=_text(row[1]),
+            shape=_integers(row[2], MAX_RANK),
+            kind=_kind(row[3]),
+            strides=None if row[4] is None else _integers(row[4], MAX_RANK),
+            offset=_integer(row[5]),
+            storage=None if row[6] is None else _integer(row[6]),
+        )
+        if value.id in values:
+            _refuse(f"value {value.id} is listed twice")
+        values[value.id] = value
+    constants: Dict[int, str] = {}
+    for row in _rows(document["constants"], 2, limits.values):
+        if not isinstance(row[1], bytes):
+            _refuse("a digest is not bytes")
+        constants[_integer(row[0])] = row[1].hex()
+    operators: List[Operator] = []
+    for row in _rows(document["operators"], 7, limits.operators):
+        operators.append(
+            Operator(
+                name=_text(row[0]),
+                args=tuple(_arg(arg, limits) for arg in _list(row[1], limits.arguments)),
+                kwargs=tuple((_text(pair[0]), _arg(pair[1], limits)) for pair in _rows(row[2], 2, limits.arguments)),
+                outputs=tuple(None if item is None else _integer(item) for item in _list(row[3], limits.arguments)),
+                mutates=_integers(row[4], limits.arguments),
+                aliases=_pairs(row[5], limits.arguments),
+                scope=_text(row[6]),
+            )
+        )
+    return OperatorSequence(
+        values=values,
+        inputs=_integers(document["inputs"], limits.values),
+        constants=constants,
+        operators=tuple(operators),
+        outputs=_integers(document["outputs"], limits.values),
+        live_outs=_integers(document["live_outs"], limits.values),
+        rebinds=_pairs(document["rebinds"], limits.values),
+    )
+
+
+def _pack_arg(arg: Arg) -> Any:
+    """Scalars travel bare; everything else is ``[tag, ...]``, so that a list never means two things."""
+    if arg is None or isinstance(arg, (bool, float, str)):
+        return arg
+    if isinstance(arg, int):
+        if arg not in _INT64:
+            raise BadInput(f"integer argument {arg} does not fit 64 bits")
+        return arg
+    if isinstance(arg, Ref):
+        return ["v", arg.id]
+    if isinstance(arg, Symbol):
+        return ["y", arg.kind, arg.name]
+    if isinstance(arg, complex):
+        return ["c", arg.real, arg.imag]
+    if isinstance(arg, tuple):
+        return ["l", [_pack_arg(item) for item in arg]]
+    raise BadInput(f"an argument cannot be of type {type(arg).__name__}")
+
+
+def _arg(item: Any, limits: Limits, depth: int = 0) -> Arg:
+    if depth > MAX_DEPTH:
+        _refuse(f"arguments nested deeper than {MAX_DEPTH}")
+    if item is None or isinstance(item, (bool, float, str)):
+        return item
+    if isinstance(item, int):
+        return _integer(item)
+    if isinstance(item, list) and len(item) == 2 and item[0] == "v":
+        return Ref(_integer(item[1]))
+    if isinstance(item, list) and len(item) == 3 and item[0] == "y":
+        return Symbol(_text(item[1]), _text(item[2]))
+    if isinstance(item, list) and len(item) == 3 and item[0] == "c":
+        if not all(isinstance(part, float) for part in item[1:]):
+            _refuse("a complex number is not made of two floats")
+        return complex(item[1], item[2])
+    if isinstance(item, list) and len(item) == 2 and item[0] == "l":
+        return tuple(_arg(part, limits, depth + 1) for part in _list(item[1], limits.arguments))
+    return _refuse("an argument has no known form")
+
+
+def _refuse(why: str) -> NoReturn:
+    raise ProtocolError(f"not an operator sequence: {why}")
+
+
+def _integer(item: Any) -> int:
+    if not isinstance(item, int) or isinstance(item, bool) or item not in _INT64:
+        _refuse(f"{item!r} where an integer of 64 bits belongs")
+    return int(item)
+
+
+def _text(item: Any) -> str:
+    if not isinstance(item, str):
+        _refuse(f"{type(item).__name__} where text belongs")
+    return str(item)
+
+
+def _kind(item: Any) -> Kind:
+    try:
+        return Kind(item)
+    except ValueError:
+        _refuse(f"unknown kind of value {item!r}")
+
+
+def _list(item: Any, longest: int) -> List[Any]:
+    if not isinstance(item, list) or len(item) > longest:
+        _refuse(f"no list of at most {longest}")
+    return list(item)
+
+
+def _integers(item: Any, longest: int) -> Tuple[int, ...]:
+    return tuple(_integer(part) for part in _list(item, longest))
+
+
+def _rows(item: Any, width: int, longest: int) -> Sequence[List[Any]]:
+    rows = _list(item, longest)
+    for row in rows:
+        if not isinstance(row, list) or len(row) != width:
+            _refuse(f"a row is not a list of {width}")
+    return rows
+
+
+def _pairs(item: Any, longest: int) -> Tuple[Tuple[int, int], ...]:
+    return tuple((_integer(row[0]), _integer(row[1])) for row in _rows(item, 2, longest))

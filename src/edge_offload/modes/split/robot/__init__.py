@@ -1,0 +1,1 @@
+"""Mode ``split`` of a model at hand: its half of a plan, frame by frame."""

@@ -1,0 +1,241 @@
+"""One inference in mode ``split`` on the robot: the calling thread computes, others send and receive."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import queue
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
+
+import torch
+
+from edge_offload import background
+from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
+from edge_offload.link.replies import Reply
+from edge_offload.link.transport.client import Client
+from edge_offload.manager.forecast import Expected
+from edge_offload.modes.runner import Attempt
+from edge_offload.modes.split.robot.plan_times import PlanTimes
+from edge_offload.split.model.cost import CostModel
+from edge_offload.split.model.network import Network
+from edge_offload.split.model.plan import Side
+from edge_offload.split.planners.table import PlanTable
+from edge_offload.split.runtime.pieces import cut, decode_piece, encode_piece
+from edge_offload.split.runtime.progress import Progress, busy_clock
+from edge_offload.split.runtime.tables import ReadyPlan
+
+GIVE_UP_S = 10.0
+MOST_UNANSWERED = 24
+"""Pieces on their way at once; the link bounds how many requests may wait."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What opening a split gave.
+
+    Attributes:
+        network: the traced model.
+        model: costs, from a profile of each side.
+        table: one plan per bandwidth.
+        plans: the distinct ones that are in force on both sides.
+        place: entry of the table -> place among ``plans``.
+        times: what they are expected to take at any bandwidth.
+        shared: what both sides have.
+    """
+
+    network: Network
+    model: CostModel
+    table: PlanTable
+    plans: Tuple[ReadyPlan, ...]
+    place: Tuple[int, ...]
+    times: PlanTimes
+    shared: Mapping[int, torch.Tensor]
+
+    def choose(self, bandwidth: float) -> int:
+        """Place of the plan for a bandwidth (bytes per second)."""
+        return self.place[self.table.index(bandwidth)]
+
+    def expected(self, bandwidth: float) -> Expected:
+        """What the plan for a bandwidth is expected to take there."""
+        place = self.choose(bandwidth)
+        return Expected(self.times.seconds(place, bandwidth), self.plans[place].plan.is_local)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What one inference did: rows computed and bytes, by side."""
+
+    plan: int
+    rows_robot: int
+    rows_server: int
+    bytes_up: int
+    bytes_down: int
+
+
+class Frame:
+    """One inference: the calling thread computes, others send and receive."""
+
+    def __init__(
+        self,
+        client: Client,
+        threads: Threads,
+        slowdown: float,
+        planned: Planned,
+        handle: int,
+        place: int,
+        number: int,
+        inputs: Sequence[torch.Tensor],
+    ) -> None:
+        self._client, self._threads, self._slowdown = client, threads, slowdown
+        self._planned, self._place = planned, place
+        self._who = {"handle": handle, "run": number}
+        self.progress = Progress(planned.plans[place], Side.ROBOT, planned.network.located, planned.shared,
+                                 slowdown)  # fmt: skip
+        for value, tensor in zip(planned.network.program.sequence.inputs, inputs):
+            self.progress.half.put(value, 0, tensor)
+        self.bytes_up = self.bytes_down = 0
+        self._round_trips = 0
+        self._rows_server = 0
+        names = ("encode", "uplink", "downlink", "decode", "compute_server")
+        self._stages: Dict[str, float] = dict.fromkeys(names, 0.0)
+        self._credit = threading.Semaphore(MOST_UNANSWERED)
+        self._clock_error_s = 0.0
+
+    def run(self, until_s: float) -> Attempt:
+        """Carry the plan out.
+
+        Raises:
+            EdgeOffloadError: something went wrong, or the results were not here by ``until_s`` (monotonic).
+        """
+        progress = self.progress
+        incoming = progress.mine.receives
+        self._ask("split_begin", {"plan": self._place}, until_s)
+        for index in incoming[:-1]:
+            self._ask("split_take", {"transfer": index}, until_s)
+        self._flush(until_s)
+        while not progress.finished:
+            if progress.computable():
+                progress.compute()
+                self._flush(until_s)
+            elif not progress.wait(until_s, lambda: progress.finished or progress.computable()):
+                raise LinkLost("the server's half did not come in time")
+            if progress.failure is not None:
+                raise progress.failure
+        outputs = progress.results()
+        stages = {**self._stages, "compute_robot": progress.compute_s}
+        return Attempt(outputs, stages, self.bytes_up, self.bytes_down, self._round_trips, self._clock_error_s)
+
+    def counted(self) -> Counted:
+        """What it did."""
+        return Counted(self._place, self.progress.rows_computed, self._rows_server, self.bytes_up, self.bytes_down)
+
+    def _ask(self, kind: str, body: Dict[str, Any], until_s: float) -> None:
+        timeout_s = max(until_s - time.monotonic(), 0.01) + GIVE_UP_S
+        future = self._client.request(kind, {**self._who, **body}, timeout_s=timeout_s)
+        self._round_trips = 1
+        future.add_done_callback(lambda done: self._threads.receive.put(lambda: self._received(done)))
+
+    def _flush(self, until_s: float) -> None:
+        for index in self.progress.sendable():
+            self._threads.send.put(functools.partial(self._send, index, until_s))
+
+    def _send(self, index: int, until_s: float) -> None:
+        """On the sending thread: piece by piece, so that the first is on its way while the next is coded."""
+        progress = self.progress
+        transfer = progress.transfer(index)
+        try:
+            for low, high in cut(self._planned.network.located, transfer):
+                if progress.failure is not None or time.monotonic() > until_s:
+                    return
+                began, busy = time.perf_counter(), busy_clock()
+                descriptors, buffers = encode_piece(progress.payload(index, low, high), transfer.codec)
+                if self._slowdown > 1.0 and transfer.codec != "raw":
+                    time.sleep((self._slowdown - 1.0) * (busy_clock() - busy))
+                self._stages["encode"] += time.perf_counter() - began
+                body = {**self._who, "transfer": index, "low": low, "high": high, "tensors": descriptors}
+                self.bytes_up += sum(memoryview(part).nbytes for part in buffers)
+                if not self._credit.acquire(timeout=max(until_s - time.monotonic(), 0.001)):
+                    return
+                future = self._client.request("split_rows", body, buffers, timeout_s=GIVE_UP_S)
+                future.add_done_callback(self._acknowledged)
+        except EdgeOffloadError as error:
+            progress.fail(error)
+
+    def _acknowledged(self, done: Future) -> None:
+        self._credit.release()
+        error = done.exception()
+        if error is not None:
+            self.progress.fail(error)
+            return
+        self._stages["uplink"] += done.result().transfer.uplink_s
+
+    def _received(self, done: Future) -> None:
+        """On the receiving thread."""
+        error = done.exception()
+        if error is not None:
+            self.progress.fail(error)
+            return
+        reply: Reply = done.result()
+        began, busy = time.monotonic(), busy_clock()
+        try:
+            index, low, tensor = decode_piece(self.progress, reply.body, reply.buffers)
+            if self._slowdown > 1.0 and self.progress.transfer(index).codec != "raw":
+                time.sleep((self._slowdown - 1.0) * (busy_clock() - busy))
+            self.bytes_down += reply.transfer.bytes_down
+            self._stages["downlink"] += reply.transfer.downlink_s
+            self._clock_error_s = max(self._clock_error_s, reply.transfer.clock_error_s)
+            self._stages["compute_server"] = max(self._stages["compute_server"], _number(reply.body, "compute_s"))
+            self._rows_server = max(self._rows_server, int(_number(reply.body, "rows_computed")))
+            self._stages["decode"] += time.monotonic() - began
+            self.progress.arrive(index, low, tensor)
+        except EdgeOffloadError as failure:
+            self.progress.fail(failure)
+
+
+class Threads:
+    """One thread that sends and one that receives, for all frames of a runner; they begin with the first job."""
+
+    def __init__(self) -> None:
+        self.send = _Jobs("edge-offload-split-send")
+        self.receive = _Jobs("edge-offload-split-receive")
+
+
+class _Jobs:
+    """A queue of jobs and the daemon thread that does them in order."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: queue.SimpleQueue = queue.SimpleQueue()
+        self._begun = False
+        self._lock = threading.Lock()
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Do ``job`` after those before it."""
+        self._queue.put(job)
+        if not self._begun:
+            with self._lock:
+                if not self._begun:
+                    self._begun = True
+                    background.start(self._name, self._work)
+                    background.when_over(functools.partial(self._queue.put, background.check))
+
+    def _work(self) -> None:
+        while True:
+            job = self._queue.get()
+            try:
+                job()
+            except Exception:
+                _log.exception("a transfer of a split failed")
+
+
+def _number(body: Mapping[str, Any], key: str) -> float:
+    value = body.get(key)
+    if not isinstance(value, (int, float)) or not 0 <= value < 1e12:
+        raise ProtocolError(f"the server's reply holds no number under {key}")
+    return float(value)

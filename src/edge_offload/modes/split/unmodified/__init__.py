@@ -1,0 +1,1 @@
+"""Mode ``split`` of a program that knows nothing of it: inferences are recognised, recorded, opened and divided."""

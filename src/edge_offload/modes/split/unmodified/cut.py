@@ -1,0 +1,106 @@
+"""An inference whose end has sizes that depend on data, such as suppression: it is cut where they begin.
+
+Up to there it is the same calls each time, which can be divided; the results of the divided part are what the program
+uses of it from there on, and the device computes the rest. What else the first part leaves is owed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+from edge_offload.execute.session.session import DeviceSession
+from edge_offload.ir.trace.calls import Slot
+from edge_offload.ir.trace.keys import DTYPES, Layout, parse_key
+from edge_offload.replay.signatures import Definition, Forms, Piece
+
+
+class Use(NamedTuple):
+    """A storage that the program uses behind the cut.
+
+    Attributes:
+        place: its number, counted from the first that the segment made.
+        canonical: its number in the segment.
+        entry: the device's number of the read that tells all of it.
+        layout: how that looks at it.
+    """
+
+    place: int
+    canonical: int
+    entry: int
+    layout: Layout
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing in it that could be read."""
+        return 0 in self.layout.sizes
+
+
+@dataclass
+class Uses:
+    """What a program uses of one segment, time after time.
+
+    Attributes:
+        known: all that it ever used, in the order of the segment.
+        values: the latest contents of what is :attr:`read`; none where they were not kept, or not everything was used.
+        told: how often there was nothing new.
+    """
+
+    known: Tuple[Use, ...] = ()
+    values: List[torch.Tensor] = field(default_factory=list)
+    told: int = 0
+
+    @property
+    def read(self) -> Tuple[Use, ...]:
+        """The results of the divided part."""
+        return tuple(use for use in self.known if not use.empty)
+
+    def add(self, piece: Piece, items: Sequence[Tuple[int, int, int, Optional[torch.Tensor]]], forms: Forms) -> None:
+        """Note what was used of ``piece``: (storage, its number in it, entry of the read, contents)."""
+        found: Dict[int, Use] = {use.canonical: use for use in self.known}
+        values: Dict[int, torch.Tensor] = {}
+        for number, canonical, entry, value in items:
+            if canonical not in found:
+                found[canonical] = Use(
+                    number - piece.base, canonical, entry, parse_key(forms.call(entry).key).tensors[0]
+                )
+            if value is not None:
+                values[canonical] = value
+        self.told = self.told + 1 if len(found) == len(self.known) else 0
+        self.known = tuple(found[canonical] for canonical in sorted(found))
+        self.values = [values[use.canonical] for use in self.read if use.canonical in values]
+        if len(self.values) < len(self.read):
+            self.values = []
+
+
+class Cut(NamedTuple):
+    """An inference that is being computed by the device, from its first call to the read behind the cut."""
+
+    inference: Any
+    piece: Piece
+
+
+def with_reads(definition: Definition, uses: Sequence[Use], forms: Forms) -> Definition:
+    """``definition`` with a read of each of ``uses`` at its end."""
+    reads = tuple(forms.call(use.entry) for use in uses)
+    words = tuple(word for use in uses for word in (use.entry, use.canonical))
+    return Definition(definition.words + words, definition.calls + reads)
+
+
+def put(session: DeviceSession, piece: Piece, uses: Uses, tensors: Sequence[torch.Tensor]) -> Piece:
+    """Have ``session`` hold the results of a divided segment; returns the segment without them, which is owed."""
+    results = iter(tensors)
+    for use in uses.known:
+        with torch.inference_mode():
+            made = torch.empty_strided(use.layout.sizes, use.layout.strides, dtype=DTYPES[use.layout.dtype])
+            if not use.empty:
+                made.copy_(next(results).reshape(use.layout.sizes))
+        session.keep(piece.base + use.place, Slot(made.untyped_storage()), None)
+    return replace(piece, dead=piece.dead | {use.canonical for use in uses.known})
+
+
+def held(session: DeviceSession, piece: Piece, uses: Uses) -> List[torch.Tensor]:
+    """The same results as the device has computed them."""
+    return [session.slot(piece.base + use.place).view(use.layout) for use in uses.read]

@@ -1,0 +1,392 @@
+"""A recorded segment that is a whole inference as an :class:`OperatorSequence`: what the program issued, as a function.
+
+Uploads are its inputs, storages that lived before are its constants, the one download at its end is its output. Looks
+into storages become view operators (:mod:`edge_offload.passes.views`), writes become new values. What is not a
+function of its uploads, or cannot be told to be, is refused in words; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from edge_offload import background
+from edge_offload.errors import EdgeOffloadError, Unsupported
+from edge_offload.execute.sequence_runner import SequenceRunner
+from edge_offload.execute.session.session import DeviceSession
+from edge_offload.ir.build import Program, from_graph_module
+from edge_offload.ir.trace.calls import ALLOC, DOWNLOAD, NEW, UPLOAD, Entry, Slot, plain_number
+from edge_offload.ir.trace.keys import DTYPES, Layout, Operand
+from edge_offload.ir.trace.segments import Outcome, Segment, Step
+from edge_offload.passes.expansions import encoder_layer
+from edge_offload.passes.folding import Folded, fold
+from edge_offload.passes.views import is_dense, laid_out, look
+from edge_offload.protocol.messages import tensor_bytes
+from edge_offload.replay.signatures import Definition
+
+MAX_CALLS = 20_000
+BASE = 1 << 60
+"""Number of the first storage that a segment makes where it is run to see what it does."""
+_COPY = "aten::copy_"
+_FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
+_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-1}
+"""Of the largest value: how far the sequence may be from what the device gave for the same input."""
+
+
+class Recorded(NamedTuple):
+    """A segment as calls, each with the numbers of the storages that it touches."""
+
+    segment: Segment
+    written: FrozenSet[int]
+    made_from: int
+
+
+@dataclass(frozen=True)
+class Captured:
+    """An inference that was recorded.
+
+    Attributes:
+        program: sequence and constants; its inputs are the uploads in order, its outputs what is read.
+        made: for each call, which number, in the segment, each storage has that it makes.
+    """
+
+    program: Program
+    made: Tuple[Tuple[int, ...], ...]
+
+
+class Calls:
+    """Reads segments; each distinct call once."""
+
+    def __init__(self) -> None:
+        self._entries: Dict[Tuple[str, bytes], Entry] = {}
+
+    def read(self, definition: Definition) -> Recorded:
+        """The calls of a segment.
+
+        Raises:
+            EdgeOffloadError: one of them is malformed.
+        """
+        segment = Segment()
+        position = 0
+        for call in definition.calls:
+            entry = self._entries.get((call.name, call.key))
+            if entry is None:
+                entry = self._entries[call.name, call.key] = Entry(call.name, call.key, torch.device("cpu"))
+            stop = position + 1 + call.references
+            segment.add(entry, definition.words[position + 1 : stop])
+            position = stop
+        segment.finish()
+        return Recorded(segment, frozenset(segment.written), max(definition.words, default=0))
+
+
+def obstacle(recorded: Recorded, live: Sequence[Tuple[int, int]], reads: int = 1) -> Optional[str]:
+    """Why a segment is no inference that could be split, in words, as far as its calls tell; None if it may be one.
+
+    Args:
+        recorded: the segment; of an inference that is read several times, all of its segments.
+        live: (number in it, storage) of what lived before.
+        reads: how many there are.
+    """
+    calls = recorded.segment.calls
+    names = [entry.name for entry, _, _ in calls]
+    if len(calls) > MAX_CALLS:
+        return f"it has more than {MAX_CALLS} calls"
+    if UPLOAD not in names:
+        return "nothing is uploaded in it"
+    if names.count(DOWNLOAD) != reads or names[-1] != DOWNLOAD:
+        return "it does not end in a read"
+    if recorded.written.intersection(canonical for canonical, _ in live):
+        return "it changes a tensor that lived before"
+    for entry, _, _ in calls:
+        if entry.refused is not None:
+            return str(entry.refused)
+        if entry.overload is None:
+            if entry.name not in (ALLOC, UPLOAD, DOWNLOAD):
+                return f"it contains {entry.name.replace('edge::', 'a call to ')}"
+        elif entry.random and not _settled(entry):
+            return f"{entry.name} draws random numbers"
+        elif entry.parsed.hosts:
+            return f"{entry.name} takes a tensor of the host"
+    return None
+
+
+def capture(
+    recorded: Recorded,
+    live: Sequence[Tuple[int, int]],
+    storages: Mapping[int, torch.UntypedStorage],
+    numbers: bytes,
+    payloads: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor],
+) -> Captured:
+    """The sequence of a segment, which is run here twice to see that it gives what the device gave.
+
+    Args:
+        recorded: the segment; :func:`obstacle` found none.
+        live: (number in the segment, storage) of what lived before.
+        storages: their bytes, by storage; they become the constants' memory.
+        numbers: host numbers of the calls, which become constants.
+        payloads: what was uploaded.
+        expected: what was read, read by read.
+
+    Raises:
+        Unsupported: it cannot be told as a function, or does not give ``expected``.
+    """
+    made, folded, found_there = _run(recorded, live, storages, numbers, payloads, expected[-1])
+    constants = {**{number: storages[storage] for number, storage in live}, **found_there}
+    tracer = _Tracer(recorded.segment, constants, numbers, made, folded)
+    try:
+        with torch.no_grad():
+            traced = make_fx(torch.func.functionalize(tracer, remove="mutations"), tracing_mode="fake",
+                             _allow_non_fake_inputs=True)(*payloads)  # fmt: skip
+        program = from_graph_module(traced)
+        found = SequenceRunner(program.sequence, program.constants).run(list(payloads))
+    except EdgeOffloadError:
+        raise
+    except Exception as error:  # whatever torch raises for what it cannot trace
+        raise Unsupported(f"it cannot be traced: {type(error).__name__}: {str(error).strip()[:200]}") from error
+    for one, wanted in zip(found, expected):
+        compare(one, wanted, "the traced sequence")
+    return Captured(program, made)
+
+
+def _settled(entry: Entry) -> bool:
+    """Whether a call that may draw random numbers does not: dropout that is off."""
+    assert entry.overload is not None
+    given = dict(zip([a.name for a in entry.overload._schema.arguments], entry.arguments))  # type: ignore[attr-defined]
+    return given.get("train") is False or given.get("dropout_p") == 0.0
+
+
+def _run(
+    recorded: Recorded, live: Sequence[Tuple[int, int]], storages: Mapping[int, torch.UntypedStorage], numbers: bytes,
+    payloads: Sequence[torch.Tensor], expected: torch.Tensor,
+) -> Tuple[Tuple[Tuple[int, ...], ...], Folded, Dict[int, torch.UntypedStorage]]:  # fmt: skip
+    """Run the segment as the executor does, and so learn what each result is.
+
+    Args:
+        expected: what was read last.
+
+    Returns:
+        Numbers of the storages each call makes; what is the same each time, and its storages.
+    """
+    older = {number for number, _ in live}
+    names = range(recorded.made_from + len(recorded.segment.calls) * 64)
+    _, outcome = _play(recorded, live, storages, numbers, payloads, frozenset(names) - older)
+    assert outcome.tensor is not None
+    compare(outcome.tensor, expected, "the recorded inference, run here,")
+    made: List[Tuple[int, ...]] = []
+    following = recorded.segment.first_new
+    for entry, _, least in recorded.segment.calls:
+        following = max(following, least)
+        count = sum(result.kind == NEW for _, known in entry.results or () for result in known)
+        count += entry.name == ALLOC
+        made.append(tuple(range(following, following + count)))
+        following += count
+    folded = fold(recorded.segment, made, older)
+    if not folded.storages:
+        return tuple(made), folded, {}
+    session, _ = _play(recorded, live, storages, numbers, payloads, frozenset(names) - older - folded.storages)
+    places = {number: place for place, number in enumerate(number for call in made for number in call)}
+    return tuple(made), folded, {number: session.slots[BASE + places[number]].storage for number in folded.storages}
+
+
+def _play(
+    recorded: Recorded, live: Sequence[Tuple[int, int]], storages: Mapping[int, torch.UntypedStorage], numbers: bytes,
+    payloads: Sequence[torch.Tensor], dead: FrozenSet[int],
+) -> Tuple[DeviceSession, Outcome]:  # fmt: skip
+    """Run a segment in a session of its own; of what it makes, ``dead`` is dropped after its last use."""
+    session = DeviceSession("cpu")
+    for _, storage in live:
+        session.slots[storage] = Slot(storages[storage])
+    step = Step(0, BASE, live, sorted(dead), numbers, [tensor_bytes(payload) for payload in payloads])
+    return session, session.run(step, segment=recorded.segment)
+
+
+def compare(found: torch.Tensor, expected: torch.Tensor, what: str, slack: float = 1.0) -> None:
+    """See that two results are the same up to rounding (times ``slack``); integers to the last bit.
+
+    Raises:
+        Unsupported: they are not; ``what`` gave ``found``.
+    """
+    bound = slack * _TOLERANCE.get(expected.dtype, 0.0)
+    alike = found.dtype == expected.dtype and found.shape == expected.shape
+    if alike and not torch.equal(found, expected):
+        scale = float(torch.nan_to_num(expected).abs().max()) if expected.numel() else 0.0
+        alike = bound > 0 and torch.allclose(found, expected, rtol=0.0, atol=bound * scale, equal_nan=True)
+    if not alike:
+        raise Unsupported(f"{what} does not give what the device gave")
+
+
+@dataclass
+class _Cell:
+    """A storage while the segment is traced: the tensor that fills it, and how that lies in it."""
+
+    nbytes: int
+    tensor: Optional[torch.Tensor] = None
+    held: Optional[Layout] = None
+
+
+class _Tracer:
+    """Issues the calls of a segment on whatever tensors stand for the uploads; called by torch's tracer."""
+
+    def __init__(
+        self, segment: Segment, storages: Mapping[int, torch.UntypedStorage], numbers: bytes,
+        made: Sequence[Tuple[int, ...]], folded: Folded,
+    ) -> None:  # fmt: skip
+        self._segment = segment
+        self._made, self._folded = made, folded
+        self._storages = storages
+        self._constants: Dict[Tuple[int, Layout], torch.Tensor] = {}
+        self._scalars: Dict[Tuple[int, int], Any] = {}
+        writes = Counter(references[at] for entry, references, _ in segment.calls for at in entry.written)
+        self._rewritten = {canonical for canonical, count in writes.items() if count > 1}
+        self._written_last = {
+            references[at]: index for index, (entry, references, _) in enumerate(segment.calls) for at in entry.written
+        }
+        place = 0
+        for index, (entry, references, _) in enumerate(segment.calls):
+            for number, layout in entry.operands if index not in folded.calls else ():
+                storage = storages.get(references[number])
+                if storage is not None and (references[number], layout) not in self._constants:
+                    self._constants[references[number], layout] = Slot(storage).view(layout).clone()
+            for number, spec in enumerate(entry.parsed.numbers):
+                plain = plain_number(numbers[16 * (place + number) :], spec)
+                self._scalars[index, number] = plain if spec.wrapped else torch.tensor(plain, dtype=spec.dtype)
+            place += entry.number_count
+
+    def __call__(self, *payloads: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        cells: Dict[int, _Cell] = {}
+        read: List[torch.Tensor] = []
+        uploads = iter(payloads)
+        following = self._segment.first_new
+        for index, (entry, references, least) in enumerate(self._segment.calls):
+            background.check()
+            following = max(following, least)
+            if index in self._folded.calls:
+                following += len(self._made[index])
+            elif entry.name == ALLOC:
+                cells[following] = _Cell(entry.parsed.arguments[0])
+                following += 1
+            elif entry.name == UPLOAD:
+                held = references[0] in self._rewritten
+                self._write(cells[references[0]], entry.parsed.tensors[0], next(uploads), held)
+            elif entry.name == _COPY and len(entry.operands) == 2:
+                reference, layout = entry.operands[1]
+                source = self._tensor(cells, references[reference], layout)
+                held = references[0] in self._rewritten or self._written_last.get(references[reference], -1) > index
+                self._write(cells[references[0]], entry.parsed.tensors[0], source, held)
+            elif entry.name == DOWNLOAD:
+                found = self._tensor(cells, references[0], entry.parsed.tensors[0])
+                written_later = self._written_last.get(references[0], -1) > index
+                read.append(torch.ops.aten.clone.default(found) if written_later else found)
+            else:
+                for result, tensor in self._call(cells, index, entry, references):
+                    cells[following] = _Cell(result.storage_bytes, tensor, result.layout)
+                    following += 1
+        return tuple(read)
+
+    def _write(self, cell: _Cell, layout: Layout, source: torch.Tensor, held: bool) -> None:
+        """Copy ``source`` into a look at a storage; one that fills all of it becomes what is in it.
+
+        Args:
+            held: whether one of the two is written later, which the other must not see.
+        """
+        dtype = DTYPES[layout.dtype]
+        whole = layout.offset == 0 and not layout.flags and is_dense(layout)
+        if not whole or _elements(layout) * dtype.itemsize != cell.nbytes:
+            self._look(cell, layout).copy_(source)
+            return
+        converted = source if source.dtype == dtype else torch.ops.aten._to_copy.default(source, dtype=dtype)
+        if tuple(converted.shape) != layout.sizes:
+            converted = torch.ops.aten.expand.default(converted, list(layout.sizes))
+        cell.tensor, cell.held = laid_out(converted, layout), layout
+        if held and converted.dtype == source.dtype:
+            cell.tensor = torch.ops.aten.clone.default(cell.tensor)
+
+    def _tensor(self, cells: Mapping[int, _Cell], canonical: int, layout: Layout) -> torch.Tensor:
+        constant = self._constants.get((canonical, layout))
+        return constant if constant is not None else self._look(cells[canonical], layout)
+
+    @staticmethod
+    def _look(cell: _Cell, layout: Layout) -> torch.Tensor:
+        if cell.tensor is None:  # nothing was written to it yet, and nobody can tell what is in it
+            dtype = DTYPES[layout.dtype]
+            if layout.flags or cell.nbytes % dtype.itemsize:
+                raise Unsupported("fresh memory is looked at in a way that no tensor is")
+            count = cell.nbytes // dtype.itemsize
+            if layout.offset == 0 and is_dense(layout) and _elements(layout) == count:
+                cell.tensor, cell.held = laid_out(torch.zeros(layout.sizes, dtype=dtype), layout), layout
+            else:
+                cell.tensor = torch.zeros(count, dtype=dtype)
+                cell.held = Layout(layout.dtype, 0, (count,), (1,), 0)
+        assert cell.held is not None
+        return look(cell.tensor, cell.held, layout)
+
+    def _call(self, cells: Mapping[int, _Cell], index: int, entry: Entry, references: Sequence[int]) -> Iterator[Any]:
+        assert entry.overload is not None
+        schema = entry.overload._schema  # type: ignore[attr-defined]
+        arguments = [
+            _constant(argument, self._fill(cells, index, entry, references, value))
+            for argument, value in zip(schema.arguments, entry.arguments)
+        ]
+        named = dict(zip(entry.keywords, arguments[entry.positional :]))
+        returned = _issue(entry, arguments[: entry.positional], named)
+        returns = returned if isinstance(returned, tuple) else (returned,) if returned is not None else ()
+        for (_, known), value in zip(entry.results or (), returns):
+            for result, tensor in zip(known, value if isinstance(value, (list, tuple)) else (value,)):
+                if result.kind != NEW:
+                    continue
+                assert result.layout is not None
+                if tuple(tensor.shape) != result.layout.sizes:
+                    raise Unsupported(f"{entry.name} gives another shape when it is traced")
+                yield result, tensor
+
+    def _fill(self, cells: Mapping[int, _Cell], index: int, entry: Entry, references: Sequence[int], value: Any) -> Any:
+        if isinstance(value, Operand):
+            if value.kind == "T":
+                reference, layout = entry.operands[value.number]
+                return self._tensor(cells, references[reference], layout)
+            if value.kind == "W":
+                return self._scalars[index, value.number]
+            raise Unsupported(f"{entry.name} takes a storage or a tensor of the host")
+        if isinstance(value, list):
+            return [self._fill(cells, index, entry, references, item) for item in value]
+        return value
+
+
+def _issue(entry: Entry, arguments: List[Any], named: Dict[str, Any]) -> Any:
+    """Issue a call under the name that modules are traced under; the kernel is the same."""
+    aten = torch.ops.aten
+    if entry.name == "aten::_convolution":
+        return aten.convolution.default(*arguments[:9])
+    if entry.name == "aten::native_batch_norm" and arguments[5] is False:
+        image, scale, shift, mean, variance, _, momentum, epsilon = arguments
+        return aten._native_batch_norm_legit_no_training.default(image, scale, shift, mean, variance, momentum, epsilon)
+    if entry.name == "aten::_transformer_encoder_layer_fwd":
+        return encoder_layer(*arguments)
+    assert entry.overload is not None
+    return entry.overload(*arguments, **named)
+
+
+def _constant(argument: Any, value: Any) -> Any:
+    """Dtypes, layouts and memory formats travel as torch's numbers for them."""
+    if type(value) is not int:
+        return value
+    kind = str(argument.real_type)
+    if "ScalarType" in kind:
+        return DTYPES[value]
+    if "MemoryFormat" in kind:
+        return _FORMATS[value]
+    if "Layout" in kind:
+        return torch.strided
+    return value
+
+
+def _elements(layout: Layout) -> int:
+    total = 1
+    for size in layout.sizes:
+        total *= size
+    return total

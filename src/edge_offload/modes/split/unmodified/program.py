@@ -1,0 +1,90 @@
+"""Putting the virtual device of mode ``split`` into a program that ``edge-offload exec`` started."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+from typing import Any, Dict
+
+import torch
+
+from edge_offload import background
+from edge_offload.device import connect, installation
+from edge_offload.device.remote import WorkerRemote
+from edge_offload.errors import BadInput
+from edge_offload.execute.fingerprint import two_torches
+from edge_offload.link.replies import LinkState
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client, Timings
+from edge_offload.link.transport.prober import Prober
+from edge_offload.modes.split.unmodified.in_process import SplitHereRecorder, here
+from edge_offload.modes.split.unmodified.recorded import RecordedSplit
+from edge_offload.modes.split.unmodified.recorder import SplitRecorder
+
+IDLE_S = 1.0
+"""Between probes of an idle link, and between its heartbeats: what the program computes by itself shares its cores with
+them."""
+
+
+def from_environment() -> installation.Installed:
+    """Install as the launcher asked for in the environment (called once torch has been imported).
+
+    Raises:
+        BadInput: no server is named, or its key is not known.
+    """
+    settings = connect.Settings.from_environment(os.environ)
+    if not settings.server:
+        raise BadInput("mode split needs a server", remedy="name one with --server, or use mode lazy")
+    libraries = installation.built_libraries()
+    keys = KeyStore(settings.keys) if settings.keys else None
+    told = ""
+
+    def tell(state: LinkState, _cause: str) -> None:
+        """What is to be done about another torch on the server, once for each that comes."""
+        nonlocal told
+        if state is LinkState.READY:
+            torches = two_torches({"torch": torch.__version__}, client.welcome.get("fingerprint"))
+            if torches and torches != told:
+                connect.say(torches)
+            told = torches
+
+    client = Client(settings.server, keys=keys, timings=Timings(idle_s=IDLE_S), on_state=tell)
+    client.start()
+    prober = Prober(client, IDLE_S).start()
+    alone = libraries is not None and settings.device == "cpu"
+    if alone and settings.threads:
+        torch.set_num_threads(settings.threads)
+    remote = here() if alone else WorkerRemote(settings.device, settings.threads)
+
+    opener = functools.partial(RecordedSplit, client=client, slowdown=settings.slowdown)
+
+    def make(native: Any, executor: Any, mode: Any) -> SplitRecorder:
+        kind = SplitHereRecorder if alone else SplitRecorder
+        return kind(native, executor, opener, settings.slowdown)
+
+    made = installation.install(libraries, remote, SplitRecorder.MODE, make)
+    recorder: SplitRecorder = made.recorder
+
+    def end() -> None:
+        if settings.tally:
+            made.write_tally(settings.tally)
+            split = {**dataclasses.asdict(recorder.splits), "state": recorder.state()}
+            _add(settings.tally, {"split": split, **({"two_torches": told} if told else {})})
+        background.end()
+        recorder.close()
+        prober.close()
+        client.close()
+
+    atexit.register(end)
+    return made
+
+
+def _add(path: str, facts: Dict[str, Any]) -> None:
+    with contextlib.suppress(OSError, ValueError):  # where nothing could be written, the figures were told
+        with open(path, encoding="utf-8") as stream:
+            found = json.load(stream)
+        installation.keep_tally(path, {**found, **facts})

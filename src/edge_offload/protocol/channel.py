@@ -1,0 +1,88 @@
+"""Maps and buffers over a local socket: how a process talks to the executor process that it owns.
+
+A frame is ``u32 header length, u32 number of buffers, u64 length of each, header (msgpack), buffers``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from typing import Any, Dict, List, Sequence, Tuple
+
+import msgpack
+
+from edge_offload.errors import LinkLost, ProtocolError
+from edge_offload.ir.trace.calls import Buffer
+
+MAX_HEADER = 256 << 20
+MAX_BUFFERS = 1 << 20
+MAX_TOTAL = 8 << 30
+
+
+class Channel:
+    """One end of a connected stream socket. Sending is thread-safe; receiving belongs to one thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._sending = threading.Lock()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Hang up; the peer's receive fails."""
+        with contextlib.suppress(OSError):  # the peer hung up first
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def send(self, header: Dict[str, Any], buffers: Sequence[Buffer] = ()) -> int:
+        """Send one frame; returns its bytes.
+
+        Raises:
+            LinkLost: the peer is gone.
+        """
+        packed = msgpack.packb(header, use_bin_type=True)
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        sizes = [len(view) for view in views]
+        head = struct.pack(f"<II{len(sizes)}Q", len(packed), len(sizes), *sizes) + packed
+        try:
+            with self._sending:
+                self._socket.sendall(head)
+                for view in views:
+                    self._socket.sendall(view)
+        except OSError as error:
+            raise LinkLost(f"the executor process is gone ({error})") from None
+        return len(head) + sum(sizes)
+
+    def receive(self) -> Tuple[Dict[str, Any], List[bytearray]]:
+        """Wait for one frame.
+
+        Raises:
+            LinkLost: the peer hung up.
+            ProtocolError: the frame is malformed or too large.
+        """
+        header_size, count = struct.unpack("<II", self._exactly(8))
+        if header_size > MAX_HEADER or count > MAX_BUFFERS:
+            raise ProtocolError("a frame's header is too large")
+        sizes = struct.unpack(f"<{count}Q", self._exactly(8 * count))
+        if sum(sizes) > MAX_TOTAL:
+            raise ProtocolError("a frame is too large")
+        header = msgpack.unpackb(bytes(self._exactly(header_size)), raw=False, strict_map_key=False)
+        if not isinstance(header, dict):
+            raise ProtocolError("a frame's header is not a map")
+        return header, [self._exactly(size) for size in sizes]
+
+    def _exactly(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view, done = memoryview(data), 0
+        while done < size:
+            try:
+                received = self._socket.recv_into(view[done:])
+            except OSError as error:
+                raise LinkLost(f"the executor process is gone ({error})") from None
+            if not received:
+                raise LinkLost("the executor process is gone")
+            done += received
+        return data

@@ -1,0 +1,67 @@
+"""The device's buffers on their way over the link: coded without loss where that pays, and back again."""
+
+from __future__ import annotations
+
+from typing import Any, List, Sequence, Tuple
+
+import numpy as np
+
+from edge_offload.errors import ProtocolError
+from edge_offload.ir.trace.calls import Buffer
+from edge_offload.link import codecs
+
+#: Smaller buffers are not worth a descriptor.
+MIN_BYTES = 4096
+
+#: (position among the plain buffers, descriptor, number of coded buffers that stand for it)
+Coded = Tuple[int, Any, int]
+
+
+def encode(buffers: Sequence[Buffer], codec: str) -> Tuple[List[Coded], List[Buffer]]:
+    """Code the buffers that are arrays (views with a shape and a number format); the others stay as they are."""
+    coded: List[Coded] = []
+    out: List[Buffer] = []
+    for position, buffer in enumerate(buffers):
+        view = memoryview(buffer)
+        if view.nbytes < MIN_BYTES or view.ndim == 0 or (view.ndim == 1 and view.format == "B"):
+            out.append(buffer)
+            continue
+        encoded = codecs.encode(np.asarray(view), codec)
+        coded.append((position, encoded.descriptor, len(encoded.buffers)))
+        out += encoded.buffers
+    return coded, out
+
+
+def decode(coded: Any, buffers: Sequence[Buffer], max_bytes: int) -> List[Buffer]:
+    """The plain buffers that :func:`encode` was given, as bytes.
+
+    Raises:
+        ProtocolError: anything that :func:`encode` would not have made.
+    """
+    if not coded:
+        return list(buffers)
+    if not isinstance(coded, (list, tuple)) or len(coded) > len(buffers):
+        raise ProtocolError("coded buffers are described by a list")
+    out: List[Buffer] = []
+    used = 0
+    for item in coded:
+        if not isinstance(item, (list, tuple)) or len(item) != 3:
+            raise ProtocolError("a coded buffer lacks its descriptor")
+        position, descriptor, count = item
+        if (
+            type(position) is not int
+            or type(count) is not int
+            or not 0 <= count <= 64
+            or not isinstance(descriptor, dict)
+        ):
+            raise ProtocolError("a coded buffer lacks its place")
+        plain = position - len(out)
+        if plain < 0 or used + plain + count > len(buffers):
+            raise ProtocolError("coded buffers are out of order")
+        out += buffers[used : used + plain]
+        used += plain
+        array = codecs.decode(descriptor, buffers[used : used + count], max_bytes)
+        used += count
+        max_bytes -= array.nbytes
+        out.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return out + list(buffers[used:])

@@ -1,0 +1,1 @@
+"""The robot's half of the recording modes: record, predict, speculate, recover."""

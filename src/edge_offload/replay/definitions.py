@@ -1,0 +1,103 @@
+"""What the server has been told: calls, segments and nodes, by the numbers that they have there."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+
+from edge_offload.ir.trace.calls import Buffer, schema_checksum
+from edge_offload.ir.trace.trace_graph import MAX_PAYLOAD, Edge
+from edge_offload.protocol.messages import Message
+from edge_offload.replay.plans import Plan
+from edge_offload.replay.predict import Branches
+from edge_offload.replay.signatures import Call, Definition, Forms
+
+
+class Definitions:
+    """Puts into each message what the server has to know for it, once.
+
+    Args:
+        native: the extension module.
+
+    Attributes:
+        forms: what calls and segments are made of.
+        count: segments that were defined, in all.
+    """
+
+    def __init__(self, native: Any) -> None:
+        self.forms = Forms(native)
+        self.count = 0
+        self._native = native
+        self._segments: Set[int] = set()
+        self._calls: Dict[int, int] = {}
+        self._new: List[Call] = []
+        self._told = object()
+        self._branches: Optional[Branches] = None
+        self._uploads: List[Optional[bytes]] = []
+
+    def forget(self) -> None:
+        """The server knows nothing (any more)."""
+        self._segments.clear()
+        self._calls.clear()
+        self._new.clear()
+        self._told = object()
+        self._branches = None
+        self._uploads = []
+
+    def renumber(self) -> None:
+        """Number the forms anew."""
+        self.forms = Forms(self._native)
+
+    def call(self, call: Call) -> int:
+        """The number that a call has on the server, which is told of it with the next message."""
+        found = self._calls.get(call.entry)
+        if found is None:
+            found = self._calls[call.entry] = len(self._calls)
+            self._new.append(call)
+        return found
+
+    def segment(self, segment: int, message: Message, definition: Optional[Definition] = None) -> bool:
+        """Have a segment defined with ``message`` if it is not; says whether it was not."""
+        if segment in self._segments:
+            return False
+        made = definition or self.forms.definition(segment)
+        words = list(made.words)
+        position = 0
+        for call in made.calls:
+            words[position] = self.call(call)
+            position += 1 + call.references
+        self._segments.add(segment)
+        message.segments.append((segment, struct.pack(f"<{len(words)}I", *words)))
+        self.count += 1
+        return True
+
+    def node(self, plan: Plan, message: Message) -> int:
+        """The number of a plan's node on the server, which is told of it with ``message`` if it does not know it."""
+        if plan.node.segment is not None:
+            self.segment(plan.node.segment, message)
+        if plan.sent is not self._told:
+            plan.sent = self._told
+            message.nodes.append((plan.slot, plan.node))
+        return plan.slot
+
+    def nodes(self, branches: Branches, message: Message) -> Optional[List[Tuple[int, List[Edge]]]]:
+        """The nodes of a course along ``branches``; None if they are those of the one before."""
+        if branches is self._branches:
+            return None
+        self._branches = branches
+        return [(self.node(plan, message), edges) for plan, edges in zip(branches.plans, branches.edges)]
+
+    def uploads(self, payloads: Sequence[Buffer]) -> List[Optional[Buffer]]:
+        """What a course's first node gets, with None for what it got in the course before."""
+        known = self._uploads + [None] * len(payloads)
+        short = [memoryview(payload).nbytes <= MAX_PAYLOAD for payload in payloads]
+        self._uploads = [bytes(payload) if keep else None for payload, keep in zip(payloads, short)]
+        return [None if own is not None and own == before else payload
+                for payload, own, before in zip(payloads, self._uploads, known)]  # fmt: skip
+
+    def complete(self, message: Message) -> None:
+        """Put in the calls that are new; the message is sent next."""
+        message.first_entry = len(self._calls) - len(self._new)
+        for call in self._new:
+            message.entries.append((call.name, call.key, call.claimed, schema_checksum(call.name)))
+        self._new.clear()

@@ -1,0 +1,161 @@
+"""What has followed what: the step that came after the same few steps, and kinds of outcomes, before."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from edge_offload.ir.trace.symbols import Kind
+from edge_offload.replay.flushed import READ
+
+CONTEXTS = (6, 3, 2, 1)
+MAX_CONTEXTS = 65536
+MAX_PLACES = 8192
+#: How often a step has to follow others before that is taken for a rule.
+SURE = 2
+
+#: Stands for every kind of outcome.
+ANY: Kind = (-9,)
+#: Contexts that count, by their order, only while they have always told the same.
+STRICT = (1, 2)
+#: Marks a number of steps among them.
+COUNT: Kind = (-8,)
+#: A step and the kind of its outcome.
+Item = Tuple[int, Kind]
+Trail = Tuple[Item, ...]
+
+
+class Follower:
+    """What has followed a context.
+
+    Attributes:
+        form: of the step that did so most; None if none did.
+        sure: how often, less the times that another one did; at most twice :data:`SURE`.
+        varied: whether more than one has.
+    """
+
+    __slots__ = ("form", "sure", "varied")
+
+    def __init__(self) -> None:
+        self.form: Optional[int] = None
+        self.sure = 0
+        self.varied = False
+
+    def note(self, form: int) -> bool:
+        """``form`` has followed now; says whether something else is to be expected than before.
+
+        What has come once says less than what always comes after fewer steps.
+        """
+        known, sure = (self.form, self.sure) if self.form is not None else (form, 0)
+        if known == form:
+            self.form, self.sure = form, min(sure + 1, 2 * SURE)
+        else:
+            self.form, self.sure = (known, sure - 1) if sure > 1 else (form, 1)
+            self.varied = True
+        return self.form != known or not sure or (self.sure >= SURE) != (sure >= SURE)
+
+
+class Place:
+    """The last few steps, and how many there were since the inference began.
+
+    What is known of it is found once: a program that does what it did before goes from place to place.
+
+    Attributes:
+        followers: of each of its contexts, in the order in which they are asked; ``distinct``: each once.
+        next: the place after a step.
+        opened: the same steps when an inference begins.
+    """
+
+    __slots__ = ("distinct", "followers", "next", "opened", "steps", "trail")
+
+    def __init__(self, trail: Trail, steps: int, followers: List[Follower]) -> None:
+        self.trail = trail
+        self.steps = steps
+        self.followers = followers
+        self.distinct = list(dict.fromkeys(followers))
+        self.next: Dict[Item, Place] = {}
+        self.opened: Optional[Place] = None
+
+    def note(self, form: int) -> bool:
+        """``form`` is the next step; says whether something else is to be expected than before."""
+        fresh = False
+        for follower in self.distinct:
+            if follower.form != form or follower.sure < 2 * SURE:
+                fresh = follower.note(form) or fresh
+        return fresh
+
+
+class Contexts:
+    """Remembers what has followed each context.
+
+    Args:
+        reason: why a step of this form ends, if that is known.
+        max_steps: as many since the inference began are told apart.
+    """
+
+    def __init__(self, reason: Callable[[int], Optional[int]], max_steps: int) -> None:
+        self._reason = reason
+        self._max_steps = max_steps
+        self._followers: Dict[Trail, Follower] = {}
+        self._places: Dict[Tuple[Trail, int], Place] = {}
+
+    def first(self) -> Place:
+        """Where a program begins."""
+        return self._place((), 0)
+
+    def opened(self, place: Place) -> Place:
+        """``place`` if an inference begins there."""
+        if place.opened is None:
+            place.opened = self._place(place.trail, 0)
+        return place.opened
+
+    def after(self, place: Place, form: int, kind: Kind) -> Place:
+        """The place after a step of ``form`` whose outcome is of ``kind``."""
+        item = form, kind
+        found = place.next.get(item)
+        if found is None:
+            if len(self._places) > MAX_PLACES or len(self._followers) > MAX_CONTEXTS:
+                if len(self._followers) > MAX_CONTEXTS:
+                    self._followers.clear()
+                self._places.clear()
+            trail = (*place.trail[-CONTEXTS[0] + 1 :], item)
+            found = place.next[item] = self._place(trail, min(place.steps + 1, self._max_steps))
+        return found
+
+    def expected(self, trail: Trail, steps: int) -> Optional[int]:
+        """The form that will probably follow ``trail``, ``steps`` after the inference began."""
+        known = self._followers.get
+        return self.expected_of([known(context, _NOTHING) for context in self._of(trail, steps)])
+
+    @staticmethod
+    def expected_of(followers: Sequence[Follower]) -> Optional[int]:
+        """The form that will probably be next; the contexts' ``followers`` in the order in which they are asked."""
+        guess: Optional[int] = None
+        for order, follower in enumerate(followers):
+            if follower.sure >= SURE and (order not in STRICT or not follower.varied):
+                return follower.form
+            guess = follower.form if guess is None else guess
+        return guess
+
+    def _place(self, trail: Trail, steps: int) -> Place:
+        found = self._places.get((trail, steps))
+        if found is None:
+            followers = [self._followers.setdefault(context, Follower()) for context in self._of(trail, steps)]
+            found = self._places[trail, steps] = Place(trail, steps, followers)
+        return found
+
+    def _of(self, trail: Trail, steps: int) -> List[Trail]:
+        """The last few steps, as they may tell what is next: with the kinds of their outcomes, and without.
+
+        How many ``steps`` of the inference there were says when a loop over classes ends. The size of a result decides
+        what is computed next more often than a number that is read.
+        """
+        bare = tuple([(form, ANY) for form, _ in trail])
+        counted = [((steps, COUNT), trail[-1]), trail[-1:], ((steps, COUNT), bare[-1])] if trail else []
+        found = [trail[-length:] for length in CONTEXTS if len(trail) >= length]
+        plain = [bare[-length:] for length in CONTEXTS if len(trail) >= length]
+        if found and self._reason(trail[-1][0]) == READ:
+            return [*counted, *found[:-1], *plain[:-1], found[-1], plain[-1]]
+        return counted + found + plain
+
+
+_NOTHING = Follower()

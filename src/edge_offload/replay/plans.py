@@ -1,0 +1,292 @@
+"""What is known of a form from the steps that had it: how the next one will look, as a node for the server."""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from collections import OrderedDict
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+
+from edge_offload.errors import ProtocolError
+from edge_offload.ir.trace.budget import Budget, Work
+from edge_offload.ir.trace.symbols import Kind, Since, evaluate
+from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, SAME, Node, Patch
+from edge_offload.replay.flushed import DYNAMIC, READ
+from edge_offload.replay.signatures import Call, Done, Integers
+from edge_offload.replay.sizes import Sizes
+
+_INTEGER = struct.Struct("<q")
+MAX_KINDS = 6
+
+
+class Plan:
+    """A node, and what the client compares with it.
+
+    Attributes:
+        slot: number of its definition, which the next plan for the same place takes over.
+        uploads: bytes of those that have been the same so far, None for the others.
+        sent: to whom it has been sent, None at first.
+    """
+
+    def __init__(
+        self, form: int, slot: int, node: Node, integers: Integers, places: Tuple[Tuple[int, int], ...],
+        dead: FrozenSet[int], told: Optional[Dict[int, Call]] = None,
+        uploads: Tuple[Optional[bytes], ...] = (),
+    ) -> None:  # fmt: skip
+        self.form = form
+        self.slot = slot
+        self.sent: Optional[object] = None
+        self.node = node
+        self.dead = dead
+        self.uploads = uploads
+        self._integers = integers
+        formulas = list(dict.fromkeys(patch.formula for patch in node.patches))  # most are those of others too
+        number = {formula: index for index, formula in enumerate(formulas)}
+        self._formulas = formulas
+        self._changes: Dict[int, List[Tuple[int, int]]] = {}
+        for (call, item), patch in zip(places, node.patches):
+            self._changes.setdefault(call, []).append((item, number[patch.formula]))
+        self._origins = [(how, value) for _, how, value in node.live]
+        self._told = told or {}
+        self._said: Dict[int, Tuple[int, ...]] = {}
+
+    def integers(self, since: Since) -> Optional[Integers]:
+        """The integers of each call's key; None if they cannot be worked out."""
+        if not self._changes:
+            return self._integers
+        try:
+            values = [evaluate(formula, since) for formula in self._formulas]
+        except ProtocolError:
+            return None
+        calls = list(self._integers)
+        for call, items in self._changes.items():
+            integers = list(calls[call])
+            for item, which in items:
+                integers[item] = values[which]
+            calls[call] = tuple(integers)
+        return tuple(calls)
+
+    def foretold(
+        self, integers: Integers, results: Dict[int, List[Any]]
+    ) -> List[Tuple[Call, bytes, Tuple[int, ...], List[Any]]]:
+        """The calls whose ``results`` the server has said: one like each, its key and integers now, what it returns.
+
+        They depend on nothing but the call's key, so they hold for every call that has it; what was said last of a call
+        is not said again.
+
+        Args:
+            integers: those of each call's key.
+        """
+        found = []
+        for number, described in results.items():
+            like = self._told.get(number)
+            if like is None or self._said.get(number) == integers[number]:
+                continue
+            self._said[number] = integers[number]
+            key = bytearray(like.key)
+            for offset, old, new in zip(like.offsets, like.integers, integers[number]):
+                if old != new:
+                    _INTEGER.pack_into(key, offset, new)
+            found.append((like, bytes(key), integers[number], described))
+        return found
+
+    def _live(self, base: int, start: int) -> Tuple[int, ...]:
+        origins = (0, base, start)  # SAME, FROM_STEP, FROM_START
+        return tuple([origins[how] + value for how, value in self._origins])
+
+    def same_as(self, done: Done, start: int, integers: Optional[Integers]) -> bool:
+        """Whether the node's outcome is that of ``done``, whose first new storages the node's are.
+
+        What ``done`` dropped may be more: a storage that was kept for nothing is freed later.
+
+        Args:
+            start: number of the inference's first new storage.
+            integers: those of each call's key in the node.
+        """
+        node = self.node
+        return (
+            self.form == done.shape.form
+            and node.numbers == done.numbers
+            and (not node.payloads or node.payloads == done.payloads)
+            and self.dead <= done.dead
+            and self._live(done.base, start) == done.live
+            and ((node.segment is not None and node.segment == done.segment) or integers == done.shape.integers)
+        )
+
+
+class Knowledge:
+    """Of one form: learns from every step that has it.
+
+    Args:
+        form: its number.
+        slot: number that its plans are defined under.
+        references: see :meth:`~edge_offload.replay.signatures.Forms.calls`.
+    """
+
+    def __init__(self, form: int, slot: int, references: Tuple[Tuple[int, ...], ...]) -> None:
+        self.form = form
+        self._slot = slot
+        self.kinds: OrderedDict[Kind, None] = OrderedDict()
+        self.last: Optional[Done] = None
+        self._before: Optional[Done] = None
+        self._references = references
+        self.sizes = Sizes(references)
+        self._live: List[Set[Tuple[int, int]]] = []
+        self._plan: Optional[Plan] = None
+        self._job: Optional[Work[None]] = None
+        self._stale = True
+        self.version = self._made_with = 0
+        self._uploads: Tuple[Optional[bytes], ...] = ()
+
+    def learn(
+        self, done: Done, since: List[Tuple[int, ...]], start: int, confirmed: bool, bases: Sequence[int] = ()
+    ) -> bool:
+        """Take in a step; says whether anything is expected otherwise than before.
+
+        ``confirmed``: it came as expected, so that there is nothing new in it. ``bases``: first new storage of each
+        step of the inference before it.
+        """
+        fresh_kind = done.kind not in self.kinds
+        if fresh_kind:
+            self.kinds[done.kind] = None
+            while len(self.kinds) > MAX_KINDS:
+                self.kinds.popitem(last=False)
+        if confirmed:
+            return fresh_kind
+        self._before, self.last = self.last, done
+        if self._before is None or len(self._uploads) != len(done.payloads):
+            self._uploads = done.payloads
+        else:  # one that has changed once is an input
+            self._uploads = tuple(old if old == new else None for old, new in zip(self._uploads, done.payloads))
+        options = [{(SAME, n), (FROM_STEP, n - done.base), (FROM_START, n - start)} for n in done.live]
+        if len(self._live) == len(options):
+            self._live = [(known & new) or new for known, new in zip(self._live, options)]
+        else:
+            self._live = options
+        made_in = [bisect.bisect_right(bases, n) - 1 for n in done.live]
+        expected = self._plan.integers(since) if self._plan is not None else None
+        self.sizes.learn((tuple(since), done.shape.integers), made_in, expected)
+        if expected != done.shape.integers:
+            self._plan = None
+        self._stale = True
+        self.version += 1
+        return True
+
+    def plan(
+        self, call: Callable[[int], Call], number: Callable[[Call], int], budget: Budget,
+        general: Optional[Knowledge] = None,
+    ) -> Optional[Plan]:  # fmt: skip
+        """The node that the next step will probably be; None if it cannot be said, or not yet (see `unfinished`).
+
+        Args:
+            call: a native call's description, by its number.
+            number: the number that a native call has on the server.
+            budget: of the inference.
+            general: what is known of the form wherever it stands, if this is of one place alone.
+        """
+        while True:
+            version = general.version if general is not None else 0
+            if self._job is None and (self._stale or version != self._made_with):
+                self._stale, self._made_with = False, version
+                self._job = self._remake(call, number, general)
+            if self._job is None:
+                return self._plan
+            if not budget.advance(self._job):
+                return self._plan  # of what was known before
+            self._job = None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether more of the budget would have said more of the next step."""
+        return self._job is not None
+
+    @property
+    def uploads(self) -> bool:
+        """Whether something is uploaded in the step."""
+        return self.last is not None and bool(self.last.payloads)
+
+    def _remake(self, *given: Any) -> Work[None]:
+        self._plan = yield from self._make(*given)
+
+    def _make(
+        self, call: Callable[[int], Call], number: Callable[[Call], int], general: Optional[Knowledge]
+    ) -> Work[Optional[Plan]]:
+        """Make the plan anew. Nothing but sizes is looked at after the first look at what is known."""
+        last, before = self.last, self._before
+        if before is None and general is not None:  # it stood here once, and in other places before
+            before = general.last if general.last is not last else general._before
+        if last is None or before is None or last.reason not in (READ, DYNAMIC):
+            return None
+        if last.numbers != before.numbers:
+            return None
+        operands, uploads = self._operands(general), self._uploads
+        if general is not None and len(general._uploads) == len(uploads):  # an input has changed elsewhere if not here
+            uploads = tuple([own if own == other else None for own, other in zip(uploads, general._uploads)])
+        calls = [call(entry) for entry in last.shape.entries]
+        yield 1 + len(calls) + len(operands)
+        formulas = yield from self.sizes.formulas(general.sizes if general is not None else None, calls)
+        if formulas is None:
+            return None
+        yield 2 * (1 + len(calls) + len(operands) + len(formulas))
+        whole = last.segment is not None and not formulas
+        older = len(last.live)
+        names = last.canonicals if whole else tuple(range(older))
+        dead = last.dead & before.dead
+        patches: Tuple[Patch, ...] = ()
+        words: List[int] = []
+        wanted: Tuple[int, ...] = ()
+        told: Dict[int, Call] = {}
+        if whole:
+            called = _names_of_new(dead, last.canonicals)
+        else:
+            called = tuple(older + item for item in sorted(dead))
+            for made, used in zip(calls, self._references):
+                words.append(number(made))
+                words += [older + storage if storage >= 0 else -1 - storage for storage in used]
+            patches = tuple(Patch(i, calls[i].offsets[item], how) for (i, item), how in formulas.items())
+            changed = {i for i, _ in formulas}
+            told = {i: calls[i] for i in sorted(changed) if calls[i].operator and i < len(calls) - 1}
+            wanted = tuple(told)
+        node = Node(
+            last.segment if whole else None,
+            tuple(words),
+            patches,
+            tuple((name, *option) for name, option in zip(names, operands)),
+            called,
+            last.numbers,
+            tuple(item for item in last.payloads if item is not None) if _same_uploads(last, before) else (),
+            last.reason == DYNAMIC,
+            wanted,
+        )
+        return Plan(self.form, self._slot, node, last.shape.integers, tuple(formulas), dead, told, uploads)
+
+    def _operands(self, general: Optional[Knowledge]) -> List[Tuple[int, int]]:
+        """How the number of each storage is found that existed before; where it stood once, as in other places."""
+        found = []
+        for position, options in enumerate(self._live):
+            others = general._live[position] if general is not None and position < len(general._live) else set()
+            likely = options & others or options
+            own = len(likely) > 1 and self._before is None
+            made = max(likely)  # counted from the inference's beginning, if it was made in it
+            found.append(made if own and made[0] == FROM_START and made[1] >= 0 else min(likely))
+        return found
+
+
+def _same_uploads(last: Done, before: Done) -> bool:
+    """Whether what is uploaded in a step is the same every time; an inference begins with something new."""
+    return not last.opens and None not in last.payloads and last.payloads == before.payloads
+
+
+def _names_of_new(ordinals: FrozenSet[int], older: Tuple[int, ...]) -> Tuple[int, ...]:
+    """What the new storages with these ``ordinals`` are called in a segment whose ``older`` ones are called so."""
+    names: List[int] = []
+    number = ordinal = 0
+    taken = set(older)
+    last = max(ordinals, default=-1)
+    while ordinal <= last:
+        if number not in taken:
+            if ordinal in ordinals:
+                names.append(number)
+            ordinal += 1
+        number += 1
+    return tuple(names)

@@ -1,0 +1,341 @@
+"""Guessing which steps come next, from those that came before.
+
+The operator sequence search runs over the log of steps; once it has found the inference, the next step is the one after
+in its cycle. Before that, and for programs that branch, it is what followed the same few steps and outcomes last time.
+From such guesses grows a course: a graph of steps that the server can run ahead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
+
+from edge_offload.ir.trace.budget import Budget, Work
+from edge_offload.ir.trace.symbols import REACH, Kind
+from edge_offload.ir.trace.trace_graph import Edge
+from edge_offload.replay.call_log import Call, Category
+from edge_offload.replay.flushed import DYNAMIC, READ
+from edge_offload.replay.history import CONTEXTS, Contexts, Trail
+from edge_offload.replay.plans import Knowledge, Plan
+from edge_offload.replay.search import operator_sequence_search
+from edge_offload.replay.signatures import Call as NativeCall
+from edge_offload.replay.signatures import Done, Forms
+
+MAX_NODES = 1024
+MAX_HISTORY = 8192
+MAX_STEPS = 1024
+#: So far at most where no upload ends an inference: who reads first would wait for all of it.
+MAX_ENDLESS = 8
+#: After so many everything is learnt anew.
+MAX_SITES = 8192
+
+#: Of work (see :mod:`~edge_offload.ir.trace.budget`): for what follows a few steps, and for each step that is searched.
+CONTEXT_UNITS, SEARCH_UNITS = 10, 16
+
+#: A form, the one before it, and how many steps of the inference came before.
+Site = Tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class State:
+    """Where in the program one is: a place in the cycle, or the last few steps; steps since the inference began."""
+
+    position: int
+    trail: Trail
+    steps: int
+
+    def site(self, form: int) -> Site:
+        """That of ``form``, if it is the next."""
+        return (form, self.trail[-1][0] if self.trail else -1, self.steps)
+
+
+@dataclass
+class Branches:
+    """A course before it has numbers: the plan of each node, and the edges (see :class:`..course.Course`)."""
+
+    plans: List[Plan]
+    edges: List[List[Edge]]
+    first: List[Edge]
+
+
+class _Growing:
+    """A course that is being grown.
+
+    Args:
+        version: of what it is grown from.
+        work: adds to a course, which is one whenever that stops.
+
+    Attributes:
+        done: whether there is no more to add.
+        version: see above.
+    """
+
+    def __init__(self, version: int, work: Callable[[Branches], Work[None]]) -> None:
+        self.version = version
+        self.done = False
+        self._whole = self._shown = Branches([], [], [])
+        self._job = work(self._whole)
+
+    def go_on(self, budget: Budget) -> Branches:
+        """What there is of it, with as much more as the budget allows."""
+        if not self.done and budget.left:
+            self.done = budget.advance(self._job)
+            whole = self._whole  # what was given away does not change
+            self._shown = whole if self.done else Branches(
+                list(whole.plans), [list(edges) for edges in whole.edges], list(whole.first)
+            )  # fmt: skip
+        return self._shown
+
+
+class Predictor:
+    """Learns from every step; guesses the next.
+
+    Attributes:
+        start, since: number of the first new storage of this inference, and the integers of its outcomes so far.
+        budget: what learning may cost in this inference.
+    """
+
+    def __init__(
+        self, forms: Forms, number: Callable[[NativeCall], int], min_repeats: int = 2, budget: Optional[Budget] = None
+    ) -> None:
+        self.forms = forms
+        self.budget = budget or Budget()
+        self.start = 0
+        self.since: List[Tuple[int, ...]] = []
+        self._bases: List[int] = []
+        self._number = number
+        self._min_repeats = min_repeats
+        self._known: Dict[int, Knowledge] = {}
+        self._sites: Dict[Site, Knowledge] = {}
+        self._opened = 0
+        self._history: Deque[Tuple[int, int, bool]] = deque(maxlen=MAX_HISTORY)
+        self._contexts = Contexts(self._reason, MAX_STEPS)
+        self._place = self._contexts.first()
+        self._cycle: List[int] = []
+        self._position = 0
+        self._search_at = 4
+        self._since_search = 0
+        self._missed = self._put_off = False
+        self._version = 0
+        self._cache: Dict[Tuple[State, Optional[int]], _Growing] = {}
+        self._steps = 0
+        self._announced = self._unfinished = False
+
+    @property
+    def full(self) -> bool:
+        """Whether so much is known that it is time to learn everything anew."""
+        return len(self._sites) > MAX_SITES
+
+    @property
+    def cycle(self) -> Tuple[int, ...]:
+        """The forms of one inference, as found by the operator sequence search; empty while it is unknown."""
+        return tuple(self._cycle)
+
+    def opens(self, uploads: bool) -> bool:
+        """Whether a step that comes now begins an inference: it uploads something after a read."""
+        return uploads and (not self._history or self._history[-1][1] == READ)
+
+    def begin(self, done: Done) -> None:
+        """``done`` is the next step; its outcome is not known yet."""
+        self._steps += 1
+        if (done.opens and not self._announced) or self._steps >= MAX_STEPS:
+            self._renew()
+        self._announced = False
+        self.budget.step()
+        if done.opens:
+            self.start, self.since, self._bases = done.base, [], []
+            self._place = self._contexts.opened(self._place)
+            self._opened += 1
+
+    def add(self, done: Done, confirmed: bool) -> None:
+        """Learn from what the program did, after :meth:`begin`."""
+        with self.budget:
+            self._add(done, confirmed)
+
+    def _add(self, done: Done, confirmed: bool) -> None:
+        form, place = done.shape.form, self._place
+        if not self._missed:
+            self._missed = self._expected() != form
+        site = (form, place.trail[-1][0] if place.trail else -1, place.steps)
+        general, here = self._known.get(form), self._sites.get(site)
+        if general is None:
+            general = self._known[form] = self._knowledge(form)
+        if here is None:
+            here = self._sites[site] = self._knowledge(form)
+        self.budget.charge(CONTEXT_UNITS if confirmed else CONTEXT_UNITS + 6 * len(done.live))
+        for knowledge in (general, here):
+            if knowledge.learn(done, self.since, self.start, confirmed, self._bases):
+                self._version += 1
+        self.since.append(done.integers)
+        self._bases.append(done.base)
+        if len(self.since) > 4 * REACH:
+            del self.since[REACH:-REACH]
+        if place.note(form):
+            self._version += 1
+        self._history.append((form, done.reason, bool(done.payloads)))
+        self._place = self._contexts.after(place, form, done.kind)
+        if self._cycle:
+            if self._cycle[self._position] == form:
+                self._position = (self._position + 1) % len(self._cycle)
+            else:
+                self._cycle, self._search_at, self._since_search = [], 4, 0
+                self._version += 1
+        else:
+            self._since_search += 1
+            # while the last few steps tell what is next there is nothing to be found
+            if self._missed and done.reason in (READ, DYNAMIC) and self._since_search >= self._search_at:
+                self._missed, self._since_search = False, 0
+                self._put_off = self.budget.left < 2 * SEARCH_UNITS * self._search_at
+                if not self._put_off:
+                    self._search()
+
+    def _renew(self) -> None:
+        self._steps = 0
+        self.budget.renew()
+        if self._put_off:  # before a course takes what there is
+            self._search()
+
+    def next(self) -> Optional[Plan]:
+        """The step that will probably come next."""
+        state = self._state()
+        if self.opens(uploads=True):  # only such a step is announced
+            state = replace(state, steps=0)
+        form = self._next(state)
+        return self._plan(state.site(form)) if form is not None else None
+
+    def branches(self, doing: Optional[Done] = None) -> Optional[Branches]:
+        """What will probably come next, or after the step ``doing``, up to the next upload that cannot be known."""
+        opens = doing is None and self.opens(uploads=True)
+        if opens and not self._announced:
+            self._announced = True
+            self._renew()
+        state, form = self._state(), doing.shape.form if doing is not None else None
+        if opens:
+            state = replace(state, steps=0)
+        key = (state, form)
+        growing = self._cache.get(key)
+        if growing is None or growing.version != self._version:
+            if len(self._cache) > 256:
+                self._cache.clear()
+            growing = self._cache[key] = _Growing(self._version, lambda found: self._grow(state, form, found))
+        shown = growing.go_on(self.budget)
+        return shown if shown.first else None
+
+    def _grow(self, state: State, doing: Optional[int], found: Branches) -> Work[None]:
+        """Add to ``found`` what will probably come; it is a course all the while."""
+        places: Dict[Tuple[int, Site], int] = {}
+        waiting: Deque[Tuple[State, int, List[Edge]]] = deque()
+        endless = self._opened < 2 or (state.steps >= MAX_STEPS and not self._cycle)
+        limit = MAX_ENDLESS if endless else MAX_NODES
+
+        def enter(place: State, came_from: Optional[int], edges: List[Edge], kind: Kind) -> Work[None]:
+            yield CONTEXT_UNITS
+            form = self._next(place)
+            if form is None:
+                return
+            here = place.position, place.site(form)
+            if here not in places:
+                plan = self._plan(here[1]) if len(places) < limit else None
+                while plan is None and self._unfinished:  # in the next inference, then
+                    yield 1
+                    plan = self._plan(here[1])
+                if plan is None or not self._may_follow(came_from, plan):
+                    return
+                places[here] = len(found.plans)
+                found.plans.append(plan)
+                found.edges.append([])
+                waiting.append((place, form, found.edges[-1]))
+            if not edges and came_from is not None and self._reason(came_from) == READ:
+                edges.append((None, places[here]))  # what is read seldom decides what is computed next
+            edges.append((kind, places[here]))
+
+        if doing is None:
+            yield from enter(state, None, found.first, ())
+        elif self._next(state) == doing or not self._cycle:
+            for kind, place in self._outcomes(state, doing):
+                yield from enter(place, doing, found.first, kind)
+        while waiting:
+            place, form, edges = waiting.popleft()
+            for kind, following in self._outcomes(place, form):
+                yield from enter(following, form, edges, kind)
+
+    def _knowledge(self, form: int) -> Knowledge:
+        return Knowledge(form, len(self._known) + len(self._sites), self.forms.calls(form)[1])
+
+    def _may_follow(self, before: Optional[int], plan: Plan) -> bool:
+        """Whether the server can do a step without the client: its uploads must be known."""
+        if before is None or not self._known[plan.form].uploads:
+            return True
+        return self._reason(before) == DYNAMIC and bool(plan.node.payloads)
+
+    def _reason(self, form: int) -> Optional[int]:
+        last = self._known[form].last if form in self._known else None
+        return last.reason if last is not None else None
+
+    def _outcomes(self, state: State, form: int) -> Iterator[Tuple[Kind, State]]:
+        known = self._known.get(form)
+        position = (state.position + 1) % len(self._cycle) if self._cycle else 0
+        for kind in reversed(known.kinds) if known is not None else ():
+            trail = (*state.trail[-CONTEXTS[0] + 1 :], (form, kind))
+            if self._cycle:
+                trail = ((form, ()),)
+            yield kind, State(position, trail, min(state.steps + 1, MAX_STEPS))
+
+    def _state(self) -> State:
+        place = self._place
+        if not self._cycle:
+            return State(0, place.trail, place.steps)
+        return State(self._position, ((place.trail[-1][0], ()),), place.steps)
+
+    def _expected(self) -> Optional[int]:
+        if self._cycle:
+            return self._cycle[self._position]
+        return self._contexts.expected_of(self._place.followers)
+
+    def _next(self, state: State) -> Optional[int]:
+        if self._cycle:
+            return self._cycle[state.position]
+        return self._contexts.expected(state.trail, state.steps)
+
+    def _plan(self, site: Site) -> Optional[Plan]:
+        """What is known of the form where it stands now; where it stood anywhere, if that says more. Afterwards
+        ``_unfinished`` says whether more of the budget would say more."""
+        self._unfinished = False
+        general = self._known[site[0]]
+        here = self._sites.get(site)
+        for knowledge, other in ((here, general), (general, None)):
+            if knowledge is not None:
+                plan = knowledge.plan(self.forms.call, self._number, self.budget, other)
+                if plan is not None or knowledge.unfinished:
+                    self._unfinished = knowledge.unfinished
+                    return plan
+        return None
+
+    def _search(self) -> None:
+        self._put_off = False
+        log: List[Call] = []
+        owner: List[int] = []
+        recent = list(self._history)[-(self.budget.left // (2 * SEARCH_UNITS)) :]  # of the budget half at most
+        self.budget.charge(SEARCH_UNITS * len(recent))
+        for index, (form, reason, uploads) in enumerate(recent):
+            calls = [Call(Category.LAUNCH, "step", form)]
+            if uploads:
+                calls.insert(0, Call(Category.HTOD, "upload", form))
+            if reason in (READ, DYNAMIC):
+                calls.append(Call(Category.DTOH, "read", form))
+            log += calls
+            owner += [index] * len(calls)
+        found = operator_sequence_search(log, self._min_repeats)
+        if found is None:
+            self._search_at = min(2 * self._search_at, MAX_HISTORY // 2)
+            return
+        members = sorted(set(owner[found.start : found.stop]))
+        history = [form for form, _, _ in recent]
+        cycle = [history[index] for index in members]
+        for index in range(members[0], len(history)):
+            if history[index] != cycle[(index - members[0]) % len(cycle)]:
+                return
+        self._cycle = cycle
+        self._position = (len(history) - members[0]) % len(cycle)
+        self._version += 1

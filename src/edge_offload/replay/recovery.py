@@ -1,0 +1,89 @@
+"""After the server was restarted: what the program may go on using, and what it has lost."""
+
+from __future__ import annotations
+
+from typing import Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+
+from edge_offload.errors import LinkLost
+from edge_offload.protocol.messages import Message
+from edge_offload.replay.flushed import ASYNC
+from edge_offload.replay.signatures import Forms, Piece
+from edge_offload.replay.uploads import Retained, Use
+
+AGAIN = "put it there again, or start the program again: its weights are on the server's disk and are not sent again"
+
+
+class Standby:
+    """Follows the program step by step, so that a step can be run again in a session that knows nothing.
+
+    A step counts once it is over: until then it is what would be run again.
+
+    Args:
+        oldest: all storages before this one belong to an earlier session, and are lost.
+    """
+
+    def __init__(self, oldest: int = 0) -> None:
+        self.retained = Retained()
+        self._unsure: List[Tuple[Piece, Use]] = []
+        self._freed: List[int] = []
+        self._oldest = oldest
+        self._restored: Set[int] = set()
+        self._generators: Set[int] = set()
+        self._cause = "a tensor was on the device when the connection broke, and is gone"
+
+    def check(self, live: Iterable[Tuple[int, int]]) -> None:
+        """Whether the storages that a segment uses are there.
+
+        Raises:
+            LinkLost: one is not.
+        """
+        if self._oldest and any(number < self._oldest and number not in self._restored for _, number in live):
+            raise LinkLost(self._cause, remedy=AGAIN)
+
+    def check_generators(self, piece: Piece, forms: Forms) -> None:
+        """Whether the random generators that a segment uses are in the state in which they should be.
+
+        Raises:
+            LinkLost: one is not.
+        """
+        if not self._generators:
+            return
+        for generator, set_first in self.retained.use(piece, forms).generators.items():
+            if set_first:
+                self._generators.discard(generator)
+            elif generator in self._generators:
+                raise LinkLost(f"{self._cause}: the state of a random generator", remedy="set its seed again")
+
+    def freed(self, storages: Sequence[int]) -> None:
+        """They were dropped, in the step that is under way."""
+        self._freed += storages
+
+    def done(self, piece: Optional[Piece], forms: Forms, first: bool, over: bool, failed: bool) -> None:
+        """The program has done ``piece``.
+
+        Args:
+            first: whether it had read nothing yet: its weights are kept by the server.
+            over: whether the step ends with it.
+            failed: it raised something.
+        """
+        if piece is not None:
+            self._unsure.append((piece, self.retained.use(piece, forms)))
+        if not (over or failed):
+            return
+        for each, use in self._unsure:
+            if not use.idle:
+                self.retained.note(each, use, first or each.reason == ASYNC, failed)
+        if self._freed:
+            self.retained.free(self._freed)
+        self._unsure, self._freed = [], []
+
+    def again(self, piece: Optional[Piece]) -> Tuple[List[Piece], List[int]]:
+        """What is to be run again, with ``piece``, and the storages that were dropped in it."""
+        return [*(each for each, _ in self._unsure), *([piece] if piece is not None else [])], list(self._freed)
+
+    def messages(self, before: int, cause: str) -> Iterator[Message]:
+        """What puts back the storages before ``before`` that can be; the others are lost, because of ``cause``."""
+        yield from self.retained.messages(before)
+        self._oldest, self._restored = before, self.retained.only()
+        self._generators = set(self.retained.used)
+        self._cause = f"{cause}, as far as it was computed there"

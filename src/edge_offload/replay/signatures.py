@@ -1,0 +1,281 @@
+"""Steps by their form: the calls between two host reads, with all sizes taken out, wherever the device cut them.
+
+The device ends a segment also where it does not know a result's shape yet, and calls with other sizes are other
+segments to it. A form sees neither: two steps have one form if they are the same calls on storages that are connected
+in the same way, and if their integers agree in which are 0, 1 or more. The integers themselves stand beside it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from dataclasses import dataclass, field
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+
+import torch
+
+from edge_offload.ir.trace.keys import integer_offsets
+from edge_offload.ir.trace.symbols import Kind
+from edge_offload.ir.trace.trace_graph import MAX_PAYLOAD
+from edge_offload.protocol.messages import tensor_bytes
+from edge_offload.replay.flushed import Handed
+
+MAX_CACHED = 1 << 12
+Integers = Tuple[Tuple[int, ...], ...]
+
+_NONE: FrozenSet[int] = frozenset()
+_INTEGER, _ZERO = struct.Struct("<q").unpack_from, bytes(8)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A native call as forms see it: what is left without the integers, those, and where they are in its key."""
+
+    entry: int
+    name: str
+    key: bytes
+    claimed: Optional[List[Any]]
+    skeleton: int
+    integers: Tuple[int, ...]
+    offsets: Tuple[int, ...]
+    references: int
+
+    @property
+    def operator(self) -> bool:
+        """Whether it has results that the server can say something of."""
+        return not self.name.startswith("edge::")
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What a segment consists of: its words as the device writes them, and its calls."""
+
+    words: Tuple[int, ...]
+    calls: Tuple[Call, ...]
+
+
+@dataclass
+class Piece:
+    """A segment that the device handed over, as it did so.
+
+    Of the step that it belongs to, up to its own end: ``uploads`` says whether anything is uploaded, ``calls`` how many
+    calls the pieces consist of whose definition was asked for.
+    """
+
+    segment: int
+    base: int
+    live: Tuple[Tuple[int, int], ...]
+    dead: FrozenSet[int]
+    numbers: bytes
+    payloads: List[torch.Tensor]
+    reason: int
+    definition: Optional[Definition] = None
+    uploads: bool = False
+    calls: int = 0
+
+    @staticmethod
+    def of(handed: Handed) -> Piece:
+        """What the device handed over."""
+        names = iter(handed.live)
+        live = tuple(zip(names, names))
+        dead = frozenset(handed.dead) if handed.dead else _NONE
+        return Piece(handed.segment, handed.base, live, dead, handed.numbers, handed.payloads, handed.reason)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is the same in all steps that consist of the same segments.
+
+    Attributes:
+        form: number of the form.
+        entries: native number of each call.
+        integers: of each call's key.
+    """
+
+    form: int
+    entries: Tuple[int, ...]
+    integers: Integers
+
+
+@dataclass
+class Done:
+    """A step that the program has done.
+
+    Attributes:
+        shape: its form, and what goes with it.
+        segment: the only segment that it consists of, if so; ``canonicals``: what the storages of ``live`` are called
+            in it.
+        base: number of its first new storage.
+        live: storages that existed before, in the order of their first use.
+        dead: which of its new storages have been dropped, counted from ``base``.
+        payloads: bytes of what was uploaded, None where that is long.
+        opens: whether an inference begins with it.
+        integers, kind: of its outcome.
+    """
+
+    shape: Shape
+    segment: Optional[int]
+    canonicals: Tuple[int, ...]
+    base: int
+    live: Tuple[int, ...]
+    dead: FrozenSet[int]
+    numbers: bytes
+    payloads: Tuple[Optional[bytes], ...]
+    reason: int
+    opens: bool
+    integers: Tuple[int, ...] = ()
+    kind: Kind = ()
+
+
+@dataclass
+class Forms:
+    """Numbers the forms; remembers what each call and each segment is made of."""
+
+    native: Any
+    _skeletons: Dict[Tuple[str, bytes], int] = field(default_factory=dict)
+    _calls: Dict[int, Call] = field(default_factory=dict)
+    _pieces: Dict[int, Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = field(default_factory=dict)
+    _shapes: Dict[Tuple[int, int], Shape] = field(default_factory=dict)
+    _numbers: Dict[Any, int] = field(default_factory=dict)
+    _dead: Dict[int, Tuple[FrozenSet[int], FrozenSet[int]]] = field(default_factory=dict)
+    _skeleton_lists: List[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def calls(self, form: int) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]:
+        """Skeleton of each call, and its storages: new ones from 0 on, the others −1, −2, … by their first use."""
+        return self._skeleton_lists[form]
+
+    def call(self, entry: int) -> Call:
+        """What the native call ``entry`` is."""
+        found = self._calls.get(entry)
+        if found is None:
+            name, key, claimed = self.native.entry(entry)
+            offsets, references = integer_offsets(key)
+            integers = tuple([_INTEGER(key, offset)[0] for offset in offsets])
+            bare = bytearray(key)
+            for offset in offsets:
+                bare[offset : offset + 8] = _ZERO
+            skeleton = self._skeletons.setdefault((name, bytes(bare)), len(self._skeletons))
+            found = Call(entry, name, key, claimed, skeleton, integers, offsets, references)
+            self._calls[entry] = found
+            _bound(self._calls)
+        return found
+
+    def foretell(self, calls: Sequence[Tuple[Call, bytes, Tuple[int, ...], List[Any]]]) -> None:
+        """Have the device know calls that the program will make: like those given, with another key and integers, and
+        these results."""
+        numbers = self.native.foretell([(like.entry, key, results) for like, key, _, results in calls])
+        for number, (like, key, integers, _) in zip(numbers, calls):
+            if number not in self._calls:
+                made = (number, like.name, key, None, like.skeleton, integers, like.offsets, like.references)
+                self._calls[number] = Call(*made)
+        _bound(self._calls)
+
+    def definition(self, segment: int) -> Definition:
+        """What a segment consists of."""
+        raw = self.native.words(segment)
+        words = struct.unpack(f"<{len(raw) // 4}I", raw)
+        calls: List[Call] = []
+        position = 0
+        while position < len(words):
+            calls.append(self.call(words[position]))
+            position += 1 + calls[-1].references
+        return Definition(words, tuple(calls))
+
+    def done(self, pieces: Sequence[Piece], freed: Sequence[int], opens: bool) -> Done:
+        """The step that ``pieces`` make up; ``freed`` are storages that were dropped since its first."""
+        last = pieces[-1]
+        first = pieces[0]
+        if len(pieces) == 1:
+            canonicals, live = tuple(zip(*last.live)) or ((), ())
+            dead = self._dropped(last)
+            shape = self._shapes.get((last.segment, last.reason))
+            if shape is None:
+                shape = self._shape(*self._storages(last), last.reason)
+                self._shapes[last.segment, last.reason] = shape
+                _bound(self._shapes)
+            segment: Optional[int] = last.segment
+            numbers = last.numbers
+        else:
+            entries: List[int] = []
+            references: List[Tuple[int, ...]] = []
+            order: Dict[int, int] = {}
+            gone: Set[int] = set()
+            for piece in pieces:
+                mine, names = self._storages(piece)
+                own = [storage for _, storage in piece.live]
+                for entry, used in zip(mine, names):
+                    entries.append(entry)
+                    storages = [piece.base + name if name >= 0 else own[-1 - name] for name in used]
+                    references.append(
+                        tuple(
+                            number - first.base if number >= first.base else -1 - order.setdefault(number, len(order))
+                            for number in storages
+                        )
+                    )
+                gone.update(piece.base + number for number in self._dropped(piece))
+            gone.update(number for number in freed if number >= first.base)
+            dead = frozenset(number - first.base for number in gone)
+            shape = self._shape(tuple(entries), tuple(references), last.reason)
+            segment, canonicals, live = None, (), tuple(order)
+            numbers = b"".join(piece.numbers for piece in pieces)
+        kept: Tuple[Optional[bytes], ...] = ()
+        for piece in pieces:
+            if piece.payloads:
+                kept += tuple(_short(payload) for payload in piece.payloads)
+        return Done(shape, segment, canonicals, first.base, live, dead, numbers, kept, last.reason, opens)
+
+    def _dropped(self, piece: Piece) -> FrozenSet[int]:
+        """Which of the new storages of a piece are dropped: their numbers from 0 on."""
+        if not piece.dead:
+            return piece.dead
+        before, after = self._dead.get(piece.segment, (_NONE, _NONE))
+        if before != piece.dead:
+            older = [number for number, _ in piece.live]
+            after = frozenset(number - bisect.bisect_left(older, number) for number in piece.dead)
+            self._dead[piece.segment] = (piece.dead, after)
+            _bound(self._dead)
+        return after
+
+    def _storages(self, piece: Piece) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]:
+        """The calls of a piece, and their storages: new ones by number from 0 on, the others −1, −2, …"""
+        found = self._pieces.get(piece.segment)
+        if found is None:
+            made = piece.definition or self.definition(piece.segment)
+            references = []
+            older = [number for number, _ in piece.live]
+            place = {number: -1 - index for index, number in enumerate(older)}
+            position = 0
+            for call in made.calls:
+                stop = position + 1 + call.references
+                used = []
+                for number in made.words[position + 1 : stop]:
+                    if number not in place:
+                        place[number] = number - bisect.bisect_left(older, number)
+                    used.append(place[number])
+                references.append(tuple(used))
+                position = stop
+            entries = tuple(call.entry for call in made.calls)
+            found = self._pieces[piece.segment] = (entries, tuple(references))
+            _bound(self._pieces)
+        return found
+
+    def _shape(self, entries: Tuple[int, ...], references: Tuple[Tuple[int, ...], ...], reason: int) -> Shape:
+        calls = [self.call(entry) for entry in entries]
+        skeletons = tuple(call.skeleton for call in calls)
+        form = self._numbers.setdefault((skeletons, references, reason), len(self._numbers))
+        if form == len(self._skeleton_lists):
+            self._skeleton_lists.append((skeletons, references))
+        return Shape(form, entries, tuple(call.integers for call in calls))
+
+
+def _short(payload: torch.Tensor) -> Optional[bytes]:
+    """The bytes of what was uploaded, if they are few."""
+    return bytes(memoryview(tensor_bytes(payload)).cast("B")) if payload.nbytes <= MAX_PAYLOAD else None
+
+
+def _bound(cache: Dict[Any, Any]) -> None:
+    if len(cache) > MAX_CACHED:
+        cache.clear()

@@ -1,0 +1,207 @@
+"""How the integers of a form's calls follow from what came before, as learnt from the steps that had the form.
+
+Equal numbers are many, and samples are few. What is near in the data is therefore asked first: the size of a tensor is
+most likely one that the step brought after which it was made, and what is behind a concatenation is as long as all that
+was put into it. A formula that turns out wrong costs a round trip and is corrected.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Deque, Dict, List, Optional, Sequence, Set, Tuple
+
+from edge_offload.errors import ProtocolError
+from edge_offload.ir.trace.budget import Work
+from edge_offload.ir.trace.keys import tensor_operands
+from edge_offload.ir.trace.symbols import (
+    MAX_PARTS,
+    REACH,
+    Formula,
+    Since,
+    Symbol,
+    added,
+    derive,
+    evaluate,
+    explain,
+    likely_size,
+    multiple,
+)
+from edge_offload.replay.signatures import Call, Integers
+
+MAX_SAMPLES = 8
+#: Integers of the steps of an inference before one, and those of that one.
+Sample = Tuple[Tuple[Tuple[int, ...], ...], Integers]
+#: Number of a call, and which of its integers.
+Place = Tuple[int, int]
+
+
+class Sizes:
+    """Of one form.
+
+    Args:
+        references: see :meth:`~edge_offload.replay.signatures.Forms.calls`.
+    """
+
+    def __init__(self, references: Tuple[Tuple[int, ...], ...]) -> None:
+        self._references = references
+        self._samples: Deque[Sample] = deque(maxlen=MAX_SAMPLES)
+        self._stale = False
+        self._job: Optional[Work[None]] = None
+        self._made_in: Sequence[int] = ()
+        # what was found, and the samples that it was found in
+        self._places: Dict[Place, Formula] = {}
+        self._unexplained: Set[Place] = set()
+        self._explained: Tuple[Sample, ...] = ()
+
+    def learn(self, sample: Sample, made_in: Sequence[int], expected: Optional[Integers]) -> None:
+        """Take in a step that came as ``expected`` or otherwise; ``made_in``: for each storage that existed before, the
+        step of the inference that has made it, or -1."""
+        self._made_in = made_in
+        if sample in self._samples:
+            return
+        held = len(self._samples) > 2 and expected == sample[1]
+        self._samples.append(sample)
+        if not held:
+            self._stale = True
+        elif not self._stale and self._job is None:
+            self._explained = tuple(self._samples)
+
+    def explain(self) -> Work[None]:
+        """Find a formula for every integer that has not always been the same; goes on where it was left."""
+        if self._job is None and self._stale:
+            self._job, self._stale = self._explain(tuple(self._samples)), False
+        job = self._job
+        if job is not None:
+            yield from job
+            self._job = None if self._job is job else self._job
+
+    def formulas(self, general: Optional[Sizes], calls: Sequence[Call]) -> Work[Optional[Dict[Place, Formula]]]:
+        """A formula for every integer that differs, here or in other places; None if one has none.
+
+        Work for a :class:`~edge_offload.ir.trace.budget.Budget`.
+
+        Args:
+            general: what is known of the form wherever it stands, if this is of one place alone.
+            calls: of a step that has the form.
+        """
+        yield from self.explain()
+        if general is not None:
+            yield from general.explain()
+        found, lacking, samples = dict(self._places), set(self._unexplained), self._explained
+        columns = yield from _columns(samples)
+        sums: List[Tuple[Tuple[int, ...], Tuple[Formula, ...]]] = []
+        for index, made in enumerate(calls if columns else ()):
+            operands = tensor_operands(made.key)
+            yield 1 + len(operands)
+            for place in [(index, item) for item in range(len(made.integers)) if (index, item) in columns]:
+                reference = next((ref for at, dims, ref in reversed(operands) if at <= place[1]), None)
+                near = self._near(samples, index, reference) if reference is not None else {}
+                better = derive(columns[place], near)
+                yield 1 + 2 * len(near)
+                if better is None and sums:
+                    better = next(filter(None, (added(columns[place], total, parts) for total, parts in sums)), None)
+                    yield 4 * len(sums)
+                if better is not None:
+                    found[place] = better
+                    lacking.discard(place)
+            if made.name.startswith("aten::cat") and len(operands) > 1:
+                sums += yield from self._total(samples, index, made, operands, found, lacking)
+        for place, formula in general._places.items() if general is not None else ():
+            index, item = place
+            yield len(samples) * (1 + len(formula[4]))
+            if all(_value(formula, since) == integers[index][item] for since, integers in samples):
+                found[place] = formula
+                lacking.discard(place)
+        return None if lacking else found
+
+    def _near(self, samples: Sequence[Sample], index: int, reference: int) -> Dict[Tuple[int, ...], Tuple[Symbol, ...]]:
+        """Integers, by their values, of the steps that a storage was made after: operand of call ``index``."""
+        storage = self._references[index][reference]
+        step = self._made_in[-1 - storage] if storage < 0 else -1
+        near: Dict[Tuple[int, ...], Tuple[Symbol, ...]] = {}
+        for position in (step - 1, step, step - 2) if step >= 0 else ():
+            if 0 <= position < REACH and all(position < len(since) for since, _ in samples):
+                for item, values in enumerate(zip(*(since[position] for since, _ in samples))):
+                    near.setdefault(values, ((0, position, item),))
+        return near
+
+    def _total(
+        self, samples: Sequence[Sample], index: int, made: Call, operands: Sequence[Tuple[int, int, int]],
+        found: Dict[Place, Formula], lacking: Set[Place],
+    ) -> Work[List[Tuple[Tuple[int, ...], Tuple[Formula, ...]]]]:  # fmt: skip
+        """What the sizes of the operands of a concatenation add up to, and as a formula.
+
+        An operand whose size has been the same so far has it from the data too, if others have; a bound that one has
+        (``topk`` of at most 300) is that of all.
+        """
+        dims = operands[0][1]
+        dimension = made.integers[-1] % dims if dims else 0
+        places = [(index, at + dimension) for at, own, _ in operands if own == dims]
+        if not dims or len(places) != len(operands):
+            return []
+        bounds = {found[place][3] for place in places if place in found and found[place][3]}
+        for place, (at, _, reference) in zip(places, operands):
+            column = tuple(integers[index][place[1]] for _, integers in samples)
+            near = self._near(samples, index, reference)
+            likely = likely_size(column, near, bounds)
+            yield 4 + 2 * len(near) * (1 + len(bounds))
+            if likely is not None:
+                found[place] = likely
+                lacking.discard(place)
+            size, held = place[1], at + 2 * dims + 1  # what its storage holds is as much
+            most = max(samples, key=lambda sample: sample[1][index][size])[1][index]
+            times = most[held] // most[size] if most[size] > 0 else 0
+            if place in found and all(
+                integers[index][held] == times * integers[index][size] for _, integers in samples
+            ):
+                found[index, held] = multiple(times, found[place])
+                lacking.discard((index, held))
+        if any(place in lacking for place in places):
+            return []
+        total = tuple(sum(integers[i][item] for i, item in places) for _, integers in samples)
+        parts = tuple(found.get(place) or (0, made.integers[place[1]], (), (), ()) for place in places)
+        return [(total, parts)] if len(set(total)) > 1 and len(parts) <= MAX_PARTS else []
+
+    def _explain(self, samples: Tuple[Sample, ...]) -> Work[None]:
+        columns = yield from _columns(samples)
+        formulas = yield from explain(columns.values(), [since for since, _ in samples])
+        places = {place: formulas[column] for place, column in columns.items() if column in formulas}
+        unexplained = set(columns) - set(places)
+        # sizes of 0 and 1 may lead to other strides: perhaps there is one for those that are like the last
+        kinds = [tuple(max(-1, min(2, integers[i][item])) for i, item in columns) for _, integers in samples]
+        like = [sample for sample, kind in zip(samples, kinds) if kind == kinds[-1]]
+        if unexplained and len(like) < len(samples):
+            own = yield from _columns(like)
+            lacking = [own[place] for place in columns if place in unexplained and place in own]
+            formulas = yield from explain(lacking, [since for since, _ in like])
+            for place in list(unexplained):
+                if place not in own or own[place] in formulas:
+                    unexplained.discard(place)
+                    if place in own:
+                        places[place] = formulas[own[place]]
+        self._places, self._unexplained, self._explained = places, unexplained, samples
+
+
+def _columns(samples: Sequence[Sample]) -> Work[Dict[Place, Tuple[int, ...]]]:
+    """The values, one per sample, of every integer that is not the same in all."""
+    columns: Dict[Place, Tuple[int, ...]] = {}
+    if not samples:
+        return columns
+    _, latest = samples[-1]
+    for index, call in enumerate(latest):
+        others = [integers[index] for _, integers in samples]
+        if others.count(call) == len(others):
+            yield 1
+            continue
+        for item, column in enumerate(zip(*others)):
+            if column.count(column[0]) < len(column):
+                columns[index, item] = column
+        yield 1 + len(call)
+    return columns
+
+
+def _value(formula: Formula, since: Since) -> Optional[int]:
+    try:
+        return evaluate(formula, since)
+    except ProtocolError:
+        return None

@@ -1,0 +1,1 @@
+"""The virtual devices of programs: a session and an executor process for each."""

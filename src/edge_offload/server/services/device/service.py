@@ -1,0 +1,168 @@
+"""The server's front for virtual devices: a session for each program, and the rules that all of them keep."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from typing import Callable, Dict, List, Optional, Tuple
+
+from edge_offload.device.link_remote import END, HAVE, PUT, RESUME, RUN, SCHEMAS, STAGE
+from edge_offload.errors import ProtocolError, Refused
+from edge_offload.execute.session.native_runner import Builder
+from edge_offload.link.transport.peers import Peer, Request
+from edge_offload.protocol.blobs import BlobStore
+from edge_offload.server.quota import DeviceQuota
+from edge_offload.server.services.device.session import Session
+
+_log = logging.getLogger(__name__)
+
+
+class DeviceService:
+    """Answers the ``device.…`` requests. Its methods run on the link's thread and return at once.
+
+    A session is an executor process of its own. It outlives a broken connection by its lease: the program goes on over
+    the next one (:class:`~edge_offload.device.link_remote.LinkRemote`).
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        threads: torch threads of each executor; 0 leaves torch's choice.
+        cores: CPU cores of the executors; empty leaves them.
+        quota: what devices may take.
+        blobs: weights on disk.
+    """
+
+    def __init__(
+        self,
+        device: str = "cpu",
+        threads: int = 0,
+        cores: Tuple[int, ...] = (),
+        quota: Optional[DeviceQuota] = None,
+        blobs: Optional[BlobStore] = None,
+    ) -> None:
+        self._device = device
+        self._threads = threads
+        self._cores = cores
+        self.quota = quota or DeviceQuota()
+        self._blobs = blobs or BlobStore()
+        self._sessions: Dict[Tuple[str, bytes], Session] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._reaper = threading.Thread(target=self._reap, name="edge_offload-leases", daemon=True)
+        self._reaper.start()
+        self._builder = Builder()
+        self._builder.start()
+
+    @property
+    def handlers(self) -> Dict[str, Callable[[Request], None]]:
+        """What it answers, by the request's kind."""
+        return {
+            RUN: lambda request: self._session(request).run(request),
+            STAGE: lambda request: self._session(request).stage(request),
+            HAVE: lambda request: self._session(request).have(request),
+            PUT: lambda request: self._session(request).put(request),
+            RESUME: self.resume,
+            END: self.end,
+            SCHEMAS: self.schemas,
+        }
+
+    def resume(self, request: Request) -> None:
+        """``{session}`` → ``{known}``: whether the session of an earlier connection goes on."""
+        with self._lock:
+            found = self._sessions.get(_key(request))
+        if found is not None:
+            found.attach(request.peer)
+        request.reply({"known": found is not None})
+
+    def end(self, request: Request) -> None:
+        """``{session}`` → ``{}``: the program has ended."""
+        with self._lock:
+            found = self._sessions.pop(_key(request), None)
+        if found is not None:
+            found.close("the program ended its session")
+        request.reply({})
+
+    def schemas(self, request: Request) -> None:
+        """``{}`` → the checksum of every operator's schema, for a robot with another torch."""
+        request.reply({}, [_packed_schemas()])
+
+    def forget(self, peer: Peer) -> None:
+        """The connection is gone: its sessions wait for the next one, as long as their lease."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            session.detach(peer)
+
+    def sessions(self) -> int:
+        """How many programs have a device here."""
+        with self._lock:
+            return len(self._sessions)
+
+    def close(self) -> None:
+        """End all sessions."""
+        self._stop.set()
+        self._builder.stop()
+        with self._lock:
+            sessions, self._sessions = list(self._sessions.values()), {}
+        for session in sessions:
+            session.close("the server is stopping")
+
+    def _session(self, request: Request) -> Session:
+        key = _key(request)
+        with self._lock:
+            found = self._sessions.get(key)
+            if found is None:
+                self._make_room(request.peer)
+                found = self._sessions[key] = Session(
+                    request.peer, self._device, self._threads, self._cores, self.quota, self._blobs
+                )
+                _log.info("robot %s has a device, the %d. of %d", request.peer.name, len(self._sessions),
+                          self.quota.sessions)  # fmt: skip
+        found.attach(request.peer)
+        return found
+
+    def _make_room(self, peer: Peer) -> None:
+        """Sessions that have ended, or wait for their robot's return, make room for one that is here."""
+        for own, limit in ((True, self.quota.sessions_per_robot), (False, self.quota.sessions)):
+            keys = [key for key in self._sessions if not own or key[0] == peer.key]
+            if len(keys) < limit:
+                continue
+            waiting = [key for key in keys if self._sessions[key].over or self._sessions[key].detached_s is not None]
+            if not waiting:
+                raise Refused(
+                    f"full: {limit} programs {'of this robot ' if own else ''}have a device here",
+                    remedy="end one, or start the server with a larger --max-devices",
+                )
+            oldest = min(waiting, key=lambda key: self._sessions[key].detached_s or 0.0)
+            session = self._sessions.pop(oldest)
+            threading.Thread(target=session.close, args=("another program took its place",), daemon=True).start()
+
+    def _reap(self) -> None:
+        while not self._stop.wait(0.5):
+            now = time.monotonic()
+            over: List[Session] = []
+            with self._lock:
+                for key, session in list(self._sessions.items()):
+                    detached_s = session.detached_s
+                    if detached_s is not None and (now - detached_s > self.quota.lease_s or session.over):
+                        over.append(self._sessions.pop(key))
+                sessions = list(self._sessions.values())
+            for session in over:
+                session.close("its robot did not come back")
+            for session in sessions:
+                session.check_time(now)
+
+
+@functools.lru_cache(maxsize=1)
+def _packed_schemas() -> bytes:
+    from edge_offload.ir.trace import checksums
+
+    return checksums.pack(checksums.table())
+
+
+def _key(request: Request) -> Tuple[str, bytes]:
+    session = request.body.get("session")
+    if not isinstance(session, bytes) or len(session) != 16:
+        raise ProtocolError("a request for a device without its session")
+    return request.peer.key, session

@@ -1,0 +1,394 @@
+"""One program's device on the server: its executor process, its messages in order, and answers until acknowledged."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from typing import Any, Dict, List, Optional, Tuple
+
+from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError, RemoteError
+from edge_offload.execute.heap import of_executor
+from edge_offload.ir.trace.calls import Buffer
+from edge_offload.link.transport.peers import Peer, Request
+from edge_offload.protocol.blobs import BlobStore
+from edge_offload.protocol.channel import Channel
+from edge_offload.server.quota import DeviceQuota
+
+_log = logging.getLogger(__name__)
+#: Size of the memory in which an executor notes the operator that it is about to run.
+NOTE_BYTES = 128
+#: Answers kept for a robot that does not acknowledge them, and their bytes; the latest is, however large.
+MAX_KEPT, MAX_KEPT_BYTES = 64, 256 << 20
+MAX_BLOBS_PER_QUESTION = 256
+#: What a piece takes besides its bytes: even empty ones are not gathered without end.
+ENTRY_BYTES = 512
+
+#: A body and its buffers: an answer, or a part of one that came ahead.
+Answer = Tuple[Dict[str, Any], List[Buffer]]
+
+
+class Session:
+    """Numbered messages of one program. The public methods run on the link's thread and return at once.
+
+    A message whose number was seen before is not run again: it gets the answer that the first one got or gets.
+    """
+
+    def __init__(
+        self, peer: Peer, device: str, threads: int, cores: Tuple[int, ...], quota: DeviceQuota, blobs: BlobStore
+    ) -> None:
+        self._options = [
+            "--device", device, "--threads", str(threads), "--cores", ",".join(map(str, cores)),
+            "--storage-bytes", str(quota.storage_bytes), "--storages", str(quota.storages),
+            "--segments", str(quota.segments),
+        ]  # fmt: skip
+        self._quota = quota
+        self._blobs = blobs
+        self._peer: Optional[Peer] = peer
+        self.detached_s: Optional[float] = None
+        self.over = ""
+        self._lock = threading.Lock()
+        self._last = self._forwarded = 0
+        self._waiting: OrderedDict[int, Request] = OrderedDict()
+        self._began_s: Dict[int, float] = {}
+        self._kept: OrderedDict[int, Answer] = OrderedDict()
+        self._parts: Dict[int, List[Answer]] = {}
+        self._staged: Dict[int, Dict[Any, bytearray]] = {}
+        self._staged_bytes = 0
+        self._inbox: queue.Queue[Optional[Tuple[str, Request]]] = queue.Queue()
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._channel: Optional[Channel] = None
+        self._note: Optional[mmap.mmap] = None
+        self._thread = threading.Thread(target=self._feed, name="edge_offload-device", daemon=True)
+        self._thread.start()
+
+    # -- the connection that it belongs to
+
+    def attach(self, peer: Peer) -> None:
+        """Messages come from this connection now."""
+        with self._lock:
+            self._peer, self.detached_s = peer, None
+
+    def detach(self, peer: Peer) -> None:
+        """A connection has gone; nothing happens if it was not this session's latest."""
+        with self._lock:
+            if self._peer is peer:
+                self._peer, self.detached_s = None, time.monotonic()
+
+    # -- requests
+
+    def run(self, request: Request) -> None:
+        """``{number, answered, parts, coded, codec, ahead}`` and buffers → what the executor answers.
+
+        With ``ahead``, what it has computed early comes as numbered parts of the answer, ahead of the rest.
+        """
+        number, answered = _count(request, "number"), _count(request, "answered")
+        with self._lock:
+            for old in [item for item in self._kept if item <= answered]:
+                del self._kept[old]
+                self._parts.pop(old, None)
+            if number in self._kept:
+                self._repeat(request)
+                return request.reply(*self._kept[number])
+            if number <= self._last:
+                earlier = self._waiting.get(number)
+                if earlier is None:
+                    raise ProtocolError(f"message {number} was answered and acknowledged")
+                self._waiting[number] = request
+                self._repeat(request)
+                return earlier.fail(ProtocolError(f"message {number} was sent again"))
+            if number != self._last + 1:
+                raise ProtocolError(f"message {number} came after message {self._last}")
+            if self.over:
+                raise RemoteError(self.over)
+            self._last = number
+            self._waiting[number] = request
+        self._inbox.put(("run", request))
+        return None
+
+    def _repeat(self, request: Request) -> None:
+        """Send the parts of an answer that went over an earlier connection; the lock is held."""
+        for part in self._parts.get(request.body["number"], ()):
+            request.part(*part)
+
+    def stage(self, request: Request) -> None:
+        """``{number, index, offset, total}`` and a piece of a large buffer, ahead of its message."""
+        number, index = _count(request, "number"), _count(request, "index")
+        offset, total = _count(request, "offset"), _count(request, "total")
+        piece = b"".join(request.buffers)
+        with self._lock:
+            if number <= self._last:  # sent again after a break, though its message had arrived
+                return request.reply({})
+            found = self._staged.get(number, {}).get(index)
+            if found is None:
+                found = self._reserve(number, index, total)
+            if len(found) != total or offset + len(piece) > total:
+                raise ProtocolError("a piece of a buffer does not fit")
+            found[offset : offset + len(piece)] = piece
+        return request.reply({})
+
+    def have(self, request: Request) -> None:
+        """``{number, names}`` → ``{missing}``: positions of the blobs that are not here."""
+        names = request.body.get("names")
+        if not isinstance(names, list) or len(names) > MAX_BLOBS_PER_QUESTION:
+            raise ProtocolError("a list of checksums was expected")
+        if not all(isinstance(name, bytes) for name in names):
+            raise ProtocolError("a checksum is bytes")
+        _count(request, "number")
+        self._inbox.put(("have", request))
+
+    def put(self, request: Request) -> None:
+        """``{number, name}`` and the blob → ``{}``."""
+        if not isinstance(request.body.get("name"), bytes):
+            raise ProtocolError("a blob without its checksum")
+        _count(request, "number")
+        self._inbox.put(("put", request))
+
+    def check_time(self, now: float) -> None:
+        """End the session if its oldest message has been computing for too long."""
+        with self._lock:
+            oldest = next(iter(self._waiting), None)
+            began_s = self._began_s.get(oldest, now) if oldest is not None else now
+        if now - began_s > self._quota.message_s:
+            self.close(f"a message took longer than {self._quota.message_s:g} s{_running(self._note)}")
+
+    def close(self, reason: str) -> None:
+        """End the executor."""
+        self._end(reason, clean=True)
+        self._inbox.put(None)
+        with self._lock:
+            channel, process = self._channel, self._process
+        if channel is not None:
+            channel.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    # -- the session's thread
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        note = os.memfd_create("edge_offload-operator")
+        os.ftruncate(note, NOTE_BYTES)
+        try:
+            command = [sys.executable, "-m", "edge_offload.execute.session.worker", str(theirs.fileno())]
+            command += [*self._options, "--note", str(note)]
+            process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno(), note], env=of_executor(os.environ), stdin=subprocess.DEVNULL
+            )
+            self._note = mmap.mmap(note, NOTE_BYTES)
+        finally:
+            os.close(note)
+            theirs.close()
+        channel = Channel(ours)
+        with self._lock:
+            self._process, self._channel = process, channel
+            over = self.over
+        if over:
+            channel.close()
+            process.kill()
+            process.wait()
+            raise LinkLost(over)
+        channel.receive()
+        threading.Thread(target=self._answer, args=(channel,), name="edge_offload-answers", daemon=True).start()
+
+    def _feed(self) -> None:
+        try:
+            self._start()
+        except (EdgeOffloadError, OSError) as error:
+            self._end(f"the executor process did not start: {error}")
+        while True:
+            item = self._inbox.get()
+            if item is None:
+                return
+            what, request = item
+            try:
+                if what == "have":
+                    self._look_up(request)
+                elif what == "put":
+                    self._take_blob(request)
+                else:
+                    self._forward(request)
+            except LinkLost as error:
+                self._end(str(error))
+            except EdgeOffloadError as error:
+                self._refuse(request, error)
+
+    def _look_up(self, request: Request) -> None:
+        missing = []
+        for index, name in enumerate(request.body["names"]):
+            data = self._blobs.get(name)
+            if data is None:
+                missing.append(index)
+            else:
+                self._hold(request.body["number"], name, data)
+        request.reply({"missing": missing})
+
+    def _take_blob(self, request: Request) -> None:
+        data = b"".join(request.buffers)
+        self._blobs.put(request.body["name"], data)
+        self._hold(request.body["number"], request.body["name"], data)
+        request.reply({})
+
+    def _hold(self, number: int, name: bytes, data: bytes) -> None:
+        with self._lock:
+            if number > self._forwarded and name not in self._staged.get(number, {}):
+                self._reserve(number, name, len(data))[:] = data
+
+    def _reserve(self, number: int, name: Any, size: int) -> bytearray:
+        """Room for ``size`` bytes that go ahead of message ``number``; the lock is held."""
+        if self._staged_bytes + size + ENTRY_BYTES > self._quota.staged_bytes:
+            raise ProtocolError("too many bytes wait for their message")
+        self._staged_bytes += size + ENTRY_BYTES
+        room = self._staged.setdefault(number, {})[name] = bytearray(size)
+        return room
+
+    def _forward(self, request: Request) -> None:
+        body = request.body
+        number = body["number"]
+        with self._lock:
+            staged: Dict[Any, bytearray] = {}
+            for old in sorted(item for item in self._staged if item <= number):
+                pieces = self._staged.pop(old)
+                self._staged_bytes -= sum(len(piece) + ENTRY_BYTES for piece in pieces.values())
+                staged.update(pieces)
+            self._forwarded = number
+            channel, over = self._channel, self.over
+            self._began_s[number] = time.monotonic()
+        if over or channel is None:
+            raise RemoteError(over)
+        buffers = _assemble(body.get("parts"), list(request.buffers), staged)
+        codec = body.get("codec", "auto")
+        if not isinstance(codec, str):
+            raise ProtocolError("codec is a string")
+        ahead = body.get("ahead") is True
+        channel.send({"id": number, "coded": body.get("coded"), "codec": codec, "parts": ahead}, buffers)
+
+    def _refuse(self, request: Request, error: EdgeOffloadError) -> None:
+        """A message that cannot be run is over, and so is the session: those after it build upon it."""
+        number = request.body["number"]
+        with self._lock:
+            mine = self._waiting.get(number)
+            if mine is request:
+                del self._waiting[number]
+        if not request.answered:
+            request.fail(error)
+        if mine is request and not self.over:
+            self._end(f"message {number} could not be run: {error}")
+
+    # -- the executor's answers
+
+    def _answer(self, channel: Channel) -> None:
+        try:
+            while True:
+                header, buffers = channel.receive()
+                number = header["id"]
+                if "part" in header:
+                    self._part(number, ({"coded": header.get("coded"), "part": header["part"]}, list(buffers)))
+                    continue
+                answer: Answer = ({"coded": header.get("coded"), "parts": header.get("parts", 0)}, list(buffers))
+                with self._lock:
+                    request = self._waiting.pop(number)
+                    self._began_s.pop(number, None)
+                    following = next(iter(self._waiting), None)
+                    if following is not None and following in self._began_s:
+                        self._began_s[following] = time.monotonic()
+                    self._kept[number] = answer
+                    self._keep_few()
+                try:
+                    request.reply(*answer)
+                except EdgeOffloadError as error:
+                    _log.warning("an answer of a device could not be sent: %s", error)
+        except (LinkLost, ProtocolError, KeyError) as error:
+            self._end(str(error))
+
+    def _keep_few(self) -> None:
+        """Forget the oldest answers that were not acknowledged, where there are too many; the lock is held."""
+        while len(self._kept) > MAX_KEPT or (len(self._kept) > 1 and self._kept_bytes() > MAX_KEPT_BYTES):
+            oldest, _ = self._kept.popitem(last=False)
+            self._parts.pop(oldest, None)
+
+    def _kept_bytes(self) -> int:
+        answers = [*self._kept.values(), *(part for number in self._kept for part in self._parts.get(number, ()))]
+        return sum(memoryview(buffer).nbytes for _, buffers in answers for buffer in buffers)
+
+    def _part(self, number: int, part: Answer) -> None:
+        with self._lock:
+            self._parts.setdefault(number, []).append(part)
+            try:
+                self._waiting[number].part(*part)
+            except EdgeOffloadError as error:
+                _log.warning("a part of a device's answer could not be sent: %s", error)
+
+    def _end(self, reason: str, clean: bool = False) -> None:
+        """The executor is no more: tell whoever waits, once."""
+        with self._lock:
+            process, note = self._process, self._note
+            if not self.over and not clean and process is not None:
+                reason = f"{reason}{_epitaph(process, note)}"
+            self.over = self.over or f"the executor process of this session ended: {reason}"
+            waiting, self._waiting = list(self._waiting.values()), OrderedDict()
+            self._kept.clear()
+            self._parts.clear()
+            self._staged.clear()
+        for request in waiting:
+            if not request.answered:
+                request.fail(RemoteError(self.over))
+
+
+def _assemble(parts: Any, direct: List[Buffer], staged: Dict[Any, bytearray]) -> List[Buffer]:
+    """The buffers of a message, in order: what came with it, and what went ahead."""
+    if parts is None:
+        return direct
+    if not isinstance(parts, list) or len(parts) > 1 << 16:
+        raise ProtocolError("the parts of a message are a list")
+    buffers: List[Buffer] = []
+    for index, part in enumerate(parts):
+        if part is None:
+            if not direct:
+                raise ProtocolError("a message has fewer buffers than it says")
+            buffers.append(direct.pop(0))
+            continue
+        if not isinstance(part, list) or len(part) != 2:
+            raise ProtocolError("a part of a message is malformed")
+        total, names = part
+        try:
+            found = staged[index] if names is None else b"".join(staged[name] for name in names)
+        except (KeyError, TypeError):
+            raise ProtocolError("a large buffer did not arrive before its message") from None
+        if len(found) != total:
+            raise ProtocolError("a large buffer has another size than its message says")
+        buffers.append(found)
+    if direct:
+        raise ProtocolError("a message has more buffers than it says")
+    return buffers
+
+
+def _epitaph(process: subprocess.Popen[bytes], note: Optional[mmap.mmap]) -> str:
+    """How a process ended, and the operator that it was running."""
+    try:
+        code = process.wait(5.0)
+    except subprocess.TimeoutExpired:
+        return _running(note)
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f", {how}{_running(note)}"
+
+
+def _running(note: Optional[mmap.mmap]) -> str:
+    """The operator that an executor is running, or was running when it ended."""
+    operator = bytes(note[:NOTE_BYTES]).rstrip(b"\0").decode(errors="replace") if note is not None else ""
+    return f", while running {operator}" if operator else ""
+
+
+def _count(request: Request, name: str) -> int:
+    value = request.body.get(name)
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ProtocolError(f"a request for a device needs the number {name}")
+    return value

@@ -1,0 +1,1 @@
+"""Mode ``server``: whole models, opened once and asked per frame."""

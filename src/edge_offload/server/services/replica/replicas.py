@@ -1,0 +1,212 @@
+"""Model replicas: whole models on the device, built from an allow-list, compared by the hash of their weights."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Dict, FrozenSet, Iterable, Mapping, Optional, Set, Tuple
+
+import torch
+
+from edge_offload.errors import BadInput, EdgeOffloadError, Refused, RemoteError
+from edge_offload.execute.module import ModuleExecutor, state_versions
+from edge_offload.execute.tensors import TensorSpec
+from edge_offload.models import registry
+
+Key = Tuple[str, Tuple[Tuple[str, registry.Scalar], ...]]
+MAX_OPTIONS = 32
+MAX_OPTION_CHARACTERS = 256
+MAX_WARM = 256
+
+
+@dataclass
+class Replica:
+    """One model on the device.
+
+    Attributes:
+        name, options: what it was built from.
+        executor: runs it; only the thread that owns the device may.
+        state_hash: sha256 of its weights.
+        warm: input shapes that it has computed once.
+    """
+
+    name: str
+    options: Dict[str, registry.Scalar]
+    executor: ModuleExecutor
+    state_hash: str
+    warm: Set[Tuple[TensorSpec, ...]] = field(default_factory=set)
+
+    @property
+    def key(self) -> Key:
+        """What tells it from the other replicas of a pool."""
+        return _key(self.name, self.options)
+
+    def warm_up(self, specs: Tuple[TensorSpec, ...]) -> float:
+        """Compute once on zeros and return the seconds that it took; at once when these shapes are warm already.
+
+        Raises:
+            Refused: the model writes to its own state while it computes, so that robot and server would drift apart.
+            RemoteError: the model cannot compute inputs of these shapes.
+        """
+        if specs in self.warm:
+            return 0.0
+        before = state_versions(self.executor.module)
+        started = time.monotonic()
+        try:
+            self.executor.run([spec.zeros() for spec in specs])
+        except EdgeOffloadError:
+            raise
+        except Exception as error:
+            raise RemoteError(
+                f"model {self.name!r} fails on {', '.join(map(str, specs)) or 'no input'}: "
+                f"{type(error).__name__}: {error}",
+                remedy="check the shapes that the robot sends",
+            ) from error
+        if state_versions(self.executor.module) != before:
+            raise Refused(
+                f"model {self.name!r} changes its own buffers while it computes",
+                remedy="run it in mode local, or make it a function of its inputs",
+            )
+        if len(self.warm) >= MAX_WARM:
+            self.warm.clear()
+        self.warm.add(specs)
+        return time.monotonic() - started
+
+
+class ReplicaPool:
+    """Builds replicas and keeps them. Thread-safe.
+
+    Args:
+        device: where replicas live.
+        allow: factories of the user's own (``package.module:factory``) that peers may ask for by name.
+        overrides: options that replace what a peer says, by model name (paths of this machine, say).
+        max_replicas: replicas kept; the one that was used longest ago makes room when no robot has it open.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        allow: Iterable[str] = (),
+        overrides: Optional[Mapping[str, Mapping[str, registry.Scalar]]] = None,
+        max_replicas: int = 8,
+    ) -> None:
+        self.device = device
+        self._allow: FrozenSet[str] = frozenset(allow)
+        for name in sorted(self._allow):
+            registry.own_factory(name)
+        self._overrides = {name: dict(options) for name, options in (overrides or {}).items()}
+        self._max_replicas = max_replicas
+        self._replicas: OrderedDict[Key, Replica] = OrderedDict()
+        self._users: Dict[int, int] = {}
+        self._building = threading.Lock()
+        self._lock = threading.Lock()
+
+    def key(self, name: Any, options: Any) -> Key:
+        """:attr:`Replica.key` of what :meth:`acquire` would return.
+
+        Raises:
+            Refused, BadInput: it would not.
+        """
+        return _key(name, self._options(name, options))
+
+    def acquire(self, name: Any, options: Any, expected_hash: Optional[str]) -> Replica:
+        """The replica of model ``name``, built if there is none; give it back with :meth:`release`.
+
+        Args:
+            expected_hash: :func:`edge_offload.models.registry.state_hash` of the robot's model; None skips the check.
+
+        Raises:
+            Refused: the name is not allowed, the weights differ, or there is no room for another model.
+            BadInput: malformed options.
+            RemoteError: building the model failed.
+        """
+        options = self._options(name, options)
+        key = _key(name, options)
+        with self._building:
+            with self._lock:
+                replica = self._replicas.get(key)
+                if replica is None:
+                    self._make_room()
+            if replica is None:
+                # seconds of work: not under the lock that release() needs
+                replica = self._build(name, options)
+            if expected_hash is not None and expected_hash != replica.state_hash:
+                raise Refused(
+                    f"the weights of model {name!r} differ: {expected_hash} on the robot, "
+                    f"{replica.state_hash} on the server",
+                    remedy="install the same weights and the same release on both sides",
+                )
+            with self._lock:
+                self._replicas[key] = replica
+                self._replicas.move_to_end(key)
+                self._users[id(replica)] = self._users.get(id(replica), 0) + 1
+        return replica
+
+    def release(self, replica: Replica) -> None:
+        """One user less."""
+        with self._lock:
+            self._users[id(replica)] -= 1
+
+    def names(self) -> Tuple[str, ...]:
+        """Names of the models that are loaded."""
+        with self._lock:
+            return tuple(name for name, _ in self._replicas)
+
+    def _options(self, name: Any, options: Any) -> Dict[str, registry.Scalar]:
+        if not isinstance(name, str) or len(name) > MAX_OPTION_CHARACTERS:
+            raise BadInput("a model is opened by its name")
+        if registry.is_own(name):
+            if name not in self._allow:
+                raise Refused(
+                    f"model {name!r} is not allowed on this server", remedy=f"start it with: serve --allow {name}"
+                )
+        elif name not in registry.entries():
+            raise Refused(
+                f"this server knows no model {name[:64]!r}", remedy=f"use one of {', '.join(registry.entries())}"
+            )
+        if not isinstance(options, Mapping) or len(options) > MAX_OPTIONS:
+            raise BadInput(f"options of model {name!r} are a map of at most {MAX_OPTIONS} scalars")
+        ours = self._overrides.get(name, {})
+        # an own factory says nothing of its options: there, whatever looks like a path counts as one
+        paths = () if registry.is_own(name) else registry.entries()[name].path_options
+        merged = {**options, **ours}
+        for option, value in merged.items():
+            if not isinstance(value, (bool, int, float, str)) or len(str(option) + str(value)) > MAX_OPTION_CHARACTERS:
+                raise BadInput(f"model {name!r}: option {str(option)[:64]!r} is not a short scalar")
+            names_file = option in paths or (isinstance(value, str) and _is_path(value))
+            if names_file and value != "" and option not in ours:
+                raise Refused(
+                    f"model {name!r}: option {option}={value!r} names a file; a robot names no files of the server",
+                    remedy=f"start the server with: serve --option {name}.{option}=PATH",
+                )
+        return merged
+
+    def _make_room(self) -> None:
+        while len(self._replicas) >= self._max_replicas:
+            idle = [key for key, replica in self._replicas.items() if not self._users.get(id(replica))]
+            if not idle:
+                raise Refused(
+                    f"full: {len(self._replicas)} models are open on this server",
+                    remedy="close one, or start the server with a larger --max-models",
+                )
+            self._users.pop(id(self._replicas.pop(idle[0])), None)
+
+    def _build(self, name: str, options: Dict[str, registry.Scalar]) -> Replica:
+        try:
+            module = registry.build_module(name, **options)
+            state_hash = registry.state_hash(module)
+            return Replica(name, options, ModuleExecutor(module, self.device), state_hash)
+        except EdgeOffloadError:
+            raise
+        except Exception as error:
+            raise RemoteError(f"cannot build model {name!r} on the server: {type(error).__name__}: {error}") from error
+
+
+def _key(name: str, options: Mapping[str, registry.Scalar]) -> Key:
+    return name, tuple(sorted(options.items()))
+
+
+def _is_path(text: str) -> bool:
+    return "/" in text or "\\" in text or text.startswith((".", "~"))

@@ -1,0 +1,252 @@
+"""Mode ``server``: whole models on the server's device, opened once per robot and shape, then asked per frame."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, RemoteError
+from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descriptors, pack, unpack
+from edge_offload.link.transport.peers import Peer, Request
+from edge_offload.mode import Mode
+from edge_offload.server.results import FrameResult, ResultFeed
+from edge_offload.server.services.replica.replicas import Replica, ReplicaPool
+from edge_offload.server.status import StatusBook
+from edge_offload.server.worker import Worker
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What one robot may hold, over all of its connections.
+
+    Attributes:
+        max_open: opened models (a shape each).
+        max_models: different models among them; they take the places of :class:`~.replicas
+            .ReplicaPool`, of which others want some, too.
+        max_input_bytes: inputs of one inference, decoded.
+    """
+
+    max_open: int = 16
+    max_models: int = 8
+    max_input_bytes: int = 256 << 20
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model as one robot has opened it: the handle stands for this."""
+
+    replica: Replica
+    specs: Tuple[TensorSpec, ...]
+
+
+class ReplicaService:
+    """Answers ``open_model``, ``close_model`` and ``infer``. Its methods run on the link's thread and return at once.
+
+    Args:
+        pool: builds the models.
+        device: worker that owns the device.
+        loader: worker that builds models meanwhile.
+        book: counts.
+        feed: gets every result.
+    """
+
+    def __init__(
+        self,
+        pool: ReplicaPool,
+        device: Worker,
+        loader: Worker,
+        book: StatusBook,
+        feed: ResultFeed,
+        quota: Optional[Quota] = None,
+    ) -> None:
+        self._pool = pool
+        self._device = device
+        self._loader = loader
+        self._book = book
+        self._feed = feed
+        self._quota = quota or Quota()
+        self._opened: Dict[Peer, Dict[int, Opened]] = {}
+        self._handles = itertools.count(1)
+        self._lock = threading.Lock()
+
+    @property
+    def handlers(self) -> Dict[str, Callable[[Request], None]]:
+        """What it answers, by the request's kind."""
+        return {"open_model": self.open_model, "close_model": self.close_model, "infer": self.infer}
+
+    def open_model(self, request: Request) -> None:
+        """``{name, options, state_hash, inputs: [spec…]}`` → ``{handle, state_hash, warm_up_s}``.
+
+        Raises:
+            BadInput, ProtocolError, Refused: malformed, or too much is open.
+        """
+        body = request.body
+        state_hash, inputs = body.get("state_hash"), body.get("inputs", [])
+        if state_hash is not None and not isinstance(state_hash, str):
+            raise ProtocolError("state_hash is a string")
+        if not isinstance(inputs, list) or len(inputs) > MAX_TENSORS:
+            raise ProtocolError(f"inputs are a list of at most {MAX_TENSORS} tensors")
+        specs = tuple(TensorSpec.parse(raw) for raw in inputs)
+        size = sum(spec.nbytes for spec in specs)
+        if size > self._quota.max_input_bytes:
+            raise Refused(
+                f"inputs of {size} bytes where {self._quota.max_input_bytes} are allowed",
+                remedy="send smaller inputs, or start the server with a larger --max-input-mb",
+            )
+        if len(self._held(request.peer)) >= self._quota.max_open:
+            raise Refused(f"full: this robot has {self._quota.max_open} models open", remedy="close one")
+        self._loader.submit(request.peer, lambda: self._guarded(request, lambda: self._load(request, specs)))
+
+    def close_model(self, request: Request) -> None:
+        """``{handle}`` → ``{}``; the handle is void afterwards."""
+        self._pool.release(self._find(request).replica)
+        with self._lock:
+            del self._opened[request.peer][request.body["handle"]]
+        request.reply({})
+
+    def infer(self, request: Request) -> None:
+        """``{handle, inputs, codec, wait_s, meta}`` → ``{outputs, decode_s, queue_s, compute_s, encode_s}``.
+
+        ``wait_s`` is how long the robot waits: what cannot be ready by then is refused at once, and never computed.
+
+        Raises:
+            BadInput, ProtocolError, Refused: malformed, no such handle, other shapes than opened, or full.
+        """
+        body = request.body
+        opened = self._find(request)
+        check_descriptors(body.get("inputs"), len(request.buffers), opened.specs, self._quota.max_input_bytes)
+        if not isinstance(body.get("codec", "auto"), str) or not isinstance(body.get("meta", {}), dict):
+            raise ProtocolError("codec is a string, meta a map")
+        wait_s = body.get("wait_s")
+        if wait_s is not None and (not isinstance(wait_s, (int, float)) or not 0 <= wait_s < 1e6):
+            raise ProtocolError("wait_s is a number of seconds")
+        own_s = self._book.expected_s(opened.replica.name)
+        self._admit(request.peer, own_s, wait_s)
+        self._device.submit(
+            request.peer, lambda: self._guarded(request, lambda: self._compute(request, opened, wait_s)), own_s
+        )
+
+    def forget(self, peer: Peer) -> None:
+        """The peer has gone: what it had open ends, and what waits for it is not computed."""
+        self._device.queue.drop(peer)
+        self._loader.queue.drop(peer)
+        with self._lock:
+            opened = self._opened.pop(peer, {})
+        for item in opened.values():
+            self._pool.release(item.replica)
+
+    def _held(self, peer: Peer) -> List[Opened]:
+        """What the robot has open, on this connection and its others."""
+        with self._lock:
+            return [item for other, held in self._opened.items() if other.key == peer.key for item in held.values()]
+
+    def _find(self, request: Request) -> Opened:
+        handle = request.body.get("handle")
+        with self._lock:
+            found = self._opened.get(request.peer, {}).get(handle) if type(handle) is int else None
+        if found is None:
+            raise BadInput(
+                f"no model is open under handle {str(handle)[:32]}", remedy="open it (again) on this connection"
+            )
+        return found
+
+    def _admit(self, peer: Peer, own_s: float, wait_s: Optional[float]) -> None:
+        if wait_s is None:
+            return
+        ahead_s = self._device.queue.ahead_s(peer)
+        if ahead_s > 0 and ahead_s + own_s > wait_s:
+            raise Refused(
+                f"full: a result would take {ahead_s + own_s:.3f} s, the robot waits {wait_s:.3f} s",
+                remedy="compute locally, or share the server with fewer robots",
+            )
+
+    def _guarded(self, request: Request, work: Callable[[], None]) -> None:
+        """Run ``work``; whatever it raises is the answer to ``request``, never the end of the worker."""
+        try:
+            work()
+        except Exception as error:
+            self.failed(request, error)
+        except SystemExit as error:
+            self.failed(request, RemoteError(f"the model called sys.exit({error.code!r})"))
+
+    def failed(self, request: Request, error: Exception) -> None:
+        """Answer ``request`` with ``error`` and count it."""
+        self._book.add(**{"refused" if isinstance(error, Refused) else "failed": 1})
+        if not isinstance(error, EdgeOffloadError):
+            _log.error("%s of %s failed", request.kind, request.peer.name, exc_info=error)
+        if not request.answered:
+            request.fail(error)
+
+    def _load(self, request: Request, specs: Tuple[TensorSpec, ...]) -> None:
+        """On the loader's thread: build, then hand over to the device for the first run."""
+        body = request.body
+        name, options = body.get("name"), body.get("options", {})
+        models = {item.replica.key for item in self._held(request.peer)}
+        if len(models) >= self._quota.max_models and self._pool.key(name, options) not in models:
+            raise Refused(
+                f"full: this robot has {len(models)} different models open",
+                remedy="close one of them, or start the server with a larger --models-per-robot",
+            )
+        replica = self._pool.acquire(name, options, body.get("state_hash"))
+        try:
+            self._device.submit(
+                request.peer, lambda: self._guarded(request, lambda: self._finish_open(request, replica, specs))
+            )
+        except Refused:
+            self._pool.release(replica)
+            raise
+
+    def _finish_open(self, request: Request, replica: Replica, specs: Tuple[TensorSpec, ...]) -> None:
+        """On the device's thread: the first run is slow (kernels are chosen, memory is taken), so it is done here."""
+        try:
+            warm_up_s = replica.warm_up(specs)
+        except Exception:
+            self._pool.release(replica)
+            raise
+        handle = next(self._handles)
+        with self._lock:
+            gone = request.peer.gone
+            if not gone:
+                self._opened.setdefault(request.peer, {})[handle] = Opened(replica, specs)
+        if gone:
+            self._pool.release(replica)
+            return
+        request.reply({"handle": handle, "state_hash": replica.state_hash, "warm_up_s": warm_up_s})
+
+    def _compute(self, request: Request, opened: Opened, wait_s: Optional[float]) -> None:
+        """On the device's thread: one inference."""
+        taken_s = time.monotonic()
+        if wait_s is not None and taken_s - request.received_s > wait_s:
+            raise Refused(f"full: the request waited {taken_s - request.received_s:.3f} s, longer than the robot does")
+        body = request.body
+        inputs = unpack(body["inputs"], request.buffers, opened.specs, self._quota.max_input_bytes)
+        decoded_s = time.monotonic()
+        try:
+            execution = opened.replica.executor.run(inputs)
+        except EdgeOffloadError:
+            raise
+        except Exception as error:
+            raise RemoteError(
+                f"model {opened.replica.name!r} failed on {', '.join(map(str, opened.specs))}: "
+                f"{type(error).__name__}: {str(error)[:500]}"
+            ) from error
+        self._book.computed(opened.replica.name, execution.compute_s)
+        encoding_s = time.monotonic()
+        descriptors, buffers = pack(execution.outputs, body.get("codec", "auto"))
+        answer: Dict[str, Any] = {
+            "outputs": descriptors,
+            "queue_s": taken_s - request.received_s,
+            "decode_s": decoded_s - taken_s,
+            "compute_s": execution.compute_s,
+            "encode_s": time.monotonic() - encoding_s,
+        }
+        request.reply(answer, buffers)
+        self._book.add(bytes_out=sum(memoryview(part).nbytes for part in buffers))
+        meta = body.get("meta", {})
+        self._feed.computed(FrameResult(request.peer.name, opened.replica.name, Mode.SERVER, meta, execution.outputs))

@@ -1,0 +1,217 @@
+"""Inferences that a robot's virtual device recorded: read off the wire, vetted, and given their constants.
+
+Nothing that comes is executed but operators of the registry of locality and a few more, all of them pure and public.
+Each is first called on tensors without data (torch's fake tensors), and must make what the sequence says that it
+makes: arguments that do not fit, and sizes that were not announced, are refused before anything is computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Tuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import edge_offload.split.model.locality  # noqa: F401 - the rules of locality are registered there
+from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, Unsupported
+from edge_offload.execute.tensors import TensorSpec
+from edge_offload.ir import OperatorSequence, wire
+from edge_offload.ir.build import Program, tensor_digest
+from edge_offload.ir.evaluate import call
+from edge_offload.ir.operators import Operator
+from edge_offload.ir.schemas import enumerated, overload
+from edge_offload.ir.trace.allowlist import NAMESPACES, REFUSED
+from edge_offload.ir.values import DYNAMIC, Value, contiguous_strides
+from edge_offload.link.transport.peers import Request
+from edge_offload.protocol.blobs import DIGEST_BYTES, MAX_BLOB_BYTES, BlobStore
+from edge_offload.split.footprints.registry import find_rule
+
+MAX_OPERATORS = 20_000
+MAX_CONSTANT_BYTES = 1 << 30
+MAX_VALUE_BYTES = 1 << 30
+MAX_VALUES_BYTES = 8 << 30
+"""All intermediate values together, though most are freed on the way."""
+MAX_NAMES = 256
+
+#: Operators that may appear beside those that have a rule of locality; all of it is computed on one side.
+WHOLE = frozenset(
+    f"aten.{name}"
+    for name in """
+    arange copy empty fill full full_like gather index linspace max mean min native_batch_norm native_group_norm ones
+    scalar_tensor scatter select_scatter slice_scatter sum tril triu zeros _native_multi_head_attention
+    """.split()  # noqa: SIM905 - a table reads better than a list of literals
+)
+
+
+def constant_bytes(sequence: OperatorSequence) -> int:
+    """What the constants of a sequence take."""
+    return sum(value.nbytes for value in distinct_constants(sequence).values())
+
+
+def distinct_constants(sequence: OperatorSequence) -> Dict[str, Value]:
+    """Each constant by its digest, in the order in which their bytes follow each other: as first listed."""
+    found: Dict[str, Value] = {}
+    for number, digest in sequence.constants.items():
+        found.setdefault(digest, sequence.values[number])
+    return found
+
+
+class Constants:
+    """Keeps the bytes of constants on disk; its methods read and write files.
+
+    Args:
+        blobs: where; the same store as that of virtual devices.
+    """
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+
+    def missing(self, request: Request) -> Dict[str, Any]:
+        """``{names}`` → ``{missing}``: positions of the pieces that are not here."""
+        names = piece_names(request.body.get("names"), MAX_NAMES)
+        return {"missing": [index for index, name in enumerate(names) if self._blobs.get(name) is None]}
+
+    def put(self, request: Request) -> Dict[str, Any]:
+        """``{name}`` and a piece → ``{}``."""
+        (name,) = piece_names([request.body.get("name")], 1)
+        data = b"".join(request.buffers)
+        if len(data) > MAX_BLOB_BYTES:
+            raise ProtocolError(f"a piece of {len(data)} bytes, the limit is {MAX_BLOB_BYTES}")
+        self._blobs.put(name, data)
+        return {}
+
+    def program(self, sequence: OperatorSequence, names: Any) -> Program:
+        """The sequence with its constants, which are the pieces ``names`` in a row.
+
+        Raises:
+            Refused: a piece is not here (any more).
+            ProtocolError: they are not what the sequence names.
+        """
+        wanted = distinct_constants(sequence)
+        total = constant_bytes(sequence)
+        data = bytearray(total)
+        filled = 0
+        for name in piece_names(names, total // MAX_BLOB_BYTES + 1):
+            piece = self._blobs.get(name)
+            if piece is None:
+                raise Refused("a piece of the constants is not here any more", remedy="send it again")
+            if filled + len(piece) > total:
+                raise ProtocolError("the constants have more bytes than the sequence says")
+            data[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        if filled != total:
+            raise ProtocolError("the constants have fewer bytes than the sequence says")
+        constants: Dict[str, torch.Tensor] = {}
+        offset = 0
+        for digest, value in wanted.items():
+            constants[digest] = _tensor(value, data, offset)
+            if tensor_digest(constants[digest]) != digest:
+                raise ProtocolError("a constant is not what its digest says")
+            offset += value.nbytes
+        return Program(sequence, constants)
+
+
+def piece_names(names: Any, most: int) -> List[bytes]:
+    """A list of checksums off the wire.
+
+    Raises:
+        ProtocolError: it is not one.
+    """
+    if not isinstance(names, list) or len(names) > most:
+        raise ProtocolError(f"a list of at most {most} checksums was expected")
+    if not all(isinstance(name, bytes) and len(name) == DIGEST_BYTES for name in names):
+        raise ProtocolError(f"a checksum is {DIGEST_BYTES} bytes")
+    return names
+
+
+def read(data: bytes, inputs: Sequence[TensorSpec]) -> OperatorSequence:
+    """The sequence in ``data``, vetted.
+
+    Raises:
+        ProtocolError: it is malformed, too large, or does not do what it says.
+        Unsupported: it contains an operator that this server does not run for robots in this way; named.
+    """
+    sequence = wire.decode(data)
+    if len(sequence) > MAX_OPERATORS or sequence.live_outs or sequence.rebinds or not sequence.is_functional:
+        raise ProtocolError(f"a sequence to be split is at most {MAX_OPERATORS} operators that write to nothing")
+    if not all(value.is_static for value in sequence.values.values()):
+        raise ProtocolError("a sequence to be split has no sizes that depend on data")
+    sizes = [value.nbytes for value in sequence.values.values()]
+    if max(sizes, default=0) > MAX_VALUE_BYTES or sum(sizes) > MAX_VALUES_BYTES:
+        raise Refused("the sequence has more or larger values than this server computes for a robot")
+    if constant_bytes(sequence) > MAX_CONSTANT_BYTES:
+        raise Refused(f"the constants take more than {MAX_CONSTANT_BYTES >> 20} MiB")
+    if [(sequence.values[n].dtype, sequence.values[n].shape) for n in sequence.inputs] != [
+        (spec.dtype, spec.shape) for spec in inputs
+    ]:
+        raise ProtocolError("the samples are no inputs of this sequence")
+    for operator in sequence.operators:
+        _check_name(operator)
+        _check_numbers(operator)
+    _propagate(sequence)
+    return sequence
+
+
+def _check_name(operator: Operator) -> None:
+    """Both lists hold public operators, and internal ones that tracing puts in their place (``_to_copy``)."""
+    namespace, name, _ = operator.name.split(".")
+    known = find_rule(operator) is not None or operator.base_name in WHOLE
+    if namespace not in NAMESPACES or name in REFUSED or not known:
+        raise Unsupported(f"operator {operator.name!r} is not one that this server splits for robots")
+    overload(operator.name)
+
+
+def _check_numbers(operator: Operator) -> None:
+    """Dtypes, layouts and memory formats come by name."""
+    named = dict(operator.kwargs)
+    for position, name, _ in enumerated(overload(operator.name)):
+        given = operator.args[position] if position < len(operator.args) else named.get(name)
+        if isinstance(given, int):
+            raise ProtocolError(f"operator {operator.name!r}: {name} is a number, not a name")
+
+
+def _propagate(sequence: OperatorSequence) -> None:
+    """Call every operator on tensors without data, and compare what it makes."""
+    found: Dict[int, torch.Tensor] = {}
+    without_data = FakeTensorMode()
+    with without_data:
+        for number in (*sequence.inputs, *sequence.constants):
+            value = sequence.values[number]
+            strides = value.strides or contiguous_strides(value.shape)
+            found[number] = torch.empty_strided(value.shape, strides, dtype=getattr(torch, value.dtype))
+    for index, operator in enumerate(sequence.operators):
+        try:
+            with torch.no_grad(), without_data:
+                results = call(operator, found.__getitem__)
+        except EdgeOffloadError:
+            raise
+        except Exception as error:  # torch says in many ways that arguments do not fit
+            text = str(error).strip().splitlines()[:1]
+            raise ProtocolError(f"operator {index} ({operator.name}) cannot be called so: {text}") from error
+        for output, result in zip(operator.outputs, results):
+            if output is None:  # a result that nobody uses; fused attention makes it on tensors without data alone
+                if result is not None and result.numel() * result.element_size() > MAX_VALUE_BYTES:
+                    raise Refused("the sequence has more or larger values than this server computes for a robot")
+                continue
+            if result is None:
+                raise ProtocolError(f"operator {index} ({operator.name}) makes other results than the sequence says")
+            said = sequence.values[output]
+            made: Tuple[Any, ...] = (str(result.dtype).split(".")[-1], tuple(result.shape))
+            if made != (said.dtype, said.shape) or DYNAMIC in said.shape:
+                raise ProtocolError(f"operator {index} ({operator.name}) makes {made}, not what the sequence says")
+            found[output] = result
+
+
+def _tensor(value: Value, data: bytearray, offset: int) -> torch.Tensor:
+    """A constant, with the strides that it has on the robot: they decide which kernel runs."""
+    dtype = getattr(torch, value.dtype)
+    if not value.elements:
+        return torch.empty(value.shape, dtype=dtype)
+    flat = torch.frombuffer(data, dtype=torch.uint8, count=value.nbytes, offset=offset).clone().view(dtype)
+    tensor = flat.reshape(value.shape)
+    if value.strides is None:
+        return tensor
+    span = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.strides))
+    if any(stride < 0 for stride in value.strides) or span > 2 * value.elements:
+        raise BadInput("a constant has strides with gaps")
+    return torch.empty_strided(value.shape, value.strides, dtype=dtype).copy_(tensor)
