@@ -35,7 +35,9 @@ def main(argv: Optional[List[str]] = None) -> int:
 
     Every error is one line on stderr; one that nobody has foreseen leaves its traceback in a file that the line names.
     """
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    args.program = parser  # of which a command may tell
     try:
         if args.run is None:
             raise beside.absent(beside.VERBS[args.command].package) or AssertionError(args.command)

@@ -10,7 +10,7 @@ import torch
 torch.set_num_threads(1)
 name = sys.argv[1]
 if name in ("classifier", "detector"):
-    from edge_offload.models.zoo import torchvision_package
+    from edge_offload.ir.torchvision_package import torchvision_package
 
     torchvision_package()
 runpy.run_path(str(pathlib.Path(__file__).parent / "apps" / f"{name}.py"), run_name="__main__")

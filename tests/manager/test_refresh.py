@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from edge_offload.link.estimate.estimator import LinkReading
-from edge_offload.manager.forecast import Expected, Forecast, Forecaster
+from edge_offload.manager.forecast import Forecast, Forecaster
 from edge_offload.manager.policy import LatencyPolicy, Situation
 from edge_offload.manager.refresh import Refresher
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.mode import Mode
-from edge_offload.modes.runner import Attempt
+from edge_offload.modes.runner import Attempt, Expected
 from edge_offload.power.thermal import HeatGuard, hottest_celsius
 from edge_offload.timing import InferenceReport
 

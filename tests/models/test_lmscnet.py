@@ -10,9 +10,9 @@ import torch
 from lmscnet import LMSCNet, load
 
 from edge_offload.errors import BadInput
-from edge_offload.models.sconet.labels import GROUND, VALUE
+from edge_offload.models.scenes.labels import GROUND, VALUE
+from edge_offload.models.voxels import FORWARD
 from edge_offload.perception.scans import read_scan
-from edge_offload.perception.voxels import FORWARD
 
 DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "snapshots"
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
 from edge_offload.models import registry
+from edge_offload.models.scenes.labels import COLOURS, GROUND, IGNORED, LABELS, VALUE
 from edge_offload.models.sconet.baselines import BASELINES, columns, nothing
 from edge_offload.models.sconet.completer import SceneCompleter, save_weights
-from edge_offload.models.sconet.labels import COLOURS, GROUND, IGNORED, LABELS, VALUE
 from edge_offload.models.sconet.metrics import Confusion
 from edge_offload.models.sconet.network import (
     CrissCross,
@@ -20,7 +20,7 @@ from edge_offload.models.sconet.network import (
     SeparableAttention,
     ground_level,
 )
-from edge_offload.perception.voxels import VoxelGrid
+from edge_offload.models.voxels import VoxelGrid
 
 SMALL = VoxelGrid((-3.2, -3.2, -2.0), 0.2, (32, 48, 32))
 

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.models.scenes import truth, visibility
+from edge_offload.models.scenes.labels import IGNORED, VALUE
 from edge_offload.models.scenes.lidar import Lidar, Pose, sweep
 from edge_offload.models.scenes.objects import HELD_OUT, TRAINING, scale_of
 from edge_offload.models.scenes.samples import pair
 from edge_offload.models.scenes.solids import Solid, ball, box, post
 from edge_offload.models.scenes.world import Ground, Street, World, room
-from edge_offload.models.sconet.labels import IGNORED, VALUE
-from edge_offload.perception.voxels import around
+from edge_offload.models.voxels import around
 
 EXACT = Lidar(rings=32, columns=720, noise=0.0, dropout=0.0, dropout_far=0.0)
 ROAD, CAR, BUILDING = VALUE["road"], VALUE["car"], VALUE["building"]

@@ -13,9 +13,9 @@ import torch
 
 from edge_offload.cli import main
 from edge_offload.errors import BadInput
+from edge_offload.models.scenes.labels import IGNORED, LABELS, VALUE
 from edge_offload.models.sconet.completer import load_weights
 from edge_offload.models.sconet.evaluation import evaluate
-from edge_offload.models.sconet.labels import IGNORED, LABELS, VALUE
 from edge_offload.models.sconet.network import SCONet
 from edge_offload_training.sconet.calibrate import apply_offset, completion_offset
 from edge_offload_training.sconet.crops import CropConfig, Crops

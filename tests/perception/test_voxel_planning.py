@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
-from edge_offload.models.sconet.labels import GROUND, VALUE
+from edge_offload.models.scenes.labels import GROUND, VALUE
+from edge_offload.models.voxels import VoxelGrid
 from edge_offload.perception.planning import FREE, OCCUPIED, UNKNOWN, find_path, occupancy_slice
-from edge_offload.perception.voxels import VoxelGrid
 
 GRID = VoxelGrid((0.0, 0.0, -0.4), 0.2, (20, 20, 16))
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from edge_offload.errors import BadInput
-from edge_offload.perception.voxels import FORWARD, VoxelGrid, around
+from edge_offload.models.voxels import FORWARD, VoxelGrid, around
 
 SMALL = VoxelGrid((-1.0, 2.0, -0.5), 0.25, (8, 6, 4))
 

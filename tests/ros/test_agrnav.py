@@ -12,9 +12,9 @@ import pytest
 import torch
 from ros_rig import free_port, wait_for, wait_for_readers
 
-from edge_offload.models.sconet.labels import GROUND, LABELS
+from edge_offload.models.scenes.labels import GROUND, LABELS
+from edge_offload.models.voxels import VoxelGrid, around
 from edge_offload.perception.planning import OCCUPIED
-from edge_offload.perception.voxels import VoxelGrid, around
 
 CELLS = 64
 

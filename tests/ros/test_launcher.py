@@ -11,7 +11,7 @@ import pytest
 
 BEGIN = """
 import atexit, sys, threading, time, types
-from edge_offload.nodes import launcher
+from edge_offload import launcher
 """
 SLOW_IMPORT = (
     BEGIN
@@ -39,7 +39,7 @@ launcher.main("kapao_node")
 LACKING = """
 import sys
 sys.modules[sys.argv[1]] = None  # as on a Python that has no such package
-from edge_offload.nodes import launcher
+from edge_offload import launcher
 launcher.main("kapao_node")
 """
 

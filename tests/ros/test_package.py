@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from edge_offload import mode as modes
+from edge_offload.launcher import module_of
 from edge_offload.models.people import COCO_KEYPOINTS
-from edge_offload.nodes.launcher import module_of
 from edge_offload.timing import STAGES
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -96,7 +96,7 @@ def test_every_node_is_installed_and_is_the_same_few_lines():
         assert not (ROOT / "scripts" / name).stat().st_mode & 0o111
         lines = (ROOT / "scripts" / name).read_text(encoding="utf-8").splitlines()
         assert lines == [
-            "#!/usr/bin/env python3", "from edge_offload.nodes.launcher import main", "", f'main("{name}")'
+            "#!/usr/bin/env python3", "from edge_offload.launcher import main", "", f'main("{name}")'
         ]  # fmt: skip
 
 

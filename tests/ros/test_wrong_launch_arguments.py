@@ -14,9 +14,9 @@ import pytest
 from ros_rig import ROOT, free_port
 
 from edge_offload.errors import BadInput
+from edge_offload.launcher import module_of
 from edge_offload.nodes import arguments
 from edge_offload.nodes.common import params as parameters
-from edge_offload.nodes.launcher import module_of
 
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch"))
 

@@ -16,7 +16,6 @@ from divided import divide_everything, made
 from torch import nn
 
 from edge_offload.device.installation import installed
-from edge_offload.models import zoo
 from edge_offload.split.model.reference import run_plan
 
 torch.set_num_threads(1)
@@ -65,7 +64,9 @@ def transformer():
 
 
 def vision_transformer():
-    zoo.torchvision_package()
+    from edge_offload.ir.torchvision_package import torchvision_package
+
+    torchvision_package()
     from torchvision.models.vision_transformer import VisionTransformer
 
     network = VisionTransformer(32, 8, 3, 4, 24, 48, num_classes=5)

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from torch import nn
 
+from edge_offload.ir.torchvision_package import torchvision_package
 from edge_offload.models import registry, zoo
 
 #: ``kind``: people, tiny, classification, segmentation or detection; ``side``: of the input image in pixels.
@@ -89,7 +90,7 @@ def detector(network: str, seed: int = 0) -> nn.Module:
 
 
 def _network(family: str, name: str, seed: int) -> nn.Module:
-    constructor = getattr(getattr(zoo.torchvision_package().models, family), name)
+    constructor = getattr(getattr(torchvision_package().models, family), name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network: nn.Module = constructor(weights=None, weights_backbone=None)

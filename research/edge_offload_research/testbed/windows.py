@@ -56,7 +56,7 @@ def windows_of(model: str, names: List[str], ratios: List[Tuple[int, int]]) -> L
 
 
 def _torchvision(model: str) -> nn.Module:
-    from edge_offload.models.zoo import torchvision_package
+    from edge_offload.ir.torchvision_package import torchvision_package
 
     build: Callable[..., nn.Module] = getattr(torchvision_package().models, _TORCHVISION[model])
     with torch.device("meta"):

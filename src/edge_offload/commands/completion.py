@@ -23,10 +23,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the script."""
     import shtab
 
-    from edge_offload.cli import build_parser
     from edge_offload.subcommands import filled
 
-    parser = build_parser()
+    parser = args.program
     for each in filled(parser):
         for action in each._actions:
             if isinstance(action.metavar, str) and not action.choices:

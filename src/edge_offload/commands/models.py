@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 from edge_offload.outputs import add_output
 
 if TYPE_CHECKING:
-    from edge_offload.models.registry import Entry
+    from edge_offload.models.entry import Entry
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

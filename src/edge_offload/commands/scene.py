@@ -74,11 +74,11 @@ def _complete(args: argparse.Namespace) -> int:
     import numpy as np
 
     from edge_offload.errors import BadInput
-    from edge_offload.models.sconet.labels import COLOURS, GROUND, LABELS
+    from edge_offload.models.scenes.labels import COLOURS, GROUND, LABELS
+    from edge_offload.models.voxels import around
     from edge_offload.perception.planning import find_path, occupancy_slice
     from edge_offload.perception.scans import read_scan
     from edge_offload.perception.scene_view import draw_scene
-    from edge_offload.perception.voxels import around
 
     if not cv2.haveImageWriter(args.picture):
         raise BadInput(f"{args.picture} is no kind of picture", remedy="name a .png or .jpg")

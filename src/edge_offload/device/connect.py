@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Tuple
 
 from edge_offload.errors import EdgeOffloadError
+from edge_offload.notices import notify
 
 if TYPE_CHECKING:
     from edge_offload.device.link_remote import LinkRemote, Weights
@@ -119,11 +119,11 @@ def say_differences(welcome: Mapping[str, Any]) -> None:
     ours, theirs = fingerprint("cpu"), welcome.get("fingerprint", {})
     torches = two_torches(ours, theirs)
     if torches:
-        say(torches)
+        notify(torches)
         ours, theirs = ({key: facts[key] for key in facts if key not in TORCH} for facts in (ours, theirs))
     different = differences(ours, theirs)
     if different:
-        say(f"results may differ from this machine's in the last bits: {'; '.join(different)}")
+        notify(f"results may differ from this machine's in the last bits: {'; '.join(different)}")
 
 
 def other_operators(client: Client) -> Dict[str, str]:
@@ -161,9 +161,4 @@ class Progress:
         self._said_s = now
         rate = weights.sent / max(now - weights.began_s, 1e-3)
         there = f", {weights.found / 1e6:.1f} MB were there already" if weights.found else ""
-        say(f"uploading weights: {weights.sent / 1e6:.1f} MB sent, {rate / 1e6:.1f} MB/s{there}")
-
-
-def say(text: str) -> None:
-    """A word to the user, on stderr."""
-    print(f"edge_offload: {text}", file=sys.stderr, flush=True)
+        notify(f"uploading weights: {weights.sent / 1e6:.1f} MB sent, {rate / 1e6:.1f} MB/s{there}")

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
-from edge_offload.device.remote import Forgotten, known_facts
+from edge_offload.device.remote import known_facts
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.execute.fingerprint import two_torches
 from edge_offload.ir.trace.calls import Buffer
@@ -25,6 +25,7 @@ from edge_offload.protocol import payloads
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES, Named, digest
 from edge_offload.protocol.messages import Answer, parse_answer
+from edge_offload.protocol.remote import Forgotten
 
 RUN, STAGE, HAVE, PUT, RESUME, END, SCHEMAS = (
     "device.run", "device.stage", "device.have", "device.put", "device.resume", "device.end", "device.schemas",

@@ -1,4 +1,4 @@
-"""How the virtual device reaches an executor: one small protocol, in this process or in a child process."""
+"""Executors of this machine (:class:`~edge_offload.protocol.remote.Remote`): in this process, or in a child process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from edge_offload.errors import LinkLost, ProtocolError
 from edge_offload.execute.heap import of_executor
@@ -27,45 +27,6 @@ def known_facts(said: Any) -> Dict[str, Any]:
     if not all(type(said.get(name)) is int and 0 <= said[name] < 1 << 62 for name in _NUMBERS):
         return {}
     return {"name": said["name"][:200], **{name: said[name] for name in _NUMBERS}}
-
-
-class Forgotten(LinkLost):
-    """There is a server, but it knows nothing of the session: what the program had on the device is not there."""
-
-
-class Remote(Protocol):
-    """Sends messages in order; each answer arrives in a Future, perhaps in parts.
-
-    ``bytes_up`` and ``bytes_down`` count what travels.
-
-    ``refused``: operators that are others where it leads, each with the reason. ``facts``: what the device there is
-    (:func:`edge_offload.execute.devices.facts`); empty when it is not known.
-    """
-
-    bytes_up: int
-    bytes_down: int
-    messages: int
-    refused: Mapping[str, str]
-    facts: Mapping[str, Any]
-
-    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
-        """Send one message (see :mod:`edge_offload.protocol.messages`); the Future may fail with LinkLost.
-
-        ``keep``: what its buffers hold (weights) is likely to be sent again when the program next starts.
-        """
-        ...
-
-    def renew(self) -> None:
-        """After Forgotten: go on with a session that knows nothing.
-
-        Raises:
-            EdgeOffloadError: that cannot be.
-        """
-        ...
-
-    def close(self) -> None:
-        """End the session."""
-        ...
 
 
 class AbsentRemote:

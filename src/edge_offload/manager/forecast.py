@@ -17,6 +17,7 @@ from typing import Callable, Deque, Dict, Iterable, Mapping, Optional
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.manager.level import Level
 from edge_offload.mode import TABLE, Mode
+from edge_offload.modes.runner import Expected
 from edge_offload.power.states import StatePowers
 from edge_offload.timing import InferenceReport
 
@@ -76,19 +77,6 @@ class Forecast:
     def known(self) -> bool:
         """Whether the mode has run."""
         return math.isfinite(self.latency_s)
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a planner expects of the plan for the bandwidth of now.
-
-    Attributes:
-        seconds: from the call to usable outputs.
-        local: whether the plan makes no use of the link: then it is mode ``local`` under another name.
-    """
-
-    seconds: float
-    local: bool = False
 
 
 class _ModeHistory:

@@ -21,7 +21,7 @@ from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.replies import LinkState
 from edge_offload.link.transport.client import Client
 from edge_offload.manager.account import account
-from edge_offload.manager.forecast import Expected, Forecaster
+from edge_offload.manager.forecast import Forecaster
 from edge_offload.manager.hedge import Hedge, Outcome
 from edge_offload.manager.policy import CANDIDATES, Situation
 from edge_offload.manager.refresh import Refresher, worth_joining
@@ -30,7 +30,7 @@ from edge_offload.manager.server_load import ServerLoad
 from edge_offload.manager.watch import EVERY_S, Watchman
 from edge_offload.mode import Mode
 from edge_offload.models import registry
-from edge_offload.modes.runner import Attempt, FailedAttempt, LocalRunner, Runner
+from edge_offload.modes.runner import Attempt, Expected, FailedAttempt, LocalRunner, Runner
 from edge_offload.modes.server import ServerRunner
 from edge_offload.modes.timeouts import PatienceLimits
 from edge_offload.timing import InferenceReport

@@ -6,54 +6,14 @@ import functools
 import importlib
 import pathlib
 import traceback
-from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Tuple, Union
 
 from torch import nn
 
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.models.base import PersonEstimator
 from edge_offload.models.cache import tensors_hash
-
-Scalar = Union[bool, int, float, str]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Facts on one model, and how to build it.
-
-    Attributes:
-        name: what a user writes.
-        kind: ``people`` (a :class:`PersonEstimator`), ``scene`` (a plain module from occupancy to labels), or
-            ``classifier`` (a plain module on float [n, 3, h, w]).
-        summary: one line.
-        source: where the weights come from.
-        licence: of the weights.
-        build: makes the model from the options, all of them given.
-        options: names of the scalar options with their defaults; nothing else is accepted.
-        path_options: the options that name local files. A server must not take these from a peer.
-        fetch: puts the weights into the cache and returns their path; None where there is nothing to fetch.
-        cached: where ``fetch`` puts them.
-        shipped: file of the weights that come with edge_offload; None where none do.
-        weights_bytes: size of the cached file, 0 if there is none.
-        download_bytes: what ``fetch`` transfers, 0 if nothing.
-        sha256: checksum of the tensors in the cached file (:func:`edge_offload.models.cache.tensors_hash`).
-    """
-
-    name: str
-    kind: str
-    summary: str
-    source: str
-    licence: str
-    build: Callable[[Dict[str, Any]], Union[PersonEstimator, nn.Module]]
-    options: Mapping[str, Scalar] = field(default_factory=dict)
-    path_options: Tuple[str, ...] = ()
-    fetch: Optional[Callable[[], pathlib.Path]] = None
-    cached: Optional[Callable[[], pathlib.Path]] = None
-    shipped: Optional[pathlib.Path] = None
-    weights_bytes: int = 0
-    download_bytes: int = 0
-    sha256: str = ""
+from edge_offload.models.entry import Entry, Scalar
 
 
 def entries() -> Dict[str, Entry]:

@@ -10,14 +10,13 @@ re-draws every head.
 
 from __future__ import annotations
 
-import sys
-from functools import lru_cache
-from typing import Any, Dict
+from typing import Dict
 
 import torch
 from torch import nn
 
-from edge_offload.errors import BadInput, Unsupported
+from edge_offload.errors import BadInput
+from edge_offload.ir.torchvision_package import torchvision_package
 
 NETWORKS: Dict[str, str] = {
     "vgg19_bn": "VGG19 with BatchNorm",
@@ -33,61 +32,6 @@ NETWORKS: Dict[str, str] = {
     "vit_b_16": "Vision Transformer B/16",
 }
 """Constructor in ``torchvision.models`` -> what it is."""
-
-_SCHEMAS = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-)
-_LIBRARY_ATTRIBUTE = "_edge_offload_library"
-
-
-@lru_cache(maxsize=1)
-def torchvision_package() -> Any:
-    """The ``torchvision`` package, with its missing operators defined where its wheel lacks them.
-
-    Raises:
-        Unsupported: torchvision is not installed, or does not fit this torch.
-    """
-    try:
-        import torchvision
-
-        return torchvision
-    except ImportError as error:
-        raise Unsupported("torchvision is not installed", remedy="pip install --no-deps torchvision") from error
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
-            raise Unsupported(f"torchvision does not fit torch {torch.__version__}: {error}") from error
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-        del sys.modules[name]
-    library = torch.library.Library("torchvision", "DEF")
-    for schema in _SCHEMAS:
-        library.define(schema)
-    library.impl("nms", _nms, "CPU")
-    import torchvision
-    import torchvision.ops.boxes
-
-    setattr(torchvision, _LIBRARY_ATTRIBUTE, library)  # the registrations live as long as this object
-    torchvision.ops.boxes._assert_has_ops = lambda: None
-    return torchvision
-
-
-def _nms(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
-    """Greedy non-maximum suppression; boxes [n, 4] as x1 y1 x2 y2, scores [n]; int64 indices by falling score."""
-    order = scores.argsort(descending=True, stable=True)
-    ranked = boxes[order]
-    area = (ranked[:, 2] - ranked[:, 0]) * (ranked[:, 3] - ranked[:, 1])
-    alive = torch.ones(len(ranked), dtype=torch.bool, device=boxes.device)
-    keep = []
-    for index in range(len(ranked)):
-        if not alive[index]:
-            continue
-        keep.append(index)
-        low = torch.maximum(ranked[index, :2], ranked[index + 1 :, :2])
-        high = torch.minimum(ranked[index, 2:], ranked[index + 1 :, 2:])
-        overlap = (high - low).clamp(min=0).prod(dim=1)
-        alive[index + 1 :] &= ~(overlap / (area[index] + area[index + 1 :] - overlap) > iou_threshold)
-    return order[torch.tensor(keep, dtype=torch.int64, device=boxes.device)]
-
 
 def build(name: str, size: int = 224, seed: int = 0) -> nn.Module:
     """The network called ``name``, float32, in eval mode, reproducible from ``seed``.

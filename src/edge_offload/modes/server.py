@@ -18,7 +18,7 @@ from edge_offload.execute.tensors import TensorSpec, pack, unpack
 from edge_offload.link.replies import LinkState, Reply
 from edge_offload.link.transport.client import Client
 from edge_offload.mode import Mode
-from edge_offload.models.registry import Scalar
+from edge_offload.models.entry import Scalar
 from edge_offload.modes.runner import Attempt, FailedAttempt
 from edge_offload.modes.timeouts import Patience, PatienceLimits
 

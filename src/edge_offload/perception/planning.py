@@ -10,7 +10,7 @@ import numpy as np
 from scipy import ndimage
 
 from edge_offload.errors import BadInput
-from edge_offload.perception.voxels import VoxelGrid
+from edge_offload.models.voxels import VoxelGrid
 
 Cell = Tuple[int, int]
 

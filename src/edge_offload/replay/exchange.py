@@ -7,11 +7,11 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Deque, List, Optional
 
-from edge_offload.device.remote import Remote
 from edge_offload.errors import LinkLost, ProtocolError
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.messages import Answer, Message
+from edge_offload.protocol.remote import Remote
 from edge_offload.replay.definitions import Definitions
 
 #: Messages with no answer awaited; each may carry the uploads of one segment.

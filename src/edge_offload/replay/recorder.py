@@ -18,15 +18,15 @@ from typing import Any, List, Optional, Sequence
 
 import torch
 
-from edge_offload.device.connect import say
-from edge_offload.device.remote import Forgotten, Remote
 from edge_offload.errors import EdgeOffloadError, LinkLost
 from edge_offload.ir.trace.segments import Outcome, Step
 from edge_offload.ir.trace.symbols import facts_of
 from edge_offload.ir.trace.trace_graph import Course
 from edge_offload.mode import Mode
+from edge_offload.notices import notify
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.messages import Message, tensor_bytes
+from edge_offload.protocol.remote import Forgotten, Remote
 from edge_offload.replay.definitions import Definitions
 from edge_offload.replay.exchange import Exchange
 from edge_offload.replay.flushed import ASYNC, BARRIER, DYNAMIC, INFER, READ, Handed
@@ -155,7 +155,7 @@ class Recorder(Exchange):
             raise self._failed from None
         self._failed, self._forget, self._freed = None, True, freed
         self._predictor = self._new_predictor()
-        say(f"the server was restarted: {len(standby.retained)} tensors were put back on its device")
+        notify(f"the server was restarted: {len(standby.retained)} tensors were put back on its device")
         for each in pieces:
             standby.check_generators(each, forms)
         if not pieces:

@@ -13,7 +13,7 @@ from edge_offload.execute.threads import pin
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.listener import Listener
 from edge_offload.link.transport.peers import Peer, Request
-from edge_offload.models.registry import Scalar
+from edge_offload.models.entry import Scalar
 from edge_offload.protocol.blobs import BlobStore
 from edge_offload.server.fair_queue import FairQueue
 from edge_offload.server.quota import DeviceQuota

@@ -11,7 +11,7 @@ from typing import Iterable, Sequence, Tuple
 import numpy as np
 import torch
 
-from edge_offload.models.sconet.labels import IGNORED
+from edge_offload.models.scenes.labels import IGNORED
 from edge_offload.models.sconet.network import SCONet
 
 OFFSETS = tuple(np.arange(-3.0, 3.01, 0.1).round(1).tolist())

@@ -9,7 +9,7 @@ from typing import Callable, List, Tuple
 import numpy as np
 import torch
 
-from edge_offload.models.sconet.labels import IGNORED
+from edge_offload.models.scenes.labels import IGNORED
 
 Source = Callable[[int], Tuple[np.ndarray, np.ndarray]]
 """Number -> uint8 [x, y, 32] occupancy and uint8 [x, y, 32] labels."""

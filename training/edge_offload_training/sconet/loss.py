@@ -7,7 +7,7 @@ from typing import Dict, Tuple
 import torch
 from torch.nn import functional as F
 
-from edge_offload.models.sconet.labels import IGNORED
+from edge_offload.models.scenes.labels import IGNORED
 
 WEIGHTS = torch.tensor(
     [0.6, 2.2, 4.0, 4.0, 3.0, 4.0, 5.0, 5.0, 3.0, 1.3, 1.6, 1.5, 1.3, 1.3, 3.0, 2.2, 4.0, 1.3, 4.5, 5.0]

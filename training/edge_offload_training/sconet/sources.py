@@ -10,8 +10,8 @@ from typing import Callable, Dict, List, Tuple
 import numpy as np
 
 from edge_offload.errors import BadInput
+from edge_offload.models.scenes.labels import IGNORED, LABELS, VALUE
 from edge_offload.models.scenes.samples import pair
-from edge_offload.models.sconet.labels import IGNORED, LABELS, VALUE
 from edge_offload_training.sconet.crops import Source
 
 KITTI_SHAPE = (256, 256, 32)

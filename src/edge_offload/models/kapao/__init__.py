@@ -6,8 +6,8 @@ import functools
 import pathlib
 from typing import Any, Callable, Dict, Tuple
 
+from edge_offload.models.entry import Entry
 from edge_offload.models.kapao.estimator import DEFAULTS, KapaoEstimator
-from edge_offload.models.registry import Entry
 
 _SUMMARIES = {
     "n": "KAPAO nano: 3.2 M parameters, 4.6 GFLOP at 640×640",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Tuple
 
+from edge_offload.models.entry import Entry
 from edge_offload.models.movenet import weights
 from edge_offload.models.movenet.estimator import DEFAULTS, MoveNetEstimator
-from edge_offload.models.registry import Entry
 
 
 def entries() -> Tuple[Entry, ...]:

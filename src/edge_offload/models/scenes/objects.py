@@ -10,8 +10,8 @@ from typing import Callable, Dict, List, Tuple
 
 import numpy as np
 
+from edge_offload.models.scenes.labels import VALUE
 from edge_offload.models.scenes.solids import BOX, Solid, ball, box, post
-from edge_offload.models.sconet.labels import VALUE
 
 Maker = Callable[[float, float, float, float, np.random.Generator], List[Solid]]
 """``x``, ``y`` (m), ``yaw`` (rad), ``scale``, random generator -> solids that stand at height 0."""

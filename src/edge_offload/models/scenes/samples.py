@@ -8,10 +8,10 @@ from typing import Tuple
 import numpy as np
 
 from edge_offload.models.scenes import truth, visibility
+from edge_offload.models.scenes.labels import IGNORED
 from edge_offload.models.scenes.lidar import HDL64, Lidar, Pose, sweep
 from edge_offload.models.scenes.world import Street, World, room
-from edge_offload.models.sconet.labels import IGNORED
-from edge_offload.perception.voxels import VoxelGrid, around
+from edge_offload.models.voxels import VoxelGrid, around
 
 ROOM_SHARE = 0.3
 

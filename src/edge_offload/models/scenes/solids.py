@@ -19,7 +19,7 @@ class Solid:
         centre: m.
         half: m, half extents along the solid's own axes.
         yaw: rad, of its own x axis from the world's.
-        label: value from :data:`edge_offload.models.sconet.labels.LABELS`.
+        label: value from :data:`edge_offload.models.scenes.labels.LABELS`.
         porosity: share of the rays that pass through it, as through leaves and grilles.
         shell: m; what lies deeper inside is unknown rather than full. 0: full.
         velocity: m/s in the plane.

@@ -6,11 +6,11 @@ from typing import Tuple
 
 import numpy as np
 
+from edge_offload.models.scenes.labels import IGNORED
 from edge_offload.models.scenes.lidar import Lidar, Pose, ground_height, local_solids, to_world
 from edge_offload.models.scenes.solids import Solid
 from edge_offload.models.scenes.world import World
-from edge_offload.models.sconet.labels import IGNORED
-from edge_offload.perception.voxels import VoxelGrid
+from edge_offload.models.voxels import VoxelGrid
 
 MARGIN = 0.35
 """Voxels: how far beyond its surface a solid still fills a voxel whose centre lies there."""
@@ -20,7 +20,7 @@ def labels(world: World, pose: Pose, lidar: Lidar, grid: VoxelGrid) -> np.ndarra
     """Label of every voxel of ``grid`` (in the frame of the sensor), uint8 [x, y, z].
 
     The ground is one voxel thick, what is below it is empty. The inside of buildings and what lies behind the walls of
-    a room is :data:`~edge_offload.models.sconet.labels.IGNORED`.
+    a room is :data:`~edge_offload.models.scenes.labels.IGNORED`.
     """
     found = np.zeros(grid.shape, dtype=np.uint8)
     x, y, z = grid.axes()

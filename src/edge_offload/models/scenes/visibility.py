@@ -15,7 +15,7 @@ from scipy import ndimage
 
 from edge_offload.models.scenes.lidar import Lidar, Pose, exact_ranges, ground_height, to_local
 from edge_offload.models.scenes.world import World
-from edge_offload.perception.voxels import VoxelGrid
+from edge_offload.models.voxels import VoxelGrid
 
 SPACING_M = 10.0
 LOOK = Lidar(rings=144, low=-1.3, high=1.3, columns=640, reach=45.0, noise=0.0, dropout=0.0, dropout_far=0.0)

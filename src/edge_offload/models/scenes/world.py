@@ -8,9 +8,9 @@ from typing import List, Tuple
 
 import numpy as np
 
+from edge_offload.models.scenes.labels import VALUE
 from edge_offload.models.scenes.objects import HELD_OUT, TRAINING, scale_of
 from edge_offload.models.scenes.solids import Solid, box
-from edge_offload.models.sconet.labels import VALUE
 
 BLOCK_M = 32.0
 REACH_M = 64.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Tuple
 
-from edge_offload.models.registry import Entry
+from edge_offload.models.entry import Entry
 from edge_offload.models.sconet.completer import DEFAULTS, SHIPPED, SceneCompleter
 
 

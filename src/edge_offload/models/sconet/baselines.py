@@ -10,7 +10,7 @@ from typing import Callable, Dict
 import numpy as np
 from scipy import ndimage
 
-from edge_offload.models.sconet.labels import VALUE
+from edge_offload.models.scenes.labels import VALUE
 
 
 def ground_level(occupancy: np.ndarray) -> np.ndarray:

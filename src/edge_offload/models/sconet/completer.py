@@ -10,10 +10,10 @@ import torch
 
 from edge_offload.errors import BadInput
 from edge_offload.models import checkpoint
+from edge_offload.models.scenes.labels import LABELS
 from edge_offload.models.sconet.baselines import nothing
-from edge_offload.models.sconet.labels import LABELS
 from edge_offload.models.sconet.network import HEIGHT, STRIDE, SCONet
-from edge_offload.perception.voxels import VoxelGrid
+from edge_offload.models.voxels import VoxelGrid
 
 DEFAULTS: Dict[str, Any] = {"weights": "", "seed": 0}
 SHIPPED = pathlib.Path(__file__).parent / "weights" / "sconet.safetensors"

@@ -7,10 +7,10 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 import numpy as np
 import torch
 
+from edge_offload.models.scenes.labels import LABELS
 from edge_offload.models.scenes.samples import Pair, pair
 from edge_offload.models.sconet.baselines import BASELINES
 from edge_offload.models.sconet.completer import keep_hits
-from edge_offload.models.sconet.labels import LABELS
 from edge_offload.models.sconet.metrics import Confusion
 from edge_offload.models.sconet.network import SCONet
 

@@ -7,7 +7,7 @@ from typing import Dict, Optional
 import numpy as np
 
 from edge_offload.errors import BadInput
-from edge_offload.models.sconet.labels import IGNORED, LABELS
+from edge_offload.models.scenes.labels import IGNORED, LABELS
 
 
 class Confusion:

@@ -43,8 +43,9 @@ from visualization_msgs.msg import MarkerArray
 
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.mode import Mode
+from edge_offload.models.scenes.labels import COLOURS, GROUND, LABELS
 from edge_offload.models.sconet.completer import VOXEL_SIZE_M, SceneCompleter
-from edge_offload.models.sconet.labels import COLOURS, GROUND, LABELS
+from edge_offload.models.voxels import VoxelGrid, around
 from edge_offload.modes.timeouts import PatienceLimits
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, cloud_to_points
 from edge_offload.nodes.common.params import Param
@@ -58,7 +59,6 @@ from edge_offload.nodes.scene import scene_messages
 from edge_offload.perception.planning import Cell, Plan, find_path, occupancy_slice
 from edge_offload.perception.scene_pipeline import ScenePipeline, SceneResult
 from edge_offload.perception.scene_view import draw_scene
-from edge_offload.perception.voxels import VoxelGrid, around
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import SemanticGrid
 

@@ -13,9 +13,9 @@ from std_msgs.msg import ColorRGBA
 from visualization_msgs.msg import Marker, MarkerArray
 
 from edge_offload.errors import BadInput
+from edge_offload.models.voxels import MAX_VOXELS, VoxelGrid
 from edge_offload.nodes.inference.compose import copy_header
 from edge_offload.perception.planning import Plan
-from edge_offload.perception.voxels import MAX_VOXELS, VoxelGrid
 from edge_offload_msgs.msg import SemanticGrid
 
 COMPRESSION = 1

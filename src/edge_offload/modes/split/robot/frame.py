@@ -17,8 +17,7 @@ from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.link.replies import Reply
 from edge_offload.link.transport.client import Client
-from edge_offload.manager.forecast import Expected
-from edge_offload.modes.runner import Attempt
+from edge_offload.modes.runner import Attempt, Expected
 from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.network import Network

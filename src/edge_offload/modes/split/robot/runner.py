@@ -28,7 +28,7 @@ from edge_offload.execute.tensors import TensorSpec, pack
 from edge_offload.link.replies import LinkState, Reply
 from edge_offload.link.transport.client import Client
 from edge_offload.mode import Mode
-from edge_offload.models.registry import Scalar
+from edge_offload.models.entry import Scalar
 from edge_offload.modes.runner import Attempt, FailedAttempt
 from edge_offload.modes.split.robot.frame import Counted, Frame, Planned, Threads
 from edge_offload.modes.split.robot.plan_times import PlanTimes

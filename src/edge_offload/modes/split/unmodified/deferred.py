@@ -10,13 +10,13 @@ from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 import torch
 
-from edge_offload.device.connect import say
-from edge_offload.device.remote import Remote
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.mode import Mode
 from edge_offload.modes.split.unmodified.inferences import Inference, Owed, SplitCounters
 from edge_offload.modes.split.unmodified.lift import Calls
 from edge_offload.modes.split.unmodified.reads import Held
+from edge_offload.notices import notify
+from edge_offload.protocol.remote import Remote
 from edge_offload.replay.flushed import READ, Handed
 from edge_offload.replay.recorder import Recorder
 from edge_offload.replay.signatures import Piece
@@ -192,7 +192,7 @@ class OwingRecorder(Recorder):
     def _tell(self, text: str) -> None:
         if text not in self._said and len(self._said) < 64:
             self._said.add(text)
-            say(text)
+            notify(text)
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:

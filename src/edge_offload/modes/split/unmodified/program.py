@@ -24,6 +24,7 @@ from edge_offload.link.transport.prober import Prober
 from edge_offload.modes.split.unmodified.in_process import SplitHereRecorder, here
 from edge_offload.modes.split.unmodified.recorded import RecordedSplit
 from edge_offload.modes.split.unmodified.recorder import SplitRecorder
+from edge_offload.notices import notify
 
 IDLE_S = 1.0
 """Between probes of an idle link, and between its heartbeats: what the program computes by itself shares its cores with
@@ -49,7 +50,7 @@ def from_environment() -> installation.Installed:
         if state is LinkState.READY:
             torches = two_torches({"torch": torch.__version__}, client.welcome.get("fingerprint"))
             if torches and torches != told:
-                connect.say(torches)
+                notify(torches)
             told = torches
 
     client = Client(settings.server, keys=keys, timings=Timings(idle_s=IDLE_S), on_state=tell)

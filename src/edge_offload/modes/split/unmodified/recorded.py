@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from edge_offload import background
-from edge_offload.device.connect import say
 from edge_offload.errors import ProtocolError, Unsupported
 from edge_offload.execute.tensors import pack
 from edge_offload.ir import wire
@@ -20,6 +19,7 @@ from edge_offload.link.transport.client import Client
 from edge_offload.memory import flat_bytes
 from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.robot.runner import OPEN_TIMEOUT_S, REOPEN_S, Opening, Specs, SplitRunner
+from edge_offload.notices import notify
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES
 from edge_offload.split.model.network import Network
 
@@ -64,7 +64,7 @@ class RecordedSplit(SplitRunner):
         opening.retry_s = time.monotonic() + min(REOPEN_S * 2**self._refusals, MOST_REOPEN_S)
         opening.problem = why
         if self._refusals == 1:
-            say(f"the split of {self._name} was not opened: {why}")
+            notify(f"the split of {self._name} was not opened: {why}")
 
     def _trace(self, examples: Sequence[torch.Tensor]) -> Network:
         return self._network

@@ -20,7 +20,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 import torch
 
 from edge_offload import background
-from edge_offload.device.remote import Remote
 from edge_offload.errors import EdgeOffloadError, LinkLost, Unsupported
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.mode import Mode
@@ -33,6 +32,7 @@ from edge_offload.modes.split.unmodified.lift import Calls, Recorded, compare, o
 from edge_offload.modes.split.unmodified.reads import Held, Series
 from edge_offload.modes.split.unmodified.recorded import RecordedSplit
 from edge_offload.protocol.messages import Message
+from edge_offload.protocol.remote import Remote
 from edge_offload.replay.flushed import CUT, READ
 from edge_offload.replay.signatures import Done, Piece
 from edge_offload.split.model.network import Network
