@@ -26,7 +26,7 @@ if __name__ == "__main__":
         module = OffloadedModule("offloaded_module:make", make(), client, example=image)
         client.wait_ready(10.0)
         for _ in range(100):  # the model is opened in the background; until it is, calls are answered here
-            if module.obstacle(Mode.SERVER, image) is None:
+            if module.unavailable_reason(Mode.SERVER, image) is None:
                 break
             time.sleep(0.1)
         for mode in (Mode.LOCAL, Mode.SERVER):

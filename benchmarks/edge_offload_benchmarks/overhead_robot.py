@@ -131,7 +131,7 @@ def by_module(
                          lambda given: module._local.run(given), planner="device_only")  # fmt: skip
     module.add_runner(runner)
     until = time.monotonic() + OPEN_S
-    while (why := module.obstacle(Mode.SPLIT, inputs)) is not None:
+    while (why := module.unavailable_reason(Mode.SPLIT, inputs)) is not None:
         if time.monotonic() > until:
             raise RemoteError(f"the split was not open after {OPEN_S:g} s: {why}")
         time.sleep(0.05)

@@ -37,7 +37,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     """
     parser = build_parser()
     args = parser.parse_args(argv)
-    args.program = parser  # of which a command may tell
+    args.root_parser = parser  # completion describes it
     try:
         if args.run is None:
             raise beside.absent(beside.VERBS[args.command].package) or AssertionError(args.command)

@@ -13,7 +13,7 @@ import pytest
 from edge_offload.ir.trace.budget import UNITS, UNITS_PER_STEP, Budget
 from edge_offload.ir.trace.keys import integer_offsets
 from edge_offload.replay.predict import Branches, Predictor
-from edge_offload.replay.signatures import Call, Done, Shape
+from edge_offload.replay.signatures import Call, CompletedStep, SegmentSignature
 
 READ, DYNAMIC = 0, 2
 LEARNING = ("budget", "history", "plans", "predict", "search", "sizes", "symbols")
@@ -51,8 +51,17 @@ class Program:
         payloads: Tuple[Any, ...] = (None,) if opens else ()
         entries = tuple(range(CALLS))
         live = (self.base - 1,)
-        done = Done(
-            Shape(form, entries, integers), None, (), self.base, live, frozenset(), b"", payloads, reason, opens
+        done = CompletedStep(
+            SegmentSignature(form, entries, integers),
+            None,
+            (),
+            self.base,
+            live,
+            frozenset(),
+            b"",
+            payloads,
+            reason,
+            opens,
         )
         course = self.predictor.branches() if opens else self.course
         plan = next((plan for plan in course.plans if plan.form == form), None) if course is not None else None

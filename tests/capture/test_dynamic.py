@@ -16,12 +16,12 @@ from edge_offload.ir.trace.keys import integer_offsets, parse_key, tensor_operan
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.ir.trace.symbols import evaluate, facts_of, parse_formula
 from edge_offload.ir.trace.symbols import explain as explaining
-from edge_offload.ir.trace.trace_graph import Course, Node, Patch, follow, parse_course, parse_node
+from edge_offload.ir.trace.trace_graph import Patch, TraceGraph, TraceStep, follow, parse_graph, parse_step
 
-Since = List[Tuple[int, ...]]
+OutcomeHistory = List[Tuple[int, ...]]
 
 
-def explain(columns: List[Tuple[int, ...]], samples: List[Since]) -> Dict[Tuple[int, ...], Any]:
+def explain(columns: List[Tuple[int, ...]], samples: List[OutcomeHistory]) -> Dict[Tuple[int, ...], Any]:
     """What :func:`explaining` finds, however long it takes."""
     work = explaining(columns, samples)
     while True:
@@ -43,7 +43,7 @@ FORMULA = (2, 1, (), (), ((1, 0, ((1, 0, 0),), (), ()), (1, 0, ((0, 1, 0),), (-(
 def test_formulas_are_found_and_hold_for_sizes_not_seen(
     sizes: List[Tuple[int, int]], factor: int, constant: int
 ) -> None:
-    def since(n: int, m: int) -> Since:
+    def since(n: int, m: int) -> OutcomeHistory:
         return [(n, 57), (1,), (m,)]
 
     truths = {"linear": lambda n, m: factor * n + constant, "product": lambda n, m: factor * n * m,
@@ -66,13 +66,13 @@ def test_the_best_so_many_are_a_formula_too(sizes: List[int], factor: int, most:
     column = tuple(factor * min(size, most) for size in sizes)
     if not any(0 < size < most for size in sizes):
         return  # nothing says how it grows
-    samples: List[Since] = [[(size, 57)] for size in sizes]
+    samples: List[OutcomeHistory] = [[(size, 57)] for size in sizes]
     found = explain([column], samples)
     assert [evaluate(found[column], since) for since in samples] == list(column)
 
 
 def test_a_bound_holds_for_sizes_beyond_it() -> None:
-    samples: List[Since] = [[(size,)] for size in (7, 450, 12, 301)]
+    samples: List[OutcomeHistory] = [[(size,)] for size in (7, 450, 12, 301)]
     column = (28, 1200, 48, 1200)
     formula = explain([column], samples)[column]
     assert [evaluate(formula, [(size,)]) for size in (0, 9, 299, 300, 3234)] == [0, 36, 1196, 1200, 1200]
@@ -99,14 +99,14 @@ def test_a_formula_of_formulas_of_formulas_is_refused() -> None:
 def test_numbers_of_storages_that_would_not_fit_are_refused(value: int) -> None:
     node = [None, b"", [], [[0, 1, value]], [], b"", [], False, []]
     with pytest.raises(ProtocolError, match="malformed node"):
-        parse_node(node)
+        parse_step(node)
     course = [None, [], abs(value), 0, [], False]
     with pytest.raises(ValueError, match="number of things"):
-        parse_course(course)
+        parse_graph(course)
 
 
 def test_a_formula_holds_for_the_next_size() -> None:
-    samples: List[Since] = [[(n, 4), (m,)] for n, m in ((7, 3), (9, 3), (12, 5), (3, 2))]
+    samples: List[OutcomeHistory] = [[(n, 4), (m,)] for n, m in ((7, 3), (9, 3), (12, 5), (3, 2))]
     column = tuple(16 * first[0] for first, _ in samples)
     found = explain([column], samples)
     assert evaluate(found[column], [(101, 4), (8,)]) == 1616
@@ -151,11 +151,11 @@ def test_the_places_of_integers_are_those_that_the_server_reads() -> None:
 
 
 def test_nodes_and_courses_survive_the_wire() -> None:
-    node = Node(None, (0, 1), (Patch(0, 8, FORMULA),), ((0, 1, -3),), (2,), b"n", (b"p",), True, (0,))
-    course = Course([(4, [((2, 57), 0)]), (5, [])], [((), 1)], None, 17, [(3, 4), ()])
+    node = TraceStep(None, (0, 1), (Patch(0, 8, FORMULA),), ((0, 1, -3),), (2,), b"n", (b"p",), True, (0,))
+    course = TraceGraph([(4, [((2, 57), 0)]), (5, [])], [((), 1)], None, 17, [(3, 4), ()])
     read = msgpack.unpackb(msgpack.packb([node.to_wire(), course.to_wire()]), use_list=True)
-    assert parse_node(read[0]) == node
-    assert parse_course(read[1]) == (course, False)
+    assert parse_step(read[0]) == node
+    assert parse_graph(read[1]) == (course, False)
     assert follow(course.nodes[0][1], (2, 57)) == 0
     assert follow(course.nodes[0][1], (1, 57)) is None
     assert follow([(None, 3), ((1,), 4)], (2,)) == 3
@@ -164,13 +164,13 @@ def test_nodes_and_courses_survive_the_wire() -> None:
 @given(st.binary(max_size=60) | st.lists(st.integers() | st.binary(max_size=4) | st.none(), max_size=9))
 def test_what_is_no_node_is_refused(data: object) -> None:
     with pytest.raises(ProtocolError):
-        parse_node(data)
+        parse_step(data)
 
 
 @given(st.lists(st.integers() | st.lists(st.integers(), max_size=3) | st.none(), min_size=6, max_size=6))
 def test_an_edge_of_a_course_leads_somewhere(data: list) -> None:
     try:
-        course, _ = parse_course(data)
+        course, _ = parse_graph(data)
     except (ValueError, TypeError):
         return
     assert all(node < len(course.nodes) for _, edges in course.nodes for _, node in edges)

@@ -14,7 +14,7 @@ from edge_offload.errors import LinkLost, ProtocolError
 from edge_offload.execute.session import pacer, speculative
 from edge_offload.execute.session.serve import serve
 from edge_offload.execute.session.session import DeviceSession, Step
-from edge_offload.ir.trace.trace_graph import Course, Node
+from edge_offload.ir.trace.trace_graph import TraceGraph, TraceStep
 from edge_offload.protocol import messages
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.messages import Answer, Message, parse_answer
@@ -67,8 +67,8 @@ class Device:
         self.answer = Arriving()
         self.base = 10
         put = Step(0, 1, [], [], b"", [struct.pack("<3f", 1, 2, 3)])
-        first = Node(1, (), (), ((0, 0, 1),), (), b"", (), sizes)
-        second = Node(2, (), (), ((0, 0, 1),), (), b"", (), False)
+        first = TraceStep(1, (), (), ((0, 0, 1),), (), b"", (), sizes)
+        second = TraceStep(2, (), (), ((0, 0, 1),), (), b"", (), False)
         head = words(2, 0, 0) if sizes else words(2, 0, 0, 4, 1)
         segments = [(0, words(0, 1, 0)), (1, head), (2, words(3, 0, 0, 4, 1))]
         self.send(Message(ENTRIES, 0, segments, steps=[put], speculative_from=1, nodes=[(0, first), (1, second)]))
@@ -89,7 +89,7 @@ class Device:
 
     def infer(self) -> List[Answer]:
         self.base += 10
-        course = Course([(0, [(None, 1)]), (1, [])], [((), 0)], self.base, self.base)
+        course = TraceGraph([(0, [(None, 1)]), (1, [])], [((), 0)], self.base, self.base)
         return self.send(Message(accepted=0, course=course))
 
 
@@ -140,7 +140,7 @@ def test_sizes_leave_more_often_the_nearer_the_end_is() -> None:
 
     def leave(steps: int) -> List[int]:
         """The steps, one a millisecond, after which something leaves."""
-        run, left = pacer.Departures(spans, 3, 0.0), []
+        run, left = pacer.FlushPacer(spans, 3, 0.0), []
         for step in range(1, steps + 1):
             if run.due(step / 1e3):
                 run.left(step / 1e3)
@@ -182,8 +182,8 @@ def test_a_wait_ends_when_its_time_is_over() -> None:
 
 def test_a_course_like_the_one_before_travels_without_its_nodes_and_what_it_was_given() -> None:
     session = DeviceSession()
-    first = Course([(4, [(None, 0)])], [((), 0)], 9, 9, payloads=[b"input", bytes(8), b"constant"])
-    again = Course(None, [((), 0)], 30, 30, payloads=[b"other", None, None])
+    first = TraceGraph([(4, [(None, 0)])], [((), 0)], 9, 9, payloads=[b"input", bytes(8), b"constant"])
+    again = TraceGraph(None, [((), 0)], 30, 30, payloads=[b"other", None, None])
     for course, given in ((first, [b"input", bytes(8), b"constant"]), (again, [b"other", bytes(8), b"constant"])):
         read = messages.parse_message(messages.Message(course=course).to_wire()).course
         assert read is not None
@@ -195,15 +195,15 @@ def test_a_course_like_the_one_before_travels_without_its_nodes_and_what_it_was_
 @pytest.mark.parametrize(
     "course",
     [
-        Course(None, [((), 0)], 9, 9),
-        Course([(4, [])], [((), 0)], 9, 9, payloads=[None]),
-        Course([(4, [])], [((), 0)], 9, 9, payloads=[b"a", None]),
+        TraceGraph(None, [((), 0)], 9, 9),
+        TraceGraph([(4, [])], [((), 0)], 9, 9, payloads=[None]),
+        TraceGraph([(4, [])], [((), 0)], 9, 9, payloads=[b"a", None]),
     ],
 )
-def test_a_course_that_refers_to_what_was_never_sent_is_refused(course: Course) -> None:
+def test_a_course_that_refers_to_what_was_never_sent_is_refused(course: TraceGraph) -> None:
     session = DeviceSession()
     with pytest.raises(ProtocolError, match="before"):
         session.ahead.take(course)
-    session.ahead.take(Course([(1, []), (2, [])], [((), 1)], 9, 9))
+    session.ahead.take(TraceGraph([(1, []), (2, [])], [((), 1)], 9, 9))
     with pytest.raises(ProtocolError, match="before"):
-        session.ahead.take(Course(None, [((), 2)], 9, 9))
+        session.ahead.take(TraceGraph(None, [((), 2)], 9, 9))

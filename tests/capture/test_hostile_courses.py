@@ -13,7 +13,7 @@ from native_runner import native_runner
 from edge_offload.execute.session.native_runner import library
 from edge_offload.execute.session.serve import serve
 from edge_offload.execute.session.session import DeviceSession
-from edge_offload.ir.trace.trace_graph import Node
+from edge_offload.ir.trace.trace_graph import TraceStep
 from edge_offload.protocol.messages import Message, parse_answer
 from edge_offload_benchmarks.fuzzing.courses import ROUNDS, CourseSender
 
@@ -88,7 +88,7 @@ def test_a_node_without_calls_ends_the_run_not_the_session() -> None:
     session = DeviceSession()
     sender = CourseSender(None, random.Random(0))
     message = sender._definitions()
-    message.nodes = [(number, Node(None, (), (), (), (), b"", (), False)) for number, _ in message.nodes]
+    message.nodes = [(number, TraceStep(None, (), (), (), (), b"", (), False)) for number, _ in message.nodes]
     assert parse_answer(serve(session, message.to_wire())).error is None
     along = sender._run()
     along.accepted = 0

@@ -19,7 +19,7 @@ from edge_offload.execute.session.limits import Limits
 from edge_offload.execute.session.native_runner import Library, library
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.segments import CallFailed, Step
-from edge_offload.ir.trace.trace_graph import Node, Patch
+from edge_offload.ir.trace.trace_graph import Patch, TraceStep
 from edge_offload_benchmarks.fuzzing.courses import FOUND, LONG, Calls, times_found
 
 
@@ -39,13 +39,13 @@ class Maker(Calls):
         """New storages."""
         return len(self.values) - 1
 
-    def made(self, dead: Tuple[int, ...], describe: bool = False, wanted: Tuple[int, ...] = ()) -> Node:
-        return Node(
+    def made(self, dead: Tuple[int, ...], describe: bool = False, wanted: Tuple[int, ...] = ()) -> TraceStep:
+        return TraceStep(
             None, tuple(self.words), tuple(self.patches), ((0, 0, 1),), dead, self.numbers, (), describe, wanted
         )
 
 
-def random_node(data: st.DataObject) -> Tuple[Maker, Node]:
+def random_node(data: st.DataObject) -> Tuple[Maker, TraceStep]:
     maker = Maker()
     for _ in range(data.draw(st.integers(2, 9))):
         plain = [i for i, (_, _, dtype) in enumerate(maker.values) if dtype == FLOAT]
@@ -108,7 +108,7 @@ def random_node(data: st.DataObject) -> Tuple[Maker, Node]:
 class Device:
     """A session with a node, and a vector in storage 1; nodes run in C++ if it is ``native``."""
 
-    def __init__(self, maker: Maker, node: Node, native: bool, **limits: int) -> None:
+    def __init__(self, maker: Maker, node: TraceStep, native: bool, **limits: int) -> None:
         self.native = native
         self.memory = mmap.mmap(-1, 32)
         self.session = DeviceSession("cpu", Limits(**limits), self.memory)
@@ -154,7 +154,7 @@ class Device:
         return program is not None and program._native is not None
 
 
-def pair(maker: Maker, node: Node, **limits: int) -> Tuple[Device, Device]:
+def pair(maker: Maker, node: TraceStep, **limits: int) -> Tuple[Device, Device]:
     return Device(maker, node, False, **limits), Device(maker, node, True, **limits)
 
 

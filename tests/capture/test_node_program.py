@@ -14,11 +14,11 @@ from edge_offload.errors import BadInput
 from edge_offload.execute.session.native_runner import library
 from edge_offload.execute.session.program import KERNEL
 from edge_offload.execute.session.session import DeviceSession
-from edge_offload.ir.trace.calls import Slot
+from edge_offload.ir.trace.calls import StorageBuffer
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS
 from edge_offload.ir.trace.segments import Step
 from edge_offload.ir.trace.symbols import Formula
-from edge_offload.ir.trace.trace_graph import Course, Node, Patch
+from edge_offload.ir.trace.trace_graph import Patch, TraceGraph, TraceStep
 
 
 @pytest.fixture(autouse=True, params=["python", "native"])
@@ -82,7 +82,7 @@ class Device:
         self.session = DeviceSession()
         for name, key in ENTRIES:
             self.session.define_entry(name, key)
-        node = Node(
+        node = TraceStep(
             None, WORDS, patches() + changed, ((0, 0, 1),), (1, 3, 4, 5), integer(3), (), False, (1, 6),
         )  # fmt: skip
         self.session.ahead.define(7, node)
@@ -101,7 +101,7 @@ class Device:
     def run(self, size: int) -> Any:
         """Run the node for ``size``; its outcome, or None if it could not be run."""
         self.base += 100
-        course = Course([(7, [])], [((), 0)], self.base, 1, [(size,)])
+        course = TraceGraph([(7, [])], [((), 0)], self.base, 1, [(size,)])
         self.session.ahead.take(course)
         ran = list(self.session.ahead.run(course, None))
         return ran[0][2] if ran else None
@@ -180,11 +180,11 @@ class Static(Device):
     def __init__(self, words: Sequence[int], describe: bool, dead: Tuple[int, ...]) -> None:
         super().__init__()
         self.session.define_segment(5, struct.pack(f"<{len(words)}I", *words))
-        self.session.ahead.define(3, Node(5, (), (), ((0, 0, 1),), dead, integer(3), (), describe))
+        self.session.ahead.define(3, TraceStep(5, (), (), ((0, 0, 1),), dead, integer(3), (), describe))
 
     def infer(self) -> Any:
         self.base += 100
-        course = Course([(3, [])], [((), 0)], self.base, 1)
+        course = TraceGraph([(3, [])], [((), 0)], self.base, 1)
         self.session.ahead.take(course)
         (item,) = self.session.ahead.run(course, None)
         return item[2]
@@ -249,10 +249,10 @@ def test_a_number_of_the_host_that_is_a_tensor_is_one_every_time() -> None:
     found = b"T" + struct.pack("<BBBqqqqB", DTYPE_NUMBERS[torch.int64], 0, 1, 2, 1, 0, 16, 1)
     device.session.define_entry("aten::index_put_", mask + b"L" + struct.pack("<I", 1) + found + flag + b"B\0")
     device.session.define_entry("edge::download", mask)
-    device.session.slots[1] = Slot(torch.zeros(N, dtype=torch.bool).untyped_storage())
-    device.session.slots[2] = Slot(torch.tensor([3, 1]).untyped_storage())
+    device.session.slots[1] = StorageBuffer(torch.zeros(N, dtype=torch.bool).untyped_storage())
+    device.session.slots[2] = StorageBuffer(torch.tensor([3, 1]).untyped_storage())
     offset = len(mask) + 5 + 4
-    node = Node(
+    node = TraceStep(
         None, (numbers[0], 0, 1, numbers[1], 0), (Patch(0, offset, last(1)),), ((0, 0, 1), (1, 0, 2)), (),
         struct.pack("<?15x", True), (), False,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, List, Tuple
 
 from edge_offload.replay.predict import Predictor
-from edge_offload.replay.signatures import Done, Shape
+from edge_offload.replay.signatures import CompletedStep, SegmentSignature
 
 READ, DYNAMIC = 0, 2
 CALLS: Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]] = ((), ())
@@ -31,7 +31,9 @@ class Program:
     def step(self, form: int, kind: Tuple[int, ...] = (), upload: bool = False, reason: int = READ) -> None:
         opens = self.predictor.opens(upload)
         payloads: Tuple[Any, ...] = (None,) if upload else ()
-        done = Done(Shape(form, (), ()), form, (), self.base, (), frozenset(), b"", payloads, reason, opens)
+        done = CompletedStep(
+            SegmentSignature(form, (), ()), form, (), self.base, (), frozenset(), b"", payloads, reason, opens
+        )
         self.predictor.begin(done)
         done.kind = kind
         self.predictor.add(done, confirmed=False)

@@ -12,8 +12,8 @@ from edge_offload.execute.session.serve import serve
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.protocol.messages import parse_answer
 from edge_offload.replay.flushed import READ
-from edge_offload.replay.signatures import Forms, Piece
-from edge_offload.replay.uploads import Retained
+from edge_offload.replay.signatures import SegmentInvocation, SignatureTable
+from edge_offload.replay.uploads import ReplayableUploads
 
 SIZE = 12
 
@@ -47,8 +47,8 @@ class Program:
     """A program that has done a few segments."""
 
     def __init__(self) -> None:
-        self.retained = Retained()
-        self.forms = Forms(self)
+        self.retained = ReplayableUploads()
+        self.forms = SignatureTable(self)
         self._words: List[Tuple[int, ...]] = []
 
     def entry(self, number: int) -> Tuple[str, bytes, Any]:
@@ -62,7 +62,7 @@ class Program:
     ) -> None:
         self._words.append(tuple(words))
         uploads = [torch.tensor(payload, dtype=torch.float32) for payload in payloads]
-        piece = Piece(
+        piece = SegmentInvocation(
             len(self._words) - 1, base, tuple(live.items()), frozenset(how.pop("dead", ())), b"", uploads, READ
         )
         self.retained.note(piece, self.retained.use(piece, self.forms), True, **how)
@@ -137,8 +137,8 @@ def test_random_generators_that_were_used_are_known(program: Program) -> None:
     assert program.retained.used == set()
     program.do((DRAW, 0), 20, {0: 10})
     assert program.retained.used == {0}
-    draws = Piece(1, 20, ((0, 10),), frozenset(), b"", [], READ)
+    draws = SegmentInvocation(1, 20, ((0, 10),), frozenset(), b"", [], READ)
     assert program.retained.use(draws, program.forms).generators == {0: False}
     program.do((SEED, DRAW, 0), 30, {0: 11})
-    seeded = Piece(2, 30, ((0, 11),), frozenset(), b"", [], READ)
+    seeded = SegmentInvocation(2, 30, ((0, 11),), frozenset(), b"", [], READ)
     assert program.retained.use(seeded, program.forms).generators == {0: True}

@@ -8,12 +8,12 @@ import pytest
 
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.segments import Outcome
-from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, SAME, Node, Patch
+from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, SAME, Patch, TraceStep
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.messages import Answer
 from edge_offload.replay.flushed import DYNAMIC
 from edge_offload.replay.plans import Plan
-from edge_offload.replay.signatures import Call, Done, Shape
+from edge_offload.replay.signatures import Call, CompletedStep, SegmentSignature
 from edge_offload.replay.speculation import Speculation
 
 #: Twice the size that the step before brought, plus one.
@@ -34,18 +34,18 @@ class FormsByHand:
 def plan() -> Plan:
     """Two calls; the first integer of the second follows from what came before, and its result is foretold."""
     live = ((0, SAME, 4), (1, FROM_STEP, -1), (2, FROM_START, 2))
-    node = Node(None, (0, 0, 1, 1), (Patch(1, 0, FORMULA),), live, (), b"", (), True, (1,))
+    node = TraceStep(None, (0, 0, 1, 1), (Patch(1, 0, FORMULA),), live, (), b"", (), True, (1,))
     return Plan(5, 0, node, ((8,), (0, 6)), ((1, 0),), frozenset({1}), {1: LIKE})
 
 
-def done(**other: Any) -> Done:
+def done(**other: Any) -> CompletedStep:
     """The step that the plan is, when the step before brought a 9, its first storage is 30 and the inference's 20."""
     given: Dict[str, Any] = {
-        "shape": Shape(5, (1, 2), ((8,), (19, 6))), "segment": 3, "canonicals": (0, 1, 2), "base": 30,
+        "shape": SegmentSignature(5, (1, 2), ((8,), (19, 6))), "segment": 3, "canonicals": (0, 1, 2), "base": 30,
         "live": (4, 29, 22), "dead": frozenset({1, 2}), "numbers": b"", "payloads": (), "reason": DYNAMIC,
         "opens": False, **other,
     }  # fmt: skip
-    return Done(**given)
+    return CompletedStep(**given)
 
 
 def test_a_step_is_the_same_only_in_everything() -> None:
@@ -54,8 +54,8 @@ def test_a_step_is_the_same_only_in_everything() -> None:
     assert integers == ((8,), (19, 6))
     assert expected.same_as(done(), 20, integers)
     assert not expected.same_as(done(), 21, integers)
-    assert not expected.same_as(done(shape=Shape(5, (1, 2), ((8,), (21, 6)))), 20, integers)
-    assert not expected.same_as(done(shape=Shape(6, (1, 2), ((8,), (19, 6)))), 20, integers)
+    assert not expected.same_as(done(shape=SegmentSignature(5, (1, 2), ((8,), (21, 6)))), 20, integers)
+    assert not expected.same_as(done(shape=SegmentSignature(6, (1, 2), ((8,), (19, 6)))), 20, integers)
     assert not expected.same_as(done(live=(4, 28, 22)), 20, integers)
     assert not expected.same_as(done(live=(4, 29)), 20, integers)
     assert not expected.same_as(done(dead=frozenset({2})), 20, integers)

@@ -50,9 +50,9 @@ def test_late_remote_loses_and_no_frame_starts_another_until_it_ends():
     assert (outcome.remote, outcome.hedged) == (False, True)
     assert outcome.attempt.outputs is HERE
     assert "did not answer within" in outcome.reason
-    assert "has not answered for" in hedge.obstacle()
+    assert "has not answered for" in hedge.unavailable_reason()
     ended.set()
-    while hedge.obstacle() is not None or not told:
+    while hedge.unavailable_reason() is not None or not told:
         time.sleep(0.005)
     assert told[0][1].outputs is THERE
     hedge.close()
@@ -120,7 +120,7 @@ def test_remote_that_fails_during_the_race_leaves_the_local_result(hedge):
 
     def rival(enough):
         started.set()
-        while hedge.obstacle() is not None:
+        while hedge.unavailable_reason() is not None:
             time.sleep(0.001)
         return Attempt(HERE, {"compute_robot": 0.05})
 
@@ -179,7 +179,7 @@ class Remote:
         self.answer, self.asked = threading.Event(), 0
         self.answer.set()
 
-    def obstacle(self, inputs):
+    def unavailable_reason(self, inputs):
         return None
 
     def run(self, inputs, deadline_s, local_s, meta):
@@ -222,9 +222,9 @@ def test_the_runtime_hedges_what_is_late_by_its_own_forecast_and_reports_it():
     assert (report.mode, report.hedged, report.round_trips) == (Mode.LOCAL, False, 0)
     assert "has not answered for" in report.fallback_reason
     assert remote.asked == asked, "no frame waits for the dead"
-    assert "has not answered" in module.situation(x).forecasts[Mode.SERVER].obstacle
+    assert "has not answered" in module.situation(x).forecasts[Mode.SERVER].unavailable_reason
     remote.answer.set()
-    while module.obstacle(Mode.SERVER, x) is not None:
+    while module.unavailable_reason(Mode.SERVER, x) is not None:
         time.sleep(0.005)
     assert module.run(x, Mode.SERVER)[1].round_trips == 1
     module.close()
@@ -235,7 +235,7 @@ def test_one_tensor_is_one_input_and_not_a_list_of_the_rows_of_its_batch():
     for inputs in (batch, (batch,), [batch]):
         (output,), _ = module.run(inputs)
         assert torch.equal(output, batch * 2)
-    assert module.obstacle(Mode.LOCAL, batch) is None
+    assert module.unavailable_reason(Mode.LOCAL, batch) is None
     assert Mode.LOCAL in module.situation(batch).forecasts
     module.close()
 
@@ -325,7 +325,7 @@ class _Returning:
     def __init__(self):
         self.away, self.asked = "", 0
 
-    def obstacle(self, inputs):
+    def unavailable_reason(self, inputs):
         return self.away or None
 
     def run(self, inputs, deadline_s, local_s, meta):
@@ -368,7 +368,7 @@ def test_a_frame_that_began_in_an_outage_goes_on_on_the_server_when_that_is_back
 
 def test_a_mode_that_was_not_wanted_when_the_frame_began_does_not_join_it():
     local_s, fast = Forecast(Mode.LOCAL, 0.4, 0.01), Forecast(Mode.SERVER, 0.1, 0.01)
-    gone = replace(fast, obstacle="no server")
+    gone = replace(fast, unavailable_reason="no server")
     slow = replace(fast, latency_s=1.5)
     for before, elapsed_s, expected in (
         (gone, 0.1, Mode.SERVER),

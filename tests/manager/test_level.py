@@ -7,12 +7,12 @@ import statistics
 
 import pytest
 
-from edge_offload.manager.level import STEP, Level
+from edge_offload.manager.level import STEP, RobustMean
 from edge_offload.modes.split.robot.plan_times import GRID, PlanTimes
 
 
 def followed(values, every_s=0.1):
-    level, seen = Level(), []
+    level, seen = RobustMean(), []
     for number, value in enumerate(values):
         level.observe(number * every_s, value)
         seen.append(level.value)
@@ -57,7 +57,7 @@ def test_what_is_not_looked_at_becomes_doubtful_and_then_believes_more():
 
 
 def test_before_the_first_frame_nothing_is_known():
-    level = Level()
+    level = RobustMean()
     assert level.doubt(0.0) == float("inf")
     level.observe(0.0, 0.2)
     assert level.value == 0.2

@@ -29,11 +29,11 @@ from edge_offload.timing import InferenceReport
 MB = 1e6
 
 
-def forecasts(local, server, obstacle="", error=0.001):
+def forecasts(local, server, unavailable_reason="", error=0.001):
     """Situation from (latency, energy) of local and server."""
     made = {
         Mode.LOCAL: Forecast(Mode.LOCAL, local[0], error, local[1]),
-        Mode.SERVER: Forecast(Mode.SERVER, server[0], error, server[1], obstacle),
+        Mode.SERVER: Forecast(Mode.SERVER, server[0], error, server[1], unavailable_reason),
     }
     return made
 
@@ -53,7 +53,7 @@ def test_the_mode_that_finishes_first_is_taken_and_the_reason_says_so():
 def test_an_obstacle_is_obeyed_at_once_and_named():
     policy = LatencyPolicy()
     assert decide(policy, forecasts((0.4, 5), (0.1, 1))).mode is Mode.SERVER
-    decision = decide(policy, forecasts((0.4, 5), (0.1, 1), obstacle="no server: connection refused"))
+    decision = decide(policy, forecasts((0.4, 5), (0.1, 1), unavailable_reason="no server: connection refused"))
     assert decision.mode is Mode.LOCAL
     assert "connection refused" in decision.reason
     assert decide(policy, forecasts((0.4, 5), (0.1, 1))).mode is Mode.SERVER, "and it comes back as soon as it can"
@@ -87,12 +87,12 @@ def test_a_better_mode_is_taken_after_a_few_frames_and_a_much_better_one_at_once
     assert decide(policy, forecasts((0.01, 1), (0.07, 1))).mode is Mode.LOCAL
 
 
-def three(local, server, split, obstacle="", doubt_s=0.0):
+def three(local, server, split, unavailable_reason="", doubt_s=0.0):
     """Situation of latencies, with an obstacle to everything remote."""
     return {
         Mode.LOCAL: Forecast(Mode.LOCAL, local, 0.001, 1.0),
-        Mode.SERVER: Forecast(Mode.SERVER, server, 0.001, 1.0, obstacle),
-        Mode.SPLIT: Forecast(Mode.SPLIT, split, 0.001, 1.0, obstacle, doubt_s=doubt_s),
+        Mode.SERVER: Forecast(Mode.SERVER, server, 0.001, 1.0, unavailable_reason),
+        Mode.SPLIT: Forecast(Mode.SPLIT, split, 0.001, 1.0, unavailable_reason, doubt_s=doubt_s),
     }
 
 
@@ -145,7 +145,7 @@ def test_a_mode_that_never_ran_is_tried():
     decision = decide(LatencyPolicy(), made)
     assert decision.mode is Mode.SPLIT
     assert "tried" in decision.reason
-    made[Mode.SPLIT] = Forecast(Mode.SPLIT, obstacle="it is being recorded")
+    made[Mode.SPLIT] = Forecast(Mode.SPLIT, unavailable_reason="it is being recorded")
     assert decide(LatencyPolicy(), made).mode is Mode.LOCAL
 
 
@@ -156,7 +156,7 @@ def test_the_decision_is_always_a_mode_that_can_run(local, server, deadline, blo
         made = forecasts((local, 1.0), (server, 1.0), "gone" if blocked else "")
         for _ in range(5):
             decision = decide(policy, made, deadline)
-            assert not made[decision.mode].obstacle
+            assert not made[decision.mode].unavailable_reason
             assert decision.reason
 
 

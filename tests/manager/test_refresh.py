@@ -23,8 +23,8 @@ from edge_offload.power.thermal import HeatGuard, hottest_celsius
 from edge_offload.timing import InferenceReport
 
 
-def forecasts(server_s=0.6, age_s=100.0, floor_s=0.02, obstacle=""):
-    server = Forecast(Mode.SERVER, server_s, 0.01, 1.0, obstacle, floor_s=floor_s, age_s=age_s)
+def forecasts(server_s=0.6, age_s=100.0, floor_s=0.02, unavailable_reason=""):
+    server = Forecast(Mode.SERVER, server_s, 0.01, 1.0, unavailable_reason, floor_s=floor_s, age_s=age_s)
     return {Mode.LOCAL: Forecast(Mode.LOCAL, 0.2, 0.01, 1.0, age_s=0.1), Mode.SERVER: server}
 
 
@@ -43,7 +43,7 @@ def test_a_mode_that_has_not_run_for_long_is_asked_again_and_then_left_alone():
 
 @pytest.mark.parametrize(
     "why",
-    [{"age_s": 1.0}, {"obstacle": "no server"}, {"floor_s": 0.3}],
+    [{"age_s": 1.0}, {"unavailable_reason": "no server"}, {"floor_s": 0.3}],
     ids=["it ran a moment ago", "it cannot run", "the link alone takes longer than the robot"],
 )
 def test_it_is_not_asked_for_nothing(why):
@@ -156,7 +156,7 @@ class _Beside:
         self.asked, self.go = 0, threading.Event()
         self.go.set()
 
-    def obstacle(self, inputs):
+    def unavailable_reason(self, inputs):
         return None
 
     def run(self, inputs, deadline_s, local_s, meta):
@@ -258,7 +258,7 @@ def test_a_plan_without_the_server_is_forecast_as_local_and_teaches_what_local_c
         forecaster.note(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.3, {"compute_robot": 0.3}), slow)
     assert forecaster.forecast(2.0, Mode.LOCAL, slow).latency_s == pytest.approx(0.3)
     assert forecaster.forecast(2.0, Mode.SPLIT, slow).latency_s == pytest.approx(0.3)
-    assert forecaster.forecast(2.0, Mode.SPLIT, slow, "no server").obstacle == "no server"
+    assert forecaster.forecast(2.0, Mode.SPLIT, slow, "no server").unavailable_reason == "no server"
     assert forecaster.forecast(2.0, Mode.SPLIT, fast).latency_s == pytest.approx(0.9, rel=0.01), "not mixed up with it"
 
 

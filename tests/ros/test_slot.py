@@ -8,11 +8,11 @@ import time
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_offload.nodes.inference.slot import Slot, Worker
+from edge_offload.nodes.inference.slot import LatestFrameQueue, Worker
 
 
 def test_the_newest_frame_is_taken_and_the_older_one_superseded():
-    slot = Slot()
+    slot = LatestFrameQueue()
     slot.put("old")
     slot.put("new")
     assert slot.take() == "new"
@@ -23,7 +23,7 @@ def test_the_newest_frame_is_taken_and_the_older_one_superseded():
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from(["put", "take"]), max_size=60), st.integers(1, 4))
 def test_every_frame_is_taken_or_superseded_or_waits(steps, capacity):
-    slot = Slot(capacity)
+    slot = LatestFrameQueue(capacity)
     taken, number = [], 0
     for step in steps:
         if step == "put":
@@ -42,7 +42,7 @@ def test_every_frame_is_taken_or_superseded_or_waits(steps, capacity):
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 200), st.integers(1, 3))
 def test_results_are_as_many_as_frames_taken_with_a_real_worker(frames, producers):
-    slot, results = Slot(), []
+    slot, results = LatestFrameQueue(), []
     worker = Worker(slot, results.append, lambda item, error: None)
     worker.start()
 
@@ -65,7 +65,7 @@ def test_results_are_as_many_as_frames_taken_with_a_real_worker(frames, producer
 
 
 def test_the_worker_starts_the_next_frame_as_soon_as_it_is_free():
-    slot = Slot()
+    slot = LatestFrameQueue()
     gate, spans = threading.Event(), []
 
     def work(item):
@@ -86,7 +86,7 @@ def test_the_worker_starts_the_next_frame_as_soon_as_it_is_free():
 
 
 def test_nothing_is_superseded_in_keep_all_mode_and_the_producer_is_held_up():
-    slot = Slot(capacity=2, keep_all=True)
+    slot = LatestFrameQueue(capacity=2, keep_all=True)
     got, ahead = [], []
 
     def work(item):
@@ -111,7 +111,7 @@ def test_nothing_is_superseded_in_keep_all_mode_and_the_producer_is_held_up():
 
 
 def test_draining_finishes_the_frame_that_waits_and_refuses_newer_ones():
-    slot, results, began, go = Slot(), [], threading.Event(), threading.Event()
+    slot, results, began, go = LatestFrameQueue(), [], threading.Event(), threading.Event()
 
     def work(item):
         began.set()
@@ -136,7 +136,7 @@ def test_draining_finishes_the_frame_that_waits_and_refuses_newer_ones():
 
 
 def test_closing_frees_a_producer_that_waits_for_room():
-    slot = Slot(capacity=1, keep_all=True)
+    slot = LatestFrameQueue(capacity=1, keep_all=True)
     slot.put(1)
     outcome = []
     producer = threading.Thread(target=lambda: outcome.append(slot.put(2)))
@@ -148,7 +148,7 @@ def test_closing_frees_a_producer_that_waits_for_room():
 
 
 def test_an_exception_is_handed_over_and_the_worker_goes_on():
-    slot, errors, done = Slot(capacity=8), [], []
+    slot, errors, done = LatestFrameQueue(capacity=8), [], []
 
     def work(item):
         if item == "bad":

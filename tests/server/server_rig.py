@@ -18,7 +18,7 @@ from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client, LinkState, Timings
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.mode import Mode
-from edge_offload.modes.timeouts import PatienceLimits
+from edge_offload.modes.timeouts import TimeoutLimits
 
 FACTORIES = ("net", "slow", "moody", "counting", "drifting", "many", "gated")
 
@@ -86,7 +86,7 @@ class ServerProcess:
         return self.process.wait(120)
 
 
-UNHURRIED = PatienceLimits(floor_s=30.0, cap_s=60.0, first_s=60.0)
+UNHURRIED = TimeoutLimits(floor_s=30.0, cap_s=60.0, first_s=60.0)
 """For tests of anything but patience: a machine that stalls for a second must not turn a frame local, ..."""
 TIMINGS = Timings(connect_s=10.0, handshake_s=30.0, silence_s=30.0)
 """... nor break the connection."""
@@ -118,7 +118,9 @@ class Robot:
 
     def wait_open(self, inputs: Sequence[torch.Tensor], timeout_s: float = 60.0) -> None:
         until(
-            lambda: self.offloaded.obstacle(Mode.SERVER, inputs) is None, timeout_s, lambda: str(self.offloaded.state())
+            lambda: self.offloaded.unavailable_reason(Mode.SERVER, inputs) is None,
+            timeout_s,
+            lambda: str(self.offloaded.state()),
         )
 
     def run(self, inputs: Sequence[torch.Tensor], mode: Mode = Mode.SERVER, **more: Any):

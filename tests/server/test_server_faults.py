@@ -10,7 +10,7 @@ import torch
 from server_rig import ServerProcess, bit_equal, image, until
 
 from edge_offload.mode import Mode
-from edge_offload.modes.timeouts import PatienceLimits
+from edge_offload.modes.timeouts import TimeoutLimits
 
 X = [torch.tensor([1.0, 2.0])]
 
@@ -59,7 +59,7 @@ def test_sigkill_in_mid_inference_then_recovery(own_server, robot):
 
 def test_frozen_server_costs_one_wait_not_one_per_frame(own_server, robot):
     server = own_server()
-    patience = PatienceLimits(cap_s=0.3, floor_s=0.3)
+    patience = TimeoutLimits(cap_s=0.3, floor_s=0.3)
     bot = robot(server.address, "slow", example=X, seconds=0.0, patience=patience)
     bot.wait_open(X)
     server.freeze()
@@ -82,7 +82,7 @@ def test_late_reply_is_dropped_and_never_answers_the_next_frame(server, robot):
     server.gate.open()
     assert report.mode is Mode.LOCAL
     assert bit_equal(outputs, [X[0] * 2])
-    until(lambda: bot.offloaded.obstacle(Mode.SERVER, X) is None, 60)
+    until(lambda: bot.offloaded.unavailable_reason(Mode.SERVER, X) is None, 60)
     other = [torch.tensor([5.0, 6.0])]
     outputs, report = bot.run(other)
     assert bit_equal(outputs, [other[0] * 2])
@@ -96,7 +96,11 @@ def test_late_reply_is_dropped_and_never_answers_the_next_frame(server, robot):
 def test_model_that_cannot_be_offloaded_stays_local_with_the_reason(server, robot, factory, words):
     inputs = [torch.ones(1, 2)]
     bot = robot(server.address, factory, example=inputs)
-    until(lambda: words in (bot.offloaded.obstacle(Mode.SERVER, inputs) or ""), 60, lambda: str(bot.offloaded.state()))
+    until(
+        lambda: words in (bot.offloaded.unavailable_reason(Mode.SERVER, inputs) or ""),
+        60,
+        lambda: str(bot.offloaded.state()),
+    )
     _, report = bot.run(inputs)
     assert report.mode is Mode.LOCAL
     assert words in report.fallback_reason
@@ -148,7 +152,7 @@ def test_two_robots_do_not_get_each_others_results(server, robot):
 def test_one_result_per_call_under_random_faults(keys, robot, own_server):
     rng = random.Random(7)
     server: ServerProcess = own_server()
-    bot = robot(server.address, "net", example=image(), seed=9, patience=PatienceLimits(cap_s=0.5))
+    bot = robot(server.address, "net", example=image(), seed=9, patience=TimeoutLimits(cap_s=0.5))
     bot.wait_open(image())
     modes = dict.fromkeys(Mode, 0)
     alive = True

@@ -140,7 +140,7 @@ def test_networks_of_people_are_bit_equal(own_server, keys, name):
     with Client(server.address, keys=KeyStore(keys), timings=TIMINGS) as client:
         inputs = image(0, 128, 192)
         offloaded = OffloadedModule(name, module, client, example=inputs)
-        until(lambda: offloaded.obstacle(Mode.SERVER, inputs) is None, 120, lambda: str(offloaded.state()))
+        until(lambda: offloaded.unavailable_reason(Mode.SERVER, inputs) is None, 120, lambda: str(offloaded.state()))
         for seed in range(3):
             there, report = offloaded.run(image(seed, 128, 192), Mode.SERVER)
             here, _ = offloaded.run(image(seed, 128, 192), Mode.LOCAL)

@@ -21,7 +21,7 @@ from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client, Timings
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.mode import Mode
-from edge_offload.modes.timeouts import PatienceLimits
+from edge_offload.modes.timeouts import TimeoutLimits
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def own_server(keys):
     process.stop(signal.SIGKILL)
 
 
-UNHURRIED = PatienceLimits(floor_s=30.0, cap_s=60.0, first_s=60.0)
+UNHURRIED = TimeoutLimits(floor_s=30.0, cap_s=60.0, first_s=60.0)
 """For tests of anything but patience: a machine that stalls for a second must not turn a frame local, ..."""
 TIMINGS = Timings(connect_s=10.0, handshake_s=30.0, silence_s=30.0)
 """... nor break the connection."""
@@ -92,7 +92,7 @@ class Robot:
         return self.offloaded._runners[Mode.SPLIT]
 
     def open(self, image, timeout_s=400.0):
-        until(lambda: self.offloaded.obstacle(Mode.SPLIT, [image]) is None, timeout_s,
+        until(lambda: self.offloaded.unavailable_reason(Mode.SPLIT, [image]) is None, timeout_s,
               lambda: str(self.offloaded.state()))  # fmt: skip
         return self.runner.planned([image])
 

@@ -7,7 +7,7 @@ import random
 
 from edge_offload.ir import sequence_hash
 from edge_offload.modes.split.unmodified import recorded as recorded_split
-from edge_offload.modes.timeouts import PatienceLimits
+from edge_offload.modes.timeouts import TimeoutLimits
 from edge_offload.split.footprints.registry import EMPTY
 from edge_offload.split.model.complete import backward, complete
 from edge_offload.split.model.locality import Locality, union
@@ -34,7 +34,7 @@ def divided(located, identity):
 
 class Divided(recorded_split.RecordedSplit):
     def __init__(self, network, client, slowdown):
-        patient = PatienceLimits(floor_s=30.0, cap_s=30.0, first_s=30.0)  # a stall of a busy machine is no fault here
+        patient = TimeoutLimits(floor_s=30.0, cap_s=30.0, first_s=30.0)  # a stall of a busy machine is no fault here
         super().__init__(network, client, slowdown, effort=Effort(0.1, 5), planner="device_only", limits=patient)
 
     def _plan(self, network, model, shared):

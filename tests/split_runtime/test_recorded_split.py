@@ -88,7 +88,7 @@ def test_a_sequence_is_opened_by_itself_and_its_weights_are_sent_once(server, ke
         for _ in range(2):
             split = RecordedSplit(network, client, planner="server_only", effort=Effort(0.1, 5))
             end = time.monotonic() + 200.0
-            while split.obstacle([picture]) is not None:
+            while split.unavailable_reason([picture]) is not None:
                 assert time.monotonic() < end, split.state()
                 time.sleep(0.01)
             assert not split.stays_local([picture])

@@ -19,7 +19,7 @@ from edge_offload.errors import ProtocolError
 from edge_offload.execute.tensors import pack
 from edge_offload.ir import sequence_hash
 from edge_offload.mode import Mode
-from edge_offload.modes.timeouts import PatienceLimits
+from edge_offload.modes.timeouts import TimeoutLimits
 from edge_offload.split.footprints.registry import EMPTY, Locality
 from edge_offload.split.model.complete import backward, complete
 from edge_offload.split.model.locality import union
@@ -216,7 +216,7 @@ def test_a_killed_server_ends_in_the_local_result(own_server, robot):
     install(bot, image(), [server_only(planned.network.located)])
     assert bot.offloaded.run([image()], Mode.SPLIT)[1].mode is Mode.SPLIT
     own_server.process.send_signal(signal.SIGSTOP)  # silent in the middle of an inference
-    bot.runner.patience = type(bot.runner.patience)(PatienceLimits(first_s=0.3))
+    bot.runner.patience = type(bot.runner.patience)(TimeoutLimits(first_s=0.3))
     got, report = bot.offloaded.run([image(7)], Mode.SPLIT)
     assert report.mode is Mode.LOCAL
     assert "did not come in time" in report.fallback_reason
@@ -224,7 +224,7 @@ def test_a_killed_server_ends_in_the_local_result(own_server, robot):
         want = bot.module(image(7))
     assert all(torch.equal(one, other) for one, other in zip(got, want))
     own_server.stop(signal.SIGKILL)
-    until(lambda: bot.offloaded.obstacle(Mode.SPLIT, [image()]) is not None, 60.0)
+    until(lambda: bot.offloaded.unavailable_reason(Mode.SPLIT, [image()]) is not None, 60.0)
     got, report = bot.offloaded.run([image(7)], Mode.SPLIT)
     assert report.mode is Mode.LOCAL
     assert all(torch.equal(one, other) for one, other in zip(got, want))

@@ -135,7 +135,7 @@ def main() -> int:
             if turn:  # the first ones choose kernels and take memory
                 local_s.append(report.total_s)
     ends = time.monotonic() + READY_S
-    while offloaded.obstacle(remote, [pictures[0]]) is not None and time.monotonic() < ends:
+    while offloaded.unavailable_reason(remote, [pictures[0]]) is not None and time.monotonic() < ends:
         time.sleep(0.02)
     managers = [Manager(LatencyPolicy())]
     if args.managers > 1:

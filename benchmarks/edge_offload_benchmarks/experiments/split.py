@@ -173,7 +173,7 @@ def measure(args: argparse.Namespace, planners: Sequence[str], emulator: Any, ke
         module.add_runner(runner)
         runner.learn(inputs)  # before the server measures: they share memory and caches here
         until = time.monotonic() + OPEN_S
-        while (why := module.obstacle(Mode.SPLIT, inputs)) is not None:
+        while (why := module.unavailable_reason(Mode.SPLIT, inputs)) is not None:
             if time.monotonic() > until:
                 raise RemoteError(f"the split was not open after {OPEN_S:g} s: {why}")
             time.sleep(0.05)

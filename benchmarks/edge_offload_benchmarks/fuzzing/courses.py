@@ -15,7 +15,7 @@ import msgpack
 
 from edge_offload.ir.trace.segments import Step
 from edge_offload.ir.trace.symbols import Formula
-from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, Course, Edge, Node, Patch
+from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, Edge, Patch, TraceGraph, TraceStep
 from edge_offload.protocol.messages import Message
 from edge_offload_benchmarks.fuzzing.calls import Hostile, entry, mangle, replaced, tensor_item
 
@@ -113,12 +113,12 @@ class Calls:
             self.call("aten::index.Tensor", 0, [1])
             self.new((1, 0))
 
-    def node(self, draw: random.Random) -> Node:
+    def node(self, draw: random.Random) -> TraceStep:
         """All of them as one."""
         new = range(2, 1 + max(number for number, _, _ in self.values))
         dead = tuple(number for number in new if draw.random() < 0.4)
         live = ((0, FROM_START, 0), (1, FROM_STEP, -1))
-        return Node(None, tuple(self.words), tuple(self.patches), live, dead, b"", (), False)
+        return TraceStep(None, tuple(self.words), tuple(self.patches), live, dead, b"", (), False)
 
 
 class CourseSender(Hostile):
@@ -174,9 +174,9 @@ class CourseSender(Hostile):
         message.entries = [*own, *calls.entries]
         message.segments = [(0, struct.pack("<3I", 0, 1, 0)), (1, struct.pack("<2I", 3, 0))]
         message.nodes = [
-            (FIND, Node(None, (2, 0), (), ((0, FROM_START, 0),), (), b"", (), True)),
+            (FIND, TraceStep(None, (2, 0), (), ((0, FROM_START, 0),), (), b"", (), True)),
             (COMPUTE, calls.node(draw)),
-            (WHOLE, Node(1, (), (), ((0, FROM_START, 0),), (), b"", (), False)),
+            (WHOLE, TraceStep(1, (), (), ((0, FROM_START, 0),), (), b"", (), False)),
         ]
         return message
 
@@ -188,7 +188,7 @@ class CourseSender(Hostile):
         message.steps = [Step(0, self._base, [], [], b"", [struct.pack(f"<{SIZE}f", *numbers)])]
         message.speculative_from = draw.choice([1, 1, 1, 0])
         around: List[Edge] = draw.choice([[], [], [(None, 0)], [((2, 1), 2)]])
-        message.course = Course(
+        message.course = TraceGraph(
             [(WHOLE, [(None, 1)]), (FIND, [((0, 1), 0), (None, 2)]), (COMPUTE, around)],
             [(None, draw.choice([0, 1]))], None, self._base,
         )  # fmt: skip

@@ -217,7 +217,7 @@ class VirtualRobot:
         return "the server has not answered" if self._link.now < self._overdue_until_s else ""
 
     def _count_choice(self, forecasts: Mapping[Mode, Any], mode: Mode) -> None:
-        able = {name: f.latency_s for name, f in forecasts.items() if not f.obstacle and f.known}
+        able = {name: f.latency_s for name, f in forecasts.items() if not f.unavailable_reason and f.known}
         local = able.pop(Mode.LOCAL, NEVER)
         if able and min(able.values()) < local:
             self.result.faster_remote += 1

@@ -76,7 +76,7 @@ def _measure(
     from edge_offload.link.transport.connection import Timings
     from edge_offload.manager.runtime import OffloadedModule
     from edge_offload.models.registry import build_estimator
-    from edge_offload.modes.timeouts import PatienceLimits
+    from edge_offload.modes.timeouts import TimeoutLimits
 
     estimator = build_estimator(model)
     inputs = [[estimator.prepare(image)[0]] for image in _images(frames)]
@@ -84,7 +84,7 @@ def _measure(
     patient = Timings(connect_s=5.0, handshake_s=20.0, silence_s=20.0)
     with Client(address, keys=KeyStore(keys), timings=patient) as client:
         client.wait_ready(60.0)
-        slow = PatienceLimits(floor_s=60.0, cap_s=60.0, first_s=60.0)
+        slow = TimeoutLimits(floor_s=60.0, cap_s=60.0, first_s=60.0)
         module = OffloadedModule(model, estimator.module, client, hedging=False, patience=slow)
         _until_open(module, Mode.SERVER, inputs[0])
         compute_s, coding_s, serving_s, sizes, pauses_s = [], [], [], [], []
@@ -136,12 +136,12 @@ def _images(frames: int) -> List[Any]:
 
 def _until_open(module: Any, mode: Mode, inputs: Sequence[Any]) -> None:
     ends = time.monotonic() + OPEN_S
-    why = module.obstacle(mode, inputs)
+    why = module.unavailable_reason(mode, inputs)
     while why is not None:
         if time.monotonic() > ends:
             raise RemoteError(f"mode {mode} could not run after {OPEN_S:g} s: {why}")
         time.sleep(0.02)
-        why = module.obstacle(mode, inputs)
+        why = module.unavailable_reason(mode, inputs)
 
 
 def _own_coding_s(inputs: Sequence[Any], outputs: Sequence[Any]) -> float:

@@ -24,13 +24,13 @@ from edge_offload.link.transport.client import Client
 from edge_offload.mode import Mode
 from edge_offload.models import registry
 from edge_offload.modes.server import ServerRunner
-from edge_offload.modes.timeouts import PatienceLimits
+from edge_offload.modes.timeouts import TimeoutLimits
 from edge_offload_benchmarks.transparent.models import Case, Inputs, cases, small_cases
 
 LEARN = 8
 #: Of networks whose sizes depend on the image: until each inference costs the same, but no more than so many.
 MOST_LEARN = 40
-PATIENT = PatienceLimits(first_s=120.0, floor_s=120.0, cap_s=120.0)
+PATIENT = TimeoutLimits(first_s=120.0, floor_s=120.0, cap_s=120.0)
 
 
 class Robot:
@@ -57,7 +57,7 @@ class Robot:
         self.remote_module = self.case.module().to("cuda")
         example = [self.inputs.next()]
         ends = time.monotonic() + 300
-        while self.server.obstacle(example) is not None and time.monotonic() < ends:
+        while self.server.unavailable_reason(example) is not None and time.monotonic() < ends:
             time.sleep(0.05)
 
     def learn(self, mode: Mode) -> None:

@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
 
     from edge_offload.subcommands import filled
 
-    parser = args.program
+    parser = args.root_parser
     for each in filled(parser):
         for action in each._actions:
             if isinstance(action.metavar, str) and not action.choices:

@@ -189,7 +189,7 @@ def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[s
         def run_network(inputs: Sequence[torch.Tensor]) -> Tuple[Tuple[torch.Tensor, ...], InferenceReport]:
             nonlocal opened
             if not opened:
-                wait_until_open(lambda: module.obstacle(mode, inputs))
+                wait_until_open(lambda: module.unavailable_reason(mode, inputs))
                 opened = True
             return module.run(inputs, mode)
 
@@ -199,13 +199,13 @@ def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[s
             client.close()
 
 
-def wait_until_open(obstacle: Callable[[], Optional[str]], timeout_s: float = 20.0) -> None:
+def wait_until_open(unavailable_reason: Callable[[], Optional[str]], timeout_s: float = 20.0) -> None:
     """Give the server time to build the model, so that the first frames are not computed here; then go on anyway."""
     end = time.monotonic() + timeout_s
-    reason = obstacle()
+    reason = unavailable_reason()
     while reason is not None and time.monotonic() < end:
         time.sleep(0.05)
-        reason = obstacle()
+        reason = unavailable_reason()
     if reason is not None:
         say(f"going on without the server for now: {reason}")
 

@@ -25,7 +25,7 @@ from edge_offload.protocol import payloads
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES, Named, digest
 from edge_offload.protocol.messages import Answer, parse_answer
-from edge_offload.protocol.remote import Forgotten
+from edge_offload.protocol.remote import SessionLost
 
 RUN, STAGE, HAVE, PUT, RESUME, END, SCHEMAS = (
     "device.run", "device.stage", "device.have", "device.put", "device.resume", "device.end", "device.schemas",
@@ -352,7 +352,7 @@ class LinkRemote:
                     self._again()
                     self.resumed += 1
                     return
-                except Forgotten as known:
+                except SessionLost as known:
                     return self._end(known)
                 except LinkLost:
                     time.sleep(0.05)
@@ -377,7 +377,7 @@ class LinkRemote:
             self.client.request(RESUME, {"session": self.session}, timeout_s=self.timeout_s), self.timeout_s
         )
         if not reply.body.get("known") and self.messages > len(self._unanswered):
-            raise Forgotten(
+            raise SessionLost(
                 "the server was restarted or has given this session up, and has forgotten it: "
                 "what the program had on the device is gone",
                 remedy="start the program again: its weights are on the server's disk and are not sent again",

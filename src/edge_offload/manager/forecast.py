@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Deque, Dict, Iterable, Mapping, Optional
 
 from edge_offload.link.estimate.estimator import LinkReading
-from edge_offload.manager.level import Level
+from edge_offload.manager.level import RobustMean
 from edge_offload.mode import TABLE, Mode
 from edge_offload.modes.runner import Expected
 from edge_offload.power.states import StatePowers
@@ -54,7 +54,7 @@ class Forecast:
         latency_s: expected, from the call to usable outputs; nan if it has never run.
         error_s: one standard deviation of it.
         energy_j: expected energy of the robot over the frame; nan if it has never run.
-        obstacle: why the mode cannot run now, in words; empty when it can.
+        unavailable_reason: why the mode cannot run now, in words; empty when it can.
         late_s: how much later than expected a result may be before it counts as late (see :class:`Forecaster`).
         floor_s: what the link alone takes of the latency, which is known however old the rest is.
         age_s: since the mode last ran; inf if it never has.
@@ -66,7 +66,7 @@ class Forecast:
     latency_s: float = math.nan
     error_s: float = math.inf
     energy_j: float = math.nan
-    obstacle: str = ""
+    unavailable_reason: str = ""
     late_s: float = math.inf
     floor_s: float = 0.0
     age_s: float = math.inf
@@ -86,13 +86,13 @@ class _ModeHistory:
         self.mode = mode
         self.frames = 0
         self.updated_s = -math.inf
-        self.rest = Level()
+        self.rest = RobustMean()
         self.queue_s = self.compute_s = self.link_s = 0.0
         self.bytes_up = self.bytes_down = 0.0
         self.late_s = 0.0
         self.late_since_s = -math.inf
         self.errors: Deque[float] = deque(maxlen=ERRORS)
-        self.bias = Level(blur=0.01)
+        self.bias = RobustMean(blur=0.01)
 
     def note(self, now: float, report: InferenceReport, reading: LinkReading, planned_s: float, busy_s: float) -> None:
         expected = self.latency_s(now, reading, planned_s, busy_s) if self.frames else None
@@ -113,7 +113,7 @@ class _ModeHistory:
             ("bytes_down", report.bytes_down),
         ):
             setattr(self, name, getattr(self, name) + gain * (value - getattr(self, name)))
-        follow = Level.start if self.frames == 1 else Level.observe
+        follow = RobustMean.start if self.frames == 1 else RobustMean.observe
         follow(self.rest, now, report.total_s - link_s - stages["queue"])
         if planned_s > 0:
             follow(self.bias, now, report.total_s / planned_s)
@@ -232,16 +232,18 @@ class Forecaster:
         history = self._modes.get(mode)
         return 0 if history is None else round(history.bytes_up)
 
-    def forecast(self, now: float, mode: Mode, reading: LinkReading, obstacle: str = "") -> Forecast:
+    def forecast(self, now: float, mode: Mode, reading: LinkReading, unavailable_reason: str = "") -> Forecast:
         """The next frame in ``mode``."""
         reading = self._assumed(reading).cautious
         expected = self._planned(mode, reading)
         if expected is not None and expected.local and mode is not Mode.LOCAL:
             # mode local by another name: as such a policy chooses it, and watches for the link to become better
-            return replace(self.forecast(now, Mode.LOCAL, reading), mode=mode, obstacle=obstacle or LOCAL_PLAN)
+            return replace(
+                self.forecast(now, Mode.LOCAL, reading), mode=mode, unavailable_reason=unavailable_reason or LOCAL_PLAN
+            )
         history = self._modes.get(mode)
         if history is None or not history.frames:
-            return Forecast(mode, obstacle=obstacle)
+            return Forecast(mode, unavailable_reason=unavailable_reason)
         remote = TABLE[mode].needs_link
         planned_s = 0.0 if expected is None else expected.seconds
         latency_s = history.latency_s(now, reading, planned_s, self.busy_s if remote else 0.0)
@@ -262,7 +264,9 @@ class Forecaster:
         age_s = max(0.0, now - history.updated_s)
         level = history.bias if planned_s > 0 else history.rest
         doubt_s = math.hypot(history.doubt_s(now, planned_s), history.link_doubt_s(reading))
-        return Forecast(mode, latency_s, error_s, energy_j, obstacle, late_s, floor_s, age_s, doubt_s, level.unsure)
+        return Forecast(
+            mode, latency_s, error_s, energy_j, unavailable_reason, late_s, floor_s, age_s, doubt_s, level.unsure
+        )
 
     def forecasts(
         self, now: float, modes: Iterable[Mode], reading: LinkReading, obstacles: Mapping[Mode, str]

@@ -64,7 +64,7 @@ class Hedge:
         self._out_since_s = 0.0
         self._straggler: Optional[Future] = None
 
-    def obstacle(self) -> Optional[str]:
+    def unavailable_reason(self) -> Optional[str]:
         """Why no remote attempt can begin now: an old one is still out."""
         out = self._out
         if out is None or out.done():

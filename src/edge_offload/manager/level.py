@@ -28,7 +28,7 @@ STEP_DOUBT = 0.5
 BLUR = 1e-3
 
 
-class Level:
+class RobustMean:
     """Follows one positive quantity. One thread at a time.
 
     Attributes:

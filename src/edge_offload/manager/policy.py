@@ -176,7 +176,7 @@ class _Choosing(abc.ABC):
 
     def decide(self, situation: Situation) -> Decision:
         """See :class:`Policy`."""
-        able = {mode: forecast for mode, forecast in situation.forecasts.items() if not forecast.obstacle}
+        able = {mode: forecast for mode, forecast in situation.forecasts.items() if not forecast.unavailable_reason}
         if not able:
             return Decision(Mode.LOCAL, "no other mode can run", self.name)
         for mode, forecast in able.items():
@@ -205,8 +205,8 @@ class _Choosing(abc.ABC):
     def _words(self, mode: Mode, best: Mode, why: str, situation: Situation) -> str:
         parts: List[str] = []
         for name, forecast in situation.forecasts.items():
-            if forecast.obstacle:
-                parts.append(f"{name} cannot run ({forecast.obstacle})")
+            if forecast.unavailable_reason:
+                parts.append(f"{name} cannot run ({forecast.unavailable_reason})")
             elif forecast.known:
                 parts.append(f"{name} {_span(forecast.latency_s, forecast.error_s)}{_joules(forecast.energy_j)}")
         if not math.isnan(situation.load):

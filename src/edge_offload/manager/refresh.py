@@ -34,8 +34,8 @@ def worth_joining(before: Mapping[Mode, Forecast], now: Mapping[Mode, Forecast],
     best_s = (1 - JOIN_MARGIN) * (local.latency_s - elapsed_s)
     for mode, forecast in now.items():
         then = before.get(mode)
-        chosen_against = then is not None and not then.obstacle and then.latency_s <= local.latency_s
-        if mode is Mode.LOCAL or forecast.obstacle or not forecast.known or chosen_against:
+        chosen_against = then is not None and not then.unavailable_reason and then.latency_s <= local.latency_s
+        if mode is Mode.LOCAL or forecast.unavailable_reason or not forecast.known or chosen_against:
             continue
         if forecast.latency_s + forecast.error_s < best_s:
             best, best_s = mode, forecast.latency_s + forecast.error_s
@@ -80,7 +80,7 @@ class Refresher:
             return None
         wait_s = self.AGAIN_S if again else self.STALE_S
         for mode, forecast in forecasts.items():
-            hopeless = mode is Mode.LOCAL or forecast.obstacle or forecast.floor_s >= local.latency_s
+            hopeless = mode is Mode.LOCAL or forecast.unavailable_reason or forecast.floor_s >= local.latency_s
             if hopeless or (again and mode is not self._mode):
                 continue
             if forecast.age_s >= wait_s and now - self._since_s >= wait_s:
@@ -103,7 +103,7 @@ class Refresher:
         if self._frames < self.FRAMES * self._rarer or self._in_a_row < self.SETTLED:
             return None
         for other, forecast in forecasts.items():
-            if other is mode or forecast.obstacle or forecast.age_s < self.STALE_S:
+            if other is mode or forecast.unavailable_reason or forecast.age_s < self.STALE_S:
                 continue
             # what a robot takes by itself does not change by itself
             hoped_s = forecast.latency_s - (forecast.doubt_s if other is not Mode.LOCAL else 0.0)

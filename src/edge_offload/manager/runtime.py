@@ -27,12 +27,12 @@ from edge_offload.manager.policy import CANDIDATES, Situation
 from edge_offload.manager.refresh import Refresher, worth_joining
 from edge_offload.manager.results import tell_result
 from edge_offload.manager.server_load import ServerLoad
-from edge_offload.manager.watch import EVERY_S, Watchman
+from edge_offload.manager.watch import EVERY_S, LinkMonitor
 from edge_offload.mode import Mode
 from edge_offload.models import registry
 from edge_offload.modes.runner import Attempt, Expected, FailedAttempt, LocalRunner, Runner
 from edge_offload.modes.server import ServerRunner
-from edge_offload.modes.timeouts import PatienceLimits
+from edge_offload.modes.timeouts import TimeoutLimits
 from edge_offload.timing import InferenceReport
 
 #: A local computation that takes less (seconds) is over before anybody could join it.
@@ -81,7 +81,7 @@ class OffloadedModule:
         device: Union[str, torch.device] = "cpu",
         codec: str = "auto",
         robot_slowdown: float = 1.0,
-        patience: Optional[PatienceLimits] = None,
+        patience: Optional[TimeoutLimits] = None,
         example: Optional[Inputs] = None,
         hedging: bool = True,
         report_results: bool = False,
@@ -100,7 +100,7 @@ class OffloadedModule:
         self._inputs: Sequence[torch.Tensor] = ()
         self._hedging = hedging
         self._hedge = Hedge(self._settled)
-        self._watchman = Watchman(client) if client is not None else None
+        self._watchman = LinkMonitor(client) if client is not None else None
         self._racing = threading.Lock()
         self._raced = Mode.LOCAL
         self._lock = threading.Lock()
@@ -144,7 +144,7 @@ class OffloadedModule:
         """Whether ``mode`` can be asked for at all here; ``split`` is prepared when it first is."""
         return mode in self._runners or (mode is Mode.SPLIT and self._make_split is not None)
 
-    def obstacle(self, mode: Mode, inputs: Inputs) -> Optional[str]:
+    def unavailable_reason(self, mode: Mode, inputs: Inputs) -> Optional[str]:
         """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
         inputs = as_inputs(inputs)
         if mode is Mode.SPLIT and mode not in self._runners and self._make_split is not None:
@@ -154,10 +154,10 @@ class OffloadedModule:
         if runner is None:
             return f"mode {mode} is not available for model {self.name!r}"
         if mode is not Mode.LOCAL:
-            out = self._hedge.obstacle()
+            out = self._hedge.unavailable_reason()
             if out is not None:
                 return out
-        return runner.obstacle(inputs)
+        return runner.unavailable_reason(inputs)
 
     def reading(self, now: float) -> LinkReading:
         """What is known of the link."""
@@ -166,7 +166,9 @@ class OffloadedModule:
     def situation(self, inputs: Inputs, deadline_s: Optional[float] = None) -> Situation:
         """What a policy needs to know to choose the mode of the next call, which is about to have these ``inputs``."""
         inputs = as_inputs(inputs)
-        obstacles = {mode: self.obstacle(mode, inputs) or "" for mode in self._candidates if self.offers(mode)}
+        obstacles = {
+            mode: self.unavailable_reason(mode, inputs) or "" for mode in self._candidates if self.offers(mode)
+        }
         now = time.monotonic()
         load = math.nan
         self._inputs = inputs
@@ -234,7 +236,7 @@ class OffloadedModule:
         if beside is not None:
             mode, outcome = beside, self._run_remotely(beside, canonical, deadline_s, meta or {}, beside=True)
         elif mode is not Mode.LOCAL:
-            reason = self.obstacle(mode, canonical) or ""
+            reason = self.unavailable_reason(mode, canonical) or ""
             if not reason:
                 outcome = self._run_remotely(mode, canonical, deadline_s, meta or {}, watched=refresh)
                 reason = outcome.reason and f"{mode}: {outcome.reason}"

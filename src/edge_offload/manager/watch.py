@@ -86,7 +86,7 @@ class Watch:
         return left > pace * self._local_s
 
 
-class Watchman:
+class LinkMonitor:
     """Keeps a :class:`Watch` over every remote frame of a client. One frame at a time."""
 
     def __init__(self, client: Client) -> None:

@@ -22,7 +22,7 @@ from edge_offload.link.replies import LinkState
 from edge_offload.link.transport.client import Client
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt, FailedAttempt
-from edge_offload.modes.timeouts import Patience, PatienceLimits
+from edge_offload.modes.timeouts import TimeoutLimits, TimeoutPolicy
 
 if TYPE_CHECKING:
     from edge_offload.device.installation import Installed
@@ -60,14 +60,14 @@ class DeviceModule:
         module: nn.Module,
         client: Client,
         codec: str = "auto",
-        limits: Optional[PatienceLimits] = None,
+        limits: Optional[TimeoutLimits] = None,
     ) -> None:
         self._device = device
         self._module = module
         self._client = client
         self._codec = codec
         self._patience_limits = limits
-        self._patience: Dict[Mode, Patience] = {}
+        self._patience: Dict[Mode, TimeoutPolicy] = {}
         self._copy: Optional[nn.Module] = None
         self._learnt: Dict[Mode, List[Sequence[TensorSpec]]] = {}
         self._problem = ""
@@ -75,7 +75,7 @@ class DeviceModule:
         self._making = False
         self._lock = threading.Lock()
 
-    def obstacle(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
+    def unavailable_reason(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """See :class:`~edge_offload.modes.runner.Runner`."""
         if self._client.state is not LinkState.READY:
             return f"no server: {self._client.cause}"
@@ -95,7 +95,7 @@ class DeviceModule:
 
     def run(self, mode: Mode, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], local_s: float) -> Attempt:
         """See :class:`~edge_offload.modes.runner.Runner`."""
-        patience = self._patience.setdefault(mode, Patience(self._patience_limits))
+        patience = self._patience.setdefault(mode, TimeoutPolicy(self._patience_limits))
         with self._lock:
             if self._copy is None or self._making:
                 raise LinkLost("the virtual device is not ready")
@@ -204,9 +204,9 @@ class DeviceRunner:
         self.mode = mode
         self._module = module
 
-    def obstacle(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
+    def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """See :class:`~edge_offload.modes.runner.Runner`."""
-        return self._module.obstacle(self.mode, inputs)
+        return self._module.unavailable_reason(self.mode, inputs)
 
     def run(
         self, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], local_s: float, meta: Mapping[str, Any]

@@ -60,7 +60,7 @@ class Runner(Protocol):
 
     mode: Mode
 
-    def obstacle(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
+    def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """Why the mode cannot run now, in words; None when it can. Never blocks; may start to remove the obstacle."""
 
     def run(
@@ -107,7 +107,7 @@ class LocalRunner:
         recent = list(self._recent)
         return statistics.median(recent) if recent else 0.0
 
-    def obstacle(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
+    def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """Nothing ever keeps the robot from computing by itself."""
         return None
 

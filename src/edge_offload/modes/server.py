@@ -20,7 +20,7 @@ from edge_offload.link.transport.client import Client
 from edge_offload.mode import Mode
 from edge_offload.models.entry import Scalar
 from edge_offload.modes.runner import Attempt, FailedAttempt
-from edge_offload.modes.timeouts import Patience, PatienceLimits
+from edge_offload.modes.timeouts import TimeoutLimits, TimeoutPolicy
 
 Specs = Tuple[TensorSpec, ...]
 
@@ -86,7 +86,7 @@ class ServerRunner:
         state_hash: Callable[[], str],
         own_fingerprint: Mapping[str, Any],
         codec: str = "auto",
-        limits: Optional[PatienceLimits] = None,
+        limits: Optional[TimeoutLimits] = None,
     ) -> None:
         self._name = name
         self._options = dict(options)
@@ -95,7 +95,7 @@ class ServerRunner:
         self._hash: Optional[str] = None
         self._own_fingerprint = own_fingerprint
         self._codec = codec
-        self.patience = Patience(limits)
+        self.patience = TimeoutPolicy(limits)
         self._openings: Dict[Specs, _Opening] = {}
         self._overdue: Optional[Future] = None
         self._overdue_s = 0.0
@@ -115,7 +115,7 @@ class ServerRunner:
             for specs in known:
                 self._opening_obstacle(specs)
 
-    def obstacle(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
+    def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """See :class:`~edge_offload.modes.runner.Runner`."""
         reason = self._opening_obstacle(tuple(TensorSpec.of(tensor) for tensor in inputs))
         if reason is not None:

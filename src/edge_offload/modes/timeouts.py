@@ -9,7 +9,7 @@ from typing import Deque, Optional
 
 
 @dataclass(frozen=True)
-class PatienceLimits:
+class TimeoutLimits:
     """Bounds on the wait for a reply.
 
     Attributes:
@@ -26,11 +26,11 @@ class PatienceLimits:
     first_s: float = 5.0
 
 
-class Patience:
+class TimeoutPolicy:
     """Predicts round trips from the latest ones and derives the wait. Thread-safe."""
 
-    def __init__(self, limits: Optional[PatienceLimits] = None, samples: int = 16) -> None:
-        self.limits = limits or PatienceLimits()
+    def __init__(self, limits: Optional[TimeoutLimits] = None, samples: int = 16) -> None:
+        self.limits = limits or TimeoutLimits()
         self._recent: Deque[float] = deque(maxlen=samples)
         self._lock = threading.Lock()
 

@@ -18,7 +18,7 @@ from edge_offload.errors import EdgeOffloadError, OutOfMemory, ProtocolError, Re
 from edge_offload.ir.trace.calls import Buffer, host_tensor
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS, DTYPES
 from edge_offload.ir.trace.segments import Outcome, Step
-from edge_offload.ir.trace.trace_graph import MOST_STORAGES, Course, Node, parse_course, parse_node
+from edge_offload.ir.trace.trace_graph import MOST_STORAGES, TraceGraph, TraceStep, parse_graph, parse_step
 from edge_offload.memory import flat_bytes
 from edge_offload.protocol.blobs import Named
 
@@ -52,8 +52,8 @@ class Message:
     steps: List[Step] = field(default_factory=list)
     speculative_from: int = 0
     forget: bool = False
-    nodes: List[Tuple[int, Node]] = field(default_factory=list)
-    course: Optional[Course] = None
+    nodes: List[Tuple[int, TraceStep]] = field(default_factory=list)
+    course: Optional[TraceGraph] = None
     fetch: List[int] = field(default_factory=list)
 
     def to_wire(self) -> List[Buffer]:
@@ -148,7 +148,7 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
         message.segments = [(_count(number), _raw(words)) for number, words in facts.get("segments", ())]
         message.freed = list(itertools.accumulate(map(_count, facts.get("freed", ()))))
         message.fetch = list(_words(facts.get("fetch", b"")))
-        message.nodes = [(_count(number), parse_node(node)) for number, node in facts.get("nodes", ())]
+        message.nodes = [(_count(number), parse_step(node)) for number, node in facts.get("nodes", ())]
         used = 0
 
         def unpack(sizes: Any) -> List[Any]:
@@ -173,7 +173,7 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
             step.payloads = unpack(map(_count, sizes))
             message.steps.append(step)
         if "course" in facts:
-            message.course, own = parse_course(facts["course"])
+            message.course, own = parse_graph(facts["course"])
             message.course.payloads = unpack(facts["course_sizes"]) if own else None
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, struct.error, msgpack.UnpackException) as error:
         raise ProtocolError(f"malformed message: {type(error).__name__}: {error}") from None

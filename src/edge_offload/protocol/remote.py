@@ -9,7 +9,7 @@ from edge_offload.ir.trace.calls import Buffer
 from edge_offload.protocol.arriving import Arriving
 
 
-class Forgotten(LinkLost):
+class SessionLost(LinkLost):
     """There is a server, but it knows nothing of the session: what the program had on the device is not there."""
 
 

@@ -10,7 +10,7 @@ from edge_offload.ir.trace.trace_graph import MAX_PAYLOAD, Edge
 from edge_offload.protocol.messages import Message
 from edge_offload.replay.plans import Plan
 from edge_offload.replay.predict import Branches
-from edge_offload.replay.signatures import Call, Definition, Forms
+from edge_offload.replay.signatures import Call, Definition, SignatureTable
 
 
 class Definitions:
@@ -25,7 +25,7 @@ class Definitions:
     """
 
     def __init__(self, native: Any) -> None:
-        self.forms = Forms(native)
+        self.forms = SignatureTable(native)
         self.count = 0
         self._native = native
         self._segments: Set[int] = set()
@@ -46,7 +46,7 @@ class Definitions:
 
     def renumber(self) -> None:
         """Number the forms anew."""
-        self.forms = Forms(self._native)
+        self.forms = SignatureTable(self._native)
 
     def call(self, call: Call) -> int:
         """The number that a call has on the server, which is told of it with the next message."""

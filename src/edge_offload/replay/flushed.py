@@ -12,7 +12,7 @@ import torch
 READ, INFER, DYNAMIC, ASYNC, CALL, BARRIER, CUT = range(7)
 
 
-class Handed(NamedTuple):
+class FlushedSegment(NamedTuple):
     """A segment that ended.
 
     Attributes:

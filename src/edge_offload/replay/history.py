@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from edge_offload.ir.trace.symbols import Kind
+from edge_offload.ir.trace.symbols import BranchKey
 from edge_offload.replay.flushed import READ
 
 CONTEXTS = (6, 3, 2, 1)
@@ -14,13 +14,13 @@ MAX_PLACES = 8192
 SURE = 2
 
 #: Stands for every kind of outcome.
-ANY: Kind = (-9,)
+ANY: BranchKey = (-9,)
 #: Contexts that count, by their order, only while they have always told the same.
 STRICT = (1, 2)
 #: Marks a number of steps among them.
-COUNT: Kind = (-8,)
+COUNT: BranchKey = (-8,)
 #: A step and the kind of its outcome.
-Item = Tuple[int, Kind]
+Item = Tuple[int, BranchKey]
 Trail = Tuple[Item, ...]
 
 
@@ -108,7 +108,7 @@ class Contexts:
             place.opened = self._place(place.trail, 0)
         return place.opened
 
-    def after(self, place: Place, form: int, kind: Kind) -> Place:
+    def after(self, place: Place, form: int, kind: BranchKey) -> Place:
         """The place after a step of ``form`` whose outcome is of ``kind``."""
         item = form, kind
         found = place.next.get(item)

@@ -9,10 +9,10 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set
 
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.budget import Budget, Work
-from edge_offload.ir.trace.symbols import Kind, Since, evaluate
-from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, SAME, Node, Patch
+from edge_offload.ir.trace.symbols import BranchKey, OutcomeHistory, evaluate
+from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, SAME, Patch, TraceStep
 from edge_offload.replay.flushed import DYNAMIC, READ
-from edge_offload.replay.signatures import Call, Done, Integers
+from edge_offload.replay.signatures import Call, CompletedStep, Integers
 from edge_offload.replay.sizes import Sizes
 
 _INTEGER = struct.Struct("<q")
@@ -29,7 +29,7 @@ class Plan:
     """
 
     def __init__(
-        self, form: int, slot: int, node: Node, integers: Integers, places: Tuple[Tuple[int, int], ...],
+        self, form: int, slot: int, node: TraceStep, integers: Integers, places: Tuple[Tuple[int, int], ...],
         dead: FrozenSet[int], told: Optional[Dict[int, Call]] = None,
         uploads: Tuple[Optional[bytes], ...] = (),
     ) -> None:  # fmt: skip
@@ -50,7 +50,7 @@ class Plan:
         self._told = told or {}
         self._said: Dict[int, Tuple[int, ...]] = {}
 
-    def integers(self, since: Since) -> Optional[Integers]:
+    def integers(self, since: OutcomeHistory) -> Optional[Integers]:
         """The integers of each call's key; None if they cannot be worked out."""
         if not self._changes:
             return self._integers
@@ -94,7 +94,7 @@ class Plan:
         origins = (0, base, start)  # SAME, FROM_STEP, FROM_START
         return tuple([origins[how] + value for how, value in self._origins])
 
-    def same_as(self, done: Done, start: int, integers: Optional[Integers]) -> bool:
+    def same_as(self, done: CompletedStep, start: int, integers: Optional[Integers]) -> bool:
         """Whether the node's outcome is that of ``done``, whose first new storages the node's are.
 
         What ``done`` dropped may be more: a storage that was kept for nothing is freed later.
@@ -120,15 +120,15 @@ class Knowledge:
     Args:
         form: its number.
         slot: number that its plans are defined under.
-        references: see :meth:`~edge_offload.replay.signatures.Forms.calls`.
+        references: see :meth:`~edge_offload.replay.signatures.SignatureTable.calls`.
     """
 
     def __init__(self, form: int, slot: int, references: Tuple[Tuple[int, ...], ...]) -> None:
         self.form = form
         self._slot = slot
-        self.kinds: OrderedDict[Kind, None] = OrderedDict()
-        self.last: Optional[Done] = None
-        self._before: Optional[Done] = None
+        self.kinds: OrderedDict[BranchKey, None] = OrderedDict()
+        self.last: Optional[CompletedStep] = None
+        self._before: Optional[CompletedStep] = None
         self._references = references
         self.sizes = Sizes(references)
         self._live: List[Set[Tuple[int, int]]] = []
@@ -139,7 +139,7 @@ class Knowledge:
         self._uploads: Tuple[Optional[bytes], ...] = ()
 
     def learn(
-        self, done: Done, since: List[Tuple[int, ...]], start: int, confirmed: bool, bases: Sequence[int] = ()
+        self, done: CompletedStep, since: List[Tuple[int, ...]], start: int, confirmed: bool, bases: Sequence[int] = ()
     ) -> bool:
         """Take in a step; says whether anything is expected otherwise than before.
 
@@ -247,7 +247,7 @@ class Knowledge:
             changed = {i for i, _ in formulas}
             told = {i: calls[i] for i in sorted(changed) if calls[i].operator and i < len(calls) - 1}
             wanted = tuple(told)
-        node = Node(
+        node = TraceStep(
             last.segment if whole else None,
             tuple(words),
             patches,
@@ -272,7 +272,7 @@ class Knowledge:
         return found
 
 
-def _same_uploads(last: Done, before: Done) -> bool:
+def _same_uploads(last: CompletedStep, before: CompletedStep) -> bool:
     """Whether what is uploaded in a step is the same every time; an inference begins with something new."""
     return not last.opens and None not in last.payloads and last.payloads == before.payloads
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 from edge_offload.ir.trace.budget import Budget, Work
-from edge_offload.ir.trace.symbols import REACH, Kind
+from edge_offload.ir.trace.symbols import REACH, BranchKey
 from edge_offload.ir.trace.trace_graph import Edge
 from edge_offload.replay.call_log import Call, Category
 from edge_offload.replay.flushed import DYNAMIC, READ
@@ -20,7 +20,7 @@ from edge_offload.replay.history import CONTEXTS, Contexts, Trail
 from edge_offload.replay.plans import Knowledge, Plan
 from edge_offload.replay.search import operator_sequence_search
 from edge_offload.replay.signatures import Call as NativeCall
-from edge_offload.replay.signatures import Done, Forms
+from edge_offload.replay.signatures import CompletedStep, SignatureTable
 
 MAX_NODES = 1024
 MAX_HISTORY = 8192
@@ -52,7 +52,7 @@ class State:
 
 @dataclass
 class Branches:
-    """A course before it has numbers: the plan of each node, and the edges (see :class:`..course.Course`)."""
+    """A course before it has numbers: the plan of each node, and the edges (see :class:`..course.TraceGraph`)."""
 
     plans: List[Plan]
     edges: List[List[Edge]]
@@ -97,7 +97,11 @@ class Predictor:
     """
 
     def __init__(
-        self, forms: Forms, number: Callable[[NativeCall], int], min_repeats: int = 2, budget: Optional[Budget] = None
+        self,
+        forms: SignatureTable,
+        number: Callable[[NativeCall], int],
+        min_repeats: int = 2,
+        budget: Optional[Budget] = None,
     ) -> None:
         self.forms = forms
         self.budget = budget or Budget()
@@ -136,7 +140,7 @@ class Predictor:
         """Whether a step that comes now begins an inference: it uploads something after a read."""
         return uploads and (not self._history or self._history[-1][1] == READ)
 
-    def begin(self, done: Done) -> None:
+    def begin(self, done: CompletedStep) -> None:
         """``done`` is the next step; its outcome is not known yet."""
         self._steps += 1
         if (done.opens and not self._announced) or self._steps >= MAX_STEPS:
@@ -148,12 +152,12 @@ class Predictor:
             self._place = self._contexts.opened(self._place)
             self._opened += 1
 
-    def add(self, done: Done, confirmed: bool) -> None:
+    def add(self, done: CompletedStep, confirmed: bool) -> None:
         """Learn from what the program did, after :meth:`begin`."""
         with self.budget:
             self._add(done, confirmed)
 
-    def _add(self, done: Done, confirmed: bool) -> None:
+    def _add(self, done: CompletedStep, confirmed: bool) -> None:
         form, place = done.shape.form, self._place
         if not self._missed:
             self._missed = self._expected() != form
@@ -204,7 +208,7 @@ class Predictor:
         form = self._next(state)
         return self._plan(state.site(form)) if form is not None else None
 
-    def branches(self, doing: Optional[Done] = None) -> Optional[Branches]:
+    def branches(self, doing: Optional[CompletedStep] = None) -> Optional[Branches]:
         """What will probably come next, or after the step ``doing``, up to the next upload that cannot be known."""
         opens = doing is None and self.opens(uploads=True)
         if opens and not self._announced:
@@ -229,7 +233,7 @@ class Predictor:
         endless = self._opened < 2 or (state.steps >= MAX_STEPS and not self._cycle)
         limit = MAX_ENDLESS if endless else MAX_NODES
 
-        def enter(place: State, came_from: Optional[int], edges: List[Edge], kind: Kind) -> Work[None]:
+        def enter(place: State, came_from: Optional[int], edges: List[Edge], kind: BranchKey) -> Work[None]:
             yield CONTEXT_UNITS
             form = self._next(place)
             if form is None:
@@ -273,7 +277,7 @@ class Predictor:
         last = self._known[form].last if form in self._known else None
         return last.reason if last is not None else None
 
-    def _outcomes(self, state: State, form: int) -> Iterator[Tuple[Kind, State]]:
+    def _outcomes(self, state: State, form: int) -> Iterator[Tuple[BranchKey, State]]:
         known = self._known.get(form)
         position = (state.position + 1) % len(self._cycle) if self._cycle else 0
         for kind in reversed(known.kinds) if known is not None else ():

@@ -21,19 +21,19 @@ import torch
 from edge_offload.errors import EdgeOffloadError, LinkLost
 from edge_offload.ir.trace.segments import Outcome, Step
 from edge_offload.ir.trace.symbols import facts_of
-from edge_offload.ir.trace.trace_graph import Course
+from edge_offload.ir.trace.trace_graph import TraceGraph
 from edge_offload.mode import Mode
 from edge_offload.notices import notify
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.messages import Message, tensor_bytes
-from edge_offload.protocol.remote import Forgotten, Remote
+from edge_offload.protocol.remote import Remote, SessionLost
 from edge_offload.replay.definitions import Definitions
 from edge_offload.replay.exchange import Exchange
-from edge_offload.replay.flushed import ASYNC, BARRIER, DYNAMIC, INFER, READ, Handed
+from edge_offload.replay.flushed import ASYNC, BARRIER, DYNAMIC, INFER, READ, FlushedSegment
 from edge_offload.replay.plans import Plan
 from edge_offload.replay.predict import Branches, Predictor
-from edge_offload.replay.recovery import Standby
-from edge_offload.replay.signatures import Done, Piece
+from edge_offload.replay.recovery import SessionRecovery
+from edge_offload.replay.signatures import CompletedStep, SegmentInvocation
 from edge_offload.replay.speculation import Ran, Speculation
 
 
@@ -54,9 +54,9 @@ class Recorder(Exchange):
         self._generation = 0
         self._speculation: Optional[Speculation] = None
         self._has_read = False
-        self._standby = Standby()
+        self._standby = SessionRecovery()
         self._next = 0
-        self._pieces: List[Piece] = []
+        self._pieces: List[SegmentInvocation] = []
         self._owed = 0
         self._dropped: List[int] = []
         self._predictor = self._new_predictor()
@@ -77,7 +77,7 @@ class Recorder(Exchange):
         self._start_with(remote)
         self._forget_definitions()
         self._speculation, self._has_read = None, False
-        self._standby = Standby(self._next)
+        self._standby = SessionRecovery(self._next)
         self.switch(self.mode)
 
     # -- called by the device, under its lock
@@ -86,26 +86,26 @@ class Recorder(Exchange):
         """A segment ended: have it run, and return the tensor read or the results asked for.
 
         Args:
-            handed: see :class:`~edge_offload.replay.flushed.Handed`.
+            handed: see :class:`~edge_offload.replay.flushed.FlushedSegment`.
         """
-        return self._ended(Handed(*handed))
+        return self._ended(FlushedSegment(*handed))
 
-    def _ended(self, handed: Handed) -> Any:
+    def _ended(self, handed: FlushedSegment) -> Any:
         self._freed += handed.freed
         self._standby.freed(handed.freed)
         self._next = handed.base
-        piece: Optional[Piece] = None
+        piece: Optional[SegmentInvocation] = None
         failed, first = True, not self._has_read
         try:
             if handed.calls:
                 if self._failed is None:
                     self._renew(handed.generation)
-                piece = Piece.of(handed)
+                piece = SegmentInvocation.of(handed)
                 self._standby.check_generators(piece, self._definitions.forms)
-            forgotten: Optional[Forgotten] = None
+            forgotten: Optional[SessionLost] = None
             try:
                 result = self._outcome(piece, handed)
-            except Forgotten as error:
+            except SessionLost as error:
                 forgotten = error
             if forgotten is not None:
                 result = self._put_back(forgotten, piece, handed)
@@ -114,7 +114,7 @@ class Recorder(Exchange):
             self._standby.done(piece, self._definitions.forms, first, not self._pieces, failed)
         return result
 
-    def _outcome(self, piece: Optional[Piece], handed: Handed) -> Any:
+    def _outcome(self, piece: Optional[SegmentInvocation], handed: FlushedSegment) -> Any:
         """What the device is to be told of a segment, or of none."""
         if self._failed is not None:
             raise self._failed
@@ -131,7 +131,7 @@ class Recorder(Exchange):
                 raise
         return outcome.tensor if handed.reason == READ else outcome.results
 
-    def _put_back(self, error: Forgotten, piece: Optional[Piece], handed: Handed) -> Any:
+    def _put_back(self, error: SessionLost, piece: Optional[SegmentInvocation], handed: FlushedSegment) -> Any:
         """The server was restarted: give a new session what the program had uploaded, and go on with this step.
 
         What was computed on the device is gone; using it raises LinkLost.
@@ -178,13 +178,13 @@ class Recorder(Exchange):
         known = dict(plan.node.live_at(base, start))
         if any(known.get(canonical) != number for canonical, number in zip(live[::2], live[1::2])):
             return
-        course = Course([], branches.first, base, start, [] if opens else list(predictor.since))
+        course = TraceGraph([], branches.first, base, start, [] if opens else list(predictor.since))
         assumed = plan.uploads[len(payloads) :]
         made = [tensor_bytes(payload) for payload in payloads]
         course.payloads = self._definitions.uploads([*made, *(item for item in assumed if item is not None)])
         try:
             self._speculate(branches, course, Message())
-        except Forgotten:
+        except SessionLost:
             return  # the read that follows sees to it
         assert self._speculation is not None
         self._speculation.assumed = assumed
@@ -199,7 +199,7 @@ class Recorder(Exchange):
 
     # -- running
 
-    def _predicted(self, piece: Piece, freed: List[int]) -> Outcome:
+    def _predicted(self, piece: SegmentInvocation, freed: List[int]) -> Outcome:
         """What becomes of a segment where steps are learnt and run ahead."""
         assert self._predictor is not None
         before = self._pieces[-1] if self._pieces else None
@@ -229,7 +229,7 @@ class Recorder(Exchange):
             self._expect(self._predictor.next())
         return outcome
 
-    def _run(self, pieces: Sequence[Piece], done: Optional[Done]) -> Outcome:
+    def _run(self, pieces: Sequence[SegmentInvocation], done: Optional[CompletedStep]) -> Outcome:
         """Have segments run that the server has not run ahead; after ``done`` it is to go on by itself."""
         message = Message()
         fresh = False
@@ -244,7 +244,7 @@ class Recorder(Exchange):
         predictor = self._predictor
         branches = predictor.branches(done) if predictor is not None and done is not None else None
         if predictor is not None and branches is not None and done is not None and reason in (READ, DYNAMIC):
-            course = Course([], branches.first, None, predictor.start, list(predictor.since))
+            course = TraceGraph([], branches.first, None, predictor.start, list(predictor.since))
             future = self._speculate(branches, course, message)
             assert self._speculation is not None
             self._speculation.last = done.shape.integers[-1]
@@ -262,7 +262,7 @@ class Recorder(Exchange):
             self._speculation.waited = True
         return self._check(answer, len(pieces))
 
-    def _speculate(self, branches: Branches, course: Course, message: Message) -> Arriving:
+    def _speculate(self, branches: Branches, course: TraceGraph, message: Message) -> Arriving:
         course.nodes = self._definitions.nodes(branches, message)
         message.course = course
         future = self._submit(message)
@@ -280,7 +280,7 @@ class Recorder(Exchange):
             ahead.take_in(answer, self._definitions.forms)
         return ahead.ran[ahead.taken] if ahead.taken < len(ahead.ran) else None
 
-    def _described(self, piece: Piece) -> Optional[Outcome]:
+    def _described(self, piece: SegmentInvocation) -> Optional[Outcome]:
         """The results of the last call of a segment that ends inside a step, if the server has run that ahead.
 
         They depend on nothing but the call's key. Whether all of the step is as expected is seen when it ends.
@@ -303,7 +303,7 @@ class Recorder(Exchange):
         self._over(ahead, len(ahead.future.so_far.ran))
         return None
 
-    def _taken(self, done: Done) -> Optional[Ran]:
+    def _taken(self, done: CompletedStep) -> Optional[Ran]:
         """What ran ahead if it is exactly ``done``; otherwise the speculation is over."""
         ahead, predictor = self._speculation, self._predictor
         if ahead is None or predictor is None:
@@ -372,6 +372,6 @@ class Recorder(Exchange):
             self._wait(self._submit(Message()))
 
 
-def _step(piece: Piece, describe: bool) -> Step:
+def _step(piece: SegmentInvocation, describe: bool) -> Step:
     payloads = [tensor_bytes(payload) for payload in piece.payloads]
     return Step(piece.segment, piece.base, piece.live, sorted(piece.dead), piece.numbers, payloads, describe)

@@ -7,13 +7,13 @@ from typing import Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 from edge_offload.errors import LinkLost
 from edge_offload.protocol.messages import Message
 from edge_offload.replay.flushed import ASYNC
-from edge_offload.replay.signatures import Forms, Piece
-from edge_offload.replay.uploads import Retained, Use
+from edge_offload.replay.signatures import SegmentInvocation, SignatureTable
+from edge_offload.replay.uploads import ReplayableUploads, Use
 
 AGAIN = "put it there again, or start the program again: its weights are on the server's disk and are not sent again"
 
 
-class Standby:
+class SessionRecovery:
     """Follows the program step by step, so that a step can be run again in a session that knows nothing.
 
     A step counts once it is over: until then it is what would be run again.
@@ -23,8 +23,8 @@ class Standby:
     """
 
     def __init__(self, oldest: int = 0) -> None:
-        self.retained = Retained()
-        self._unsure: List[Tuple[Piece, Use]] = []
+        self.retained = ReplayableUploads()
+        self._unsure: List[Tuple[SegmentInvocation, Use]] = []
         self._freed: List[int] = []
         self._oldest = oldest
         self._restored: Set[int] = set()
@@ -40,7 +40,7 @@ class Standby:
         if self._oldest and any(number < self._oldest and number not in self._restored for _, number in live):
             raise LinkLost(self._cause, remedy=AGAIN)
 
-    def check_generators(self, piece: Piece, forms: Forms) -> None:
+    def check_generators(self, piece: SegmentInvocation, forms: SignatureTable) -> None:
         """Whether the random generators that a segment uses are in the state in which they should be.
 
         Raises:
@@ -58,7 +58,9 @@ class Standby:
         """They were dropped, in the step that is under way."""
         self._freed += storages
 
-    def done(self, piece: Optional[Piece], forms: Forms, first: bool, over: bool, failed: bool) -> None:
+    def done(
+        self, piece: Optional[SegmentInvocation], forms: SignatureTable, first: bool, over: bool, failed: bool
+    ) -> None:
         """The program has done ``piece``.
 
         Args:
@@ -77,7 +79,7 @@ class Standby:
             self.retained.free(self._freed)
         self._unsure, self._freed = [], []
 
-    def again(self, piece: Optional[Piece]) -> Tuple[List[Piece], List[int]]:
+    def again(self, piece: Optional[SegmentInvocation]) -> Tuple[List[SegmentInvocation], List[int]]:
         """What is to be run again, with ``piece``, and the storages that were dropped in it."""
         return [*(each for each, _ in self._unsure), *([piece] if piece is not None else [])], list(self._freed)
 

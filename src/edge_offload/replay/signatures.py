@@ -15,10 +15,10 @@ from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 import torch
 
 from edge_offload.ir.trace.keys import integer_offsets
-from edge_offload.ir.trace.symbols import Kind
+from edge_offload.ir.trace.symbols import BranchKey
 from edge_offload.ir.trace.trace_graph import MAX_PAYLOAD
 from edge_offload.protocol.messages import tensor_bytes
-from edge_offload.replay.flushed import Handed
+from edge_offload.replay.flushed import FlushedSegment
 
 MAX_CACHED = 1 << 12
 Integers = Tuple[Tuple[int, ...], ...]
@@ -55,7 +55,7 @@ class Definition:
 
 
 @dataclass
-class Piece:
+class SegmentInvocation:
     """A segment that the device handed over, as it did so.
 
     Of the step that it belongs to, up to its own end: ``uploads`` says whether anything is uploaded, ``calls`` how many
@@ -74,16 +74,18 @@ class Piece:
     calls: int = 0
 
     @staticmethod
-    def of(handed: Handed) -> Piece:
+    def of(handed: FlushedSegment) -> SegmentInvocation:
         """What the device handed over."""
         names = iter(handed.live)
         live = tuple(zip(names, names))
         dead = frozenset(handed.dead) if handed.dead else _NONE
-        return Piece(handed.segment, handed.base, live, dead, handed.numbers, handed.payloads, handed.reason)
+        return SegmentInvocation(
+            handed.segment, handed.base, live, dead, handed.numbers, handed.payloads, handed.reason
+        )
 
 
 @dataclass(frozen=True)
-class Shape:
+class SegmentSignature:
     """What is the same in all steps that consist of the same segments.
 
     Attributes:
@@ -98,7 +100,7 @@ class Shape:
 
 
 @dataclass
-class Done:
+class CompletedStep:
     """A step that the program has done.
 
     Attributes:
@@ -113,7 +115,7 @@ class Done:
         integers, kind: of its outcome.
     """
 
-    shape: Shape
+    shape: SegmentSignature
     segment: Optional[int]
     canonicals: Tuple[int, ...]
     base: int
@@ -124,18 +126,18 @@ class Done:
     reason: int
     opens: bool
     integers: Tuple[int, ...] = ()
-    kind: Kind = ()
+    kind: BranchKey = ()
 
 
 @dataclass
-class Forms:
+class SignatureTable:
     """Numbers the forms; remembers what each call and each segment is made of."""
 
     native: Any
     _skeletons: Dict[Tuple[str, bytes], int] = field(default_factory=dict)
     _calls: Dict[int, Call] = field(default_factory=dict)
     _pieces: Dict[int, Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = field(default_factory=dict)
-    _shapes: Dict[Tuple[int, int], Shape] = field(default_factory=dict)
+    _shapes: Dict[Tuple[int, int], SegmentSignature] = field(default_factory=dict)
     _numbers: Dict[Any, int] = field(default_factory=dict)
     _dead: Dict[int, Tuple[FrozenSet[int], FrozenSet[int]]] = field(default_factory=dict)
     _skeleton_lists: List[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = field(default_factory=list)
@@ -184,7 +186,7 @@ class Forms:
             position += 1 + calls[-1].references
         return Definition(words, tuple(calls))
 
-    def done(self, pieces: Sequence[Piece], freed: Sequence[int], opens: bool) -> Done:
+    def done(self, pieces: Sequence[SegmentInvocation], freed: Sequence[int], opens: bool) -> CompletedStep:
         """The step that ``pieces`` make up; ``freed`` are storages that were dropped since its first."""
         last = pieces[-1]
         first = pieces[0]
@@ -225,9 +227,9 @@ class Forms:
         for piece in pieces:
             if piece.payloads:
                 kept += tuple(_short(payload) for payload in piece.payloads)
-        return Done(shape, segment, canonicals, first.base, live, dead, numbers, kept, last.reason, opens)
+        return CompletedStep(shape, segment, canonicals, first.base, live, dead, numbers, kept, last.reason, opens)
 
-    def _dropped(self, piece: Piece) -> FrozenSet[int]:
+    def _dropped(self, piece: SegmentInvocation) -> FrozenSet[int]:
         """Which of the new storages of a piece are dropped: their numbers from 0 on."""
         if not piece.dead:
             return piece.dead
@@ -239,7 +241,7 @@ class Forms:
             _bound(self._dead)
         return after
 
-    def _storages(self, piece: Piece) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]:
+    def _storages(self, piece: SegmentInvocation) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]:
         """The calls of a piece, and their storages: new ones by number from 0 on, the others −1, −2, …"""
         found = self._pieces.get(piece.segment)
         if found is None:
@@ -262,13 +264,15 @@ class Forms:
             _bound(self._pieces)
         return found
 
-    def _shape(self, entries: Tuple[int, ...], references: Tuple[Tuple[int, ...], ...], reason: int) -> Shape:
+    def _shape(
+        self, entries: Tuple[int, ...], references: Tuple[Tuple[int, ...], ...], reason: int
+    ) -> SegmentSignature:
         calls = [self.call(entry) for entry in entries]
         skeletons = tuple(call.skeleton for call in calls)
         form = self._numbers.setdefault((skeletons, references, reason), len(self._numbers))
         if form == len(self._skeleton_lists):
             self._skeleton_lists.append((skeletons, references))
-        return Shape(form, entries, tuple(call.integers for call in calls))
+        return SegmentSignature(form, entries, tuple(call.integers for call in calls))
 
 
 def _short(payload: torch.Tensor) -> Optional[bytes]:

@@ -17,7 +17,7 @@ from edge_offload.ir.trace.symbols import (
     MAX_PARTS,
     REACH,
     Formula,
-    Since,
+    OutcomeHistory,
     Symbol,
     added,
     derive,
@@ -39,7 +39,7 @@ class Sizes:
     """Of one form.
 
     Args:
-        references: see :meth:`~edge_offload.replay.signatures.Forms.calls`.
+        references: see :meth:`~edge_offload.replay.signatures.SignatureTable.calls`.
     """
 
     def __init__(self, references: Tuple[Tuple[int, ...], ...]) -> None:
@@ -200,7 +200,7 @@ def _columns(samples: Sequence[Sample]) -> Work[Dict[Place, Tuple[int, ...]]]:
     return columns
 
 
-def _value(formula: Formula, since: Since) -> Optional[int]:
+def _value(formula: Formula, since: OutcomeHistory) -> Optional[int]:
     try:
         return evaluate(formula, since)
     except ProtocolError:

@@ -7,12 +7,12 @@ from typing import List, NamedTuple, Optional, Tuple
 
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.segments import Outcome
-from edge_offload.ir.trace.symbols import Kind, facts_of
+from edge_offload.ir.trace.symbols import BranchKey, facts_of
 from edge_offload.ir.trace.trace_graph import Edge
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.messages import Answer
 from edge_offload.replay.plans import Plan
-from edge_offload.replay.signatures import Done, Forms, Integers
+from edge_offload.replay.signatures import CompletedStep, Integers, SignatureTable
 
 
 class Ran(NamedTuple):
@@ -28,7 +28,7 @@ class Ran(NamedTuple):
     base: int
     outcome: Outcome
     integers: Integers
-    facts: Tuple[Tuple[int, ...], Kind]
+    facts: Tuple[Tuple[int, ...], BranchKey]
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Speculation:
     lost: bool = False
     assumed: Tuple[Optional[bytes], ...] = ()
 
-    def take_in(self, answer: Answer, forms: Forms) -> None:
+    def take_in(self, answer: Answer, forms: SignatureTable) -> None:
         """Go through the steps that ran since the last time.
 
         The device is told what the calls return that ran in them, before the program makes them.
@@ -82,7 +82,7 @@ class Speculation:
             self.ran.append(Ran(plan, base, outcome, integers, facts))
             self.since.append(facts[0])
 
-    def may_go_on_with(self, done: Done, start: int) -> bool:
+    def may_go_on_with(self, done: CompletedStep, start: int) -> bool:
         """Whether ``done`` may be what the server runs next, as far as that is known without waiting for it."""
         if not self.taken and self.assumed and done.payloads[-len(self.assumed) :] != self.assumed:
             return False

@@ -20,7 +20,7 @@ from edge_offload.ir.trace.keys import GeneratorMarker
 from edge_offload.ir.trace.segments import Step
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES, Named, digest
 from edge_offload.protocol.messages import SMALL, Message, tensor_bytes
-from edge_offload.replay.signatures import Call, Definition, Forms, Piece
+from edge_offload.replay.signatures import Call, Definition, SegmentInvocation, SignatureTable
 
 #: Small uploads that are remembered, all together; what comes after them is not.
 MAX_SMALL_BYTES = 64 << 20
@@ -46,7 +46,7 @@ class Effect:
 class Effects:
     """Works out what calls do; those that differ in integers alone do the same."""
 
-    def __init__(self, forms: Forms) -> None:
+    def __init__(self, forms: SignatureTable) -> None:
         self.forms = forms
         self._known: Dict[int, Effect] = {}
 
@@ -119,7 +119,7 @@ class _Held:
     uploads: Dict[bytes, object] = field(default_factory=dict)
 
 
-class Retained:
+class ReplayableUploads:
     """Follows what the program puts on the device, segment by segment.
 
     Attributes:
@@ -147,7 +147,7 @@ class Retained:
         """The storages that are held."""
         return set(self._held)
 
-    def use(self, piece: Piece, forms: Forms) -> Use:
+    def use(self, piece: SegmentInvocation, forms: SignatureTable) -> Use:
         """What ``piece`` does."""
         found = self._uses.get(piece.segment)
         if found is None:
@@ -159,7 +159,7 @@ class Retained:
             self._uses[piece.segment] = found
         return found
 
-    def note(self, piece: Piece, use: Use, keep: bool, failed: bool = False) -> None:
+    def note(self, piece: SegmentInvocation, use: Use, keep: bool, failed: bool = False) -> None:
         """The program has done ``piece``.
 
         Args:

@@ -31,7 +31,7 @@ from edge_offload.ir.trace.calls import ALLOC, ARGUMENT, DOWNLOAD, NEW, RESIZE, 
 from edge_offload.ir.trace.keys import Layout, Operand, integer_offsets, integers_of
 from edge_offload.ir.trace.segments import Segment, Step
 from edge_offload.ir.trace.symbols import Formula
-from edge_offload.ir.trace.trace_graph import SAME, Node
+from edge_offload.ir.trace.trace_graph import SAME, TraceStep
 
 #: Where an integer of a key belongs: one of SIZE to ITEM, number of the operand or position of the argument, dimension
 #: or position in the list.
@@ -42,7 +42,7 @@ _FIXED_SIZE = {b"W": 3, b"F": 8, b"G": 8, b"B": 1, b"Z": 16, b"S": 1}
 def compile_segment(segment: Segment, step: Step) -> Optional[Program]:
     """The program for ``segment`` and steps that are like ``step`` but for the storages that existed before."""
     live = tuple((canonical, SAME, number) for canonical, number in step.live)
-    node = Node(
+    node = TraceStep(
         step.segment, (), (), live, tuple(step.dead), step.numbers, (), step.describe, tuple(sorted(step.wanted))
     )
     return compile_node(node, segment, segment, unchanged)
@@ -54,7 +54,7 @@ def unchanged(call: int, changes: Sequence[Tuple[int, int]]) -> Entry:
 
 
 def compile_node(
-    node: Node, segment: Segment, ran: Segment, changed: Callable[[int, Sequence[Tuple[int, int]]], Entry]
+    node: TraceStep, segment: Segment, ran: Segment, changed: Callable[[int, Sequence[Tuple[int, int]]], Entry]
 ) -> Optional[Program]:
     """The program of a node; None if it has a call that needs looking at every time.
 
@@ -91,7 +91,9 @@ def _tail(key: bytes, changes: Sequence[Tuple[int, int]]) -> Tuple[Tuple[int, ..
 class _Compiler:
     """Gives out registers and layouts, and writes the instructions of one node."""
 
-    def __init__(self, node: Node, segment: Segment, ran: Segment, changes: Dict[int, List[Tuple[int, int]]]) -> None:
+    def __init__(
+        self, node: TraceStep, segment: Segment, ran: Segment, changes: Dict[int, List[Tuple[int, int]]]
+    ) -> None:
         self._node = node
         self._segment = segment
         self._ran = ran

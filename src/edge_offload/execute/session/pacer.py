@@ -17,7 +17,7 @@ LEAST_S, MOST_S = 4e-3, 200e-3
 PASSED = 3
 
 
-class Departures:
+class FlushPacer:
     """Those of one run.
 
     Args:

@@ -22,11 +22,11 @@ from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.execute.session.native_runner import library
 from edge_offload.execute.session.storages import Storages
 from edge_offload.execute.session.undo import Undo
-from edge_offload.ir.trace.calls import Buffer, Entry, Slot, described, host_tensor
+from edge_offload.ir.trace.calls import Buffer, Entry, StorageBuffer, described, host_tensor
 from edge_offload.ir.trace.keys import Layout
 from edge_offload.ir.trace.segments import CallFailed, Outcome
-from edge_offload.ir.trace.symbols import Formula, Since, evaluate
-from edge_offload.ir.trace.trace_graph import Node
+from edge_offload.ir.trace.symbols import Formula, OutcomeHistory, evaluate
+from edge_offload.ir.trace.trace_graph import TraceStep
 
 #: Who runs a call: its kernel, this module, or the storages.
 KERNEL, ALLOCATION, READ, WRITE, WHOLE = range(5)
@@ -114,7 +114,7 @@ class Program:
     """
 
     def __init__(
-        self, node: Node, formulas: Sequence[Formula], layouts: Sequence[Tuple[Layout, Holes]], registers: int,
+        self, node: TraceStep, formulas: Sequence[Formula], layouts: Sequence[Tuple[Layout, Holes]], registers: int,
         instructions: Sequence[Instruction], written: Sequence[int], random: bool, grown: int,
         tail: Tuple[Sequence[int], Sequence[Tuple[int, int]]],
         changed: Callable[[int, Sequence[Tuple[int, int]]], Entry], uploads: Sequence[Upload],
@@ -140,7 +140,7 @@ class Program:
         self._looked = False  # whether there can be one is known
 
     def run(
-        self, storages: Storages, base: int, start: int, since: Since,
+        self, storages: Storages, base: int, start: int, since: OutcomeHistory,
         payloads: Optional[Sequence[Buffer]] = None, live: Optional[Sequence[int]] = None, speculative: bool = True,
     ) -> Tuple[Outcome, Tuple[int, ...]]:  # fmt: skip
         """The outcome of the step, and the integers of its last call.
@@ -185,9 +185,9 @@ class Program:
         """Whether the C++ runner takes this node."""
         self._looked = True
         with contextlib.suppress(native.NotHere):
-            self._native = native.Node(
+            self._native = native.TraceStep(
                 self._layouts, len(self._registers), self._instructions, [canonical for canonical, _, _ in self._live],
-                self._written, Slot, storages.device,
+                self._written, StorageBuffer, storages.device,
             )  # fmt: skip
 
     def _run_native(
@@ -254,7 +254,7 @@ class Program:
                 for output, canonical, ordinal, kept in new:
                     tensor = made[canonical] = outputs[output]
                     if kept:
-                        slot = slots[canonical] = Slot(tensor=tensor)
+                        slot = slots[canonical] = StorageBuffer(tensor=tensor)
                         keep(base + ordinal, slot, undo)
                 if told is not None:
                     run.tell(op, outputs)
@@ -299,16 +299,16 @@ class _Run:
         self.layouts: List[Optional[Layout]] = program._plain.copy()
         self.registers: List[Optional[torch.Tensor]] = program._registers.copy()
         self.made: Dict[int, torch.Tensor] = {}
-        self.slots: Dict[int, Slot] = {}
+        self.slots: Dict[int, StorageBuffer] = {}
 
-    def slot(self, canonical: int) -> Slot:
+    def slot(self, canonical: int) -> StorageBuffer:
         """The storage; one that a kernel has made gets its place when it is asked for."""
         found = self.slots.get(canonical)
         if found is None:
             tensor = self.made.get(canonical)
             if tensor is None:
                 raise ProtocolError(f"a node uses value {canonical} before it exists")
-            found = self.slots[canonical] = Slot(tensor=tensor)
+            found = self.slots[canonical] = StorageBuffer(tensor=tensor)
         return found
 
     def view(self, canonical: int, number: int, own: bool) -> torch.Tensor:
@@ -346,7 +346,7 @@ class _Run:
         size = op.size(self.values)
         self.storages.limits.check_held(self.storages.allocated, size)
         (new,) = op.new
-        slot = self.slots[new.canonical] = Slot(torch.UntypedStorage(size, device=self.storages.device))
+        slot = self.slots[new.canonical] = StorageBuffer(torch.UntypedStorage(size, device=self.storages.device))
         if new.kept:
             self.storages.keep(self.base + new.ordinal, slot, self.undo)
 

@@ -6,13 +6,17 @@ from typing import List, Optional
 
 import torch
 
-from edge_offload.ir.trace.calls import ALIAS, ARGUMENT, NEW, UNDEFINED, Entry, Result, Slot, layout_of
+from edge_offload.ir.trace.calls import ALIAS, ARGUMENT, NEW, UNDEFINED, Entry, Result, StorageBuffer, layout_of
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS
 from edge_offload.ir.trace.segments import CallFailed
 
 
 def classify(
-    entry: Entry, tensor: Optional[torch.Tensor], tensors: List[torch.Tensor], slots: List[Slot], new: List[Slot]
+    entry: Entry,
+    tensor: Optional[torch.Tensor],
+    tensors: List[torch.Tensor],
+    slots: List[StorageBuffer],
+    new: List[StorageBuffer],
 ) -> Result:
     """What ``tensor`` is, which ``entry`` returned for the operands ``tensors`` in the storages ``slots``.
 
@@ -43,5 +47,5 @@ def classify(
     for i, slot in enumerate(new):
         if slot.storage._cdata == storage._cdata:
             return Result(ALIAS, distinct + i, layout, storage.nbytes())
-    new.append(Slot(storage, tensor))
+    new.append(StorageBuffer(storage, tensor))
     return Result(NEW, 0, layout, storage.nbytes())

@@ -18,10 +18,10 @@ from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
 from edge_offload.execute.session.compiler import compile_segment
 from edge_offload.execute.session.limits import Limits
 from edge_offload.execute.session.program import Program
-from edge_offload.execute.session.speculative import Ahead
+from edge_offload.execute.session.speculative import SpeculativeExecutor
 from edge_offload.execute.session.storages import Storages
 from edge_offload.execute.session.undo import Undo
-from edge_offload.ir.trace.calls import Entry, Slot
+from edge_offload.ir.trace.calls import Entry, StorageBuffer
 from edge_offload.ir.trace.segments import Outcome, Segment, Step, StepSignature
 
 #: So often is one segment compiled: one whose operands keep changing is run call by call.
@@ -53,7 +53,7 @@ class DeviceSession(Storages):
         self.entries: List[Union[Entry, EdgeOffloadError]] = []
         self.segments: Dict[int, Union[Segment, EdgeOffloadError]] = {}
         self._compiled: WeakKeyDictionary[Segment, _Compiled] = WeakKeyDictionary()
-        self.ahead = Ahead(self, self)
+        self.ahead = SpeculativeExecutor(self, self)
 
     # -- definitions
 
@@ -146,12 +146,12 @@ class DeviceSession(Storages):
         return found.program
 
     def _run(self, segment: Segment, step: Step, undo: Optional[Undo]) -> Outcome:
-        slots: Dict[int, Slot] = {canonical: self.slot(number) for canonical, number in step.live}
+        slots: Dict[int, StorageBuffer] = {canonical: self.slot(number) for canonical, number in step.live}
         following, storage, number_at, payload_at = segment.first_new, step.base, 0, 0
         outcome, described = Outcome(), {}
         dead = frozenset(step.dead)
         final = len(segment.calls) - 1
-        new: List[Slot]
+        new: List[StorageBuffer]
         for index, (entry, references, least) in enumerate(segment.calls):
             if following < least:
                 following = least

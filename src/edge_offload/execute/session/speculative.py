@@ -10,14 +10,14 @@ from typing import Callable, Dict, Iterator, List, Optional, Protocol, Sequence,
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
 from edge_offload.execute.session.compiler import compile_node, unchanged
 from edge_offload.execute.session.limits import Limits
-from edge_offload.execute.session.pacer import Departures
+from edge_offload.execute.session.pacer import FlushPacer
 from edge_offload.execute.session.program import Program
 from edge_offload.execute.session.storages import Storages
 from edge_offload.ir.trace.calls import Buffer, Entry
 from edge_offload.ir.trace.keys import integer_offsets, integers_of
 from edge_offload.ir.trace.segments import Outcome, Segment, Step
-from edge_offload.ir.trace.symbols import Formula, Kind, evaluate, facts_of
-from edge_offload.ir.trace.trace_graph import MAX_AHEAD, MAX_PAYLOAD, Course, Node, follow
+from edge_offload.ir.trace.symbols import BranchKey, Formula, evaluate, facts_of
+from edge_offload.ir.trace.trace_graph import MAX_AHEAD, MAX_PAYLOAD, TraceGraph, TraceStep, follow
 
 #: Distinct calls and segments, made from nodes, that are kept for the next time.
 MAX_CALLS = 4096
@@ -37,13 +37,13 @@ class RunsSteps(Protocol):
         """Run one step."""
 
 
-class Ahead:
+class SpeculativeExecutor:
     """The nodes that one client has defined, run on its session."""
 
     def __init__(self, session: RunsSteps, storages: Storages) -> None:
         self.session = session
         self._storages = storages
-        self.nodes: Dict[int, Node] = {}
+        self.nodes: Dict[int, TraceStep] = {}
         self._calls: OrderedDict[Tuple[int, Tuple[Tuple[int, int], ...]], Entry] = OrderedDict()
         self._segments: OrderedDict[Tuple[int, Tuple[int, ...]], Segment] = OrderedDict()
         self._plain: Dict[int, Tuple[List[int], Segment]] = {}
@@ -51,7 +51,9 @@ class Ahead:
         self._tails: Dict[int, Tuple[List[int], List[Tuple[int, Formula]]]] = {}
         self._pauses: Dict[int, float] = {}  # from what a node returned to what was read next, or to the end
         self._spans: Dict[int, float] = {}  # how long it took, from a node to the end
-        self._ways: List[Tuple[int, Dict[Optional[Kind], int]]] = []  # of the latest course: nodes and what follows
+        self._ways: List[
+            Tuple[int, Dict[Optional[BranchKey], int]]
+        ] = []  # of the latest course: nodes and what follows
         self._uploads: List[Optional[bytes]] = []  # what its first node got, None where that is long
         self._given: Optional[List[Buffer]] = None  # what it gets in the course that is taken
 
@@ -68,7 +70,7 @@ class Ahead:
         self._ways = []
         self._uploads = []
 
-    def take(self, course: Course) -> None:
+    def take(self, course: TraceGraph) -> None:
         """``course`` is the one that will be run next.
 
         Raises:
@@ -88,7 +90,7 @@ class Ahead:
             sizes = [memoryview(item).nbytes for item in self._given]
             self._uploads = [bytes(item) if size <= MAX_PAYLOAD else None for item, size in zip(self._given, sizes)]
 
-    def define(self, number: int, node: Node) -> None:
+    def define(self, number: int, node: TraceStep) -> None:
         """Add a node, in place of the one that had this number."""
         if len(self.nodes) >= self.session.limits.segments or len(node.words) > self.session.limits.words:
             raise BadInput("the session defines too many or too long nodes")
@@ -103,7 +105,7 @@ class Ahead:
         self.nodes[number] = node
 
     def run(
-        self, course: Course, before: Optional[Tuple[Step, Outcome]], leave: Callable[[], None] = lambda: None
+        self, course: TraceGraph, before: Optional[Tuple[Step, Outcome]], leave: Callable[[], None] = lambda: None
     ) -> Iterator[Tuple[int, int, Outcome]]:
         """Run along ``course`` (see :meth:`take`), after the step ``before`` if there is one; in order the index of the
         node, its first new storage, and its outcome.
@@ -113,7 +115,7 @@ class Ahead:
         where it waits for sizes alone.
         """
         since, base = list(course.since), course.base
-        kind: Kind = ()
+        kind: BranchKey = ()
         if before is not None:
             step, outcome = before
             integers, kind = facts_of(outcome, self._last(self.session.segments[step.segment]))
@@ -125,7 +127,7 @@ class Ahead:
         read = ~before[0].segment if before is not None else None
         since_s, told, count = time.monotonic(), False, 0
         index = follow(course.first, kind)
-        departures = Departures(self._spans, ways[index][0] if index is not None else -1, since_s)
+        departures = FlushPacer(self._spans, ways[index][0] if index is not None else -1, since_s)
         payloads: Optional[Sequence[Buffer]] = self._given
         reads = 0
         seen: Dict[int, int] = {}
@@ -190,7 +192,7 @@ class Ahead:
             segment.tail = integers_of(segment.calls[-1][0].key)
         return segment.tail
 
-    def _node(self, number: int) -> Node:
+    def _node(self, number: int) -> TraceStep:
         node = self.nodes.get(number)
         if node is None:
             raise ProtocolError(f"node {number} is not defined")
@@ -227,7 +229,7 @@ class Ahead:
             self._programs[number] = compile_node(node, found, found, unchanged)
         return outcome, last
 
-    def _segment(self, number: int, node: Node, since: List[Tuple[int, ...]]) -> Segment:
+    def _segment(self, number: int, node: TraceStep, since: List[Tuple[int, ...]]) -> Segment:
         """The calls of ``node`` with the integers of this time."""
         integers = tuple(node.integers_at(since))
         found = self._segments.get((number, integers))
@@ -249,13 +251,13 @@ class Ahead:
             self._segments.popitem(last=False)
         return segment
 
-    def _unchanged_of(self, number: int, node: Node) -> Tuple[List[int], Segment]:
+    def _unchanged_of(self, number: int, node: TraceStep) -> Tuple[List[int], Segment]:
         plain = self._plain.get(number)
         if plain is None:
             plain = self._plain[number] = self._unchanged(node)
         return plain
 
-    def _unchanged(self, node: Node) -> Tuple[List[int], Segment]:
+    def _unchanged(self, node: TraceStep) -> Tuple[List[int], Segment]:
         """The numbers of a node's calls, and the segment that they are with the integers of their definitions."""
         entries = self.session.entries
         indices: List[int] = []

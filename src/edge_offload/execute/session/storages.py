@@ -25,7 +25,7 @@ from edge_offload.ir.trace.calls import (
     Buffer,
     Entry,
     Result,
-    Slot,
+    StorageBuffer,
     host_copy,
     host_tensor,
     plain_number,
@@ -54,7 +54,7 @@ class Storages:
         self.device = torch.device(device)
         self.limits = limits or Limits()
         self.running = running
-        self.slots: Dict[int, Slot] = {}
+        self.slots: Dict[int, StorageBuffer] = {}
         self.allocated = 0
         self.leaving: Sequence[int] = []
         self.unused: Callable[[], Sequence[int]] = tuple
@@ -65,7 +65,7 @@ class Storages:
 
     # -- storages
 
-    def slot(self, number: int) -> Slot:
+    def slot(self, number: int) -> StorageBuffer:
         slot = self.slots.get(number)
         if slot is None:
             raise BadInput(
@@ -73,7 +73,7 @@ class Storages:
             )
         return slot
 
-    def keep(self, number: int, slot: Slot, undo: Optional[Undo]) -> None:
+    def keep(self, number: int, slot: StorageBuffer, undo: Optional[Undo]) -> None:
         if number in self.slots or len(self.slots) >= self.limits.storages:
             raise ProtocolError(f"storage {number} exists already, or the session holds too many")
         self.slots[number] = slot
@@ -115,7 +115,7 @@ class Storages:
 
     # -- speculation
 
-    def journal(self, written: Sequence[Slot], random: bool) -> Undo:
+    def journal(self, written: Sequence[StorageBuffer], random: bool) -> Undo:
         """Remember how to undo the step that comes next, which writes to these storages, and perhaps draws numbers."""
         undo = Undo()
         self._journal.append(undo)
@@ -149,8 +149,14 @@ class Storages:
         memory[:] = name
 
     def call(
-        self, entry: Entry, slots: List[Slot], numbers: bytes, hosts: List[Buffer], outcome: Outcome, describe: bool
-    ) -> Tuple[List[Slot], Outcome]:
+        self,
+        entry: Entry,
+        slots: List[StorageBuffer],
+        numbers: bytes,
+        hosts: List[Buffer],
+        outcome: Outcome,
+        describe: bool,
+    ) -> Tuple[List[StorageBuffer], Outcome]:
         self.note(entry)
         if entry.refused is not None:
             raise entry.refused
@@ -176,12 +182,12 @@ class Storages:
         except Exception as error:
             raise CallFailed(entry.name, error) from None
         returns = returned if isinstance(returned, tuple) else (returned,) if returned is not None else ()
-        new: List[Slot] = []
+        new: List[StorageBuffer] = []
         if entry.results is not None and not describe and entry.fixed:
             for (_, known), value in zip(entry.results, returns):
                 for result, tensor in zip(known, value if isinstance(value, (list, tuple)) else (value,)):
                     if result.kind == NEW:
-                        new.append(Slot(tensor=tensor))
+                        new.append(StorageBuffer(tensor=tensor))
             return new, outcome
         described: List[Any] = []
         entry.results = []
@@ -209,8 +215,8 @@ class Storages:
         return new, Outcome(outcome.tensor, described) if describe else outcome
 
     def _result(
-        self, entry: Entry, tensor: Optional[torch.Tensor], tensors: List[torch.Tensor], slots: List[Slot],
-        new: List[Slot],
+        self, entry: Entry, tensor: Optional[torch.Tensor], tensors: List[torch.Tensor], slots: List[StorageBuffer],
+        new: List[StorageBuffer],
     ) -> Result:  # fmt: skip
         found = classify(entry, tensor, tensors, slots, new)
         if found.kind == ARGUMENT and entry.parsed.tensors[found.ref] != found.layout:
@@ -220,12 +226,12 @@ class Storages:
         return found
 
     def _special(
-        self, entry: Entry, slots: List[Slot], numbers: bytes, hosts: List[Buffer], outcome: Outcome
-    ) -> Tuple[List[Slot], Outcome]:
+        self, entry: Entry, slots: List[StorageBuffer], numbers: bytes, hosts: List[Buffer], outcome: Outcome
+    ) -> Tuple[List[StorageBuffer], Outcome]:
         arguments = entry.parsed.arguments
         if entry.name == ALLOC:
             self.check_room(arguments[0])
-            return [Slot(torch.UntypedStorage(arguments[0], device=self.device))], outcome
+            return [StorageBuffer(torch.UntypedStorage(arguments[0], device=self.device))], outcome
         if entry.name == RESIZE:
             self.check_room(arguments[1])
             self.allocated += arguments[1] - slots[0].storage.nbytes()

@@ -7,7 +7,7 @@ from typing import Dict, List, Tuple
 
 import torch
 
-from edge_offload.ir.trace.calls import Slot
+from edge_offload.ir.trace.calls import StorageBuffer
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS, Layout
 
 
@@ -15,11 +15,11 @@ from edge_offload.ir.trace.keys import DTYPE_NUMBERS, Layout
 class Undo:
     """How to take one speculative step back."""
 
-    overwritten: List[Tuple[Slot, torch.Tensor]] = field(default_factory=list)
+    overwritten: List[Tuple[StorageBuffer, torch.Tensor]] = field(default_factory=list)
     created: List[int] = field(default_factory=list)
     generators: Dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def save(self, slot: Slot) -> None:
+    def save(self, slot: StorageBuffer) -> None:
         """Keep the bytes of a storage that is about to be written."""
         self.overwritten.append((slot, slot.view(_bytes(slot.storage.nbytes())).clone()))
 

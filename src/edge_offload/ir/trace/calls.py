@@ -32,7 +32,7 @@ SPECIAL = ALLOC, RESIZE, UPLOAD, DOWNLOAD, SEED, STATE, RESTORE = (
 BATCH_NORM = "aten::native_batch_norm"
 
 
-class Slot:
+class StorageBuffer:
     """One storage, and the tensors that look into it, by layout.
 
     It is given as such, or by a ``tensor`` that a kernel has made.

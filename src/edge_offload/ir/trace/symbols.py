@@ -20,14 +20,14 @@ from edge_offload.ir.trace.budget import Work
 from edge_offload.ir.trace.segments import Outcome
 
 #: Integers of the outcomes since the inference began, one tuple per step.
-Since = Sequence[Tuple[int, ...]]
+OutcomeHistory = Sequence[Tuple[int, ...]]
 #: (counted from the end, position among the outcomes, position within the outcome)
 Symbol = Tuple[int, int, int]
 #: (factor, constant, symbols that are multiplied, (least, most) if there are bounds, formulas that are added up and
 #: then multiplied with the factor)
 Formula = Tuple[int, int, Tuple[Symbol, ...], Tuple[int, ...], Tuple[Any, ...]]
 #: What a step's outcome is taken for when the next step is guessed.
-Kind = Tuple[int, ...]
+BranchKey = Tuple[int, ...]
 
 #: Steps since the inference began, and before the one in question, whose integers are looked at.
 REACH = 512
@@ -39,7 +39,7 @@ MAX_PARTS = 1024
 MAX_VALUE = 1 << 62
 
 
-def facts_of(outcome: Outcome, last: Tuple[int, ...] = ()) -> Tuple[Tuple[int, ...], Kind]:
+def facts_of(outcome: Outcome, last: Tuple[int, ...] = ()) -> Tuple[Tuple[int, ...], BranchKey]:
     """The integers that a step brings (sizes of its results, a whole number that is read, and the integers ``last`` of
     its last call: how much was searched is the size of what comes next as often as how much was found), and its kind.
 
@@ -64,7 +64,7 @@ def facts_of(outcome: Outcome, last: Tuple[int, ...] = ()) -> Tuple[Tuple[int, .
     return ((whole, *last) if abs(whole) < MAX_VALUE else last), (max(-1, min(2, whole)),)
 
 
-def value_of(symbol: Symbol, since: Since) -> Optional[int]:
+def value_of(symbol: Symbol, since: OutcomeHistory) -> Optional[int]:
     """The integer that ``symbol`` stands for; None if there is none."""
     backward, position, item = symbol
     if position >= len(since):
@@ -73,7 +73,7 @@ def value_of(symbol: Symbol, since: Since) -> Optional[int]:
     return found[item] if item < len(found) else None
 
 
-def evaluate(formula: Formula, since: Since) -> int:
+def evaluate(formula: Formula, since: OutcomeHistory) -> int:
     """The value of ``formula``.
 
     Raises:
@@ -93,7 +93,9 @@ def evaluate(formula: Formula, since: Since) -> int:
     return max(bounds[0], min(bounds[1], result)) if bounds else result
 
 
-def explain(columns: Iterable[Tuple[int, ...]], samples: Sequence[Since]) -> Work[Dict[Tuple[int, ...], Formula]]:
+def explain(
+    columns: Iterable[Tuple[int, ...]], samples: Sequence[OutcomeHistory]
+) -> Work[Dict[Tuple[int, ...], Formula]]:
     """A formula for each of the different ``columns`` (the values of one integer, one per sample) that has one.
 
     Work for a :class:`~edge_offload.ir.trace.budget.Budget`; returns what was found.
@@ -136,7 +138,7 @@ def _slope(values: Tuple[int, ...]) -> Tuple[int, Tuple[int, ...]]:
     return common, tuple(step // common for step in rise) if common else tuple(rise)
 
 
-def _symbols(samples: Sequence[Since]) -> Work[Dict[Tuple[int, ...], Tuple[Symbol, ...]]]:
+def _symbols(samples: Sequence[OutcomeHistory]) -> Work[Dict[Tuple[int, ...], Tuple[Symbol, ...]]]:
     """Every symbol that differs between the samples, by its values."""
     singles: Dict[Tuple[int, ...], Tuple[Symbol, ...]] = {}
     reach = min(REACH, *(len(since) for since in samples))

@@ -15,10 +15,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.calls import Buffer
-from edge_offload.ir.trace.symbols import Formula, Kind, Since, evaluate, parse_formula
+from edge_offload.ir.trace.symbols import BranchKey, Formula, OutcomeHistory, evaluate, parse_formula
 
 #: The kind of an outcome, and the node that then follows.
-Edge = Tuple[Optional[Kind], int]
+Edge = Tuple[Optional[BranchKey], int]
 #: How the number of an operand's storage is worked out: it is always the same one, it lies that far from the step's
 #: first new storage, or that far from the first new storage of the inference.
 SAME, FROM_STEP, FROM_START = range(3)
@@ -39,7 +39,7 @@ class Patch:
 
 
 @dataclass(frozen=True)
-class Node:
+class TraceStep:
     """One expected step.
 
     Attributes:
@@ -68,7 +68,7 @@ class Node:
         origin = {SAME: 0, FROM_STEP: base, FROM_START: start}
         return [(number, origin[how] + value) for number, how, value in self.live]
 
-    def integers_at(self, since: Since) -> List[int]:
+    def integers_at(self, since: OutcomeHistory) -> List[int]:
         """The value of each patch.
 
         Raises:
@@ -87,7 +87,7 @@ class Node:
                 self.wanted]  # fmt: skip
 
 
-def parse_node(data: Any) -> Node:
+def parse_step(data: Any) -> TraceStep:
     """Read a node off the wire.
 
     Raises:
@@ -96,7 +96,7 @@ def parse_node(data: Any) -> Node:
     try:
         segment, raw, patches, live, dead, numbers, payloads, describe, wanted = data
         words = struct.unpack(f"<{len(_raw(raw)) // 4}I", raw)
-        node = Node(
+        node = TraceStep(
             _count(segment) if segment is not None else None,
             words,
             tuple(Patch(_count(call), _count(offset), parse_formula(formula)) for call, offset, formula in patches),
@@ -115,7 +115,7 @@ def parse_node(data: Any) -> Node:
 
 
 @dataclass
-class Course:
+class TraceGraph:
     """A request to run ahead.
 
     Attributes:
@@ -141,7 +141,7 @@ class Course:
         return [self.nodes, self.first, self.base, self.start, self.since, self.payloads is not None]
 
 
-def parse_course(data: Any) -> Tuple[Course, bool]:
+def parse_graph(data: Any) -> Tuple[TraceGraph, bool]:
     """Read a course off the wire; says also whether payloads belong to it.
 
     Raises:
@@ -151,7 +151,7 @@ def parse_course(data: Any) -> Tuple[Course, bool]:
     count = len(nodes) if nodes is not None else MAX_NODES
     if count > MAX_NODES or len(since) > MAX_NODES:
         raise ValueError("a course has too many nodes")
-    course = Course(
+    course = TraceGraph(
         [(_count(number), _edges(edges, count)) for number, edges in nodes] if nodes is not None else None,
         _edges(first, count),
         _count(base) if base is not None else None,
@@ -161,7 +161,7 @@ def parse_course(data: Any) -> Tuple[Course, bool]:
     return course, bool(own)
 
 
-def follow(edges: Sequence[Edge], kind: Kind) -> Optional[int]:
+def follow(edges: Sequence[Edge], kind: BranchKey) -> Optional[int]:
     """The node after an outcome of ``kind``, or None."""
     found = dict(edges)
     return found.get(kind, found.get(None))

@@ -86,7 +86,7 @@ def forecast_message(situation: Situation, header: Any) -> Forecast:
         error=[duration(forecast.error_s) for forecast in forecasts],
         doubt=[duration(forecast.doubt_s) for forecast in forecasts],
         energy=[forecast.energy_j for forecast in forecasts],
-        obstacle=[forecast.obstacle for forecast in forecasts],
+        obstacle=[forecast.unavailable_reason for forecast in forecasts],
         absent=[mode.value for mode in situation.absent],
         remedy=list(situation.absent.values()),
         deadline=duration(situation.deadline_s or 0.0),
@@ -105,14 +105,14 @@ def situation_of(message: Any, now_s: float, power_budget_w: float = math.inf) -
         raise BadInput("the arrays of a forecast differ in length", remedy="one entry per mode in each")
     absent = {parse_mode(name): why for name, why in zip(message.absent, message.remedy)}
     forecasts = {}
-    for name, latency, error, doubt, energy, obstacle in zip(*arrays):
+    for name, latency, error, doubt, energy, unavailable_reason in zip(*arrays):
         mode, seconds = parse_mode(name), latency.to_sec()
         if seconds > 0:
             forecasts[mode] = ModeForecast(
-                mode, seconds, error.to_sec(), float(energy), obstacle, doubt_s=doubt.to_sec()
+                mode, seconds, error.to_sec(), float(energy), unavailable_reason, doubt_s=doubt.to_sec()
             )
         else:
-            forecasts[mode] = ModeForecast(mode, obstacle=obstacle)
+            forecasts[mode] = ModeForecast(mode, unavailable_reason=unavailable_reason)
     load = float(message.server_load)
     return Situation(now_s, forecasts, message.deadline.to_sec() or None, load, power_budget_w, absent)
 

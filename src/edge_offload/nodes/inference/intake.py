@@ -18,7 +18,7 @@ from edge_offload.nodes.camera.calibration import camera_of, fitted
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.convert import depth_pixels
 from edge_offload.nodes.common.transforms import transform_of
-from edge_offload.nodes.inference.slot import Slot
+from edge_offload.nodes.inference.slot import LatestFrameQueue
 from edge_offload.perception.geometry import Locator, PinholeCamera, Transform
 
 BUFFER_BYTES = 2**24
@@ -42,7 +42,7 @@ class ImageIntake:
     Frames that were lost on the way (gaps in ``header.seq``) are counted as ``frames lost before this node``.
     """
 
-    def __init__(self, node: Node, topic: str, transport: str, slot: Slot[Frame], keep_all: bool) -> None:
+    def __init__(self, node: Node, topic: str, transport: str, slot: LatestFrameQueue[Frame], keep_all: bool) -> None:
         self._node = node
         self._topic = topic
         self._transport = transport

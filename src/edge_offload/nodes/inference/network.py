@@ -20,7 +20,7 @@ from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.mode import Mode, parse_mode
 from edge_offload.models.registry import build_estimator, state_hash
 from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
-from edge_offload.modes.timeouts import PatienceLimits
+from edge_offload.modes.timeouts import TimeoutLimits
 from edge_offload.nodes.common.cores import resolve
 from edge_offload.nodes.common.health import ERROR, TORCHES, Health
 from edge_offload.nodes.common.params import Param
@@ -47,7 +47,7 @@ class Network:
     #: Whether results that the server did not compute are told to it.
     report_results: ClassVar[bool] = True
     #: Bounds on the wait for a reply; None: those of a network that takes well below a second.
-    patience: ClassVar[Optional[PatienceLimits]] = None
+    patience: ClassVar[Optional[TimeoutLimits]] = None
     #: Whether the start waits while plans for mode split are being made, too.
     waits_for_plans: ClassVar[bool] = True
     declared: ClassVar[Tuple[Param, ...]] = (
@@ -156,18 +156,18 @@ class Network:
         assert self._module is not None
         ends = time.monotonic() + wait_s
         # opens the model on the server, while it is computed here for the first time
-        obstacle = self._module.obstacle(mode, [image])
+        unavailable_reason = self._module.unavailable_reason(mode, [image])
         for _ in range(2):  # the first one is slower than any later one, and policies must not go by it
             _, report = self._module.run([image], Mode.LOCAL)
             if report.total_s > SLOW_S:
                 break
-        while obstacle is not None and time.monotonic() < ends and not rospy.is_shutdown():
+        while unavailable_reason is not None and time.monotonic() < ends and not rospy.is_shutdown():
             connected = self._client is not None and self._client.state is LinkState.READY
             if mode is Mode.SPLIT and connected and not self.waits_for_plans:
                 break
-            self._health.warn("start", f"waiting for mode {mode}: {obstacle}")
+            self._health.warn("start", f"waiting for mode {mode}: {unavailable_reason}")
             time.sleep(0.05)
-            obstacle = self._module.obstacle(mode, [image])
+            unavailable_reason = self._module.unavailable_reason(mode, [image])
 
     def situation(self, inputs: Sequence[Any], deadline_s: Optional[float]) -> Situation:
         """What the next call with such inputs would cost in each mode."""

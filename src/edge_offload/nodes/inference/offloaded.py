@@ -17,7 +17,7 @@ from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.compose import duration, forecast_message, latency_message
 from edge_offload.nodes.inference.intake import Frame
 from edge_offload.nodes.inference.network import Network
-from edge_offload.nodes.inference.slot import Slot, Worker
+from edge_offload.nodes.inference.slot import LatestFrameQueue, Worker
 from edge_offload.power.detect import CHOICES, open_meter
 from edge_offload.power.source import MEASURED
 from edge_offload.power.states import COMPUTE, StateTimeline
@@ -129,7 +129,7 @@ class OffloadedNode(Node):
         energy = self._meter.energy_between(began, max(began, ended))
         return energy.joules, energy.source == MEASURED
 
-    def refresh_network(self, slot: Slot[Frame], what: str) -> None:
+    def refresh_network(self, slot: LatestFrameQueue[Frame], what: str) -> None:
         """Say on /diagnostics how many frames came, which mode was asked for and how the link stands."""
         counts = slot.counts
         for name in ("offered", "taken", "superseded", "waiting"):

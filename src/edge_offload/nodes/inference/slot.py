@@ -24,7 +24,7 @@ class SlotCounts:
     waiting: int = 0
 
 
-class Slot(Generic[T]):
+class LatestFrameQueue(Generic[T]):
     """Holds frames until the worker takes them.
 
     Args:
@@ -99,7 +99,7 @@ class Worker(Generic[T]):
 
     def __init__(
         self,
-        slot: Slot[T],
+        slot: LatestFrameQueue[T],
         work: Callable[[T], None],
         on_error: Callable[[T, BaseException], None],
         name: str = "worker",

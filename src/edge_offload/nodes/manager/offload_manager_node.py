@@ -180,7 +180,11 @@ class OffloadManagerNode(Node):
         if self._situation is None:
             return "; no node has told yet whether it can run it"
         forecast = self._situation.forecasts.get(policy.mode)
-        return f"; for now frames run locally: {forecast.obstacle}" if forecast and forecast.obstacle else ""
+        return (
+            f"; for now frames run locally: {forecast.unavailable_reason}"
+            if forecast and forecast.unavailable_reason
+            else ""
+        )
 
     def _on_mode(self, message: Any) -> None:
         sender = message._connection_header.get("callerid", "")

@@ -44,7 +44,7 @@ from edge_offload.nodes.common.health import TORCHES
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.ticker import Ticker
 from edge_offload.nodes.inference.compose import report_of
-from edge_offload.nodes.inference.slot import Slot, Worker
+from edge_offload.nodes.inference.slot import LatestFrameQueue, Worker
 from edge_offload.nodes.monitor.record_file import RecordFile
 from edge_offload.nodes.monitor.run_folder import new_folder, prune
 from edge_offload.nodes.monitor.tally import Tally, table
@@ -118,7 +118,7 @@ class RunRecorder(Node):
         rospy.Subscriber(name, kind, self.callback(on_result), queue_size=1000)
         rospy.Subscriber(frames, rospy.AnyMsg, self.callback(self._on_frame), queue_size=1000)
         rospy.Subscriber(DIAGNOSTICS_TOPIC, DiagnosticArray, self.callback(self._on_diagnostics), queue_size=100)
-        self._overlays: Slot[Any] = Slot(capacity=16)
+        self._overlays: LatestFrameQueue[Any] = LatestFrameQueue(capacity=16)
         self._video: Optional[VideoParts] = None
         self._writer: Worker[Any] = Worker(self._overlays, self._write, self._on_write_error, "overlay")
         self._writer.start()

@@ -42,7 +42,7 @@ from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.intake import CameraIntake, DepthIntake, Frame, ImageIntake
 from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import OffloadedNode
-from edge_offload.nodes.inference.slot import Slot, Worker
+from edge_offload.nodes.inference.slot import LatestFrameQueue, Worker
 from edge_offload.nodes.people.people_messages import Motion, marker_message, people_message, place
 from edge_offload.perception.geometry import Locator
 from edge_offload.perception.overlay import Status, draw
@@ -81,9 +81,9 @@ class KapaoNode(OffloadedNode):
         self._motion = Motion()
         self._advertise()
         keep_all = params["every_frame"]
-        self._slot: Slot[Frame] = Slot(capacity=4 if keep_all else 1, keep_all=keep_all)
+        self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=4 if keep_all else 1, keep_all=keep_all)
         self._worker: Worker[Frame] = Worker(self._slot, self._work, self._on_failure, "network")
-        self._pictures: Slot[Any] = Slot(capacity=2)
+        self._pictures: LatestFrameQueue[Any] = LatestFrameQueue(capacity=2)
         self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "overlay")
         self._worker.start()
         self._painter.start()

@@ -46,14 +46,14 @@ from edge_offload.mode import Mode
 from edge_offload.models.scenes.labels import COLOURS, GROUND, LABELS
 from edge_offload.models.sconet.completer import VOXEL_SIZE_M, SceneCompleter
 from edge_offload.models.voxels import VoxelGrid, around
-from edge_offload.modes.timeouts import PatienceLimits
+from edge_offload.modes.timeouts import TimeoutLimits
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, cloud_to_points
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.transforms import transform_of
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, Frame
 from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import OffloadedNode
-from edge_offload.nodes.inference.slot import Slot, Worker
+from edge_offload.nodes.inference.slot import LatestFrameQueue, Worker
 from edge_offload.nodes.lidar.sweeps import WorldSweeps
 from edge_offload.nodes.scene import scene_messages
 from edge_offload.perception.planning import Cell, Plan, find_path, occupancy_slice
@@ -72,7 +72,7 @@ class SceneNetwork(Network):
     # observers of the server want people; two megabytes of labels per sweep are not for them
     report_results = False
     # 70 GFLOP take seconds on a processor core
-    patience = PatienceLimits(cap_s=60.0, first_s=30.0)
+    patience = TimeoutLimits(cap_s=60.0, first_s=30.0)
     # a minute or more: sweeps are completed here meanwhile
     waits_for_plans = False
     declared: ClassVar[Tuple[Param, ...]] = (
@@ -130,9 +130,9 @@ class AgrnavNode(OffloadedNode):
             self.health.warn("voxels", f"the network was trained on voxels of {VOXEL_SIZE_M} m, not on these")
         self._pipeline = ScenePipeline(self._completer, self._run)
         self._advertise()
-        self._slot: Slot[Frame] = Slot(capacity=1)
+        self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=1)
         self._worker: Worker[Frame] = Worker(self._slot, self._work, self._on_failure, "network")
-        self._pictures: Slot[Any] = Slot(capacity=1)
+        self._pictures: LatestFrameQueue[Any] = LatestFrameQueue(capacity=1)
         self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "pictures")
         self._worker.start()
         self._painter.start()

@@ -32,7 +32,7 @@ from edge_offload.models.entry import Scalar
 from edge_offload.modes.runner import Attempt, FailedAttempt
 from edge_offload.modes.split.robot.frame import Counted, Frame, Planned, Threads
 from edge_offload.modes.split.robot.plan_times import PlanTimes
-from edge_offload.modes.timeouts import Patience, PatienceLimits
+from edge_offload.modes.timeouts import TimeoutLimits, TimeoutPolicy
 from edge_offload.split.model.cost import CostModel, Link
 from edge_offload.split.model.network import Network
 from edge_offload.split.model.objective import Objective
@@ -126,14 +126,14 @@ class SplitRunner:
         codecs: bool = True,
         stream: bool = True,
         bandwidth: Optional[float] = None,
-        limits: Optional[PatienceLimits] = None,
+        limits: Optional[TimeoutLimits] = None,
     ) -> None:
         self._name, self._options, self._module, self._client = name, dict(options), module, client
         self._state_hash, self._local, self._slowdown = state_hash, local, slowdown
         self._planner, self._objective = planner, objective or Objective()
         self._effort, self._codecs, self._stream = effort or Effort(), codecs, stream
         self.bandwidth = bandwidth
-        self.patience = Patience(limits)
+        self.patience = TimeoutPolicy(limits)
         self.counted: Optional[Counted] = None
         self._known: Dict[Specs, Tuple[Network, Profile, Mapping[int, torch.Tensor]]] = {}
         self._made: Dict[Specs, Made] = {}
@@ -146,7 +146,7 @@ class SplitRunner:
         self._pause_until_s = 0.0
         self._silent = 0
 
-    def obstacle(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
+    def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """See :class:`~edge_offload.modes.runner.Runner`."""
         if self._client.state is not LinkState.READY:
             return f"no server: {self._client.cause}"

@@ -12,9 +12,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from edge_offload.execute.session.session import DeviceSession
-from edge_offload.ir.trace.calls import Slot
+from edge_offload.ir.trace.calls import StorageBuffer
 from edge_offload.ir.trace.keys import DTYPES, Layout, parse_key
-from edge_offload.replay.signatures import Definition, Forms, Piece
+from edge_offload.replay.signatures import Definition, SegmentInvocation, SignatureTable
 
 
 class Use(NamedTuple):
@@ -57,7 +57,12 @@ class Uses:
         """The results of the divided part."""
         return tuple(use for use in self.known if not use.empty)
 
-    def add(self, piece: Piece, items: Sequence[Tuple[int, int, int, Optional[torch.Tensor]]], forms: Forms) -> None:
+    def add(
+        self,
+        piece: SegmentInvocation,
+        items: Sequence[Tuple[int, int, int, Optional[torch.Tensor]]],
+        forms: SignatureTable,
+    ) -> None:
         """Note what was used of ``piece``: (storage, its number in it, entry of the read, contents)."""
         found: Dict[int, Use] = {use.canonical: use for use in self.known}
         values: Dict[int, torch.Tensor] = {}
@@ -79,17 +84,19 @@ class Cut(NamedTuple):
     """An inference that is being computed by the device, from its first call to the read behind the cut."""
 
     inference: Any
-    piece: Piece
+    piece: SegmentInvocation
 
 
-def with_reads(definition: Definition, uses: Sequence[Use], forms: Forms) -> Definition:
+def with_reads(definition: Definition, uses: Sequence[Use], forms: SignatureTable) -> Definition:
     """``definition`` with a read of each of ``uses`` at its end."""
     reads = tuple(forms.call(use.entry) for use in uses)
     words = tuple(word for use in uses for word in (use.entry, use.canonical))
     return Definition(definition.words + words, definition.calls + reads)
 
 
-def put(session: DeviceSession, piece: Piece, uses: Uses, tensors: Sequence[torch.Tensor]) -> Piece:
+def put(
+    session: DeviceSession, piece: SegmentInvocation, uses: Uses, tensors: Sequence[torch.Tensor]
+) -> SegmentInvocation:
     """Have ``session`` hold the results of a divided segment; returns the segment without them, which is owed."""
     results = iter(tensors)
     for use in uses.known:
@@ -97,10 +104,10 @@ def put(session: DeviceSession, piece: Piece, uses: Uses, tensors: Sequence[torc
             made = torch.empty_strided(use.layout.sizes, use.layout.strides, dtype=DTYPES[use.layout.dtype])
             if not use.empty:
                 made.copy_(next(results).reshape(use.layout.sizes))
-        session.keep(piece.base + use.place, Slot(made.untyped_storage()), None)
+        session.keep(piece.base + use.place, StorageBuffer(made.untyped_storage()), None)
     return replace(piece, dead=piece.dead | {use.canonical for use in uses.known})
 
 
-def held(session: DeviceSession, piece: Piece, uses: Uses) -> List[torch.Tensor]:
+def held(session: DeviceSession, piece: SegmentInvocation, uses: Uses) -> List[torch.Tensor]:
     """The same results as the device has computed them."""
     return [session.slot(piece.base + use.place).view(use.layout) for use in uses.read]

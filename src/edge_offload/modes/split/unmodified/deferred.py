@@ -12,21 +12,21 @@ import torch
 
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.mode import Mode
-from edge_offload.modes.split.unmodified.inferences import Inference, Owed, SplitCounters
+from edge_offload.modes.split.unmodified.inferences import DeferredStep, Inference, SplitCounters
 from edge_offload.modes.split.unmodified.lift import Calls
-from edge_offload.modes.split.unmodified.reads import Held
+from edge_offload.modes.split.unmodified.reads import PendingReads
 from edge_offload.notices import notify
 from edge_offload.protocol.remote import Remote
-from edge_offload.replay.flushed import READ, Handed
+from edge_offload.replay.flushed import READ, FlushedSegment
 from edge_offload.replay.recorder import Recorder
-from edge_offload.replay.signatures import Piece
+from edge_offload.replay.signatures import SegmentInvocation
 
 MAX_OWED = 4
 MAX_TOUCHED = 3
 """Steps in a row that had to be computed after all, because the program used what they left."""
 
 
-class OwingRecorder(Recorder):
+class DeferringRecorder(Recorder):
     """A recorder that may leave steps to be run later.
 
     Args:
@@ -36,32 +36,32 @@ class OwingRecorder(Recorder):
     def __init__(self, native: Any, remote: Remote) -> None:
         super().__init__(native, remote, Mode.SPLIT)
         self.splits = SplitCounters()
-        self._steps_owed: List[Owed] = []
-        self._held: Optional[Held] = None
+        self._steps_owed: List[DeferredStep] = []
+        self._held: Optional[PendingReads] = None
         self._on_device = False
         self._written: Dict[int, FrozenSet[int]] = {}
         self._calls = Calls()
         self._said: Set[str] = set()
 
-    def _ended(self, handed: Handed) -> Any:
+    def _ended(self, handed: FlushedSegment) -> Any:
         """As in :class:`Recorder`. What a step leaves is computed before this segment uses or changes it."""
         if self.mode is Mode.SPLIT and self._failed is None:
             if handed.calls and not self._expected(handed):
                 self._let_go()
-                self._pay(handed.segment, handed.generation, handed.live)
+                self._materialize(handed.segment, handed.generation, handed.live)
             handed = handed._replace(freed=self._hold_back(handed.freed))
         return super()._ended(handed)
 
     # -- results that are held
 
-    def _expected(self, handed: Handed) -> bool:
+    def _expected(self, handed: FlushedSegment) -> bool:
         """Whether this is the next read of the inference that was computed last."""
         held = self._held
         if held is None or handed.reason != READ or handed.payloads or handed.generation != self._generation:
             return False
         return held.expects(handed.segment, tuple(zip(handed.live[::2], handed.live[1::2])), handed.numbers)
 
-    def _hold(self, held: Held) -> None:
+    def _hold(self, held: PendingReads) -> None:
         self._let_go()
         self._held = held
 
@@ -84,7 +84,7 @@ class OwingRecorder(Recorder):
             inference.problem = why
             self._tell(f"{inference.name} is computed here: {why}")
 
-    def _take(self, held: Held, owed: Owed, piece: Piece) -> Outcome:
+    def _take(self, held: PendingReads, owed: DeferredStep, piece: SegmentInvocation) -> Outcome:
         """The result of the next read, which the device does not compute either."""
         later = held.next
         piece.definition = later.definition
@@ -97,11 +97,11 @@ class OwingRecorder(Recorder):
 
     # -- what is owed
 
-    def _owe(self, inference: Inference, piece: Piece, more: bool) -> Owed:
+    def _defer(self, inference: Inference, piece: SegmentInvocation, more: bool) -> DeferredStep:
         """``more``: results of it are going to be held."""
         alive = {piece.base + place for place, number in enumerate(inference.made) if number not in piece.dead}
         piece.definition = inference.definition
-        owed = Owed([piece], inference, alive)
+        owed = DeferredStep([piece], inference, alive)
         if alive or more:
             self._steps_owed.append(owed)
         else:
@@ -110,7 +110,7 @@ class OwingRecorder(Recorder):
             self._compute(self._steps_owed[0])
         return owed
 
-    def _pay(self, segment: int, generation: int, live: Sequence[int]) -> None:
+    def _materialize(self, segment: int, generation: int, live: Sequence[int]) -> None:
         """Have computed what this segment names, or what reads what it changes."""
         if not self._steps_owed:
             return
@@ -122,7 +122,7 @@ class OwingRecorder(Recorder):
             for owed in [item for item in self._steps_owed if item.inference.reads & changed]:
                 self._compute(owed)
 
-    def _compute(self, owed: Owed) -> None:
+    def _compute(self, owed: DeferredStep) -> None:
         """Run an owed step after all; its result has been delivered already."""
         self._steps_owed.remove(owed)
         if self._held is not None and self._held.owed is owed:
@@ -134,14 +134,14 @@ class OwingRecorder(Recorder):
         self._freed += owed.gone
         self._release(owed)
 
-    def _on_executor(self, piece: Piece) -> Outcome:
+    def _on_executor(self, piece: SegmentInvocation) -> Outcome:
         self._on_device = True
         try:
             return self._run([piece], None)
         finally:
             self._on_device = False
 
-    def _release(self, owed: Owed) -> None:
+    def _release(self, owed: DeferredStep) -> None:
         """What only an owed step kept alive may go, unless another one needs it."""
         for number in owed.withheld:
             holder = next((other for other in self._steps_owed if number in other.inference.reads), None)

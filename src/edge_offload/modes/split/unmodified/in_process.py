@@ -20,7 +20,7 @@ from edge_offload.execute.devices import facts
 from edge_offload.execute.heap import keep_freed
 from edge_offload.execute.session.limits import Limits
 from edge_offload.execute.session.session import DeviceSession
-from edge_offload.ir.trace.calls import Slot
+from edge_offload.ir.trace.calls import StorageBuffer
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.modes.split.unmodified.cut import Cut, held, put
 from edge_offload.modes.split.unmodified.deferred import copied
@@ -28,8 +28,8 @@ from edge_offload.modes.split.unmodified.inferences import Inference
 from edge_offload.modes.split.unmodified.lift import compare
 from edge_offload.modes.split.unmodified.recorded import RecordedSplit
 from edge_offload.modes.split.unmodified.recorder import REPEATS, ROUNDING, Opener, SplitRecorder
-from edge_offload.replay.flushed import BARRIER, CUT, READ, Handed
-from edge_offload.replay.signatures import Done, Piece
+from edge_offload.replay.flushed import BARRIER, CUT, READ, FlushedSegment
+from edge_offload.replay.signatures import CompletedStep, SegmentInvocation
 
 KEEP_FOR = 8
 """Reads for which the bytes of inputs and results are kept, so that an inference can be recorded."""
@@ -44,31 +44,31 @@ SAY_AFTER = 8
 """Segments that could be no inference for the same reason, after which that is said."""
 
 
-class HereSession(DeviceSession):
+class InProcessSession(DeviceSession):
     """Runs segments on the memory of the native device of this process."""
 
     def __init__(self) -> None:
         super().__init__("cpu", Limits(storage_bytes=1 << 62))
         self.native: Any = None
 
-    def slot(self, number: int) -> Slot:
+    def slot(self, number: int) -> StorageBuffer:
         """See :class:`DeviceSession`; what the device computed is taken over where it lies."""
         if number not in self.slots:
             memory = self.native.memory(number)
             if memory is not None:
-                self.keep(number, Slot(memory.untyped_storage()), None)
+                self.keep(number, StorageBuffer(memory.untyped_storage()), None)
         return super().slot(number)
 
 
 def here() -> InProcessRemote:
-    """What a :class:`SplitHereRecorder` runs segments with."""
+    """What a :class:`InProcessSplitRecorder` runs segments with."""
     keep_freed()  # as the executor process does that would compute otherwise
-    remote = InProcessRemote(HereSession())
+    remote = InProcessRemote(InProcessSession())
     remote.facts = facts(torch.device("cpu"))
     return remote
 
 
-class SplitHereRecorder(SplitRecorder):
+class InProcessSplitRecorder(SplitRecorder):
     """A recorder whose device computes by itself.
 
     Args:
@@ -79,7 +79,7 @@ class SplitHereRecorder(SplitRecorder):
 
     def __init__(self, native: Any, remote: InProcessRemote, opener: Opener, slowdown: float = 1.0) -> None:
         super().__init__(native, remote, opener, slowdown)
-        self._session: HereSession = remote.session
+        self._session: InProcessSession = remote.session
         self._session.native = native
         self._awaited: Set[int] = set()
         self._resting: Set[int] = set()
@@ -198,22 +198,24 @@ class SplitHereRecorder(SplitRecorder):
     def _piece(
         self, segment: int, base: int, live: List[int], dead: List[int], numbers: bytes,
         payloads: List[Optional[torch.Tensor]], reason: int, seconds: float,
-    ) -> Piece:  # fmt: skip
+    ) -> SegmentInvocation:  # fmt: skip
         """A segment that the device has computed."""
         self.counters.segments += 1
         if self._slowdown > 1.0:
             time.sleep((self._slowdown - 1.0) * seconds)
         kept: Any = payloads
-        return Piece(segment, base, tuple(zip(live[::2], live[1::2])), frozenset(dead), numbers, kept, reason)
+        return SegmentInvocation(
+            segment, base, tuple(zip(live[::2], live[1::2])), frozenset(dead), numbers, kept, reason
+        )
 
-    def _run(self, pieces: Sequence[Piece], done: Optional[Done]) -> Outcome:
+    def _run(self, pieces: Sequence[SegmentInvocation], done: Optional[CompletedStep]) -> Outcome:
         outcome = super()._run(pieces, done)
         unchecked, self._unchecked = self._unchecked, []
         if unchecked:
             self._check_cut(pieces[-1], unchecked)
         return outcome
 
-    def _together(self, inference: Inference, runner: RecordedSplit, piece: Piece) -> Optional[Outcome]:
+    def _together(self, inference: Inference, runner: RecordedSplit, piece: SegmentInvocation) -> Optional[Outcome]:
         """See :class:`SplitRecorder`; of an inference that is cut, the program goes on with what was divided."""
         if piece.reason != CUT:
             return super()._together(inference, runner, piece)
@@ -225,10 +227,10 @@ class SplitHereRecorder(SplitRecorder):
             self._unchecked = tensors
             return None
         self._count(runner, piece, attempt)
-        self._owe(inference, put(self._session, piece, inference.uses, tensors), False)
+        self._defer(inference, put(self._session, piece, inference.uses, tensors), False)
         return Outcome()
 
-    def _check_cut(self, piece: Piece, tensors: Sequence[torch.Tensor]) -> None:
+    def _check_cut(self, piece: SegmentInvocation, tensors: Sequence[torch.Tensor]) -> None:
         """The first results of a divided inference beside the device's."""
         inference = self._known(piece)
         if inference is None:
@@ -269,7 +271,7 @@ class SplitHereRecorder(SplitRecorder):
             self._compute(owed)
         self._tidy()
 
-    def _ended(self, handed: Handed) -> Any:
+    def _ended(self, handed: FlushedSegment) -> Any:
         """As in :class:`Recorder`: what was waited for has come, or the program did something else."""
         self._left = self._left + 1 if handed.reason == BARRIER else 0
         try:
@@ -314,4 +316,4 @@ class SplitHereRecorder(SplitRecorder):
         runner = inference.runner
         if runner is None or inference.problem:
             return False
-        return runner.obstacle(inference.examples) is None and not runner.stays_local(inference.examples)
+        return runner.unavailable_reason(inference.examples) is None and not runner.stays_local(inference.examples)

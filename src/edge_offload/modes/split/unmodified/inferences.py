@@ -16,7 +16,7 @@ from edge_offload.modes.split.unmodified.cut import Uses
 from edge_offload.modes.split.unmodified.join import Joined
 from edge_offload.modes.split.unmodified.lift import Recorded, capture
 from edge_offload.modes.split.unmodified.recorded import RecordedSplit
-from edge_offload.replay.signatures import Definition, Piece
+from edge_offload.replay.signatures import Definition, SegmentInvocation
 from edge_offload.split.model.network import Network
 from edge_offload.split.runtime.tracing import located_along
 
@@ -25,7 +25,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Later:
+class FollowUpRead:
     """The calls that lead to another read of the same inference, on what the inference left.
 
     Attributes:
@@ -43,10 +43,10 @@ class Later:
     made: Tuple[int, ...] = field(default=(), compare=False)
 
     @staticmethod
-    def of(segment: int, live: Sequence[Tuple[int, int]], numbers: bytes, base: int) -> Later:
+    def of(segment: int, live: Sequence[Tuple[int, int]], numbers: bytes, base: int) -> FollowUpRead:
         """What a segment is to the inference whose first new storage is ``base``."""
         placed = ((number, storage - base if storage >= base else storage, storage >= base) for number, storage in live)
-        return Later(segment, tuple(placed), numbers)
+        return FollowUpRead(segment, tuple(placed), numbers)
 
     @property
     def follows(self) -> bool:
@@ -65,7 +65,7 @@ class Inference:
     definition: Optional[Definition] = None
     examples: List[torch.Tensor] = field(default_factory=list)
     made: Tuple[int, ...] = ()
-    later: Tuple[Later, ...] = ()
+    later: Tuple[FollowUpRead, ...] = ()
     uses: Uses = field(default_factory=Uses)
     runner: Optional[RecordedSplit] = None
     checked: bool = False
@@ -75,7 +75,7 @@ class Inference:
 
 
 @dataclass
-class Owed:
+class DeferredStep:
     """A step that the executor has not run.
 
     Attributes:
@@ -85,7 +85,7 @@ class Owed:
         withheld: storages that it reads, which the program has dropped since.
     """
 
-    pieces: List[Piece]
+    pieces: List[SegmentInvocation]
     inference: Inference
     alive: Set[int]
     gone: List[int] = field(default_factory=list)
@@ -112,9 +112,13 @@ class SplitCounters:
 
 
 def record(
-    inference: Inference, recorded: Recorded, joined: Joined, piece: Piece, expected: Sequence[torch.Tensor],
+    inference: Inference,
+    recorded: Recorded,
+    joined: Joined,
+    piece: SegmentInvocation,
+    expected: Sequence[torch.Tensor],
     fetched: Future,
-) -> Network:  # fmt: skip
+) -> Network:
     """The network of an inference, from one of its steps; blocks, and takes seconds.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Sequence, Tuple
 
-from edge_offload.replay.signatures import Definition, Piece
+from edge_offload.replay.signatures import Definition, SegmentInvocation
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Joined:
         return found
 
 
-def join(pieces: Sequence[Piece], definitions: Sequence[Definition]) -> Joined:
+def join(pieces: Sequence[SegmentInvocation], definitions: Sequence[Definition]) -> Joined:
     """One segment of several that the program issued in a row.
 
     Storages have their numbers in the order in which calls first name or make them, as the device would have given

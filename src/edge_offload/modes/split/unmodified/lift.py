@@ -19,7 +19,7 @@ from edge_offload.errors import EdgeOffloadError, Unsupported
 from edge_offload.execute.sequence_runner import SequenceRunner
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.build import Program, from_graph_module
-from edge_offload.ir.trace.calls import ALLOC, DOWNLOAD, NEW, UPLOAD, Entry, Slot, plain_number
+from edge_offload.ir.trace.calls import ALLOC, DOWNLOAD, NEW, UPLOAD, Entry, StorageBuffer, plain_number
 from edge_offload.ir.trace.keys import DTYPES, Layout, Operand
 from edge_offload.ir.trace.segments import Outcome, Segment, Step
 from edge_offload.passes.expansions import encoder_layer
@@ -83,7 +83,7 @@ class Calls:
         return Recorded(segment, frozenset(segment.written), max(definition.words, default=0))
 
 
-def obstacle(recorded: Recorded, live: Sequence[Tuple[int, int]], reads: int = 1) -> Optional[str]:
+def unavailable_reason(recorded: Recorded, live: Sequence[Tuple[int, int]], reads: int = 1) -> Optional[str]:
     """Why a segment is no inference that could be split, in words, as far as its calls tell; None if it may be one.
 
     Args:
@@ -125,7 +125,7 @@ def capture(
     """The sequence of a segment, which is run here twice to see that it gives what the device gave.
 
     Args:
-        recorded: the segment; :func:`obstacle` found none.
+        recorded: the segment; :func:`unavailable_reason` found none.
         live: (number in the segment, storage) of what lived before.
         storages: their bytes, by storage; they become the constants' memory.
         numbers: host numbers of the calls, which become constants.
@@ -200,7 +200,7 @@ def _play(
     """Run a segment in a session of its own; of what it makes, ``dead`` is dropped after its last use."""
     session = DeviceSession("cpu")
     for _, storage in live:
-        session.slots[storage] = Slot(storages[storage])
+        session.slots[storage] = StorageBuffer(storages[storage])
     step = Step(0, BASE, live, sorted(dead), numbers, [tensor_bytes(payload) for payload in payloads])
     return session, session.run(step, segment=recorded.segment)
 
@@ -251,7 +251,7 @@ class _Tracer:
             for number, layout in entry.operands if index not in folded.calls else ():
                 storage = storages.get(references[number])
                 if storage is not None and (references[number], layout) not in self._constants:
-                    self._constants[references[number], layout] = Slot(storage).view(layout).clone()
+                    self._constants[references[number], layout] = StorageBuffer(storage).view(layout).clone()
             for number, spec in enumerate(entry.parsed.numbers):
                 plain = plain_number(numbers[16 * (place + number) :], spec)
                 self._scalars[index, number] = plain if spec.wrapped else torch.tensor(plain, dtype=spec.dtype)

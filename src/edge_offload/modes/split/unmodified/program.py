@@ -21,7 +21,7 @@ from edge_offload.link.replies import LinkState
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client, Timings
 from edge_offload.link.transport.prober import Prober
-from edge_offload.modes.split.unmodified.in_process import SplitHereRecorder, here
+from edge_offload.modes.split.unmodified.in_process import InProcessSplitRecorder, here
 from edge_offload.modes.split.unmodified.recorded import RecordedSplit
 from edge_offload.modes.split.unmodified.recorder import SplitRecorder
 from edge_offload.notices import notify
@@ -64,7 +64,7 @@ def from_environment() -> installation.Installed:
     opener = functools.partial(RecordedSplit, client=client, slowdown=settings.slowdown)
 
     def make(native: Any, executor: Any, mode: Any) -> SplitRecorder:
-        kind = SplitHereRecorder if alone else SplitRecorder
+        kind = InProcessSplitRecorder if alone else SplitRecorder
         return kind(native, executor, opener, settings.slowdown)
 
     made = installation.install(libraries, remote, SplitRecorder.MODE, make)

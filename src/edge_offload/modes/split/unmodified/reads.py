@@ -7,26 +7,26 @@ from typing import List, Optional, Sequence, Tuple
 
 import torch
 
-from edge_offload.modes.split.unmodified.inferences import Inference, Later, Owed
+from edge_offload.modes.split.unmodified.inferences import DeferredStep, FollowUpRead, Inference
 from edge_offload.replay.flushed import READ
-from edge_offload.replay.signatures import Piece
+from edge_offload.replay.signatures import SegmentInvocation
 
 MAX_LATER = 64
 """Reads of one inference behind its first."""
 
 
 @dataclass
-class Series:
+class ReadTrace:
     """The segments of one inference as they come, each with what was read at its end (None where it was not kept)."""
 
     inference: Inference
-    pieces: List[Piece]
+    pieces: List[SegmentInvocation]
     tensors: List[Optional[torch.Tensor]]
-    later: List[Later] = field(default_factory=list)
+    later: List[FollowUpRead] = field(default_factory=list)
 
-    def goes_on(self, piece: Piece, tensor: Optional[torch.Tensor]) -> bool:
+    def goes_on(self, piece: SegmentInvocation, tensor: Optional[torch.Tensor]) -> bool:
         """Whether a segment is another part of it, which then is noted."""
-        found = Later.of(piece.segment, piece.live, piece.numbers, self.pieces[0].base)
+        found = FollowUpRead.of(piece.segment, piece.live, piece.numbers, self.pieces[0].base)
         if piece.reason != READ or piece.payloads or not found.follows or len(self.later) >= MAX_LATER:
             return False
         self.pieces.append(piece)
@@ -34,9 +34,9 @@ class Series:
         self.later.append(found)
         return True
 
-    def common(self) -> Tuple[Later, ...]:
+    def common(self) -> Tuple[FollowUpRead, ...]:
         """What has followed the inference's first read every time so far."""
-        found: List[Later] = []
+        found: List[FollowUpRead] = []
         for mine, before in zip(self.later, self.inference.later if self.inference.runs > 1 else self.later):
             if mine != before:
                 break
@@ -45,7 +45,7 @@ class Series:
 
 
 @dataclass
-class Held:
+class PendingReads:
     """Results of a step by robot and server that the program has yet to read.
 
     Attributes:
@@ -58,17 +58,17 @@ class Held:
     inference: Inference
     base: int
     tensors: Sequence[torch.Tensor]
-    owed: Optional[Owed]
+    owed: Optional[DeferredStep]
     place: int = 1
 
     @property
-    def next(self) -> Later:
+    def next(self) -> FollowUpRead:
         """The calls that lead to the next read."""
         return self.inference.later[max(self.place, 1) - 1]
 
     def expects(self, segment: int, live: Sequence[Tuple[int, int]], numbers: bytes) -> bool:
         """Whether a segment is what leads to the next read."""
-        return self.place > 0 and Later.of(segment, live, numbers, self.base) == self.next
+        return self.place > 0 and FollowUpRead.of(segment, live, numbers, self.base) == self.next
 
     def take(self) -> torch.Tensor:
         """The result of the next read."""

@@ -25,16 +25,16 @@ from edge_offload.ir.trace.segments import Outcome
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.unmodified.cut import with_reads
-from edge_offload.modes.split.unmodified.deferred import OwingRecorder, copied
+from edge_offload.modes.split.unmodified.deferred import DeferringRecorder, copied
 from edge_offload.modes.split.unmodified.inferences import Inference, record
 from edge_offload.modes.split.unmodified.join import Joined, join
-from edge_offload.modes.split.unmodified.lift import Calls, Recorded, compare, obstacle
-from edge_offload.modes.split.unmodified.reads import Held, Series
+from edge_offload.modes.split.unmodified.lift import Calls, Recorded, compare, unavailable_reason
+from edge_offload.modes.split.unmodified.reads import PendingReads, ReadTrace
 from edge_offload.modes.split.unmodified.recorded import RecordedSplit
 from edge_offload.protocol.messages import Message
 from edge_offload.protocol.remote import Remote
 from edge_offload.replay.flushed import CUT, READ
-from edge_offload.replay.signatures import Done, Piece
+from edge_offload.replay.signatures import CompletedStep, SegmentInvocation
 from edge_offload.split.model.network import Network
 
 REPEATS = 3
@@ -56,7 +56,7 @@ Key = Tuple[int, Tuple[Tuple[int, int], ...], bytes]
 Opener = Callable[[Network], RecordedSplit]
 
 
-class SplitRecorder(OwingRecorder):
+class SplitRecorder(DeferringRecorder):
     """A recorder whose steady inferences are split.
 
     Args:
@@ -73,7 +73,7 @@ class SplitRecorder(OwingRecorder):
         self._inferences: OrderedDict[Key, Inference] = OrderedDict()
         self._variants: Dict[int, int] = {}
         self._changes: Dict[int, int] = {}
-        self._series: Optional[Series] = None
+        self._series: Optional[ReadTrace] = None
 
     def state(self) -> str:
         """How the splits stand, in words."""
@@ -97,7 +97,7 @@ class SplitRecorder(OwingRecorder):
 
     # -- running
 
-    def _run(self, pieces: Sequence[Piece], done: Optional[Done]) -> Outcome:
+    def _run(self, pieces: Sequence[SegmentInvocation], done: Optional[CompletedStep]) -> Outcome:
         if self.mode is not Mode.SPLIT or self._on_device:
             return super()._run(pieces, done)
         piece = pieces[-1]
@@ -122,7 +122,7 @@ class SplitRecorder(OwingRecorder):
             self._compare(self._held, outcome.tensor)
         return outcome
 
-    def _known(self, piece: Piece) -> Optional[Inference]:
+    def _known(self, piece: SegmentInvocation) -> Optional[Inference]:
         """The inference that a step may be."""
         if piece.reason not in (READ, CUT) or not piece.payloads:
             return None
@@ -142,28 +142,28 @@ class SplitRecorder(OwingRecorder):
                 del self._inferences[old]
         return found
 
-    def _together(self, inference: Inference, runner: RecordedSplit, piece: Piece) -> Optional[Outcome]:
+    def _together(self, inference: Inference, runner: RecordedSplit, piece: SegmentInvocation) -> Optional[Outcome]:
         """The result of a step by robot and server together; None if the device is to compute it."""
         attempt = self._attempt(inference, runner, piece)
         if attempt is None:
             return None
         tensors = [copied(tensor) for tensor in attempt.outputs]
         if not inference.checked and inference.later:
-            self._hold(Held(inference, piece.base, tensors, None, place=0))
+            self._hold(PendingReads(inference, piece.base, tensors, None, place=0))
             return None
         if not inference.checked:
             self._check_once(inference, piece, tensors[0])
         if inference.problem:
             return None
         self._count(runner, piece, attempt)
-        owed = self._owe(inference, piece, bool(inference.later))
+        owed = self._defer(inference, piece, bool(inference.later))
         if inference.later:
-            self._hold(Held(inference, piece.base, tensors, owed))
+            self._hold(PendingReads(inference, piece.base, tensors, owed))
         return Outcome(tensors[0])
 
-    def _attempt(self, inference: Inference, runner: RecordedSplit, piece: Piece) -> Optional[Attempt]:
+    def _attempt(self, inference: Inference, runner: RecordedSplit, piece: SegmentInvocation) -> Optional[Attempt]:
         """What robot and server computed together, if they did."""
-        if runner.obstacle(piece.payloads) is not None or runner.stays_local(piece.payloads):
+        if runner.unavailable_reason(piece.payloads) is not None or runner.stays_local(piece.payloads):
             return None
         local_s = sorted(inference.seconds)[len(inference.seconds) // 2] if inference.seconds else 0.0
         try:
@@ -175,7 +175,7 @@ class SplitRecorder(OwingRecorder):
         inference.failures = 0
         return attempt
 
-    def _count(self, runner: RecordedSplit, piece: Piece, attempt: Attempt) -> None:
+    def _count(self, runner: RecordedSplit, piece: SegmentInvocation, attempt: Attempt) -> None:
         """A step whose result is given to the program."""
         planned = runner.planned(piece.payloads)
         counted = runner.counted
@@ -196,13 +196,21 @@ class SplitRecorder(OwingRecorder):
             inference.problem = f"{type(error).__name__}: {error}"
         self._tell(f"{inference.name} is computed here for now: {error}")
 
-    def _check_once(self, inference: Inference, piece: Piece, tensor: torch.Tensor) -> None:
+    def _check_once(self, inference: Inference, piece: SegmentInvocation, tensor: torch.Tensor) -> None:
         """The first result of a split beside the device's, on inputs that it was not recorded with."""
         inference.checked = True
         definition = inference.definition
         assert definition is not None
-        ghost = Piece(piece.segment, piece.base, piece.live, frozenset(inference.made), piece.numbers, piece.payloads,
-                      piece.reason, definition)  # fmt: skip
+        ghost = SegmentInvocation(
+            piece.segment,
+            piece.base,
+            piece.live,
+            frozenset(inference.made),
+            piece.numbers,
+            piece.payloads,
+            piece.reason,
+            definition,
+        )
         outcome = self._on_executor(ghost)
         try:
             assert outcome.tensor is not None
@@ -211,7 +219,7 @@ class SplitRecorder(OwingRecorder):
             inference.problem = str(error)
             self._tell(f"{inference.name} is computed here: {error}")
 
-    def _compare(self, held: Held, tensor: torch.Tensor) -> None:
+    def _compare(self, held: PendingReads, tensor: torch.Tensor) -> None:
         """The same read by read, while the device computes all of an inference that is read several times."""
         try:
             compare(held.take(), tensor, "the split", ROUNDING)
@@ -230,7 +238,7 @@ class SplitRecorder(OwingRecorder):
 
     # -- learning
 
-    def _note_writes(self, piece: Piece) -> None:
+    def _note_writes(self, piece: SegmentInvocation) -> None:
         """An inference whose weights are changed has to be learnt anew."""
         if not self._inferences:
             return
@@ -247,7 +255,7 @@ class SplitRecorder(OwingRecorder):
             inference.runner.close()
 
     def _dropped_by_program(self, gone: Set[int]) -> None:
-        """See :class:`OwingRecorder`: an inference without its weights does not come again."""
+        """See :class:`DeferringRecorder`: an inference without its weights does not come again."""
         for key in [key for key, item in self._inferences.items() if item.reads & gone]:
             self._drop(key)
 
@@ -260,13 +268,13 @@ class SplitRecorder(OwingRecorder):
         self._written.clear()
         self._calls = Calls()
 
-    def _learn(self, inference: Inference, piece: Piece, tensor: Optional[torch.Tensor]) -> None:
+    def _learn(self, inference: Inference, piece: SegmentInvocation, tensor: Optional[torch.Tensor]) -> None:
         """An inference has been computed here, up to its first read, which gave ``tensor``."""
         self._conclude()
         inference.runs += 1
-        self._series = Series(inference, [piece], [tensor])
+        self._series = ReadTrace(inference, [piece], [tensor])
 
-    def _follow(self, piece: Piece, tensor: Optional[torch.Tensor]) -> None:
+    def _follow(self, piece: SegmentInvocation, tensor: Optional[torch.Tensor]) -> None:
         """So has what came behind it."""
         if self._series is not None and not self._series.goes_on(piece, tensor):
             self._conclude()
@@ -284,13 +292,15 @@ class SplitRecorder(OwingRecorder):
         if inference.runs >= REPEATS and kept:
             self._begin(inference, whole, expected)
 
-    def _begin(self, inference: Inference, pieces: Sequence[Piece], expected: Sequence[torch.Tensor]) -> None:
+    def _begin(
+        self, inference: Inference, pieces: Sequence[SegmentInvocation], expected: Sequence[torch.Tensor]
+    ) -> None:
         """An inference has come often enough, and its reads gave ``expected``: have it recorded if it can be."""
         definitions = [self._definitions.forms.definition(piece.segment) for piece in pieces]
         told = [*definitions[:-1], with_reads(definitions[-1], inference.uses.read, self._definitions.forms)]
         joined = join(pieces, told)
         recorded = self._calls.read(joined.definition)
-        why = obstacle(recorded, joined.live, len(expected))
+        why = unavailable_reason(recorded, joined.live, len(expected))
         if why is not None and len(pieces) > 1:  # then perhaps up to its first read
             inference.later = ()
             return self._begin(inference, pieces[:1], expected[:1])
@@ -310,16 +320,21 @@ class SplitRecorder(OwingRecorder):
         background.start("edge_offload-split-learn", self._open, *work)
 
     def _open(
-        self, inference: Inference, recorded: Recorded, joined: Joined, piece: Piece, expected: List[torch.Tensor],
+        self,
+        inference: Inference,
+        recorded: Recorded,
+        joined: Joined,
+        piece: SegmentInvocation,
+        expected: List[torch.Tensor],
         fetched: Future,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """In a thread of its own: from a segment to a split that is being opened."""
         try:
             made = record(inference, recorded, joined, piece, expected, fetched)
             count, local = len(made.program.sequence), made.located.counts()["local"]
             self._tell(f"{inference.name} is recorded: {local} of {count} operators can be divided")
             runner = self.opener(made)
-            runner.obstacle(piece.payloads)
+            runner.unavailable_reason(piece.payloads)
             inference.runner = runner
             if inference.problem:  # its weights have been changed meanwhile
                 runner.close()
