@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         )
     installation.check_choice()
     build.build()
-    bootstrap = str(pathlib.Path(connect.__file__).parent / "bootstrap")
+    bootstrap = str(pathlib.Path(__file__).parents[1] / "bootstrap")
     environment = {**os.environ, **settings.to_environment()}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH", ""))))
     sys.stdout.flush()
