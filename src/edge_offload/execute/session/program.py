@@ -185,7 +185,7 @@ class Program:
         """Whether the C++ runner takes this node."""
         self._looked = True
         with contextlib.suppress(native.NotHere):
-            self._native = native.TraceStep(
+            self._native = native.Node(
                 self._layouts, len(self._registers), self._instructions, [canonical for canonical, _, _ in self._live],
                 self._written, StorageBuffer, storages.device,
             )  # fmt: skip
