@@ -52,7 +52,7 @@ class State:
 
 @dataclass
 class Branches:
-    """A trace graph before it has numbers: each node's plan, and the edges ( :class:`~edge_offload.ir.trace.trace_graph.TraceGraph`)."""
+    """A trace graph before it has numbers: the plan of each step, and the edges."""
 
     plans: List[Plan]
     edges: List[List[Edge]]
