@@ -17,9 +17,9 @@ from edge_offload.link.estimate.estimator import PASSIVE, LinkReading
 from edge_offload.link.replies import LinkState, Transfer
 from edge_offload.link.transport.prober import Prober
 from edge_offload.manager.forecast import Forecast, Forecaster
+from edge_offload.manager.link_monitor import EVERY_S, Pauses, Watch
 from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation
 from edge_offload.manager.refresh import Refresher, worth_joining
-from edge_offload.manager.watch import EVERY_S, Pauses, Watch
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Expected
 from edge_offload.power.states import StatePowers

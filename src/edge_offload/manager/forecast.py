@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Deque, Dict, Iterable, Mapping, Optional
 
 from edge_offload.link.estimate.estimator import LinkReading
-from edge_offload.manager.level import RobustMean
+from edge_offload.manager.robust_mean import RobustMean
 from edge_offload.mode import TABLE, Mode
 from edge_offload.modes.runner import Expected
 from edge_offload.power.states import StatePowers

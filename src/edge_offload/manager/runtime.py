@@ -23,11 +23,11 @@ from edge_offload.link.transport.client import Client
 from edge_offload.manager.account import account
 from edge_offload.manager.forecast import Forecaster
 from edge_offload.manager.hedge import Hedge, Outcome
+from edge_offload.manager.link_monitor import EVERY_S, LinkMonitor
 from edge_offload.manager.policy import CANDIDATES, Situation
 from edge_offload.manager.refresh import Refresher, worth_joining
 from edge_offload.manager.results import tell_result
 from edge_offload.manager.server_load import ServerLoad
-from edge_offload.manager.watch import EVERY_S, LinkMonitor
 from edge_offload.mode import Mode
 from edge_offload.models import registry
 from edge_offload.modes.runner import Attempt, Expected, FailedAttempt, LocalRunner, Runner

@@ -16,8 +16,8 @@ from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.compose import duration, forecast_message, latency_message
 from edge_offload.nodes.inference.intake import Frame
+from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Worker
 from edge_offload.nodes.inference.network import Network
-from edge_offload.nodes.inference.slot import LatestFrameQueue, Worker
 from edge_offload.power.detect import CHOICES, open_meter
 from edge_offload.power.source import MEASURED
 from edge_offload.power.states import COMPUTE, StateTimeline

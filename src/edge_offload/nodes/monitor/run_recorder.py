@@ -44,7 +44,7 @@ from edge_offload.nodes.common.health import TORCHES
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.ticker import Ticker
 from edge_offload.nodes.inference.compose import report_of
-from edge_offload.nodes.inference.slot import LatestFrameQueue, Worker
+from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Worker
 from edge_offload.nodes.monitor.record_file import RecordFile
 from edge_offload.nodes.monitor.run_folder import new_folder, prune
 from edge_offload.nodes.monitor.tally import Tally, table

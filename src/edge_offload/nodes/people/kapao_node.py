@@ -40,9 +40,9 @@ from edge_offload.mode import Mode
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, image_to_bgr
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.intake import CameraIntake, DepthIntake, Frame, ImageIntake
+from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Worker
 from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import OffloadedNode
-from edge_offload.nodes.inference.slot import LatestFrameQueue, Worker
 from edge_offload.nodes.people.people_messages import Motion, marker_message, people_message, place
 from edge_offload.perception.geometry import Locator
 from edge_offload.perception.overlay import Status, draw

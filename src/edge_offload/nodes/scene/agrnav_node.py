@@ -51,9 +51,9 @@ from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, cloud_t
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.transforms import transform_of
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, Frame
+from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Worker
 from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import OffloadedNode
-from edge_offload.nodes.inference.slot import LatestFrameQueue, Worker
 from edge_offload.nodes.lidar.sweeps import WorldSweeps
 from edge_offload.nodes.scene import scene_messages
 from edge_offload.perception.planning import Cell, Plan, find_path, occupancy_slice

@@ -8,7 +8,7 @@ import time
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_offload.nodes.inference.slot import LatestFrameQueue, Worker
+from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Worker
 
 
 def test_the_newest_frame_is_taken_and_the_older_one_superseded():
