@@ -47,3 +47,16 @@ class InferenceReport:
         if unknown:
             raise ValueError(f"unknown stages {sorted(unknown)}; the stages are {STAGES}")
         self.stages_s = {name: float(self.stages_s.get(name, 0.0)) for name in STAGES}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a planner expects of the plan for the bandwidth of now.
+
+    Attributes:
+        seconds: from the call to usable outputs.
+        local: whether the plan makes no use of the link: then it is mode ``local`` under another name.
+    """
+
+    seconds: float
+    local: bool = False

@@ -18,9 +18,9 @@ from edge_offload.manager.policy import LatencyPolicy, Situation
 from edge_offload.manager.refresh import Refresher
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.mode import Mode
-from edge_offload.modes.runner import Attempt, Expected
+from edge_offload.modes.runner import Attempt
 from edge_offload.power.thermal import HeatGuard, hottest_celsius
-from edge_offload.timing import InferenceReport
+from edge_offload.timing import Expected, InferenceReport
 
 
 def forecasts(server_s=0.6, age_s=100.0, floor_s=0.02, unavailable_reason=""):

@@ -21,9 +21,8 @@ from edge_offload.manager.link_monitor import EVERY_S, Pauses, Watch
 from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation
 from edge_offload.manager.refresh import Refresher, worth_joining
 from edge_offload.mode import Mode
-from edge_offload.modes.runner import Expected
 from edge_offload.power.states import StatePowers
-from edge_offload.timing import InferenceReport
+from edge_offload.timing import Expected, InferenceReport
 from edge_offload_benchmarks.simulation.virtual_link import NEVER, TICK_S, VirtualLink
 
 if TYPE_CHECKING:

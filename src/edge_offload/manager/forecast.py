@@ -17,9 +17,8 @@ from typing import Callable, Deque, Dict, Iterable, Mapping, Optional
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.manager.robust_mean import RobustMean
 from edge_offload.mode import TABLE, Mode
-from edge_offload.modes.runner import Expected
 from edge_offload.power.states import StatePowers
-from edge_offload.timing import InferenceReport
+from edge_offload.timing import Expected, InferenceReport
 
 #: Share of a new frame in the averages.
 GAIN = 0.2

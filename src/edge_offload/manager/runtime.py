@@ -30,10 +30,10 @@ from edge_offload.manager.results import tell_result
 from edge_offload.manager.server_load import ServerLoad
 from edge_offload.mode import Mode
 from edge_offload.models import registry
-from edge_offload.modes.runner import Attempt, Expected, FailedAttempt, LocalRunner, Runner
+from edge_offload.modes.runner import Attempt, FailedAttempt, LocalRunner, Runner
 from edge_offload.modes.server import ServerRunner
 from edge_offload.modes.timeouts import TimeoutLimits
-from edge_offload.timing import InferenceReport
+from edge_offload.timing import Expected, InferenceReport
 
 #: A local computation that takes less (seconds) is over before anybody could join it.
 WORTH_JOINING_S = 0.05

@@ -42,19 +42,6 @@ class FailedAttempt(EdgeOffloadError):
         self.bytes_up = bytes_up
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What a planner expects of the plan for the bandwidth of now.
-
-    Attributes:
-        seconds: from the call to usable outputs.
-        local: whether the plan makes no use of the link: then it is mode ``local`` under another name.
-    """
-
-    seconds: float
-    local: bool = False
-
-
 class Runner(Protocol):
     """One mode. Implementations are thread-safe."""
 

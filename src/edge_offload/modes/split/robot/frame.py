@@ -17,7 +17,7 @@ from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.link.replies import Reply
 from edge_offload.link.transport.client import Client
-from edge_offload.modes.runner import Attempt, Expected
+from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.network import Network
@@ -26,6 +26,7 @@ from edge_offload.split.planners.table import PlanTable
 from edge_offload.split.runtime.pieces import cut, decode_piece, encode_piece
 from edge_offload.split.runtime.progress import Progress, busy_clock
 from edge_offload.split.runtime.tables import ReadyPlan
+from edge_offload.timing import Expected
 
 GIVE_UP_S = 10.0
 MOST_UNANSWERED = 24
