@@ -18,7 +18,7 @@ _REPLACED = "_EDGE_OFFLOAD_PYTHON_IN_USE"
 
 def module_of(node: str) -> str:
     """The module of a node, which lies in one of the folders here."""
-    (path,) = pathlib.Path(__file__).parent.glob(f"*/{node}.py")
+    (path,) = pathlib.Path(__file__).parent.glob(f"nodes/*/{node}.py")
     return f"edge_offload.nodes.{path.parent.name}.{node}"
 
 
