@@ -1,9 +1,10 @@
 """edge_offload: run a robot's neural networks wherever they finish first.
 
-The package is split by reason to exist; imports point one way only::
+A folder has one reason to exist, and imports point one way only (``.importlinter``)::
 
-    nodes, commands -> manager, server, perception, models -> split, capture -> execute -> sequence, link
+    nodes, commands -> manager -> modes -> device -> replay -> protocol -> ir
+    server -> execute -> protocol; split -> execute; passes -> ir; link
 
-``modes``, ``errors``, ``timing``, ``records``, ``memory`` and ``building`` are leaves that everyone may import.
+``mode``, ``errors``, ``timing``, ``records``, ``memory`` and ``notices`` are leaves that everyone may import.
 Only :mod:`edge_offload.nodes` knows ROS; everything else runs without it.
 """
