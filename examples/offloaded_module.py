@@ -1,4 +1,4 @@
-"""Any nn.Module, here or on a server, with one call: python offloaded_module.py gpu-machine:5700
+"""Any nn.Module, here or on a server, with one call: python offloaded_module.py gpu-machine:5700.
 
 The server is started by: edge-offload serve --allow offloaded_module:make (both with this folder in PYTHONPATH).
 """

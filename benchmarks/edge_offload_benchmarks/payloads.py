@@ -7,6 +7,7 @@ from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 
 GRID = (256, 256, 32)
@@ -21,7 +22,7 @@ _BAND = 2  # voxels of height per class of the label grid
 _REACH = 3.0  # voxels: how far the completed label grid extends what was measured
 
 
-def video_frames(path: pathlib.Path, numbers: Sequence[int]) -> List[np.ndarray]:
+def video_frames(path: pathlib.Path, numbers: Sequence[int]) -> List[Array]:
     """The frames of a video with these (0-based, ascending) numbers: uint8 [H, W, 3], BGR.
 
     Raises:
@@ -31,7 +32,7 @@ def video_frames(path: pathlib.Path, numbers: Sequence[int]) -> List[np.ndarray]
 
     capture = cv2.VideoCapture(str(path))
     wanted, number = set(numbers), 0
-    frames: Dict[int, np.ndarray] = {}
+    frames: Dict[int, Array] = {}
     while len(frames) < len(wanted):
         done, frame = capture.read()
         if not done:
@@ -42,28 +43,28 @@ def video_frames(path: pathlib.Path, numbers: Sequence[int]) -> List[np.ndarray]
     return [frames[number] for number in numbers]
 
 
-def resized(frame: np.ndarray, width: int, height: int) -> np.ndarray:
+def resized(frame: Array, width: int, height: int) -> Array:
     """``frame`` at another size, bilinear."""
     import cv2
 
-    small: np.ndarray = cv2.resize(frame, (width, height), interpolation=cv2.INTER_LINEAR)
+    small: Array = cv2.resize(frame, (width, height), interpolation=cv2.INTER_LINEAR)
     return small
 
 
-def with_noise(frame: np.ndarray, sigma: float, seed: int) -> np.ndarray:
+def with_noise(frame: Array, sigma: float, seed: int) -> Array:
     """``frame`` with Gaussian noise of ``sigma`` 8-bit levels, independent per pixel and channel."""
     noise = np.random.default_rng(seed).normal(0.0, sigma, frame.shape)
-    noisy: np.ndarray = np.clip(np.rint(frame + noise), 0, 255).astype(np.uint8)
+    noisy: Array = np.clip(np.rint(frame + noise), 0, 255).astype(np.uint8)
     return noisy
 
 
-def normalised(frame: np.ndarray, side: int = 224) -> np.ndarray:
+def normalised(frame: Array, side: int = 224) -> Array:
     """float32 [1, 3, side, side], RGB, by ImageNet's mean and standard deviation: what a torchvision network is fed."""
     image = resized(frame, side, side)[..., ::-1].astype(np.float32) / 255
     return np.ascontiguousarray(((image - IMAGENET_MEAN) / IMAGENET_STD).transpose(2, 0, 1)[None])
 
 
-def read_scan(path: pathlib.Path) -> np.ndarray:
+def read_scan(path: pathlib.Path) -> Array:
     """A LiDAR scan: float32 [n, 4], x y z in metres and reflectance (KITTI's format).
 
     Raises:
@@ -78,21 +79,21 @@ def read_scan(path: pathlib.Path) -> np.ndarray:
     return data.reshape(-1, 4)
 
 
-def _voxels(scan: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+def _voxels(scan: Array) -> Tuple[Array, Array]:
     """Voxel of every point in the grid, int [n, 3], and the points' reflectance [n]."""
     index = np.floor((scan[:, :3] - np.array(ORIGIN_M)) / VOXEL_M).astype(int)
     inside = ((index >= 0) & (index < GRID)).all(axis=1)
     return index[inside], scan[inside, 3]
 
 
-def occupancy(scan: np.ndarray) -> np.ndarray:
+def occupancy(scan: Array) -> Array:
     """uint8 [256, 256, 32]: 1 where a point fell."""
     grid = np.zeros(GRID, np.uint8)
     grid[tuple(_voxels(scan)[0].T)] = 1
     return grid
 
 
-def measured_labels(scan: np.ndarray) -> np.ndarray:
+def measured_labels(scan: Array) -> Array:
     """uint8 [256, 256, 32] of 0..19: occupied voxels labelled by height band and reflectance, the rest 0."""
     index, reflectance = _voxels(scan)
     band = np.minimum(index[:, 2] // _BAND, 5)
@@ -102,11 +103,11 @@ def measured_labels(scan: np.ndarray) -> np.ndarray:
     return grid
 
 
-def completed_labels(scan: np.ndarray) -> np.ndarray:
+def completed_labels(scan: Array) -> Array:
     """Like :func:`measured_labels`, grown to every voxel within 0.6 m: as dense as a completed scene."""
     from scipy import ndimage
 
     labels = measured_labels(scan)
     distance, nearest = ndimage.distance_transform_edt(labels == 0, return_indices=True)
-    grown: np.ndarray = np.where(distance <= _REACH, labels[tuple(nearest)], 0).astype(np.uint8)
+    grown: Array = np.where(distance <= _REACH, labels[tuple(nearest)], 0).astype(np.uint8)
     return grown

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Sequence
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from edge_offload.arrays import Array
 from edge_offload.perception.assignment import assign, iou_matrix
 
 
@@ -59,17 +60,17 @@ class TrackingScore:
         self._min_iou = min_iou
         self._last_id: Dict[int, int] = {}
         self._found_before: Dict[int, bool] = {}
-        self._together: Counter = Counter()
-        self._labelled: Counter = Counter()
-        self._reported: Counter = Counter()
+        self._together: Counter[Any] = Counter()
+        self._labelled: Counter[Any] = Counter()
+        self._reported: Counter[Any] = Counter()
         self._frames = self._misses = self._false = self._switches = self._fragments = 0
         self._overlaps: List[float] = []
 
     def add(
         self,
-        labelled: Mapping[int, np.ndarray],
-        found: Mapping[int, np.ndarray],
-        dont_care: Sequence[np.ndarray] = (),
+        labelled: Mapping[int, Array],
+        found: Mapping[int, Array],
+        dont_care: Sequence[Array] = (),
     ) -> Dict[int, int]:
         """Take in one frame; labelled id → found id of the people that match.
 
@@ -102,7 +103,7 @@ class TrackingScore:
         self._false += len(ids) - len(matched)
         return matched
 
-    def _match(self, truth: List[int], ids: List[int], overlap: np.ndarray) -> Dict[int, int]:
+    def _match(self, truth: List[int], ids: List[int], overlap: Array) -> Dict[int, int]:
         matched: Dict[int, int] = {}
         for i, person in enumerate(truth):
             track = self._last_id.get(person)
@@ -144,5 +145,5 @@ class TrackingScore:
         return float(2 * shared[rows, columns].sum() / total)
 
 
-def _stack(boxes: Mapping[int, np.ndarray], order: List[int]) -> np.ndarray:
+def _stack(boxes: Mapping[int, Array], order: List[int]) -> Array:
     return np.array([boxes[key] for key in order], dtype=np.float64).reshape(-1, 4)

@@ -20,7 +20,7 @@ class Ended(BaseException):
 
 _threads: Set[threading.Thread] = set()
 _lock = threading.Lock()
-_over: Future = Future()
+_over: Future[Any] = Future()
 
 
 def start(name: str, work: Callable[..., object], *args: Any) -> None:
@@ -54,7 +54,7 @@ def check() -> None:
         raise Ended
 
 
-def result(future: Future, timeout_s: float) -> Any:
+def result(future: Future[Any], timeout_s: float) -> Any:
     """The result of ``future``, or its exception.
 
     Raises:

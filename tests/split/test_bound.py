@@ -31,16 +31,16 @@ from edge_offload.split.planners.underestimate import least_footprints, strictly
 RATES = (60.0, 300.0, 2000.0)
 
 
-def D(*shape: int) -> torch.Tensor:
+def rand(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.double)
 
 
 def network(seed: int, rows: int, operators: int) -> LocalityMap:
     """Convolutions, pooling, strided and residual branches, with a global head or without."""
-    chooser, chain = random.Random(seed), Chain(D(1, 2, rows, 3))
+    chooser, chain = random.Random(seed), Chain(rand(1, 2, rows, 3))
 
     def convolve(x: Ref, kernel: int, stride: int = 1) -> int:
-        return chain.call("aten.conv2d.default", x, D(2, 2, kernel, 1), None, [stride, 1], [kernel // 2, 0])
+        return chain.call("aten.conv2d.default", x, rand(2, 2, kernel, 1), None, [stride, 1], [kernel // 2, 0])
 
     while len(chain.operators) < operators - 1:
         kind = chooser.choice(["convolution", "convolution", "relu", "residual", "strided", "pool"])
@@ -145,13 +145,13 @@ def test_no_plan_of_a_larger_network_is_below_the_bound_by_clocks(seed: int, com
 
 
 def test_blocks_and_runs_are_found(compiled: None) -> None:
-    chain = Chain(D(1, 2, 12, 3))
-    entry = chain.call("aten.conv2d.default", chain.tail, D(2, 2, 3, 1), None, [1, 1], [1, 0])
-    made = chain.call("aten.conv2d.default", Ref(entry), D(2, 2, 3, 1), None, [1, 1], [1, 0])
-    side = chain.call("aten.conv2d.default", Ref(entry), D(2, 2, 1, 1), None, [1, 1], [0, 0])
+    chain = Chain(rand(1, 2, 12, 3))
+    entry = chain.call("aten.conv2d.default", chain.tail, rand(2, 2, 3, 1), None, [1, 1], [1, 0])
+    made = chain.call("aten.conv2d.default", Ref(entry), rand(2, 2, 3, 1), None, [1, 1], [1, 0])
+    side = chain.call("aten.conv2d.default", Ref(entry), rand(2, 2, 1, 1), None, [1, 1], [0, 0])
     chain.call("aten.add.Tensor", Ref(made), Ref(side))
     chain.call("aten.relu.default", chain.tail)
-    chain.call("aten.conv2d.default", chain.tail, D(2, 2, 3, 1), None, [1, 1], [1, 0])
+    chain.call("aten.conv2d.default", chain.tail, rand(2, 2, 3, 1), None, [1, 1], [1, 0])
     located = analyse(chain.finish(), {0: 2})
     costs = tuple(OperatorCost(0.0, 1e-5 if k == 4 else 1.0) for k in range(6))
     clocks = Clocks(Counts(Space(CostModel(located, costs, costs), [300.0]), 300.0))
@@ -160,10 +160,10 @@ def test_blocks_and_runs_are_found(compiled: None) -> None:
 
 
 def test_blocks_whose_projection_comes_first_are_followed(compiled: None) -> None:
-    chain = Chain(D(1, 2, 3, 3))
-    entry = chain.call("aten.conv2d.default", chain.tail, D(2, 2, 3, 1), None, [1, 1], [1, 0])
-    side = chain.call("aten.conv2d.default", Ref(entry), D(2, 2, 1, 1), None, [1, 1], [0, 0])
-    made = chain.call("aten.conv2d.default", Ref(entry), D(2, 2, 3, 1), None, [1, 1], [1, 0])
+    chain = Chain(rand(1, 2, 3, 3))
+    entry = chain.call("aten.conv2d.default", chain.tail, rand(2, 2, 3, 1), None, [1, 1], [1, 0])
+    side = chain.call("aten.conv2d.default", Ref(entry), rand(2, 2, 1, 1), None, [1, 1], [0, 0])
+    made = chain.call("aten.conv2d.default", Ref(entry), rand(2, 2, 3, 1), None, [1, 1], [1, 0])
     chain.call("aten.add.Tensor", Ref(made), Ref(side))
     located = analyse(chain.finish(), {0: 2})
     shares = []
@@ -192,15 +192,15 @@ def test_rows_of_a_skip_that_the_server_lacks_are_sent(
 ) -> None:
     """A wide skip over a narrow branch: what is handed over inside costs little, the skip much. A bound that forgets
     the skip, or gives the server its rows or those of its operators for nothing, has smaller shares."""
-    chain = Chain(D(1, 8, 3, 3))
-    entry = chain.call("aten.conv2d.default", chain.tail, D(8, 8, 1, 1), None, [1, 1], [0, 0])
+    chain = Chain(rand(1, 8, 3, 3))
+    entry = chain.call("aten.conv2d.default", chain.tail, rand(8, 8, 1, 1), None, [1, 1], [0, 0])
     skip = Ref(entry)
     if early:
-        skip = Ref(chain.call("aten.conv2d.default", skip, D(8, 8, 1, 1), None, [1, 1], [0, 0]))
-    chain.call("aten.conv2d.default", Ref(entry), D(1, 8, 1, 1), None, [1, 1], [0, 0])
-    made = chain.call("aten.conv2d.default", chain.tail, D(8, 1, 1, 1), None, [1, 1], [0, 0])
+        skip = Ref(chain.call("aten.conv2d.default", skip, rand(8, 8, 1, 1), None, [1, 1], [0, 0]))
+    chain.call("aten.conv2d.default", Ref(entry), rand(1, 8, 1, 1), None, [1, 1], [0, 0])
+    made = chain.call("aten.conv2d.default", chain.tail, rand(8, 1, 1, 1), None, [1, 1], [0, 0])
     if beside and not early:
-        skip = Ref(chain.call("aten.conv2d.default", skip, D(8, 8, 1, 1), None, [1, 1], [0, 0]))
+        skip = Ref(chain.call("aten.conv2d.default", skip, rand(8, 8, 1, 1), None, [1, 1], [0, 0]))
     chain.call("aten.add.Tensor", Ref(made), skip)
     located = analyse(chain.finish(), {0: 2})
     shares = []
@@ -220,9 +220,9 @@ def test_rows_of_a_skip_that_the_server_lacks_are_sent(
 @pytest.mark.parametrize("classes", [0, 4])
 def test_clocks_count_every_row_that_is_sent(classes: int, compiled: None) -> None:
     """A robot that would take far too long: nothing is faster than to send it all, and that is just what is found."""
-    chain = Chain(D(1, 2, 24, 3))
+    chain = Chain(rand(1, 2, 24, 3))
     for _ in range(6):
-        chain.call("aten.conv2d.default", chain.tail, D(2, 2, 3, 1), None, [1, 1], [1, 0])
+        chain.call("aten.conv2d.default", chain.tail, rand(2, 2, 3, 1), None, [1, 1], [1, 0])
     located = analyse(chain.finish(), {0: 2})
     server = tuple(OperatorCost(0.001, 0.001) for _ in located.operators)
     robot = tuple(OperatorCost(5.0, 5.0) for _ in located.operators)
@@ -267,9 +267,9 @@ def test_more_labels_never_loosen_the_bound() -> None:
 
 def test_a_certificate_is_within_the_gap_that_was_asked_for() -> None:
     """Convolutions on a robot that would take far too long: the server's own plan is the best, and that is shown."""
-    chain = Chain(D(1, 2, 24, 3))
+    chain = Chain(rand(1, 2, 24, 3))
     for _ in range(6):
-        chain.call("aten.conv2d.default", chain.tail, D(2, 2, 3, 1), None, [1, 1], [1, 0])
+        chain.call("aten.conv2d.default", chain.tail, rand(2, 2, 3, 1), None, [1, 1], [1, 0])
     located = analyse(chain.finish(), {0: 2})
     server = tuple(OperatorCost(0.001, 0.001) for _ in located.operators)
     robot = tuple(OperatorCost(0.05, 0.05) for _ in located.operators)
@@ -307,9 +307,9 @@ def test_a_good_plan_has_a_small_gap_and_a_bad_one_a_large_one() -> None:
 
 
 def test_what_rows_need_is_counted() -> None:
-    chain = Chain(D(1, 2, 9, 3))
-    chain.call("aten.conv2d.default", chain.tail, D(2, 2, 3, 1), None, [1, 1], [1, 0])
-    chain.call("aten.conv2d.default", chain.tail, D(2, 2, 1, 1), None, [2, 1], [0, 0])
+    chain = Chain(rand(1, 2, 9, 3))
+    chain.call("aten.conv2d.default", chain.tail, rand(2, 2, 3, 1), None, [1, 1], [1, 0])
+    chain.call("aten.conv2d.default", chain.tail, rand(2, 2, 1, 1), None, [2, 1], [0, 0])
     located = analyse(chain.finish(), {0: 2})
     assert strictly_needed(located) == {0: 5, 1: 5}, "every second row is used by nobody"
     (least,) = least_footprints(located, 0).values()
@@ -317,7 +317,7 @@ def test_what_rows_need_is_counted() -> None:
 
 
 def test_several_results_have_no_bound() -> None:
-    chain = Chain(D(1, 2, 9, 3))
+    chain = Chain(rand(1, 2, 9, 3))
     first = chain.call("aten.relu.default", chain.tail)
     second = chain.call("aten.relu.default", Ref(first))
     located = analyse(chain.finish(first, second), {0: 2})

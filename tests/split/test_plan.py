@@ -29,7 +29,7 @@ from edge_offload.split.runtime.streaming import stream
 TOLERANCE = 1e-12
 
 
-def D(*shape: int) -> torch.Tensor:
+def rand(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.double)
 
 
@@ -40,7 +40,7 @@ def conv_stack(chooser: random.Random, gaps: bool = True) -> Tuple[Chain, Locali
     """
     torch.manual_seed(chooser.randrange(2**31))
     channels, height = 2, chooser.randint(9, 24)
-    chain = Chain(D(1, channels, height, 6))
+    chain = Chain(rand(1, channels, height, 6))
     for _ in range(chooser.randint(1, 7)):
         x, here = chain.tail, chain.tensors[chain.last]
         channels, rows = here.shape[1], here.shape[2]
@@ -52,16 +52,18 @@ def conv_stack(chooser: random.Random, gaps: bool = True) -> Tuple[Chain, Locali
                 stride, dilation = min(stride, k), 1
             if dilation * (k - 1) + 1 > rows + 2 * padding:
                 continue
-            chain.call("aten.conv2d.default", x, D(3, channels, k, 1), D(3), [stride, 1], [padding, 0], [dilation, 1])
+            chain.call(
+                "aten.conv2d.default", x, rand(3, channels, k, 1), rand(3), [stride, 1], [padding, 0], [dilation, 1]
+            )
         elif kind == "relu":
             chain.call("aten.silu.default", x)
         elif kind == "pool" and rows >= 4:
             chain.call("aten.max_pool2d.default", x, [3, 1], [2, 1], [1, 0])
         elif kind == "residual":
-            y = chain.call("aten.conv2d.default", x, D(channels, channels, 3, 1), None, [1, 1], [1, 0])
+            y = chain.call("aten.conv2d.default", x, rand(channels, channels, 3, 1), None, [1, 1], [1, 0])
             chain.call("aten.add.Tensor", x, Ref(y))
         elif kind == "dense":
-            y = chain.call("aten.conv2d.default", x, D(2, channels, 3, 1), None, [1, 1], [1, 0])
+            y = chain.call("aten.conv2d.default", x, rand(2, channels, 3, 1), None, [1, 1], [1, 0])
             chain.call("aten.cat.default", [x, Ref(y)], 1)
         elif kind == "gate":
             mean = chain.call("aten.adaptive_avg_pool2d.default", x, [1, 1])
@@ -72,7 +74,7 @@ def conv_stack(chooser: random.Random, gaps: bool = True) -> Tuple[Chain, Locali
         elif kind == "attention":
             y = chain.call("aten.permute.default", x, [0, 3, 2, 1])
             chain.call("aten.softmax.int", Ref(y), -1)
-            chain.call("aten.matmul.default", chain.tail, D(channels, channels))
+            chain.call("aten.matmul.default", chain.tail, rand(channels, channels))
             chain.call("aten.permute.default", chain.tail, [0, 3, 2, 1])
     if not chain.operators:
         chain.call("aten.relu.default", chain.tail)
@@ -184,9 +186,9 @@ def test_waves_never_wait_for_each_other(seed: int) -> None:
 
 
 def two_convolutions() -> Tuple[Chain, LocalityMap]:
-    chain = Chain(D(1, 2, 12, 4))
-    chain.call("aten.conv2d.default", Ref(0), D(2, 2, 3, 1), None, [1, 1], [1, 0])
-    chain.call("aten.conv2d.default", chain.tail, D(2, 2, 3, 1), None, [1, 1], [1, 0])
+    chain = Chain(rand(1, 2, 12, 4))
+    chain.call("aten.conv2d.default", Ref(0), rand(2, 2, 3, 1), None, [1, 1], [1, 0])
+    chain.call("aten.conv2d.default", chain.tail, rand(2, 2, 3, 1), None, [1, 1], [1, 0])
     chain.call("aten.mean.dim", chain.tail, [2, 3])
     return chain, analyse(chain.finish(), {0: 2})
 

@@ -32,14 +32,16 @@ QUICK = Effort(seconds=60.0, evaluations=120)
 NO_DELAY = Link(latency_s=0.0, message_s=0.0)
 
 
-def D(*shape: int) -> torch.Tensor:
+def rand(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.double)
 
 
 def stack(rows: int = 16, kernels: Tuple[int, ...] = (3, 3, 3), channels: int = 2, head: bool = True) -> Chain:
-    chain = Chain(D(1, channels, rows, 4))
+    chain = Chain(rand(1, channels, rows, 4))
     for kernel in kernels:
-        chain.call("aten.conv2d.default", chain.tail, D(channels, channels, kernel, 1), None, [1, 1], [kernel // 2, 0])
+        chain.call(
+            "aten.conv2d.default", chain.tail, rand(channels, channels, kernel, 1), None, [1, 1], [kernel // 2, 0]
+        )
     if head:
         chain.call("aten.mean.dim", chain.tail, [2, 3])
     return chain
@@ -154,8 +156,8 @@ TINY = [
 
 
 def branching() -> Chain:
-    chain = Chain(D(1, 2, 3, 4))
-    left = chain.call("aten.conv2d.default", Ref(0), D(2, 2, 3, 1), None, [1, 1], [1, 0])
+    chain = Chain(rand(1, 2, 3, 4))
+    left = chain.call("aten.conv2d.default", Ref(0), rand(2, 2, 3, 1), None, [1, 1], [1, 0])
     right = chain.call("aten.relu.default", Ref(0))
     chain.call("aten.add.Tensor", Ref(left), Ref(right))
     return chain

@@ -12,6 +12,7 @@ from typing import Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.models.people import People
 
 OKS_SIGMAS = np.array([26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89], dtype=float) / 1000
@@ -33,9 +34,9 @@ class Truth:
         keypoints: float [n, 17, 3] with a third number above 0 where labelled; zeros where there are none.
     """
 
-    boxes: np.ndarray
-    partial: np.ndarray
-    keypoints: np.ndarray
+    boxes: Array
+    partial: Array
+    keypoints: Array
 
 
 def truth_of(people: People, visible: float) -> Truth:
@@ -45,27 +46,27 @@ def truth_of(people: People, visible: float) -> Truth:
     return Truth(people.boxes.astype(float), np.zeros(len(people), dtype=bool), keypoints)
 
 
-def box_overlap(people: People, truth: Truth) -> np.ndarray:
+def box_overlap(people: People, truth: Truth) -> Array:
     """Intersection over union, float [finds, labels]."""
     low = np.maximum(people.boxes[:, None, :2], truth.boxes[None, :, :2])
     high = np.minimum(people.boxes[:, None, 2:], truth.boxes[None, :, 2:])
     shared = (high - low).clip(0).prod(2)
     found, labelled = ((boxes[:, 2:] - boxes[:, :2]).clip(0).prod(1) for boxes in (people.boxes, truth.boxes))
-    ratios: np.ndarray = shared / (found[:, None] + labelled[None] - shared).clip(1e-9)
+    ratios: Array = shared / (found[:, None] + labelled[None] - shared).clip(1e-9)
     return ratios
 
 
-def keypoint_similarity(people: People, truth: Truth) -> np.ndarray:
+def keypoint_similarity(people: People, truth: Truth) -> Array:
     """Object keypoint similarity, float [finds, labels]: mean over labelled keypoints of exp(−d² / 2 s² k²)."""
     area = BODY_SHARE * (truth.boxes[:, 2:] - truth.boxes[:, :2]).clip(0).prod(1)
     squared = np.square(people.keypoints[:, None, :, :2] - truth.keypoints[None, :, :, :2]).sum(3)
     closeness = np.exp(-squared / (2 * area[None, :, None].clip(1) * np.square(2 * OKS_SIGMAS)))
     labelled = truth.keypoints[..., 2] > 0
-    similarities: np.ndarray = (closeness * labelled[None]).sum(2) / labelled.sum(1).clip(1)[None]
+    similarities: Array = (closeness * labelled[None]).sum(2) / labelled.sum(1).clip(1)[None]
     return similarities
 
 
-Resemblance = Callable[[People, Truth], np.ndarray]
+Resemblance = Callable[[People, Truth], Array]
 
 
 @dataclass
@@ -78,8 +79,8 @@ class Matched:
         labelled: people who had to be found.
     """
 
-    scores: np.ndarray
-    right: np.ndarray
+    scores: Array
+    right: Array
     labelled: int
 
 
@@ -125,7 +126,7 @@ def at_threshold(frames: Sequence[Matched], score: float) -> Tuple[float, float,
     return _rates(_counts(frames, score).sum(0))
 
 
-def _counts(frames: Sequence[Matched], score: float) -> np.ndarray:
+def _counts(frames: Sequence[Matched], score: float) -> Array:
     """Per frame: right finds, finds, labelled people; int [frames, 3]."""
     rows = [
         (int(frame.right[frame.scores >= score].sum()), int((frame.scores >= score).sum()), frame.labelled)
@@ -134,7 +135,7 @@ def _counts(frames: Sequence[Matched], score: float) -> np.ndarray:
     return np.array(rows, dtype=np.int64).reshape(-1, 3)
 
 
-def _rates(totals: np.ndarray) -> Tuple[float, float, float]:
+def _rates(totals: Array) -> Tuple[float, float, float]:
     right, found, labelled = (int(value) for value in totals)
     return right / max(1, labelled), right / max(1, found), 2 * right / max(1, labelled + found)
 
@@ -168,7 +169,7 @@ def precision_interval(frames: Sequence[Matched], blocks: int, draws: int = 200)
     return float(low), float(high)
 
 
-def _draws(runs: int, draws: int) -> np.ndarray:
+def _draws(runs: int, draws: int) -> Array:
     return np.random.default_rng(0).integers(0, runs, (draws, runs))
 
 

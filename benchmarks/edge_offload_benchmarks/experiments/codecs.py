@@ -23,12 +23,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+from edge_offload.arrays import Array
 from edge_offload.outputs import add_output
 
 if TYPE_CHECKING:
-    import numpy as np
 
-    Pair = Tuple[np.ndarray, Optional[np.ndarray]]
+    Pair = Tuple[Array, Optional[Array]]
 
 LAGS = (1, 4)
 NOISES = (1.0, 2.0)
@@ -159,7 +159,7 @@ def scan_payloads(path: pathlib.Path) -> List[Payload]:
     ]
 
 
-def read_labels(path: pathlib.Path) -> np.ndarray:
+def read_labels(path: pathlib.Path) -> Array:
     """An array of integers from a .npy file.
 
     Raises:
@@ -217,13 +217,13 @@ def measure(payload: Payload, wanted: Sequence[str], repeats: int) -> List[Dict[
     return rows
 
 
-def _once(name: str, array: np.ndarray, reference: Optional[np.ndarray], lossless: bool) -> Tuple[int, float, float]:
+def _once(name: str, array: Array, reference: Optional[Array], lossless: bool) -> Tuple[int, float, float]:
     """(coded bytes, seconds to encode, seconds to decode) of one array; streams with all that they do per payload."""
     from edge_offload.errors import ProtocolError
     from edge_offload.link import codecs
 
     encode: Callable[[], codecs.Encoded]
-    decode: Callable[[codecs.Encoded], np.ndarray]
+    decode: Callable[[codecs.Encoded], Array]
     if reference is None:
         encode = lambda: codecs.encode(array, name)  # noqa: E731
         decode = lambda encoded: codecs.decode(encoded.descriptor, encoded.buffers)  # noqa: E731

@@ -25,10 +25,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
+from edge_offload.arrays import Array
 from edge_offload.outputs import add_output
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from edge_offload.link.emulate.trace import Trace
     from edge_offload.split.model.cost import CodecCost
@@ -164,8 +164,8 @@ def measured_codecs(args: argparse.Namespace, model: str) -> Dict[str, Dict[str,
 
     lossless = codecs.codec_names()
 
-    def cost(arrays: Sequence[np.ndarray], names: Sequence[str] = lossless, upward: bool = True,
-             references: Optional[Sequence[np.ndarray]] = None) -> Tuple[CodecCost, ...]:  # fmt: skip
+    def cost(arrays: Sequence[Array], names: Sequence[str] = lossless, upward: bool = True,
+             references: Optional[Sequence[Array]] = None) -> Tuple[CodecCost, ...]:  # fmt: skip
         pairs = [(array, None if references is None else references[k]) for k, array in enumerate(arrays)]
         return codec_costs(Payload(model, pairs), names, args.robot_factor, upward)
 
@@ -190,13 +190,13 @@ def measured_codecs(args: argparse.Namespace, model: str) -> Dict[str, Dict[str,
     }
 
 
-def _planes(frame: np.ndarray) -> np.ndarray:
+def _planes(frame: Array) -> Array:
     import numpy as np
 
     return np.ascontiguousarray(frame[..., ::-1].transpose(2, 0, 1))
 
 
-def _panned(frames: Sequence[np.ndarray]) -> List[np.ndarray]:
+def _panned(frames: Sequence[Array]) -> List[Array]:
     """A 960x640 view that moves over larger frames, as of a camera that turns."""
     from edge_offload_benchmarks import payloads
 

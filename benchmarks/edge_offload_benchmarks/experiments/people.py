@@ -23,11 +23,11 @@ import json
 import pathlib
 from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Tuple
 
+from edge_offload.arrays import Array
 from edge_offload.outputs import add_output
 from edge_offload_training.targets.kapao import frame_range, label
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from edge_offload.models.people import People
     from edge_offload_training.evaluation import Truth
@@ -223,7 +223,7 @@ def area_score(area: float) -> float:
     return area / (area + 1000.0)
 
 
-def blobs(mask: np.ndarray) -> People:
+def blobs(mask: Array) -> People:
     """Connected parts of a mask (uint8, above 0: foreground) as people without keypoints: holes closed, specks dropped.
 
     Scores grow with the area.

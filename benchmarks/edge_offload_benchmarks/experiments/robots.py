@@ -174,8 +174,8 @@ def _load(address: str, directory: str, robots: int, seconds: float, model: str)
     coded = codecs.encode(picture)
     descriptor = {**spec, "payload": coded.descriptor, "parts": len(coded.buffers)}
     body: Dict[str, Any] = {"inputs": [descriptor], "codec": "auto", "wait_s": None, "meta": {}}
-    counts: Counter = Counter()
-    failures: Counter = Counter()
+    counts: Counter[Any] = Counter()
+    failures: Counter[Any] = Counter()
     took_s: List[float] = []
     clients, robots_ = [], []
     for number in range(robots):

@@ -45,7 +45,7 @@ class DeviceWitness:
     def check(self) -> List[str]:
         """One computation with fresh numbers; what was wrong with the answer."""
         from edge_offload.errors import EdgeOffloadError
-        from edge_offload.execute.session.session import Step
+        from edge_offload.ir.trace.segments import Step
         from edge_offload.protocol.messages import Message
 
         self.checks += 1
@@ -88,13 +88,13 @@ class RawDevice:
         self.number = 0
         self.lost = False
 
-    def send(self, message: Any) -> Future:
+    def send(self, message: Any) -> Future[Any]:
         """The Future of its :class:`~edge_offload.protocol.messages.Answer`; ``message`` may be its buffers, too."""
         from edge_offload.protocol.messages import parse_answer
 
-        answer: Future = Future()
+        answer: Future[Any] = Future()
 
-        def finish(done: Future) -> None:
+        def finish(done: Future[Any]) -> None:
             try:
                 answer.set_result(parse_answer(done.result().buffers))
             except Exception as error:
@@ -125,7 +125,7 @@ class Hostile:
         self._client = client
         self._generator = generator
         self._device: Optional[RawDevice] = None
-        self._waiting: List[Future] = []
+        self._waiting: List[Future[Any]] = []
         self._called_names: collections.deque[str] = collections.deque(maxlen=64)
 
     def drain(self) -> None:
@@ -152,10 +152,10 @@ class Hostile:
         if len(self._waiting) >= MOST_WAITING:
             self._settle(self._waiting.pop(0))
 
-    def _settle(self, answer: Future) -> None:
+    def _settle(self, answer: Future[Any]) -> None:
         answer.exception(CALL_S + 1)
 
-    def _called(self, device: RawDevice, done: Future) -> None:
+    def _called(self, device: RawDevice, done: Future[Any]) -> None:
         error = done.exception()
         if error is None:
             self._answered(done.result())
@@ -210,7 +210,7 @@ class Caller(Hostile):
         self._reset()
 
     def _message(self) -> Tuple[str, Any]:
-        from edge_offload.execute.session.session import Step
+        from edge_offload.ir.trace.segments import Step
         from edge_offload.protocol.messages import Message
 
         if self._lost:
@@ -236,7 +236,7 @@ class Caller(Hostile):
         self._define()
 
     def _define(self) -> None:
-        from edge_offload.execute.session.session import Step
+        from edge_offload.ir.trace.segments import Step
         from edge_offload.protocol.messages import Message
 
         message = Message()
@@ -301,9 +301,9 @@ class Caller(Hostile):
 
 def entry(name: str, key: bytes) -> Tuple[str, bytes, None, int]:
     """A definition that the server accepts: with the checksum of the schema."""
-    from edge_offload.ir.trace.calls import schema_checksum
+    from edge_offload.ir.trace.checksums import checksum
 
-    return name, key, None, schema_checksum(name)
+    return name, key, None, checksum(name)
 
 
 def tensor_item(

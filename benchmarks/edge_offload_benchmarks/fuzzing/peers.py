@@ -13,6 +13,7 @@ from typing import Any, Counter, Dict, List, Optional
 
 import zmq
 
+from edge_offload.errors import ProtocolError
 from edge_offload.link.security.keys import KeyPair, split_address
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import Message
@@ -81,7 +82,7 @@ class Strangers:
                     return
 
     def _shake_hands(self, curve: bool) -> None:
-        peer: zmq.Socket = self._context.socket(zmq.DEALER)
+        peer: zmq.Socket[Any] = self._context.socket(zmq.DEALER)
         peer.linger = 0
         peer.reconnect_ivl = -1
         if curve:
@@ -90,7 +91,7 @@ class Strangers:
             peer.curve_secretkey = secret
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
         events |= zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-        monitor: zmq.Socket = peer.get_monitor_socket(events | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+        monitor: zmq.Socket[Any] = peer.get_monitor_socket(events | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
         try:
             peer.connect(self._address)
             with contextlib.suppress(zmq.ZMQError):
@@ -122,7 +123,7 @@ class Babbler:
 
     def batch(self, count: int = BATCH) -> int:
         """So many messages on a fresh connection, or as many as it takes to be cut; returns how many."""
-        peer: zmq.Socket = self._context.socket(zmq.DEALER)
+        peer: zmq.Socket[Any] = self._context.socket(zmq.DEALER)
         peer.linger = 0
         peer.reconnect_ivl = -1
         peer.sndhwm = 0
@@ -156,15 +157,15 @@ class Babbler:
         """Free what it holds."""
         self._context.destroy(linger=0)
 
-    def _hello(self, peer: zmq.Socket, epoch: int) -> None:
+    def _hello(self, peer: zmq.Socket[Any], epoch: int) -> None:
         body = {"app": {}, "session": "babbler"}
         peer.send(messages.pack_header(Message("hello", epoch, 0, "", body, (time.monotonic(),))))
 
-    def _answered(self, peer: zmq.Socket, epoch: int) -> bool:
+    def _answered(self, peer: zmq.Socket[Any], epoch: int) -> bool:
         ends = time.monotonic() + WAIT_S
         # a connection that was cut is not dialled again: then nothing comes for a while, and nothing will
         while time.monotonic() < ends and peer.poll(int(CUT_S * 1e3)):
-            with contextlib.suppress(messages.ProtocolError):
+            with contextlib.suppress(ProtocolError):
                 header = messages.unpack_header(peer.recv_multipart()[0])
                 if header.type == "pong" and header.epoch == epoch:
                     return True
@@ -215,7 +216,7 @@ class Requester:
         self.outcomes: Counter[str] = collections.Counter()
         self._client = client
         self._draw = draw
-        self._waiting: List[Future] = []
+        self._waiting: List[Future[Any]] = []
         self._spec = {"dtype": str(picture.dtype), "shape": list(picture.shape)}
         self._coded = codecs.encode(picture)
         self._model = model

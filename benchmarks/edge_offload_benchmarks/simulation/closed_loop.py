@@ -293,7 +293,8 @@ class VirtualRobot:
 
     def _asked(self, mode: Mode, began: float) -> Optional[Tuple[Transfer, Dict[str, float], float, float]]:
         """A remote attempt: its transfer, its stages, when the connection is lost, when its result is there; None if
-        its plan makes no use of the link."""
+        its plan makes no use of the link.
+        """
         coding_s = robot_s = server_s = 0.0
         if mode is Mode.SPLIT:
             assert self._planned is not None

@@ -13,7 +13,8 @@ from edge_offload.link.emulate.trace import Trace
 from edge_offload.link.estimate.estimator import ACTIVE, LinkEstimator
 from edge_offload.link.replies import LinkState, Transfer
 from edge_offload.link.transport.connection import ATTENTIVE_S
-from edge_offload.link.transport.prober import POLL_S, PROBE, Prober
+from edge_offload.link.transport.messages import PROBE
+from edge_offload.link.transport.prober import POLL_S, Prober
 
 #: As the link does it: silence before a connection is given up, back-off and handshake after packets flow again.
 SILENCE_S = 1.0
@@ -53,7 +54,8 @@ class VirtualLink:
 
     def quiet_s(self, since: float) -> float:
         """For how long a sign of life has been overdue, if one has been asked for every :data:`ATTENTIVE_S` ``since``
-        then."""
+        then.
+        """
         silent = self._within(self.now, self._dead)
         if silent is None:
             return 0.0
@@ -116,7 +118,9 @@ class VirtualLink:
     def _ended(self) -> None:
         self.outstanding -= 1
 
-    def request(self, kind: str, body: Mapping[str, Any], buffers: Sequence[bytes], timeout_s: float = 0.0) -> Future:
+    def request(
+        self, kind: str, body: Mapping[str, Any], buffers: Sequence[bytes], timeout_s: float = 0.0
+    ) -> Future[Any]:
         assert kind == PROBE
         self.commit(self.carry(self.now, len(buffers[0]) + 100, 0.0005, int(body["down"]) + 100), ACTIVE)
         return Future()

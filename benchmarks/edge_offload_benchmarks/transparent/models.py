@@ -80,12 +80,12 @@ class Boxes(nn.Module):
 
 
 def segmenter(network: str, seed: int = 0) -> nn.Module:
-    """torchvision's segmentation network ``network`` with random weights that make errors visible."""
+    """Torchvision's segmentation network ``network`` with random weights that make errors visible."""
     return LabelMap(_network("segmentation", network, seed)).eval()
 
 
 def detector(network: str, seed: int = 0) -> nn.Module:
-    """torchvision's detection network ``network`` with random weights."""
+    """Torchvision's detection network ``network`` with random weights."""
     return Boxes(_network("detection", network, seed)).eval()
 
 

@@ -11,6 +11,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.link.emulate.trace import Trace
 from edge_offload.split.model.cost import CostModel
@@ -35,7 +36,7 @@ class Loop:
         compute_s, wire_s: mean time in which the robot computed, and in which its radio was busy.
     """
 
-    latencies_s: np.ndarray
+    latencies_s: Array
     energy_j: float
     bytes_per_inference: float
     local_share: float

@@ -3,7 +3,7 @@
 Without a file it shows what runs now, from ROS's topics (source devel/setup.bash first). With a file it plays a run
 again, as it happened or faster; a file that is still written, or '-' for standard input, is followed.
 
-examples:
+Examples:
   edge-offload dashboard                              what runs now: http://127.0.0.1:8765/
   edge-offload dashboard runs/last.jsonl --speed 4    a run that is over, four times as fast
   edge-offload dashboard walk.bag                     the same from a bag

@@ -36,6 +36,7 @@ MODES = ("per_op", "cached", "lazy", "replay", "split", "local")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("--mode", choices=MODES, default="replay", help="how calls travel (default: %(default)s)")
     parser.add_argument("--server", default="", metavar="ADDR", help="tcp://host:port of 'edge-offload serve'")
     parser.add_argument("--keys", default="", metavar="DIR", help="key directory (default: the user's)")
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Replace this process by the program, with the virtual device in it."""
     import pathlib
     import shutil
     import sys

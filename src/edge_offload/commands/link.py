@@ -1,6 +1,6 @@
 """Emulate a wireless link in front of a server, list the named links, steer a running emulator.
 
-examples:
+Examples:
   edge-offload link emulate --listen 127.0.0.1:5701 --to 127.0.0.1:5700 --link wifi_93mbps
   edge-offload link emulate --listen 127.0.0.1:5701 --to 10.0.0.5:5700 --trace my.csv --json-stats stats.json
   edge-offload link emulate --listen 127.0.0.1:5701 --to 127.0.0.1:5700 --rate-mbps 20 --rtt-ms 10

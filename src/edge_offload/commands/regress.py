@@ -6,7 +6,7 @@ checksum of its weights, and a run with another model is refused. Exit code 0: t
 
 Needs ROS: source devel/setup.bash (or the install space) first. A master of its own is started on a free port.
 
-examples:
+Examples:
   edge-offload regress walk.bag --golden walk.json --update     write the golden from this run
   edge-offload regress walk.bag --golden walk.json              compare with it
   edge-offload regress walk.bag --golden walk.json --launch mode:=server
@@ -24,6 +24,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from typing import Any, Dict
 
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.outputs import check_output, write_text
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if found else 0
 
 
-def step(args: argparse.Namespace) -> dict:
+def step(args: argparse.Namespace) -> Dict[str, Any]:
     """Run regress.launch over the bag and return what came out, as a golden record."""
     from edge_offload.perception import regression
 

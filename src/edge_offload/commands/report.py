@@ -4,7 +4,7 @@ The page needs no network and no server: open it, or send it to somebody. A run 
 writes beside its summary, or a bag with the topics offload/latency, offload/mode, offload/bandwidth, offload/power,
 server/status and /diagnostics (a bag needs ROS: source devel/setup.bash first).
 
-examples:
+Examples:
   edge-offload report runs/last.jsonl                 writes runs/last.html
   edge-offload report walk.bag -o walk.html
   edge-offload report walk.bag --namespace robot1     of a bag that holds several robots

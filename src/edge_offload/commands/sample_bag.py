@@ -3,7 +3,7 @@
 The sample video's people walk through it; it is what the regression test of this package steps through. The footage
 itself is not shipped: the bag is made on the machine that has the video. Needs ROS's rosbag (source devel/setup.bash).
 
-examples:
+Examples:
   edge-offload sample-bag walk.bag
   edge-offload sample-bag --video lab.mp4 --first 100 --every 2 --frames 50 lab.bag
 """

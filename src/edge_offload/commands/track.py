@@ -24,6 +24,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.outputs import add_output
 
@@ -34,7 +35,6 @@ QUIET_S = 10.0
 """Seconds between lines of progress where there is no terminal."""
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from edge_offload.models.base import PersonEstimator
@@ -108,7 +108,7 @@ class Video:
         self.length = max(0, int(self._capture.get(cv2.CAP_PROP_FRAME_COUNT)))
         """Frames, as the container says; 0 when it does not."""
 
-    def frames(self, limit: Optional[int]) -> Iterator[Tuple[float, np.ndarray]]:
+    def frames(self, limit: Optional[int]) -> Iterator[Tuple[float, Array]]:
         """Time in seconds and pixels, up to ``limit`` frames.
 
         Raises:

@@ -85,7 +85,7 @@ class Driver:
 
     def apply(self) -> None:
         """Put it into torch; once per process."""
-        torch.cuda._cudart = self._runtime()
+        torch.cuda._cudart = self._runtime()  # type: ignore[attr-defined]
         answers = self._answers()
         asked = {**{name: f"torch._C.{name}" for name in vars(torch._C)}, **_askers()}
         replaced = {name: answers.get(name) or refusal(what) for name, what in asked.items() if _ASKED.match(name)}

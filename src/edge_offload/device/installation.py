@@ -195,7 +195,7 @@ def _watch_extensions(native: Any) -> None:
     load, create = torch.ops.load_library, importlib.machinery.ExtensionFileLoader.create_module
 
     def load_library(path: Any) -> Any:
-        loaded = load(path)
+        loaded = load(path)  # type: ignore[no-untyped-call]
         native.adopt()
         return loaded
 

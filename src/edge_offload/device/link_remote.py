@@ -125,7 +125,7 @@ class LinkRemote:
         self._owns_client = owns_client
         self._on_weights = on_weights
         self._lock = threading.Lock()
-        self._under_way: Dict[Future, int] = {}
+        self._under_way: Dict[Future[Any], int] = {}
         self._unanswered: OrderedDict[int, _Sent] = OrderedDict()
         self._lost: Optional[LinkLost] = None
         self._resuming = False
@@ -251,7 +251,7 @@ class LinkRemote:
 
     def _ask(
         self, kind: str, sent: _Sent, body: Dict[str, Any], buffers: Sequence[Buffer], on_part: Optional[OnPart] = None
-    ) -> Future:
+    ) -> Future[Any]:
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
         while self._under_way and sum(self._under_way.values()) + size > MOST_UNDER_WAY:
             done, _ = wait(list(self._under_way), self.timeout_s, FIRST_COMPLETED)
@@ -272,7 +272,7 @@ class LinkRemote:
 
     # -- answers; the link's thread
 
-    def _count(self, done: Future) -> None:
+    def _count(self, done: Future[Any]) -> None:
         if done.exception() is None:
             transfer = done.result().transfer
             self.bytes_up += transfer.bytes_up
@@ -301,7 +301,7 @@ class LinkRemote:
         self.spent.decode_s += time.monotonic() - began_s
         return answer
 
-    def _finish(self, sent: _Sent, attempt: int, done: Future) -> None:
+    def _finish(self, sent: _Sent, attempt: int, done: Future[Any]) -> None:
         if sent.attempt != attempt or sent.answer.done():
             return
         error = done.exception()
@@ -397,7 +397,7 @@ class LinkRemote:
                 sent.answer.set_exception(error)
 
 
-def _result(future: Future, timeout_s: float) -> Reply:
+def _result(future: Future[Any], timeout_s: float) -> Reply:
     try:
         reply: Reply = future.result(timeout_s + 1.0)
     except FutureTimeout:

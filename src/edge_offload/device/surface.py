@@ -121,7 +121,7 @@ class Surface:
         torch._C._jit_override_can_fuse_on_gpu(False)
 
     def _as_bases(self) -> None:
-        """torch up to 2.4 asks that streams and events have its abstract bases."""
+        """Torch up to 2.4 asks that streams and events have its abstract bases."""
         bases = importlib.import_module("torch._streambase") if importlib.util.find_spec("torch._streambase") else None
         for name, ours in (("_StreamBase", Stream), ("_EventBase", Event)):
             base = getattr(bases, name, None)
@@ -252,12 +252,12 @@ class Surface:
         write, read = torch.UntypedStorage._write_file, torch.UntypedStorage._set_from_file
 
         def write_file(storage: Any, *args: Any) -> Any:
-            return write(storage.cpu() if storage.device.type == "cuda" else storage, *args)
+            return write(storage.cpu() if storage.device.type == "cuda" else storage, *args)  # type: ignore[no-untyped-call]
 
         def set_from_file(storage: Any, *args: Any) -> Any:
             if storage.device.type != "cuda":
-                return read(storage, *args)
-            return storage.copy_(read(torch.UntypedStorage(storage.nbytes()), *args))
+                return read(storage, *args)  # type: ignore[no-untyped-call]
+            return storage.copy_(read(torch.UntypedStorage(storage.nbytes()), *args))  # type: ignore[no-untyped-call]
 
         torch.Tensor.record_stream = lambda tensor, stream: None  # type: ignore[method-assign,assignment]
         torch.UntypedStorage._write_file = write_file  # type: ignore[method-assign]

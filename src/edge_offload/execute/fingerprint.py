@@ -146,5 +146,5 @@ def _cpu_capability() -> str:
 
 
 def _flushes_denormals() -> bool:
-    """torch can set the mode of a thread but not tell it, so compute with a denormal and look."""
+    """Torch can set the mode of a thread but not tell it, so compute with a denormal and look."""
     return bool((torch.full((1,), 2e-39) * 0.5).item() == 0.0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-import numpy as np
 import torch
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.link.codecs import decode, encode
 
@@ -148,7 +148,7 @@ def unpack(
     return tuple(tensors)
 
 
-def _tensor(array: np.ndarray, spec: TensorSpec) -> torch.Tensor:
+def _tensor(array: Array, spec: TensorSpec) -> torch.Tensor:
     wanted = "int16" if spec.dtype in _TORCH_ONLY else spec.dtype
     if array.dtype.name != wanted or array.shape != spec.shape:
         raise ProtocolError(f"a tensor announced as {spec} was sent as {array.dtype.name}{list(array.shape)}")

@@ -275,7 +275,8 @@ class Forecaster:
 
     def _assumed(self, reading: LinkReading) -> LinkReading:
         """On a connection that has carried nothing yet, what the one before it did, with doubt: so that all modes are
-        compared on the same link."""
+        compared on the same link.
+        """
         if reading.uplink > 0 or self._before is None:
             return reading
         up, down = self._before.uplink, self._before.downlink

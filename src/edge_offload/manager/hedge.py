@@ -12,7 +12,7 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -60,9 +60,9 @@ class Hedge:
         self._settled = settled
         self._remote = concurrent.futures.ThreadPoolExecutor(1, "edge-offload-remote")
         self._local = concurrent.futures.ThreadPoolExecutor(1, "edge-offload-local")
-        self._out: Optional[Future] = None
+        self._out: Optional[Future[Any]] = None
         self._out_since_s = 0.0
-        self._straggler: Optional[Future] = None
+        self._straggler: Optional[Future[Any]] = None
 
     def unavailable_reason(self) -> Optional[str]:
         """Why no remote attempt can begin now: an old one is still out."""
@@ -100,7 +100,7 @@ class Hedge:
         return self._race(self._out, local, began)
 
     @staticmethod
-    def _came_in(out: Future, late_s: float, stopped: Optional[Callable[[], bool]], every_s: float) -> bool:
+    def _came_in(out: Future[Any], late_s: float, stopped: Optional[Callable[[], bool]], every_s: float) -> bool:
         """Wait for a remote attempt; whether it ended before it was time to begin here."""
         ends = time.monotonic() + max(0.0, late_s)
         while True:
@@ -111,7 +111,7 @@ class Hedge:
             if wait_s >= left_s or (stopped is not None and stopped()):
                 return False
 
-    def _race(self, out: Future, local: Local, began: float) -> Outcome:
+    def _race(self, out: Future[Any], local: Local, began: float) -> Outcome:
         started, enough = time.monotonic(), threading.Event()
         return self._first(out, self._start(local, enough), enough, started, began)
 
@@ -139,7 +139,9 @@ class Hedge:
         found = self._first(self._out, rival, enough, started, began)
         return replace(found, remote_s=time.monotonic() - began) if found.remote else found
 
-    def _first(self, out: Future, rival: Future, enough: threading.Event, started: float, began: float) -> Outcome:
+    def _first(
+        self, out: Future[Any], rival: Future[Any], enough: threading.Event, started: float, began: float
+    ) -> Outcome:
         """Who of the two is first; ``started``, ``began``: when the local and the remote computation did."""
         late_s = max(0.0, started - began)
         concurrent.futures.wait([out, rival], return_when=concurrent.futures.FIRST_COMPLETED)
@@ -172,7 +174,7 @@ class Hedge:
         self._remote.shutdown(wait=False)
         self._local.shutdown(wait=False)
 
-    def _start(self, local: Local, enough: threading.Event) -> Future:
+    def _start(self, local: Local, enough: threading.Event) -> Future[Any]:
         # results depend on the number of threads, which torch keeps per thread
         threads = torch.get_num_threads()
 
@@ -184,7 +186,7 @@ class Hedge:
         self._straggler = self._local.submit(run)
         return self._straggler
 
-    def _end(self, future: Future, began: float) -> None:
+    def _end(self, future: Future[Any], began: float) -> None:
         if self._settled is not None:
             self._settled(time.monotonic() - began, future.result() if future.exception() is None else None)
 

@@ -278,7 +278,8 @@ class OraclePolicy:
 
 def chooses(policy: str) -> bool:
     """Whether a policy of this name (``Decision.policy``, or what was asked for) decides by forecasts: one of
-    :data:`POLICIES` or an own one. A mode that is held does not."""
+    :data:`POLICIES` or an own one. A mode that is held does not.
+    """
     return policy not in (FIXED, SERVICE, *names())
 
 

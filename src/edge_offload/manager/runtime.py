@@ -30,6 +30,7 @@ from edge_offload.manager.results import tell_result
 from edge_offload.manager.server_load import ServerLoad
 from edge_offload.mode import Mode
 from edge_offload.models import registry
+from edge_offload.models.entry import Scalar
 from edge_offload.modes.runner import Attempt, FailedAttempt, LocalRunner, Runner
 from edge_offload.modes.server import ServerRunner
 from edge_offload.modes.timeouts import TimeoutLimits
@@ -77,7 +78,7 @@ class OffloadedModule:
         module: nn.Module,
         client: Optional[Client] = None,
         *,
-        options: Optional[Mapping[str, registry.Scalar]] = None,
+        options: Optional[Mapping[str, Scalar]] = None,
         device: Union[str, torch.device] = "cpu",
         codec: str = "auto",
         robot_slowdown: float = 1.0,

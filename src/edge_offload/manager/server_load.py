@@ -34,7 +34,7 @@ class ServerLoad:
             self._asked_s = now
         self._client.request("status", {}, timeout_s=STALE_S).add_done_callback(lambda done: self._told(done, now))
 
-    def _told(self, done: Future, asked_s: float) -> None:
+    def _told(self, done: Future[Any], asked_s: float) -> None:
         if done.exception() is not None:
             return
         body: Mapping[str, Any] = done.result().body

@@ -5,10 +5,10 @@ from __future__ import annotations
 import abc
 from typing import Sequence, Tuple
 
-import numpy as np
 import torch
 from torch import nn
 
+from edge_offload.arrays import Array
 from edge_offload.models.letterbox import Letterbox, letterbox
 from edge_offload.models.people import People
 
@@ -58,7 +58,7 @@ class PersonEstimator(abc.ABC):
         self.stride = stride
         self.trained = trained
 
-    def prepare(self, bgr: np.ndarray) -> Tuple[torch.Tensor, Letterbox]:
+    def prepare(self, bgr: Array) -> Tuple[torch.Tensor, Letterbox]:
         """Letterbox a uint8 [h, w, 3] BGR image into the uint8 [3, H, W] RGB input of ``module``.
 
         Raises:
@@ -78,7 +78,7 @@ class PersonEstimator(abc.ABC):
     def decode(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> People:
         """Like ``interpret``, whatever the weights. For parity checks; never show it to a user as detection."""
 
-    def infer(self, bgr: np.ndarray) -> People:
+    def infer(self, bgr: Array) -> People:
         """All three steps here and now."""
         image, placement = self.prepare(bgr)
         device = next(self.module.parameters()).device

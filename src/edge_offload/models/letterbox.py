@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 import torch
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 
 MAX_SIDE = 8192
@@ -35,7 +36,7 @@ class Letterbox:
     width: int
     height: int
 
-    def to_image(self, xy: np.ndarray, clip: bool = False) -> np.ndarray:
+    def to_image(self, xy: Array, clip: bool = False) -> Array:
         """Map float [..., 2] points of the network's input to pixels of the original image."""
         offset = np.array([self.left, self.top], dtype=np.float32)
         scale = np.array([self.scale_x, self.scale_y], dtype=np.float32)
@@ -44,12 +45,12 @@ class Letterbox:
             points = np.clip(points, 0, np.array([self.image_width, self.image_height], dtype=np.float32))
         return points.astype(np.float32)
 
-    def boxes_to_image(self, boxes: np.ndarray, clip: bool = True) -> np.ndarray:
+    def boxes_to_image(self, boxes: Array, clip: bool = True) -> Array:
         """Map float [n, 4] x1 y1 x2 y2 boxes of the network's input to pixels of the original image."""
         return self.to_image(np.asarray(boxes, dtype=np.float32).reshape(-1, 2, 2), clip=clip).reshape(-1, 4)
 
 
-def letterbox(bgr: np.ndarray, size: int, stride: int, pad: int = 114) -> Tuple[torch.Tensor, Letterbox]:
+def letterbox(bgr: Array, size: int, stride: int, pad: int = 114) -> Tuple[torch.Tensor, Letterbox]:
     """Scale ``bgr`` so that its long side is ``size``, pad both sides to multiples of ``stride``, convert to RGB.
 
     Args:

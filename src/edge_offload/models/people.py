@@ -7,6 +7,7 @@ from typing import Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 
 COCO_KEYPOINTS: Tuple[str, ...] = (
@@ -52,9 +53,9 @@ class People:
         BadInput: an array has another shape or holds a value that is not finite.
     """
 
-    boxes: np.ndarray
-    scores: np.ndarray
-    keypoints: np.ndarray
+    boxes: Array
+    scores: Array
+    keypoints: Array
 
     def __post_init__(self) -> None:
         self.boxes = np.ascontiguousarray(self.boxes, dtype=np.float32)
@@ -77,6 +78,6 @@ class People:
     def __len__(self) -> int:
         return len(self.scores)
 
-    def select(self, index: np.ndarray) -> People:
+    def select(self, index: Array) -> People:
         """The people at ``index`` (boolean mask or integer positions)."""
         return People(self.boxes[index], self.scores[index], self.keypoints[index])

@@ -7,6 +7,7 @@ from typing import Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 
 MAX_VOXELS = 1 << 27
@@ -42,7 +43,7 @@ class VoxelGrid:
         x, y, z = (side * self.voxel_size for side in self.shape)
         return x, y, z
 
-    def indices(self, points: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def indices(self, points: Array) -> Tuple[Array, Array]:
         """Voxel of every point inside the grid: int64 [m, 3], and bool [n] which points those are.
 
         Args:
@@ -60,7 +61,7 @@ class VoxelGrid:
         inside = ((place >= 0) & (place < self.shape)).all(axis=1)
         return np.floor(place[inside]).astype(np.int64), inside
 
-    def occupancy(self, points: np.ndarray) -> np.ndarray:
+    def occupancy(self, points: Array) -> Array:
         """Voxels that hold at least one of ``points`` (float [n, 3 or more], metres): uint8 [x, y, z], 0 or 1."""
         grid = np.zeros(self.shape, dtype=np.uint8)
         found, _ = self.indices(points)
@@ -75,12 +76,12 @@ class VoxelGrid:
         )
         return i, j
 
-    def centres(self, found: np.ndarray) -> np.ndarray:
+    def centres(self, found: Array) -> Array:
         """Centres of the voxels int [n, 3], float32 [n, 3] metres."""
-        centres: np.ndarray = np.asarray(self.origin) + (np.asarray(found) + 0.5) * self.voxel_size
+        centres: Array = np.asarray(self.origin) + (np.asarray(found) + 0.5) * self.voxel_size
         return centres.astype(np.float32)
 
-    def axes(self) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def axes(self) -> Tuple[Array, Array, Array]:
         """Coordinates of the centres along x, y and z, float64 metres."""
         x, y, z = (start + (np.arange(n) + 0.5) * self.voxel_size for start, n in zip(self.origin, self.shape))
         return x, y, z

@@ -97,7 +97,7 @@ class ServerRunner:
         self._codec = codec
         self.patience = TimeoutPolicy(limits)
         self._openings: Dict[Specs, _Opening] = {}
-        self._overdue: Optional[Future] = None
+        self._overdue: Optional[Future[Any]] = None
         self._overdue_s = 0.0
         self._pause_until_s = 0.0
         self._lock = threading.Lock()
@@ -260,12 +260,12 @@ class ServerRunner:
         self.patience.note(time.monotonic() - packed.began_s)
         return attempt
 
-    def _late(self, future: Future, began: float) -> None:
+    def _late(self, future: Future[Any], began: float) -> None:
         """Until this reply has come or is given up, no further frame waits; its result is dropped."""
         with self._lock:
             self._overdue, self._overdue_s = future, began
 
-        def settled(done: Future) -> None:
+        def settled(done: Future[Any]) -> None:
             with self._lock:
                 if self._overdue is done:
                     self._overdue = None

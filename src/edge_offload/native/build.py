@@ -88,7 +88,7 @@ def load_torch() -> None:
 
 
 def torch_version() -> str:
-    """torch's version, read without importing it."""
+    """Torch's version, read without importing it."""
     scope: List[str] = [
         line for line in (torch_directory() / "version.py").read_text().splitlines() if line.startswith("__version__")
     ]

@@ -7,10 +7,12 @@ from typing import List, Tuple
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from edge_offload.arrays import Array
+
 Pairs = List[Tuple[int, int]]
 
 
-def iou_matrix(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def iou_matrix(first: Array, second: Array) -> Array:
     """Intersection over union of boxes [n, 4] and [m, 4] (x1 y1 x2 y2), float64 [n, m]; 0 for boxes without area."""
     a = np.asarray(first, dtype=np.float64).reshape(-1, 4)
     b = np.asarray(second, dtype=np.float64).reshape(-1, 4)
@@ -22,13 +24,13 @@ def iou_matrix(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.where(union > 0, shared / np.where(union > 0, union, 1.0), 0.0)
 
 
-def area(boxes: np.ndarray) -> np.ndarray:
+def area(boxes: Array) -> Array:
     """Areas of boxes [n, 4], [n]; 0 where a box is inside out."""
     sides = np.clip(boxes[:, 2:] - boxes[:, :2], 0.0, None)
     return np.asarray(sides[:, 0] * sides[:, 1])
 
 
-def assign(cost: np.ndarray, limit: float) -> Tuple[Pairs, List[int], List[int]]:
+def assign(cost: Array, limit: float) -> Tuple[Pairs, List[int], List[int]]:
     """Pair rows with columns at the least total cost, where leaving a row and a column unpaired costs ``limit``.
 
     Costs at or above ``limit`` (infinity too) are never paired, and never bend the pairs that are.

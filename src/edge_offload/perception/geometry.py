@@ -14,6 +14,7 @@ import cv2
 import numpy as np
 import yaml
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 
 MODELS: Mapping[str, Tuple[int, ...]] = {
@@ -38,8 +39,8 @@ class Position:
         source: ``depth`` (a point of the torso's surface) or ``ground`` (where the feet stand).
     """
 
-    xyz: np.ndarray
-    covariance: np.ndarray
+    xyz: Array
+    covariance: Array
     source: str
 
     @property
@@ -56,8 +57,8 @@ class Transform:
         BadInput: not a rotation, or not finite.
     """
 
-    rotation: np.ndarray
-    translation: np.ndarray
+    rotation: Array
+    translation: Array
 
     def __post_init__(self) -> None:
         rotation = np.asarray(self.rotation, dtype=np.float64)
@@ -88,7 +89,7 @@ class Transform:
         ])  # fmt: skip
         return cls(rotation, np.asarray(xyz, dtype=np.float64))
 
-    def points(self, points: np.ndarray) -> np.ndarray:
+    def points(self, points: Array) -> Array:
         """Map points [..., 3]."""
         return np.asarray(points @ self.rotation.T + self.translation)
 
@@ -120,8 +121,8 @@ class PinholeCamera:
 
     width: int
     height: int
-    matrix: np.ndarray
-    distortion: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    matrix: Array
+    distortion: Array = field(default_factory=lambda: np.zeros(0))
     model: str = "plumb_bob"
     name: str = "camera"
     pose: Optional[Transform] = None
@@ -145,7 +146,7 @@ class PinholeCamera:
         object.__setattr__(self, "matrix", matrix)
         object.__setattr__(self, "distortion", distortion)
 
-    def rays(self, pixels: np.ndarray) -> np.ndarray:
+    def rays(self, pixels: Array) -> Array:
         """Undistort pixels [n, 2]: directions [n, 3] in the optical frame, with z = 1; NaN where that fails."""
         points = np.asarray(pixels, dtype=np.float64).reshape(-1, 1, 2)
         if self.model in ("equidistant", "fisheye"):
@@ -159,7 +160,7 @@ class PinholeCamera:
         rays[~(error < 0.5)] = np.nan
         return np.asarray(rays)
 
-    def project(self, points: np.ndarray) -> np.ndarray:
+    def project(self, points: Array) -> Array:
         """Pixels [n, 2] of points [n, 3] in the optical frame; NaN for points that are not in front of the camera."""
         points = np.asarray(points, dtype=np.float64).reshape(-1, 3)
         front = points[:, 2] > 1e-9
@@ -175,8 +176,8 @@ class PinholeCamera:
         return pixels
 
     def on_ground(
-        self, pixel: Union[np.ndarray, Sequence[float]], pose: Transform, max_range: float = 100.0
-    ) -> Optional[np.ndarray]:
+        self, pixel: Union[Array, Sequence[float]], pose: Transform, max_range: float = 100.0
+    ) -> Optional[Array]:
         """Where the ray through ``pixel`` meets the ground z = 0 of the frame that ``pose`` maps into, [3].
 
         None when it does not: at or above the horizon, behind the camera, or further than ``max_range`` metres.
@@ -184,7 +185,7 @@ class PinholeCamera:
         point = self.ground_points(np.asarray([pixel]), pose, max_range)[0]
         return point if np.isfinite(point).all() else None
 
-    def ground_points(self, pixels: np.ndarray, pose: Transform, max_range: float = 100.0) -> np.ndarray:
+    def ground_points(self, pixels: Array, pose: Transform, max_range: float = 100.0) -> Array:
         """Like :meth:`on_ground` for pixels [n, 2]: points [n, 3], NaN where there is none."""
         directions = self.rays(pixels) @ pose.rotation.T
         height = pose.translation[2]
@@ -239,7 +240,7 @@ def load_camera(path: Union[str, pathlib.Path]) -> PinholeCamera:
     return camera_from_calibration(document, str(path))
 
 
-def depth_in_metres(depth: np.ndarray, encoding: str) -> np.ndarray:
+def depth_in_metres(depth: Array, encoding: str) -> Array:
     """A depth image as float32 metres, NaN where there is none (REP-118: 16UC1 in millimetres, 32FC1 in metres).
 
     Raises:
@@ -275,7 +276,7 @@ class Locator:
     tilt_error: float = 0.005
 
     def locate(
-        self, box: np.ndarray, keypoints: np.ndarray, depth: Optional[np.ndarray] = None, encoding: str = "32FC1"
+        self, box: Array, keypoints: Array, depth: Optional[Array] = None, encoding: str = "32FC1"
     ) -> Optional[Position]:
         """Position by depth where there is a usable depth image, else by the ground plane, else None.
 
@@ -299,7 +300,7 @@ class Locator:
                 return position
         return self.by_ground(box, keypoints)
 
-    def by_depth(self, box: np.ndarray, keypoints: np.ndarray, metres: np.ndarray) -> Optional[Position]:
+    def by_depth(self, box: Array, keypoints: Array, metres: Array) -> Optional[Position]:
         """Median depth of the torso, from a depth image in metres; None where too little of it is seen."""
         x1, y1, x2, y2 = torso_region(box, keypoints, self.keypoint_score)
         left, top = max(0, int(np.floor(x1))), max(0, int(np.floor(y1)))
@@ -323,7 +324,7 @@ class Locator:
         covariance = sigma**2 * np.outer(ray, ray) + np.diag([wide**2, wide**2, 0.0])
         return Position(ray * depth, covariance, "depth")
 
-    def by_ground(self, box: np.ndarray, keypoints: np.ndarray) -> Optional[Position]:
+    def by_ground(self, box: Array, keypoints: Array) -> Optional[Position]:
         """Where the feet stand; None without a pose, with the feet out of the image, or above the horizon."""
         if self.pose is None or box[3] >= self.camera.height - 1:
             return None
@@ -344,7 +345,7 @@ class Locator:
         return Position(rotation.T @ (point - self.pose.translation), rotation.T @ covariance @ rotation, "ground")
 
 
-def torso_region(box: np.ndarray, keypoints: np.ndarray, min_score: float) -> Tuple[float, float, float, float]:
+def torso_region(box: Array, keypoints: Array, min_score: float) -> Tuple[float, float, float, float]:
     """Rectangle x1 y1 x2 y2 well inside the torso: by shoulders and hips where seen, else by the box's proportions."""
     points = keypoints[list(_TORSO)]
     x1, y1, x2, y2 = (float(value) for value in box)

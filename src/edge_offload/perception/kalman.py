@@ -6,6 +6,8 @@ from typing import Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
+
 # Standard deviations in units of the box height, so that the filter behaves alike near and far.
 # A walking person covers about 0.8 of their height in a second and changes that by about as much in a second.
 _MEASURED = np.array([0.04, 0.04, 0.08, 0.06])
@@ -22,7 +24,7 @@ class BoxFilter:
     in continuous time, so that predicting twice by half a step is predicting once by the whole.
     """
 
-    def __init__(self, box: np.ndarray) -> None:
+    def __init__(self, box: Array) -> None:
         self.mean = _to_centre(box)
         self.rate = np.zeros(4)
         height = self._height()
@@ -44,7 +46,7 @@ class BoxFilter:
         self._pr = self._pr + dt * self._rr + noise * dt**2 / 2
         self._rr = self._rr + noise * dt
 
-    def update(self, box: np.ndarray) -> None:
+    def update(self, box: Array) -> None:
         """Take in a measured ``box`` [4], x1 y1 x2 y2."""
         residual = _to_centre(box) - self.mean
         spread = self._pp + (_MEASURED * self._height()) ** 2
@@ -57,7 +59,7 @@ class BoxFilter:
         self._pp = (1 - gain_p) * self._pp
 
     @property
-    def box(self) -> np.ndarray:
+    def box(self) -> Array:
         """float32 [4], x1 y1 x2 y2."""
         centre, half = self.mean[:2], self.mean[2:] / 2
         return np.asarray(np.concatenate([centre - half, centre + half]), dtype=np.float32)
@@ -69,7 +71,7 @@ class BoxFilter:
         return float(spread[0]), float(spread[1])
 
 
-def _to_centre(box: np.ndarray) -> np.ndarray:
+def _to_centre(box: Array) -> Array:
     box = np.asarray(box, dtype=np.float64)
     size = np.maximum(box[2:] - box[:2], _SMALLEST_SIDE)
     return np.concatenate([(box[:2] + box[2:]) / 2, size])

@@ -9,6 +9,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import cv2
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.mode import Mode
 from edge_offload.models.people import SKELETON
@@ -61,12 +62,12 @@ def colour_of(person_id: int) -> Colour:
 
 
 def draw(
-    bgr: np.ndarray,
+    bgr: Array,
     people: Sequence[TrackedPerson],
     status: Optional[Status] = None,
     target_id: Optional[int] = None,
     keypoint_score: float = 0.25,
-) -> np.ndarray:
+) -> Array:
     """A copy of ``bgr`` with boxes, ids, scores and skeletons, the target marked, and a status bar.
 
     Args:
@@ -104,7 +105,7 @@ def _point(x: float, y: float) -> Tuple[int, int]:
     return int(np.clip(x, -1e5, 1e5)), int(np.clip(y, -1e5, 1e5))
 
 
-def _draw_skeleton(image: np.ndarray, person: TrackedPerson, scale: float, keypoint_score: float) -> None:
+def _draw_skeleton(image: Array, person: TrackedPerson, scale: float, keypoint_score: float) -> None:
     colour = colour_of(person.id)
     seen = person.keypoints[:, 2] >= keypoint_score
     points = [_point(x, y) for x, y, _ in person.keypoints]
@@ -121,7 +122,7 @@ def _draw_skeleton(image: np.ndarray, person: TrackedPerson, scale: float, keypo
             cv2.circle(image, points[index], radius, _WHITE, -1, cv2.LINE_AA)
 
 
-def _draw_box(image: np.ndarray, person: TrackedPerson, scale: float, is_target: bool) -> None:
+def _draw_box(image: Array, person: TrackedPerson, scale: float, is_target: bool) -> None:
     a, b = _point(*person.box[:2]), _point(*person.box[2:])
     colour = colour_of(person.id)
     if person.coasting:
@@ -133,7 +134,7 @@ def _draw_box(image: np.ndarray, person: TrackedPerson, scale: float, is_target:
         _corners(image, a, b, _thickness(scale, 3.0))
 
 
-def _corners(image: np.ndarray, a: Tuple[int, int], b: Tuple[int, int], thickness: int) -> None:
+def _corners(image: Array, a: Tuple[int, int], b: Tuple[int, int], thickness: int) -> None:
     """Brackets round the target."""
     gap = 2 * thickness
     length = max(6, min(b[0] - a[0], b[1] - a[1]) // 3)
@@ -145,7 +146,7 @@ def _corners(image: np.ndarray, a: Tuple[int, int], b: Tuple[int, int], thicknes
                 cv2.line(image, (x, y), end, _TARGET, thickness, cv2.LINE_AA)
 
 
-def _dashed(image: np.ndarray, a: Tuple[int, int], b: Tuple[int, int], colour: Colour, dash: int) -> None:
+def _dashed(image: Array, a: Tuple[int, int], b: Tuple[int, int], colour: Colour, dash: int) -> None:
     corners = [a, (b[0], a[1]), b, (a[0], b[1])]
     for start, end in zip(corners, corners[1:] + corners[:1]):
         length = max(abs(end[0] - start[0]), abs(end[1] - start[1]))
@@ -161,7 +162,7 @@ def _dashed(image: np.ndarray, a: Tuple[int, int], b: Tuple[int, int], colour: C
 
 
 def _draw_label(
-    image: np.ndarray,
+    image: Array,
     person: TrackedPerson,
     scale: float,
     is_target: bool,
@@ -205,7 +206,7 @@ def _bar_height(scale: float) -> int:
 
 
 def _draw_bar(
-    image: np.ndarray, status: Status, people: Sequence[TrackedPerson], target_id: Optional[int], scale: float
+    image: Array, status: Status, people: Sequence[TrackedPerson], target_id: Optional[int], scale: float
 ) -> None:
     """One dark strip along the top: the mode as a chip, then figures, a note at its right end."""
     height = min(_bar_height(scale), image.shape[0])

@@ -6,8 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple
 
-import numpy as np
-
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.people import People
 from edge_offload.perception.geometry import Locator
@@ -85,10 +84,10 @@ class PeoplePipeline:
 
     def process(
         self,
-        bgr: np.ndarray,
+        bgr: Array,
         stamp_s: float,
         received_s: Optional[float] = None,
-        depth: Optional[np.ndarray] = None,
+        depth: Optional[Array] = None,
         depth_encoding: str = "32FC1",
     ) -> FrameResult:
         """Work on one frame.
@@ -123,7 +122,7 @@ class PeoplePipeline:
         return FrameResult(stamp_s, people, detections, report, inference, host, started)
 
     @staticmethod
-    def _located(locator: Locator, person: TrackedPerson, depth: Optional[np.ndarray], encoding: str) -> TrackedPerson:
+    def _located(locator: Locator, person: TrackedPerson, depth: Optional[Array], encoding: str) -> TrackedPerson:
         # a coasting person is a guess: what the depth image shows there is whoever stands in front
         return person.at(locator.locate(person.box, person.keypoints, None if person.coasting else depth, encoding))
 

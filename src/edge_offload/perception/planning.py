@@ -9,6 +9,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import numpy as np
 from scipy import ndimage
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.voxels import VoxelGrid
 
@@ -21,8 +22,8 @@ _STEPS = tuple((dx, dy, float(np.hypot(dx, dy))) for dx in (-1, 0, 1) for dy in 
 
 
 def occupancy_slice(
-    labels: np.ndarray, grid: VoxelGrid, ground: Sequence[int], low_m: float, high_m: float, step_m: float
-) -> np.ndarray:
+    labels: Array, grid: VoxelGrid, ground: Sequence[int], low_m: float, high_m: float, step_m: float
+) -> Array:
     """Seen from above: what a robot can drive on, what is in its way, and what is not known.
 
     Args:
@@ -66,22 +67,22 @@ class Plan:
         reached: whether that is the one asked for.
     """
 
-    cells: np.ndarray
+    cells: Array
     length_m: float
     goal: Cell
     reached: bool
 
 
-def clearance(found: np.ndarray, voxel_size: float) -> np.ndarray:
+def clearance(found: Array, voxel_size: float) -> Array:
     """Metres from every cell of a slice to the nearest occupied one."""
     if not (found == OCCUPIED).any():
         return np.full(found.shape, np.inf)
-    distance: np.ndarray = ndimage.distance_transform_edt(found != OCCUPIED) * voxel_size
+    distance: Array = ndimage.distance_transform_edt(found != OCCUPIED) * voxel_size
     return distance
 
 
 def find_path(
-    found: np.ndarray,
+    found: Array,
     voxel_size: float,
     start: Cell,
     goal: Cell,
@@ -126,7 +127,7 @@ def find_path(
     return Plan(path, length, nearest, nearest == goal)
 
 
-def _search(closed: np.ndarray, factor: np.ndarray, start: Cell, goal: Cell) -> Dict[Cell, Cell]:
+def _search(closed: Array, factor: Array, start: Cell, goal: Cell) -> Dict[Cell, Cell]:
     """Cells that were settled, each with the one before it; ends when the goal is settled or nothing is left."""
     width, depth = closed.shape
     shut, price = closed.tolist(), factor.tolist()

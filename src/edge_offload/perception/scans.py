@@ -7,6 +7,7 @@ from typing import Dict, List, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 
 SUFFIXES = (".bin", ".pcd")
@@ -31,7 +32,7 @@ def scan_files(path: str) -> List[pathlib.Path]:
     return files
 
 
-def read_scan(path: pathlib.Path) -> np.ndarray:
+def read_scan(path: pathlib.Path) -> Array:
     """Points of a scan, float32 [n, 4]: x, y, z in metres and intensity; points that are not finite are left out.
 
     Raises:
@@ -42,17 +43,17 @@ def read_scan(path: pathlib.Path) -> np.ndarray:
     except OSError as error:
         raise BadInput(f"cannot read scan {path}: {error.strerror}") from error
     points = _from_pcd(data, path) if path.suffix.lower() == ".pcd" else _from_bin(data, path)
-    finite: np.ndarray = points[np.isfinite(points[:, :3]).all(axis=1)]
+    finite: Array = points[np.isfinite(points[:, :3]).all(axis=1)]
     return finite
 
 
-def _from_bin(data: bytes, path: pathlib.Path) -> np.ndarray:
+def _from_bin(data: bytes, path: pathlib.Path) -> Array:
     if not data or len(data) % 16:
         raise BadInput(f"scan {path} has {len(data)} bytes", remedy="a .bin scan is x y z intensity as float32 each")
     return np.frombuffer(data, dtype="<f4").reshape(-1, 4)
 
 
-def _from_pcd(data: bytes, path: pathlib.Path) -> np.ndarray:
+def _from_pcd(data: bytes, path: pathlib.Path) -> Array:
     header, body = _pcd_header(data, path)
     try:
         names = header["FIELDS"]
@@ -111,7 +112,7 @@ def _pcd_header(data: bytes, path: pathlib.Path) -> Tuple[Dict[str, List[str]], 
 
 def _ascii_columns(
     body: bytes, names: List[str], counts: List[int], total: int, path: pathlib.Path
-) -> Dict[str, np.ndarray]:
+) -> Dict[str, Array]:
     try:
         numbers = np.array(body.split(), dtype=np.float64)
     except ValueError as error:

@@ -6,8 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Callable, Optional
 
-import numpy as np
-
+from edge_offload.arrays import Array
 from edge_offload.perception.pipeline import Run
 from edge_offload.timing import InferenceReport
 
@@ -27,8 +26,8 @@ class SceneResult:
         inference: of the network alone, as ``run`` returned it.
     """
 
-    occupancy: np.ndarray
-    labels: np.ndarray
+    occupancy: Array
+    labels: Array
     report: InferenceReport
     inference: InferenceReport
 
@@ -47,7 +46,7 @@ class ScenePipeline:
         self._run = run
         self._clock = clock
 
-    def process(self, points: np.ndarray, received_s: Optional[float] = None) -> SceneResult:
+    def process(self, points: Array, received_s: Optional[float] = None) -> SceneResult:
         """Work on one sweep.
 
         Args:

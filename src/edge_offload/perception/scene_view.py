@@ -7,6 +7,7 @@ from typing import Optional, Sequence, Tuple
 import cv2
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.perception.planning import OCCUPIED, UNKNOWN, Cell
 
@@ -14,7 +15,7 @@ _FONT = cv2.FONT_HERSHEY_SIMPLEX
 _BAR_PX = 22
 
 
-def from_above(labels: np.ndarray, colours: np.ndarray, top: Optional[int] = None) -> np.ndarray:
+def from_above(labels: Array, colours: Array, top: Optional[int] = None) -> Array:
     """The highest full voxel of every column below index ``top``, in its label's colour, brighter the higher it is.
 
     Args:
@@ -30,27 +31,27 @@ def from_above(labels: np.ndarray, colours: np.ndarray, top: Optional[int] = Non
     label = np.take_along_axis(shown, highest[:, :, None], axis=2)[:, :, 0]
     label = np.where(full.any(axis=2), label, 0)
     light = 0.55 + 0.45 * highest / max(1, shown.shape[2] - 1)
-    picture: np.ndarray = (colours[label] * light[:, :, None]).astype(np.uint8)[:, :, ::-1]
+    picture: Array = (colours[label] * light[:, :, None]).astype(np.uint8)[:, :, ::-1]
     return np.where(full.any(axis=2)[:, :, None], picture, 0).astype(np.uint8)
 
 
-def upright(cells: np.ndarray) -> np.ndarray:
+def upright(cells: Array) -> Array:
     """An array [x, y, ...] as picture rows: forward is up, left is left."""
     return np.ascontiguousarray(cells[::-1, ::-1])
 
 
 def draw_scene(
-    labels: np.ndarray,
-    colours: np.ndarray,
-    occupancy: np.ndarray,
-    found: np.ndarray,
-    path: Optional[np.ndarray],
+    labels: Array,
+    colours: Array,
+    occupancy: Array,
+    found: Array,
+    path: Optional[Array],
     robot: Optional[Cell],
     goal: Optional[Cell],
     lines: Sequence[str],
     scale: int = 2,
     top: Optional[int] = None,
-) -> np.ndarray:
+) -> Array:
     """Three views side by side under a bar of text: what the sweep hit, the completed scene, the slice with the path.
 
     Args:
@@ -84,22 +85,22 @@ def draw_scene(
     return np.vstack([bars, picture])
 
 
-def _slice(found: np.ndarray) -> np.ndarray:
+def _slice(found: Array) -> Array:
     picture = np.full((*found.shape, 3), 205, dtype=np.uint8)
     picture[found == OCCUPIED] = (40, 30, 30)
     picture[found == UNKNOWN] = (120, 115, 110)
     return picture
 
 
-def _enlarged(picture: np.ndarray, scale: int) -> np.ndarray:
+def _enlarged(picture: Array, scale: int) -> Array:
     size = (picture.shape[1] * scale, picture.shape[0] * scale)
     return np.ascontiguousarray(cv2.resize(picture, size, interpolation=cv2.INTER_NEAREST))
 
 
 def _mark(
-    view: np.ndarray,
+    view: Array,
     shape: Tuple[int, ...],
-    path: Optional[np.ndarray],
+    path: Optional[Array],
     robot: Optional[Cell],
     goal: Optional[Cell],
     scale: int,

@@ -13,6 +13,7 @@ from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.people import People
 from edge_offload.perception.assignment import assign, iou_matrix
@@ -72,10 +73,10 @@ class TrackedPerson:
     """
 
     id: int
-    box: np.ndarray
+    box: Array
     score: float
-    keypoints: np.ndarray
-    velocity: np.ndarray
+    keypoints: Array
+    velocity: Array
     age_s: float
     missed_s: float
     coasting: bool
@@ -94,7 +95,7 @@ class TrackedPerson:
 class _Track:
     """What is remembered of one person between frames."""
 
-    def __init__(self, box: np.ndarray, score: float, keypoints: np.ndarray, stamp_s: float, frame: int) -> None:
+    def __init__(self, box: Array, score: float, keypoints: Array, stamp_s: float, frame: int) -> None:
         self.id = 0
         self.filter = BoxFilter(box)
         self.box = box
@@ -104,14 +105,14 @@ class _Track:
         self.frame = frame
         self.hits = 1
 
-    def see(self, box: np.ndarray, score: float, keypoints: np.ndarray, stamp_s: float, frame: int) -> None:
+    def see(self, box: Array, score: float, keypoints: Array, stamp_s: float, frame: int) -> None:
         self.filter.update(box)
         self.box, self.score, self.keypoints = box, score, keypoints
         self.seen_s = stamp_s
         self.frame = frame
         self.hits += 1
 
-    def moved_keypoints(self) -> np.ndarray:
+    def moved_keypoints(self) -> Array:
         """Keypoints of the newest detection, carried along with the predicted box."""
         box = self.filter.box
         shift = (box[:2] + box[2:] - self.box[:2] - self.box[2:]) / 2
@@ -205,8 +206,8 @@ class Tracker:
         return first
 
     def _match(
-        self, tracks: Sequence[_Track], people: People, indices: np.ndarray, stamp_s: float, limit: float
-    ) -> Tuple[List[_Track], np.ndarray]:
+        self, tracks: Sequence[_Track], people: People, indices: Array, stamp_s: float, limit: float
+    ) -> Tuple[List[_Track], Array]:
         """Assign detections ``indices`` to ``tracks``; the tracks and the indices that are left over."""
         cost = self._cost(tracks, people.select(indices))
         pairs, tracks_left, left = assign(cost, limit)
@@ -215,7 +216,7 @@ class Tracker:
             tracks[row].see(people.boxes[index], people.scores[index], people.keypoints[index], stamp_s, self._frame)
         return [tracks[row] for row in tracks_left], indices[left]
 
-    def _cost(self, tracks: Sequence[_Track], people: People) -> np.ndarray:
+    def _cost(self, tracks: Sequence[_Track], people: People) -> Array:
         """Cost [tracks, people] from 0 (the same) to 1, infinity where a pair is out of the question."""
         cost = np.full((len(tracks), len(people)), math.inf)
         if not cost.size:
@@ -237,7 +238,7 @@ class Tracker:
             cost[row, allowed] = (0.5 * (1 - overlap[row]) + 0.25 * place + 0.25 * pose)[allowed]
         return cost
 
-    def _pose_distance(self, pose: np.ndarray, others: np.ndarray, height: float) -> np.ndarray:
+    def _pose_distance(self, pose: Array, others: Array, height: float) -> Array:
         """Mean distance of keypoints that both are sure of, 0 to 1 at a quarter of the height; NaN if too few."""
         sure = (pose[None, :, 2] >= self.config.keypoint_score) & (others[:, :, 2] >= self.config.keypoint_score)
         count = sure.sum(axis=1)
@@ -245,7 +246,7 @@ class Tracker:
         mean = (distance * sure).sum(axis=1) / np.maximum(count, 1)
         return np.where(count >= 4, np.minimum(mean / (0.25 * height), 1.0), math.nan)
 
-    def _start(self, people: People, indices: np.ndarray, stamp_s: float, confirmed: bool) -> None:
+    def _start(self, people: People, indices: Array, stamp_s: float, confirmed: bool) -> None:
         for index in indices:
             if len(self._tracks) >= self.config.max_tracks:
                 return
@@ -286,5 +287,5 @@ _GATE = 4.0
 """Standard deviations beyond which a detection is not a predicted person."""
 
 
-def _inside(centre: np.ndarray, image_size: Tuple[int, int]) -> bool:
+def _inside(centre: Array, image_size: Tuple[int, int]) -> bool:
     return bool(0 <= centre[0] <= image_size[0] and 0 <= centre[1] <= image_size[1])

@@ -11,6 +11,7 @@ from typing import Iterator, List, Optional, Tuple, Union
 import cv2
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.outputs import write_bytes
 
@@ -20,7 +21,7 @@ DISK_FRAMES = 50
 _CODECS = {".mp4": ("avc1", "mp4v"), ".avi": ("MJPG",)}
 
 
-def write_png(path: Union[str, pathlib.Path], image: np.ndarray) -> pathlib.Path:
+def write_png(path: Union[str, pathlib.Path], image: Array) -> pathlib.Path:
     """Write ``image`` (uint8 [h, w] or [h, w, 3] BGR) as PNG; an old file stays until the new one is complete.
 
     Raises:
@@ -69,7 +70,7 @@ class VideoWriter:
         self._writer: Optional[cv2.VideoWriter] = None
         self._temporary = self.path
 
-    def write(self, bgr: np.ndarray) -> None:
+    def write(self, bgr: Array) -> None:
         """Append a frame, uint8 [h, w, 3] BGR; all of one size (an odd last row or column is cut off).
 
         Raises:
@@ -162,7 +163,7 @@ class VideoParts:
         self._full = False
         self._writer: Optional[VideoWriter] = None
 
-    def write(self, bgr: np.ndarray) -> None:
+    def write(self, bgr: Array) -> None:
         """Append a frame, as :meth:`VideoWriter.write`; it is dropped once the disk is full.
 
         Raises:

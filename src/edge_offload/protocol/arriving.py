@@ -6,11 +6,12 @@ import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
 
 from edge_offload.protocol.messages import Answer
 
 
-class Arriving(Future):
+class Arriving(Future[Any]):
     """A Future of the whole :class:`~edge_offload.protocol.messages.Answer`, of which parts may come ahead.
 
     The transport calls :meth:`add` for each part, then :meth:`complete` or :meth:`set_exception`. Outcomes are only
@@ -70,7 +71,7 @@ class Arriving(Future):
     def _has(self, outcomes: int, ran: int) -> bool:
         return len(self.so_far.outcomes) >= outcomes and len(self.so_far.ran) >= ran
 
-    def _wake(self, _: Future) -> None:
+    def _wake(self, _: Future[Any]) -> None:
         with self._changed:
             self.ended = True
             self._changed.notify_all()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
-from edge_offload.ir.trace.calls import Buffer, schema_checksum
+from edge_offload.ir.trace.calls import Buffer
+from edge_offload.ir.trace.checksums import checksum
 from edge_offload.ir.trace.trace_graph import MAX_PAYLOAD, Edge
 from edge_offload.protocol.messages import Message
 from edge_offload.replay.plans import Plan
@@ -99,5 +100,5 @@ class Definitions:
         """Put in the calls that are new; the message is sent next."""
         message.first_entry = len(self._calls) - len(self._new)
         for call in self._new:
-            message.entries.append((call.name, call.key, call.claimed, schema_checksum(call.name)))
+            message.entries.append((call.name, call.key, call.claimed, checksum(call.name)))
         self._new.clear()

@@ -304,7 +304,8 @@ class Predictor:
 
     def _plan(self, site: Site) -> Optional[Plan]:
         """What is known of the form where it stands now; where it stood anywhere, if that says more. Afterwards
-        ``_unfinished`` says whether more of the budget would say more."""
+        ``_unfinished`` says whether more of the budget would say more.
+        """
         self._unfinished = False
         general = self._known[site[0]]
         here = self._sites.get(site)

@@ -165,7 +165,8 @@ class Recorder(Exchange):
 
     def announce(self, segment: int, base: int, live: List[int], payloads: List[torch.Tensor]) -> None:
         """The uploads of the expected segment are complete, but for some that have always been the same: the server
-        starts before the program gets to the read."""
+        starts before the program gets to the read.
+        """
         predictor = self._predictor
         if predictor is None or self._speculation is not None or self._failed is not None or self._pieces:
             return

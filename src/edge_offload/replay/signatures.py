@@ -167,7 +167,8 @@ class SignatureTable:
 
     def foretell(self, calls: Sequence[Tuple[Call, bytes, Tuple[int, ...], List[Any]]]) -> None:
         """Have the device know calls that the program will make: like those given, with another key and integers, and
-        these results."""
+        these results.
+        """
         numbers = self.native.foretell([(like.entry, key, results) for like, key, _, results in calls])
         for number, (like, key, integers, _) in zip(numbers, calls):
             if number not in self._calls:
@@ -242,7 +243,7 @@ class SignatureTable:
         return after
 
     def _storages(self, piece: SegmentInvocation) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]:
-        """The calls of a piece, and their storages: new ones by number from 0 on, the others −1, −2, …"""
+        """The calls of a piece, and their storages: new ones by number from 0 on, the others from −1 down."""
         found = self._pieces.get(piece.segment)
         if found is None:
             made = piece.definition or self.definition(piece.segment)

@@ -35,7 +35,8 @@ MAX_SEGMENTS = 1 << 14
 @dataclass(frozen=True)
 class Effect:
     """What a call does: positions of the storages to which it writes, random generators that it uses, payloads that it
-    takes. Of one that is not known here it is assumed that it writes to all."""
+    takes. Of one that is not known here it is assumed that it writes to all.
+    """
 
     written: Tuple[int, ...] = ()
     generators: Tuple[int, ...] = ()

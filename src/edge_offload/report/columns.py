@@ -7,6 +7,7 @@ from typing import Any, Dict, Iterable, List, Sequence
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.dashboard.digest import Digest, Event, without_durations
 from edge_offload.dashboard.stream import Record
 from edge_offload.mode import TABLE
@@ -32,10 +33,10 @@ class Columns:
     def __init__(self) -> None:
         names = ("t_s", "total_s", *STAGES, "bytes_up", "bytes_down", "round_trips", "energy_j", "deadline_s", "late",
                  "fallback", "mode")  # fmt: skip
-        self.frames: Dict[str, array] = {name: array("d") for name in names}
-        self.bandwidth: Dict[str, array] = {name: array("d") for name in ("t_s", "up", "down", "connected")}
-        self.power: Dict[str, array] = {name: array("d") for name in ("t_s", "watts", "joules")}
-        self.server: Dict[str, array] = {name: array("d") for name in ("t_s", "load")}
+        self.frames: Dict[str, array[Any]] = {name: array("d") for name in names}
+        self.bandwidth: Dict[str, array[Any]] = {name: array("d") for name in ("t_s", "up", "down", "connected")}
+        self.power: Dict[str, array[Any]] = {name: array("d") for name in ("t_s", "watts", "joules")}
+        self.server: Dict[str, array[Any]] = {name: array("d") for name in ("t_s", "load")}
         self.modes: List[Record] = []
         self.about: Dict[str, Any] = {}
         self.models: Dict[str, int] = {}
@@ -104,7 +105,7 @@ class Columns:
         self.slowdown = max(self.slowdown, record.get("robot_slowdown", 1.0))
 
 
-def _append(columns: Dict[str, array], *values: float) -> None:
+def _append(columns: Dict[str, array[Any]], *values: float) -> None:
     for column, value in zip(columns.values(), values):
         column.append(value)
 
@@ -115,7 +116,7 @@ def _count(counts: Dict[str, int], key: str, most: int = 200) -> None:
     counts[key] = counts.get(key, 0) + 1
 
 
-def thin(t_s: Sequence[float], peaks: Sequence[float], most: int) -> np.ndarray:
+def thin(t_s: Sequence[float], peaks: Sequence[float], most: int) -> Array:
     """Which of ``n`` samples to draw when no more than ``most`` can be.
 
     The samples are put into equal slices of their number; of each the one with the highest ``peaks`` stays, which no
@@ -133,5 +134,5 @@ def thin(t_s: Sequence[float], peaks: Sequence[float], most: int) -> np.ndarray:
     for part in np.array_split(np.arange(count), max(1, most // 2)):
         ranked = part[np.argsort(values[part], kind="stable")]
         chosen += [ranked[-1], ranked[(len(ranked) - 1) // 2]]
-    kept: np.ndarray = order[np.unique(chosen)]
+    kept: Array = order[np.unique(chosen)]
     return kept

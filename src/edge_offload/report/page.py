@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Sequence
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.dashboard.server import STATIC
 from edge_offload.report.columns import MODES, Columns, thin
 from edge_offload.report.summary import rows
@@ -213,7 +214,7 @@ def _series(columns: Dict[str, Any], names: Sequence[str], began_s: float, facto
     return {"t": _list(np.asarray(columns["t_s"]) - began_s, shown), **made}
 
 
-def _list(column: Any, shown: np.ndarray) -> List[Any]:
+def _list(column: Any, shown: Array) -> List[Any]:
     values = np.asarray(column, dtype=float)[shown] if len(shown) else np.zeros(0)
     return [round(value, 6) if math.isfinite(value) else None for value in values.tolist()]
 

@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Optional
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.report.columns import MODES, Columns
 from edge_offload.timing import STAGES
@@ -47,7 +48,7 @@ def summarise(run: Columns) -> Dict[str, Any]:
     return record
 
 
-def _figures(frames: Dict[str, np.ndarray], chosen: np.ndarray) -> Dict[str, Any]:
+def _figures(frames: Dict[str, Array], chosen: Array) -> Dict[str, Any]:
     total = frames["total_s"][chosen]
     energy = frames["energy_j"][chosen]
     known = energy[np.isfinite(energy)]
@@ -87,7 +88,7 @@ def _bandwidth(run: Columns) -> Optional[Dict[str, float]]:
     }
 
 
-def _percentile(values: np.ndarray, share: float) -> float:
+def _percentile(values: Array, share: float) -> float:
     return float(np.percentile(values, share)) if len(values) else 0.0
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from edge_offload.arrays import Array
 from edge_offload.split.model.network import Network
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -17,7 +18,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def load(
     name: str,
     options: Optional[Mapping[str, Any]] = None,
-    bgr: Optional[np.ndarray] = None,
+    bgr: Optional[Array] = None,
     axis: Optional[int] = None,
     dense: bool = False,
 ) -> Network:
@@ -42,7 +43,7 @@ def load(
 
 
 def module_and_inputs(
-    name: str, options: Mapping[str, Any], bgr: np.ndarray
+    name: str, options: Mapping[str, Any], bgr: Array
 ) -> Tuple[nn.Module, Tuple[torch.Tensor, ...]]:
     """A model of the registry with a sample input; arguments and errors as `load`."""
     from edge_offload.models import registry
@@ -82,7 +83,7 @@ def synthetic_occupancy(seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(pair(seed).occupancy))
 
 
-def classifier_input(bgr: np.ndarray, size: int) -> torch.Tensor:
+def classifier_input(bgr: Array, size: int) -> torch.Tensor:
     """uint8 [h, w, 3] BGR to float32 [1, 3, size, size], normalised per channel; still only 256 values a channel."""
     import cv2
 
@@ -91,7 +92,7 @@ def classifier_input(bgr: np.ndarray, size: int) -> torch.Tensor:
     return ((unit - torch.tensor(MEAN)[:, None, None]) / torch.tensor(DEVIATION)[:, None, None])[None].contiguous()
 
 
-def synthetic_frame(height: int = 480, width: int = 640, seed: int = 0) -> np.ndarray:
+def synthetic_frame(height: int = 480, width: int = 640, seed: int = 0) -> Array:
     """A smooth random picture, uint8 [height, width, 3]; for codecs' figures give a real one."""
     import cv2
 

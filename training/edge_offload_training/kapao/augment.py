@@ -8,6 +8,7 @@ from typing import List, Tuple
 import cv2
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload_training.kapao.samples import Dataset, Sample
 
 FLIPPED = np.array([0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15])
@@ -144,10 +145,10 @@ def _pasted(sample: Sample, other: Sample, probability: float, random: np.random
     return Sample(image, boxes, keypoints)
 
 
-def _shared(patch: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+def _shared(patch: Array, boxes: Array) -> Array:
     """Share of each of ``boxes`` [n, 4] that ``patch`` [4] covers."""
     sides = np.minimum(boxes[:, 2:], patch[2:]) - np.maximum(boxes[:, :2], patch[:2])
-    shares: np.ndarray = sides.clip(0).prod(1) / (boxes[:, 2:] - boxes[:, :2]).prod(1).clip(1e-6)
+    shares: Array = sides.clip(0).prod(1) / (boxes[:, 2:] - boxes[:, :2]).prod(1).clip(1e-6)
     return shares
 
 
@@ -186,7 +187,7 @@ def _flip(sample: Sample) -> Sample:
     return Sample(np.ascontiguousarray(sample.image[:, ::-1]), boxes, keypoints)
 
 
-def _colour(image: np.ndarray, how: Augmentation, random: np.random.Generator) -> np.ndarray:
+def _colour(image: Array, how: Augmentation, random: np.random.Generator) -> Array:
     gains = 1 + np.array([how.hue, how.saturation, how.value]) * random.uniform(-1, 1, 3)
     if np.all(gains == 1):
         return image
@@ -198,5 +199,5 @@ def _colour(image: np.ndarray, how: Augmentation, random: np.random.Generator) -
     )
     hsv = cv2.cvtColor(image, cv2.COLOR_BGR2HSV)
     varied = cv2.merge([cv2.LUT(channel, table) for channel, table in zip(cv2.split(hsv), tables)])
-    coloured: np.ndarray = cv2.cvtColor(varied, cv2.COLOR_HSV2BGR)
+    coloured: Array = cv2.cvtColor(varied, cv2.COLOR_HSV2BGR)
     return coloured

@@ -8,6 +8,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Uni
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.base import PersonEstimator
 from edge_offload.models.cache import cache_dir, write_atomic
@@ -71,7 +72,7 @@ def bridge_gaps(finds: Finds, longest: int = LONGEST_GAP) -> Finds:
     gap to mean anything, so numbers that are missing count as frames without anybody.
     """
     tracks = _tracks(finds, longest)
-    added: Dict[int, List[Tuple[np.ndarray, float, np.ndarray]]] = {}
+    added: Dict[int, List[Tuple[Array, float, Array]]] = {}
     for track in tracks:
         for (first, a), (last, b) in zip(track, track[1:]):
             for number in range(first + 1, last):
@@ -115,25 +116,25 @@ def _tracks(finds: Finds, longest: int) -> List[Track]:
     return tracks
 
 
-def _expected(track: Track, number: int, memory: int = 6) -> np.ndarray:
+def _expected(track: Track, number: int, memory: int = 6) -> Array:
     """Box in frame ``number`` if the person goes on as in the last ``memory`` finds."""
     last, people = track[-1]
-    box: np.ndarray = people.boxes[0]
+    box: Array = people.boxes[0]
     if len(track) < memory:
         return box
     earlier, before = track[-memory]
     velocity = (box - before.boxes[0]) / (last - earlier)
-    moved: np.ndarray = box + np.tile((velocity[:2] + velocity[2:]) / 2, 2) * (number - last)
+    moved: Array = box + np.tile((velocity[:2] + velocity[2:]) / 2, 2) * (number - last)
     return moved
 
 
-def iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def iou(first: Array, second: Array) -> Array:
     """Intersection over union of boxes x1 y1 x2 y2: [n, 4] and [m, 4] to [n, m]."""
     low = np.maximum(first[:, None, :2], second[None, :, :2])
     high = np.minimum(first[:, None, 2:], second[None, :, 2:])
     shared = (high - low).clip(0).prod(2)
     areas = [(boxes[:, 2:] - boxes[:, :2]).clip(0).prod(1) for boxes in (first, second)]
-    ratios: np.ndarray = shared / (areas[0][:, None] + areas[1][None] - shared).clip(1e-9)
+    ratios: Array = shared / (areas[0][:, None] + areas[1][None] - shared).clip(1e-9)
     return ratios
 
 
@@ -179,7 +180,7 @@ def _read(path: pathlib.Path) -> Finds:
         raise BadInput(f"the teacher's labels {path} are damaged: {error}", remedy="remove the file") from error
 
 
-def samples_of(finds: Finds) -> List[Tuple[np.ndarray, np.ndarray]]:
+def samples_of(finds: Finds) -> List[Tuple[Array, Array]]:
     """Boxes [n, 4] and keypoints [n, 17, 3] (third: 2 if labelled, else 0) per frame, in order of the numbers."""
     labelled = []
     for number in sorted(finds):

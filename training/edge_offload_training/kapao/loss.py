@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from edge_offload.arrays import Array
 from edge_offload.models.people import COCO_KEYPOINTS
 
 K = len(COCO_KEYPOINTS)
@@ -43,7 +44,7 @@ class Weights:
     keypoint_box: float = 0.05
 
 
-def target_rows(people: Sequence[Tuple[np.ndarray, np.ndarray]], long_side: int, keypoint_box: float) -> torch.Tensor:
+def target_rows(people: Sequence[Tuple[Array, Array]], long_side: int, keypoint_box: float) -> torch.Tensor:
     """Target rows, float32 [n, ROW], of a batch: per image boxes [m, 4] (x1 y1 x2 y2) and keypoints [m, 17, 3]."""
     side = keypoint_box * long_side
     rows = []
@@ -177,7 +178,7 @@ def _keypoint_loss(
 
 
 def fit_anchors(
-    boxes_wh: np.ndarray, defaults: Sequence[Sequence[float]], ratio: float, seed: int = 0
+    boxes_wh: Array, defaults: Sequence[Sequence[float]], ratio: float, seed: int = 0
 ) -> List[List[float]]:
     """Anchors for a data set: the defaults where they already fit, else k-means on box sizes, smallest first.
 
@@ -191,7 +192,7 @@ def fit_anchors(
     """
     flat = np.array(defaults, dtype=float).reshape(-1, 2)
 
-    def recall(candidates: np.ndarray) -> float:
+    def recall(candidates: Array) -> float:
         relative = boxes_wh[:, None] / candidates[None]
         return float((np.maximum(relative, 1 / relative).max(2).min(1) < ratio).mean())
 

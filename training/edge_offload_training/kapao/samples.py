@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 import cv2
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.people import COCO_KEYPOINTS, People
 
@@ -27,9 +28,9 @@ class Sample:
         keypoints: float32 [n, 17, 3], x and y in pixels, visibility (0: not labelled; x and y mean nothing then).
     """
 
-    image: np.ndarray
-    boxes: np.ndarray
-    keypoints: np.ndarray
+    image: Array
+    boxes: Array
+    keypoints: Array
 
 
 class Dataset:
@@ -43,7 +44,7 @@ class Dataset:
     """
 
     def __init__(
-        self, images: Sequence[np.ndarray], people: Sequence[Tuple[np.ndarray, np.ndarray]], size: int
+        self, images: Sequence[Array], people: Sequence[Tuple[Array, Array]], size: int
     ) -> None:
         if len(images) != len(people) or not len(images):
             raise BadInput(
@@ -58,12 +59,12 @@ class Dataset:
     def __getitem__(self, index: int) -> Sample:
         return self._samples[index]
 
-    def boxes_wh(self) -> np.ndarray:
+    def boxes_wh(self) -> Array:
         """Width and height of every box, float32 [total, 2], pixels: what anchors are fitted to."""
         return np.concatenate([sample.boxes[:, 2:] - sample.boxes[:, :2] for sample in self._samples])
 
 
-def _scaled(image: np.ndarray, boxes: np.ndarray, keypoints: np.ndarray, size: int) -> Sample:
+def _scaled(image: Array, boxes: Array, keypoints: Array, size: int) -> Sample:
     scale = size / max(image.shape[:2])
     height, width = (max(1, round(side * scale)) for side in image.shape[:2])
     interpolation = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
@@ -119,7 +120,7 @@ def _read_json(path: pathlib.Path) -> Dict[str, Any]:
     return document
 
 
-def _read_images(source: pathlib.Path, entries: Sequence[Mapping[str, Any]]) -> List[np.ndarray]:
+def _read_images(source: pathlib.Path, entries: Sequence[Mapping[str, Any]]) -> List[Array]:
     if source.is_dir():
         images = []
         for entry in entries:
@@ -132,14 +133,14 @@ def _read_images(source: pathlib.Path, entries: Sequence[Mapping[str, Any]]) -> 
     return [frames[int(entry["frame"])] for entry in entries]
 
 
-def read_frames(video: pathlib.Path, wanted: Sequence[int]) -> Dict[int, np.ndarray]:
+def read_frames(video: pathlib.Path, wanted: Sequence[int]) -> Dict[int, Array]:
     """Decode the frames of ``video`` whose numbers (from 0) are in ``wanted``: uint8 [h, w, 3] BGR each.
 
     Raises:
         BadInput: the video cannot be opened or ends before the last of them.
     """
     capture = cv2.VideoCapture(str(video))
-    found: Dict[int, np.ndarray] = {}
+    found: Dict[int, Array] = {}
     missing = set(wanted)
     try:
         if not capture.isOpened():

@@ -11,6 +11,7 @@ from typing import Iterable, Sequence, Tuple
 import numpy as np
 import torch
 
+from edge_offload.arrays import Array
 from edge_offload.models.scenes.labels import IGNORED
 from edge_offload.models.sconet.network import SCONet
 
@@ -18,7 +19,7 @@ OFFSETS = tuple(np.arange(-3.0, 3.01, 0.1).round(1).tolist())
 
 
 def completion_offset(
-    network: SCONet, scenes: Iterable[Tuple[np.ndarray, np.ndarray]], offsets: Sequence[float] = OFFSETS
+    network: SCONet, scenes: Iterable[Tuple[Array, Array]], offsets: Sequence[float] = OFFSETS
 ) -> Tuple[float, float, float]:
     """The offset to the logit of ``empty`` with the best completion IoU, pooled over ``scenes``.
 

@@ -9,9 +9,10 @@ from typing import Callable, List, Tuple
 import numpy as np
 import torch
 
+from edge_offload.arrays import Array
 from edge_offload.models.scenes.labels import IGNORED
 
-Source = Callable[[int], Tuple[np.ndarray, np.ndarray]]
+Source = Callable[[int], Tuple[Array, Array]]
 """Number -> uint8 [x, y, 32] occupancy and uint8 [x, y, 32] labels."""
 
 
@@ -76,7 +77,7 @@ class Crops:
             [part[3] for part in parts],
         )
 
-    def _one(self, step: int, index: int) -> Tuple[np.ndarray, np.ndarray, np.ndarray, Tuple[int, int]]:
+    def _one(self, step: int, index: int) -> Tuple[Array, Array, Array, Tuple[int, int]]:
         config = self.config
         number = step // config.reuse * config.batch + index
         if self._count:
@@ -100,7 +101,7 @@ class Crops:
         return np.ascontiguousarray(occupancy), inner, np.ascontiguousarray(labels), (a, b)
 
 
-def _corner(columns: np.ndarray, side: int, random: np.random.Generator) -> Tuple[int, int]:
+def _corner(columns: Array, side: int, random: np.random.Generator) -> Tuple[int, int]:
     """A corner of a square that holds one of the marked ``columns`` (bool [x, y]), at any place in it."""
     found = np.flatnonzero(columns)
     place = int(found[random.integers(len(found))]) if len(found) else int(random.integers(columns.size))

@@ -9,6 +9,7 @@ from typing import Callable, Dict, List, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.scenes.labels import IGNORED, LABELS, VALUE
 from edge_offload.models.scenes.samples import pair
@@ -42,7 +43,7 @@ _KITTI_IDS: Dict[str, Tuple[int, ...]] = {
 """SemanticKITTI's raw ids by name of the label here; 1 (an outlier) and all others count as unknown."""
 
 
-def procedural(number: int) -> Tuple[np.ndarray, np.ndarray]:
+def procedural(number: int) -> Tuple[Array, Array]:
     """Occupancy and labels of the procedural scene of this number."""
     made = pair(number)
     return made.occupancy, made.labels
@@ -63,8 +64,8 @@ def folder_source(folder: pathlib.Path) -> Tuple[Source, int]:
     return _reader(files, read), len(files)
 
 
-def _reader(files: List[pathlib.Path], read: Callable[[pathlib.Path], Tuple[np.ndarray, np.ndarray]]) -> Source:
-    def source(number: int) -> Tuple[np.ndarray, np.ndarray]:
+def _reader(files: List[pathlib.Path], read: Callable[[pathlib.Path], Tuple[Array, Array]]) -> Source:
+    def source(number: int) -> Tuple[Array, Array]:
         file = files[number]
         if file.stat().st_size > MAX_FILE_BYTES:
             raise BadInput(f"scene {file} is over {MAX_FILE_BYTES >> 20} MB")
@@ -80,7 +81,7 @@ def _reader(files: List[pathlib.Path], read: Callable[[pathlib.Path], Tuple[np.n
     return source
 
 
-def _from_npz(file: pathlib.Path) -> Tuple[np.ndarray, np.ndarray]:
+def _from_npz(file: pathlib.Path) -> Tuple[Array, Array]:
     try:
         with np.load(file, allow_pickle=False) as arrays:
             return arrays["occupancy"], arrays["labels"]
@@ -92,7 +93,7 @@ def _label(file: pathlib.Path) -> pathlib.Path:
     return file.with_suffix(".label")
 
 
-def _from_kitti(file: pathlib.Path) -> Tuple[np.ndarray, np.ndarray]:
+def _from_kitti(file: pathlib.Path) -> Tuple[Array, Array]:
     voxels = int(np.prod(KITTI_SHAPE))
     packed, raw = file.read_bytes(), _label(file).read_bytes()
     if len(packed) != voxels // 8 or len(raw) != 2 * voxels:

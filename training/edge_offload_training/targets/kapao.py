@@ -19,11 +19,11 @@ import argparse
 import pathlib
 from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple
 
+from edge_offload.arrays import Array
 from edge_offload.outputs import add_output
 from edge_offload.subcommands import positive, some
 
 if TYPE_CHECKING:
-    import numpy as np
 
     from edge_offload_training.evaluation import Matched
     from edge_offload_training.kapao.distil import Finds
@@ -203,7 +203,7 @@ def _finish(
     options = {**DEFAULTS, "checkpoint": str(out / recipe.WEIGHTS_FILE), "size": settings.size, "conf": 0.01}
     estimator = KapaoEstimator("n", **options)
 
-    def matches(images: Sequence[np.ndarray], truths: Sequence[evaluation.Truth]) -> List[Matched]:
+    def matches(images: Sequence[Array], truths: Sequence[evaluation.Truth]) -> List[Matched]:
         return [evaluation.match(estimator.infer(image), truth) for image, truth in zip(images, truths)]
 
     chosen = recipe.spread(range(len(dataset)), CHECKED)

@@ -74,7 +74,7 @@ REFUSED = frozenset(_REFUSED.split())
 
 @functools.lru_cache(maxsize=1)
 def _register_torchvision() -> None:
-    """torchvision's operators exist once it has been imported; without it, they are refused by name."""
+    """Torchvision's operators exist once it has been imported; without it, they are refused by name."""
     from edge_offload.ir.torchvision_package import torchvision_package
 
     with contextlib.suppress(Unsupported):

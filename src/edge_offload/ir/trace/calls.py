@@ -11,7 +11,7 @@ import torch
 from edge_offload.errors import BadInput, ProtocolError, Unsupported
 from edge_offload.ir.schemas import enumerated
 from edge_offload.ir.trace.allowlist import KNOWN_NUMBERS, resolve
-from edge_offload.ir.trace.checksums import checksum as schema_checksum
+from edge_offload.ir.trace.checksums import checksum
 from edge_offload.ir.trace.keys import (
     DTYPE_NUMBERS,
     DTYPES,
@@ -161,7 +161,7 @@ class Entry:
         try:
             self.overload = resolve(name)
             self.kernel = getattr(self.overload, "_op", self.overload)  # what an overload calls in turn
-            if schema and schema != schema_checksum(name):
+            if schema and schema != checksum(name):
                 raise Unsupported(
                     f"operator {name!r} is another one in the robot's torch than in the server's {torch.__version__}",
                     remedy="use the same torch on both",

@@ -215,7 +215,8 @@ def integer_offsets(key: bytes) -> Tuple[Tuple[int, ...], int]:
 
 def tensor_operands(key: bytes) -> List[Tuple[int, int, int]]:
     """Of each device tensor: which of those integers is its first, how many dimensions it has, and which of those
-    storages it looks into."""
+    storages it looks into.
+    """
     return _look_through(key)[2]
 
 

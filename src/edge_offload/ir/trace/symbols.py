@@ -130,7 +130,8 @@ def explain(
 
 def _slope(values: Tuple[int, ...]) -> Tuple[int, Tuple[int, ...]]:
     """How ``values`` rise from the first one on: by how much, and the same without that, which is equal for all that
-    are multiples of each other plus a constant."""
+    are multiples of each other plus a constant.
+    """
     rise = [value - values[0] for value in values]
     common = functools.reduce(math.gcd, rise, 0)
     first = next((step for step in rise if step), 0)

@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.link.codecs.coding import decode, encode_as
 from edge_offload.link.codecs.difference import TEMPORAL, decode_difference, encode_difference
@@ -104,7 +105,7 @@ class Selector:
         self._lock = threading.RLock()
 
     def select(
-        self, array: np.ndarray, link_bytes_per_s: Optional[float] = None, reference: Optional[np.ndarray] = None
+        self, array: Array, link_bytes_per_s: Optional[float] = None, reference: Optional[Array] = None
     ) -> str:
         """Name of the codec for ``array``; with ``reference`` the temporal ones compete too.
 
@@ -136,7 +137,7 @@ class Selector:
         return nbytes * (known.encode_s + known.ratio / rate + known.decode_s / self._peer_speed)
 
     def _measure(
-        self, kind: _Kind, names: List[str], array: np.ndarray, reference: Optional[np.ndarray], rate: float
+        self, kind: _Kind, names: List[str], array: Array, reference: Optional[Array], rate: float
     ) -> None:
         fresh = [name for name in names if name not in kind.table]
         if not fresh and kind.choices % _REFRESH:
@@ -161,7 +162,7 @@ class Selector:
             self._sample(kind, name, sample, sample_reference)
         kind.allowance_s -= self._clock() - start
 
-    def _sample(self, kind: _Kind, name: str, sample: np.ndarray, reference: Optional[np.ndarray]) -> None:
+    def _sample(self, kind: _Kind, name: str, sample: Array, reference: Optional[Array]) -> None:
         encode_s, decode_s, ratio = math.inf, math.inf, 1.0
         for _ in range(_REPEATS):
             start = self._clock()
@@ -184,7 +185,7 @@ class Selector:
             known.update(ratio, encode_s, decode_s)
 
     def encode(
-        self, array: np.ndarray, link_bytes_per_s: Optional[float] = None, reference: Optional[np.ndarray] = None
+        self, array: Array, link_bytes_per_s: Optional[float] = None, reference: Optional[Array] = None
     ) -> Encoded:
         """Encode ``array`` (C-contiguous) by the codec chosen, and learn from it."""
         name = self.select(array, link_bytes_per_s, reference)
@@ -225,13 +226,13 @@ class Selector:
             ]
 
 
-def _key(array: np.ndarray, content: str) -> Key:
+def _key(array: Array, content: str) -> Key:
     frame = frame_of(array.shape, NONE)
     layout = "flat" if frame is None else f"{'interleaved' if frame.interleaved else 'planar'}{frame.channels}"
     return array.dtype.name, layout, content, int(math.log2(array.nbytes))
 
 
-def content_class(array: np.ndarray) -> str:
+def content_class(array: Array) -> str:
     """``sparse`` (nine zeros in ten), ``few`` (at most 16 values) or ``many``, by a sample of the elements."""
     flat = array.reshape(-1)
     sample = flat[:: max(1, flat.size // _SAMPLE)]
@@ -240,7 +241,7 @@ def content_class(array: np.ndarray) -> str:
     return "few" if len(np.unique(sample)) <= 16 else "many"
 
 
-def candidates(array: np.ndarray, content: str, temporal: bool) -> List[str]:
+def candidates(array: Array, content: str, temporal: bool) -> List[str]:
     """Codecs worth measuring for a kind of tensor, without ``raw``."""
     names = ["shuffle+lz4", "shuffle+zstd"]
     item = array.dtype.itemsize
@@ -258,7 +259,7 @@ def candidates(array: np.ndarray, content: str, temporal: bool) -> List[str]:
     return names
 
 
-def slab(array: np.ndarray, nbytes: int, where: float) -> np.ndarray:
+def slab(array: Array, nbytes: int, where: float) -> Array:
     """A contiguous sample of about ``nbytes`` of an array that codes like the whole: rows of an image, or a run.
 
     Args:
@@ -283,13 +284,13 @@ def slab(array: np.ndarray, nbytes: int, where: float) -> np.ndarray:
     return flat[first : first + count]
 
 
-def _encode(name: str, array: np.ndarray, reference: Optional[np.ndarray]) -> Encoded:
+def _encode(name: str, array: Array, reference: Optional[Array]) -> Encoded:
     if name in TEMPORAL and reference is not None:
         return encode_difference(array, reference, name)
     return encode_as(name, array, {})
 
 
-def _decode(encoded: Encoded, reference: Optional[np.ndarray]) -> np.ndarray:
+def _decode(encoded: Encoded, reference: Optional[Array]) -> Array:
     if encoded.descriptor["codec"] in TEMPORAL and reference is not None:
         header = check_descriptor(encoded.descriptor, reference.nbytes)
         return decode_difference(header, reference, check_buffers(encoded.buffers))
@@ -299,7 +300,7 @@ def _decode(encoded: Encoded, reference: Optional[np.ndarray]) -> np.ndarray:
 _shared = Selector()
 
 
-def select(array: np.ndarray, link_bytes_per_s: Optional[float] = None, stream: Any = None) -> str:
+def select(array: Array, link_bytes_per_s: Optional[float] = None, stream: Any = None) -> str:
     """Name of the codec that ``auto`` would take for ``array`` now (see :class:`Selector`).
 
     Args:
@@ -314,7 +315,7 @@ def select(array: np.ndarray, link_bytes_per_s: Optional[float] = None, stream: 
 
 
 def encode(
-    array: np.ndarray,
+    array: Array,
     codec: str = AUTO,
     *,
     link_bytes_per_s: Optional[float] = None,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Sequence
 
-import numpy as np
-
+from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
 from edge_offload.link.codecs.catalogue import CODECS, codec_named
 from edge_offload.link.codecs.payload import DEFAULT_MAX_BYTES, Encoded, check_buffers, check_descriptor
 
 
-def encode_as(name: str, array: np.ndarray, options: Mapping[str, Any]) -> Encoded:
+def encode_as(name: str, array: Array, options: Mapping[str, Any]) -> Encoded:
     """Encode a C-contiguous array with exactly the named codec.
 
     Raises:
@@ -28,7 +27,7 @@ def encode_as(name: str, array: np.ndarray, options: Mapping[str, Any]) -> Encod
     return Encoded(descriptor, parts)
 
 
-def decode(descriptor: Mapping[str, Any], buffers: Sequence[Any], max_bytes: int = DEFAULT_MAX_BYTES) -> np.ndarray:
+def decode(descriptor: Mapping[str, Any], buffers: Sequence[Any], max_bytes: int = DEFAULT_MAX_BYTES) -> Array:
     """Decode what ``encode`` made, off an untrusted wire.
 
     Args:

@@ -7,6 +7,7 @@ from typing import Any, Dict, List
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
 from edge_offload.link.codecs import entropy, image
 from edge_offload.link.codecs.inner import kernels
@@ -19,7 +20,7 @@ TEMPORAL: Dict[str, str] = {"temporal+zstd": "zstd", "temporal+lz4": "lz4"}
 """Codecs that need a stream: name -> byte compressor."""
 
 
-def encode_difference(array: np.ndarray, reference: np.ndarray, codec: str) -> Encoded:
+def encode_difference(array: Array, reference: Array, codec: str) -> Encoded:
     """``array - reference``, modulo the width of an element, coded by ``codec`` of :data:`TEMPORAL`.
 
     In 8-bit images, blocks of 16 x 16 pixels that moved are coded by the gradient predictor instead.
@@ -42,7 +43,7 @@ def encode_difference(array: np.ndarray, reference: np.ndarray, codec: str) -> E
     return Encoded(descriptor, [entropy.compress(kind, data.view(np.uint8), residual=item == 1)])
 
 
-def _encode_blocks(pixels: np.ndarray, difference: np.ndarray, frame: Frame, kind: str) -> Coded:
+def _encode_blocks(pixels: Array, difference: Array, frame: Frame, kind: str) -> Coded:
     """An image block by block: against the reference, or by the gradient where that leaves less."""
     frame = image.with_colour(difference, frame)
     temporal = kernels.residual(difference, frame)
@@ -56,14 +57,14 @@ def _encode_blocks(pixels: np.ndarray, difference: np.ndarray, frame: Frame, kin
     return params, parts
 
 
-def _decode_blocks(header: Header, reference: np.ndarray, parts: List[memoryview]) -> np.ndarray:
+def _decode_blocks(header: Header, reference: Array, parts: List[memoryview]) -> Array:
     params, kind = header.params, TEMPORAL[header.codec]
     frame = image.take_frame(params, NONE, header.size)
     blocks = take_int(params, "blocks", 1, 1) if "blocks" in params else 0
     if len(parts) != 1 + blocks or len(params) != len(image.frame_params(frame)) + blocks:
         raise ProtocolError(f"{header.codec}: parts or parameters that do not belong to it")
     if not blocks:
-        total: np.ndarray = image.decode_frame(parts[0], frame, kind) + reference
+        total: Array = image.decode_frame(parts[0], frame, kind) + reference
         return total
     planes = np.frombuffer(entropy.expand(kind, parts[0], frame.size), np.uint8)
     images, down, across = block_grid(frame)
@@ -72,7 +73,7 @@ def _decode_blocks(header: Header, reference: np.ndarray, parts: List[memoryview
     return kernels.unblend(planes, reference, choice, frame)
 
 
-def decode_difference(header: Header, reference: np.ndarray, parts: List[memoryview]) -> np.ndarray:
+def decode_difference(header: Header, reference: Array, parts: List[memoryview]) -> Array:
     """Inverse of :func:`encode_difference`.
 
     Raises:

@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.link.codecs.payload import bytes_of
 
 _BLOCK = 4096  # words of 8 bytes
 
 
-def _weights(start: int, count: int) -> np.ndarray:
+def _weights(start: int, count: int) -> Array:
     """Odd uint64 weights number ``start`` ... of one fixed pseudo-random sequence (splitmix64)."""
     z = (np.arange(start + 1, start + count + 1, dtype=np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    odd: np.ndarray = (z ^ (z >> np.uint64(31))) | np.uint64(1)
+    odd: Array = (z ^ (z >> np.uint64(31))) | np.uint64(1)
     return odd
 
 
 _WITHIN = _weights(0, _BLOCK)
 
 
-def of(array: np.ndarray) -> int:
+def of(array: Array) -> int:
     """Fingerprint of the memory of a C-contiguous array. Dtype and shape do not enter."""
     data = bytes_of(array)
     whole = data.size // (8 * _BLOCK) * 8 * _BLOCK
@@ -34,8 +35,8 @@ def of(array: np.ndarray) -> int:
     return int(np.einsum("i,i->", sums, _weights(_BLOCK, sums.size)))
 
 
-def _sums(data: np.ndarray) -> np.ndarray:
+def _sums(data: Array) -> Array:
     words = data.view(np.uint64).reshape(-1, _BLOCK)
     # high bits of a word would only reach high bits of the product: fold them down first
-    sums: np.ndarray = np.einsum("ij,j->i", words ^ (words >> np.uint64(32)), _WITHIN)
+    sums: Array = np.einsum("ij,j->i", words ^ (words >> np.uint64(32)), _WITHIN)
     return sums

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
 from edge_offload.link.codecs import entropy
 from edge_offload.link.codecs.inner import kernels
@@ -38,7 +39,7 @@ def frame_of(shape: Tuple[int, ...], predictor: int) -> Optional[Frame]:
     return Frame(count, channels, height, width, interleaved, predictor, False) if count else None
 
 
-def with_colour(data: np.ndarray, frame: Frame) -> Frame:
+def with_colour(data: Array, frame: Frame) -> Frame:
     """``frame`` with colour differences switched on where a sample of ``data`` (uint8, flat) gets smaller by it."""
     if frame.channels != 3:
         return frame
@@ -60,7 +61,7 @@ def with_colour(data: np.ndarray, frame: Frame) -> Frame:
     return replace(frame, colour=True)
 
 
-def _effort(plane: np.ndarray) -> int:
+def _effort(plane: Array) -> int:
     return int(np.abs(plane.view(np.int8).astype(np.int16)).sum())
 
 
@@ -94,13 +95,13 @@ def take_frame(params: Mapping[str, Any], predictor: int, size: int) -> Frame:
     return Frame(layout[0], layout[1], layout[2], layout[3], interleaved, predictor, bool(colour))
 
 
-def encode_frame(data: np.ndarray, frame: Frame, kind: str) -> Coded:
+def encode_frame(data: Array, frame: Frame, kind: str) -> Coded:
     """Code uint8 (flat) as ``frame`` says, with colour differences where they help."""
     frame = with_colour(data, frame)
     return frame_params(frame), [entropy.compress(kind, kernels.residual(data, frame), residual=True)]
 
 
-def decode_frame(coded: memoryview, frame: Frame, kind: str) -> np.ndarray:
+def decode_frame(coded: memoryview, frame: Frame, kind: str) -> Array:
     """uint8 (flat) out of one coded part.
 
     Raises:
@@ -110,7 +111,7 @@ def decode_frame(coded: memoryview, frame: Frame, kind: str) -> np.ndarray:
     return kernels.pixels(planes, frame)
 
 
-def suits_image(dtype: np.dtype, shape: Tuple[int, ...]) -> bool:
+def suits_image(dtype: np.dtype[Any], shape: Tuple[int, ...]) -> bool:
     """Whether (dtype, shape) is a stack of 8-bit images."""
     return dtype.itemsize == 1 and frame_of(shape, NONE) is not None
 
@@ -118,13 +119,13 @@ def suits_image(dtype: np.dtype, shape: Tuple[int, ...]) -> bool:
 def _method(name: str, summary: str, kinds: Tuple[str, ...]) -> Method:
     predictor = PREDICTORS[name]
 
-    def encode(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Coded:
+    def encode(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
         frame = frame_of(array.shape, predictor)
         if frame is None or array.dtype.itemsize != 1:
             raise NotApplicable(f"{array.dtype.name} {list(array.shape)} is not a stack of 8-bit images")
         return encode_frame(bytes_of(array), frame, kind)
 
-    def decode(header: Header, kind: str, parts: List[memoryview]) -> np.ndarray:
+    def decode(header: Header, kind: str, parts: List[memoryview]) -> Array:
         if len(parts) != 1 or set(header.params) != {"layout", "interleaved", "colour"}:
             raise ProtocolError(f"{header.codec}: one part and three parameters expected")
         frame = take_frame(header.params, predictor, header.size)

@@ -6,6 +6,7 @@ from typing import Any, List, Mapping, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.link.codecs import entropy, image
 from edge_offload.link.codecs.inner.portable import NONE
@@ -16,7 +17,7 @@ from edge_offload.link.codecs.plain import one_part, shuffled, unshuffled
 DEFAULT_QUALITY = 90
 
 
-def _encode_fp16(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Coded:
+def _encode_fp16(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
     if not _suits_fp16(array.dtype, array.shape):
         raise NotApplicable(f"fp16 takes float32 and float64, not {array.dtype.name}")
     with np.errstate(over="ignore"):  # beyond 65504 becomes infinite: part of what fp16 means
@@ -24,16 +25,16 @@ def _encode_fp16(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Co
     return {}, [entropy.compress(kind, shuffled(half))]
 
 
-def _decode_fp16(header: Header, kind: str, parts: List[memoryview]) -> np.ndarray:
+def _decode_fp16(header: Header, kind: str, parts: List[memoryview]) -> Array:
     data = unshuffled(entropy.expand(kind, one_part(header, parts), header.size * 2), 2)
     return np.frombuffer(data, np.float16).astype(header.dtype).reshape(header.shape)
 
 
-def _suits_fp16(dtype: np.dtype, shape: Tuple[int, ...]) -> bool:
+def _suits_fp16(dtype: np.dtype[Any], shape: Tuple[int, ...]) -> bool:
     return dtype.name in ("float32", "float64") and 0 not in shape
 
 
-def _encode_jpeg(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Coded:
+def _encode_jpeg(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
     import cv2
 
     frame = image.frame_of(array.shape, NONE)
@@ -53,7 +54,7 @@ def _encode_jpeg(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Co
     return {"layout": params["layout"], "interleaved": params["interleaved"], "quality": quality}, [coded.tobytes()]
 
 
-def _decode_jpeg(header: Header, kind: str, parts: List[memoryview]) -> np.ndarray:
+def _decode_jpeg(header: Header, kind: str, parts: List[memoryview]) -> Array:
     import cv2
 
     if len(parts) != 1 or set(header.params) != {"layout", "interleaved", "quality"}:
@@ -97,7 +98,7 @@ def jpeg_size(coded: memoryview) -> Tuple[int, int, int]:
     raise ProtocolError("damaged jpeg payload: no baseline frame header")
 
 
-def _suits_jpeg(dtype: np.dtype, shape: Tuple[int, ...]) -> bool:
+def _suits_jpeg(dtype: np.dtype[Any], shape: Tuple[int, ...]) -> bool:
     frame = image.frame_of(shape, NONE)
     return dtype == np.uint8 and frame is not None and frame.images == 1 and frame.channels in (1, 3)
 

@@ -7,6 +7,7 @@ from typing import Any, Callable, List, Mapping, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.link.codecs.payload import Buffer, Header, Params
 
@@ -35,11 +36,11 @@ class Method:
     summary: str
     entropies: Tuple[str, ...]
     lossless: bool
-    encode: Callable[[np.ndarray, str, Mapping[str, Any]], Coded]
-    decode: Callable[[Header, str, List[memoryview]], np.ndarray]
-    suits: Callable[[np.dtype, Tuple[int, ...]], bool]
+    encode: Callable[[Array, str, Mapping[str, Any]], Coded]
+    decode: Callable[[Header, str, List[memoryview]], Array]
+    suits: Callable[[np.dtype[Any], Tuple[int, ...]], bool]
 
 
-def any_array(dtype: np.dtype, shape: Tuple[int, ...]) -> bool:
+def any_array(dtype: np.dtype[Any], shape: Tuple[int, ...]) -> bool:
     """``suits`` of a method without conditions."""
     return True

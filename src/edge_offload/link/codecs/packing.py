@@ -6,6 +6,7 @@ from typing import Any, List, Mapping, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
 from edge_offload.link.codecs import entropy
 from edge_offload.link.codecs.inner import kernels
@@ -24,7 +25,7 @@ def _width(values: int) -> int:
     return 0 if values == 1 else 1 if values == 2 else 2 if values <= 4 else 4
 
 
-def _encode_bits(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Coded:
+def _encode_bits(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
     if not _suits_bits(array.dtype, array.shape):
         raise NotApplicable(f"{array.dtype.name} {list(array.shape)} cannot be packed into bits")
     flat = unsigned(array)
@@ -38,7 +39,7 @@ def _encode_bits(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Co
     return {"values": values}, [entropy.compress(kind, pack(index, _width(len(values))))]
 
 
-def pack(index: np.ndarray, width: int) -> np.ndarray:
+def pack(index: Array, width: int) -> Array:
     """uint8 indices below 2**width -> bytes, first element in the lowest bits."""
     if width == 0:
         return index[:0]
@@ -53,7 +54,7 @@ def pack(index: np.ndarray, width: int) -> np.ndarray:
     return packed
 
 
-def unpack(packed: np.ndarray, width: int, size: int) -> np.ndarray:
+def unpack(packed: Array, width: int, size: int) -> Array:
     """Inverse of :func:`pack`: uint8 [size]."""
     if width == 0:
         return np.zeros(size, np.uint8)
@@ -66,7 +67,7 @@ def unpack(packed: np.ndarray, width: int, size: int) -> np.ndarray:
     return index.reshape(-1)[:size]
 
 
-def _decode_bits(header: Header, kind: str, parts: List[memoryview]) -> np.ndarray:
+def _decode_bits(header: Header, kind: str, parts: List[memoryview]) -> Array:
     values = header.params.get("values")
     if len(parts) != 1 or set(header.params) != {"values"} or not isinstance(values, (list, tuple)):
         raise ProtocolError(f"{header.codec}: one part and a list of values expected")
@@ -87,11 +88,11 @@ def _decode_bits(header: Header, kind: str, parts: List[memoryview]) -> np.ndarr
     return array_from(kernels.gather(index, table, 1, header.size).view(np.uint8), header)
 
 
-def _suits_bits(dtype: np.dtype, shape: Tuple[int, ...]) -> bool:
+def _suits_bits(dtype: np.dtype[Any], shape: Tuple[int, ...]) -> bool:
     return dtype.itemsize <= 8 and 0 not in shape
 
 
-def _encode_sparse(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Coded:
+def _encode_sparse(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
     if not _suits_bits(array.dtype, array.shape):
         raise NotApplicable(f"{array.dtype.name} {list(array.shape)} has no sparse form")
     flat = unsigned(array)
@@ -110,7 +111,7 @@ def _encode_sparse(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> 
     return {"levels": levels}, parts
 
 
-def _decode_sparse(header: Header, kind: str, parts: List[memoryview]) -> np.ndarray:
+def _decode_sparse(header: Header, kind: str, parts: List[memoryview]) -> Array:
     if set(header.params) != {"levels"}:
         raise ProtocolError(f"{header.codec}: one parameter expected")
     levels = take_int(header.params, "levels", 0, _MOST_LEVELS)

@@ -10,6 +10,7 @@ from typing import Any, List, Mapping, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
 from edge_offload.link.codecs import entropy, image
 from edge_offload.link.codecs.inner import kernels
@@ -22,7 +23,7 @@ _PICTURE = 32  # from this many values on the indices are taken for a picture, b
 _KEYS = {"layout", "interleaved", "colour", "picture", "counts"}
 
 
-def unsigned(array: np.ndarray) -> np.ndarray:
+def unsigned(array: Array) -> Array:
     """Bit patterns of an array of itemsize 1, 2, 4 or 8 as unsigned integers, flat, without a copy."""
     return array.reshape(-1).view(np.dtype(f"u{array.dtype.itemsize}"))
 
@@ -35,7 +36,7 @@ def _channels(frame: Frame) -> Tuple[int, int, int]:
     return frame.images, frame.channels, pixels
 
 
-def _encode(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Coded:
+def _encode(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
     if not _suits(array.dtype, array.shape):
         raise NotApplicable(f"{array.dtype.name} {list(array.shape)} has no palette")
     frame = image.frame_of(array.shape, GRADIENT) or Frame(1, 1, 1, array.size, False, NONE, False)
@@ -51,7 +52,7 @@ def _encode(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Coded:
     return params, [entropy.compress(kind, shuffled(np.concatenate(values))), *parts]
 
 
-def _decode(header: Header, kind: str, parts: List[memoryview]) -> np.ndarray:
+def _decode(header: Header, kind: str, parts: List[memoryview]) -> Array:
     params = header.params
     if len(parts) != 2 or set(params) != _KEYS:
         raise ProtocolError(f"{header.codec}: two parts and five parameters expected")
@@ -76,7 +77,7 @@ def _decode(header: Header, kind: str, parts: List[memoryview]) -> np.ndarray:
     return array_from(kernels.gather(index, table, outer, inner).view(np.uint8), header)
 
 
-def _suits(dtype: np.dtype, shape: Tuple[int, ...]) -> bool:
+def _suits(dtype: np.dtype[Any], shape: Tuple[int, ...]) -> bool:
     return dtype.itemsize in (2, 4, 8) and 0 not in shape
 
 

@@ -8,9 +8,10 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, ProtocolError
 
-DTYPES: Dict[str, np.dtype] = {
+DTYPES: Dict[str, np.dtype[Any]] = {
     name: np.dtype(name)
     for name in (
         "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
@@ -54,7 +55,7 @@ class Header:
     """A descriptor after its checks: the array that it promises fits in memory."""
 
     codec: str
-    dtype: np.dtype
+    dtype: np.dtype[Any]
     shape: Tuple[int, ...]
     params: Mapping[str, Any]
 
@@ -72,7 +73,7 @@ class Header:
         return self.size * self.dtype.itemsize
 
 
-def check_array(array: np.ndarray) -> np.ndarray:
+def check_array(array: Array) -> Array:
     """``array`` as C-contiguous memory of the same shape and bits (a copy only where needed).
 
     Raises:
@@ -89,12 +90,12 @@ def check_array(array: np.ndarray) -> np.ndarray:
     return array if array.flags.c_contiguous else array.copy(order="C")
 
 
-def bytes_of(array: np.ndarray) -> np.ndarray:
+def bytes_of(array: Array) -> Array:
     """The memory of a C-contiguous array as uint8 [nbytes], without a copy."""
     return array.reshape(-1).view(np.uint8)
 
 
-def array_from(data: Any, header: Header) -> np.ndarray:
+def array_from(data: Any, header: Header) -> Array:
     """Array over ``data`` (bytes-like of exactly ``header.nbytes``), without a copy.
 
     Raises:

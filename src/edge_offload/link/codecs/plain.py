@@ -6,6 +6,7 @@ from typing import Any, List, Mapping
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
 from edge_offload.link.codecs import entropy
 from edge_offload.link.codecs.inner import kernels
@@ -24,7 +25,7 @@ def one_part(header: Header, parts: List[memoryview]) -> memoryview:
     return parts[0]
 
 
-def shuffled(array: np.ndarray) -> Buffer:
+def shuffled(array: Array) -> Buffer:
     """Bytes of a C-contiguous array, all first bytes of the elements first, then all second ones, ..."""
     data = bytes_of(array)
     if array.dtype.itemsize == 1 or array.size < 2:
@@ -39,19 +40,19 @@ def unshuffled(data: Buffer, itemsize: int) -> Buffer:
     return kernels.unshuffle(np.frombuffer(data, np.uint8), itemsize).data
 
 
-def _encode_raw(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Coded:
+def _encode_raw(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
     return {}, [bytes_of(array).data]
 
 
-def _decode_raw(header: Header, kind: str, parts: List[memoryview]) -> np.ndarray:
+def _decode_raw(header: Header, kind: str, parts: List[memoryview]) -> Array:
     return array_from(one_part(header, parts), header)
 
 
-def _encode_shuffle(array: np.ndarray, kind: str, options: Mapping[str, Any]) -> Coded:
+def _encode_shuffle(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
     return {}, [entropy.compress(kind, shuffled(array))]
 
 
-def _decode_shuffle(header: Header, kind: str, parts: List[memoryview]) -> np.ndarray:
+def _decode_shuffle(header: Header, kind: str, parts: List[memoryview]) -> Array:
     plain = entropy.expand(kind, one_part(header, parts), header.nbytes)
     return array_from(unshuffled(plain, header.dtype.itemsize), header)
 

@@ -18,8 +18,7 @@ import threading
 from collections import OrderedDict
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-import numpy as np
-
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
 from edge_offload.link.codecs import fingerprint
 from edge_offload.link.codecs.catalogue import codec_named
@@ -84,7 +83,7 @@ class SendStream:
         self._ring = ring
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._sent: Dict[int, Tuple[np.ndarray, int]] = {}  # number -> (array, fingerprint), oldest first
+        self._sent: Dict[int, Tuple[Array, int]] = {}  # number -> (array, fingerprint), oldest first
         self._next = 0
         self._base: Optional[int] = None  # number of the newest acknowledged array
         self._peer_ring = ring
@@ -105,13 +104,13 @@ class SendStream:
         self._sent.clear()
         self._base = None
 
-    def reference(self, array: np.ndarray) -> Optional[np.ndarray]:
+    def reference(self, array: Array) -> Optional[Array]:
         """The array that a temporal codec would subtract from ``array`` now; None if there is none that fits."""
         with self._lock:
             found = self._reference_for(array)
         return None if found is None else found[1]
 
-    def _reference_for(self, array: np.ndarray) -> Optional[Tuple[int, np.ndarray, int]]:
+    def _reference_for(self, array: Array) -> Optional[Tuple[int, Array, int]]:
         if self._base is None or self._next - self._base > self._peer_ring or self._base not in self._sent:
             return None
         kept, digest = self._sent[self._base]
@@ -120,7 +119,7 @@ class SendStream:
         return self._base, kept, digest
 
     def encode(
-        self, array: np.ndarray, codec: str = AUTO, link_bytes_per_s: Optional[float] = None, **options: Any
+        self, array: Array, codec: str = AUTO, link_bytes_per_s: Optional[float] = None, **options: Any
     ) -> Encoded:
         """Encode the next array of this input.
 
@@ -156,7 +155,7 @@ class SendStream:
                     self._keep(seq, kept, stream["hash"])
         return Encoded({**encoded.descriptor, "stream": stream}, encoded.buffers)
 
-    def _keep(self, seq: int, array: np.ndarray, digest: int) -> None:
+    def _keep(self, seq: int, array: Array, digest: int) -> None:
         if self._base is not None and self._next - self._base > self._peer_ring:
             self._sent.pop(self._base, None)  # the peer has dropped it by now
             self._base = None
@@ -218,7 +217,7 @@ class ReceiveStream:
         self._ring = ring
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Tuple[int, int], Tuple[np.ndarray, int]] = OrderedDict()
+        self._kept: OrderedDict[Tuple[int, int], Tuple[Array, int]] = OrderedDict()
 
     @property
     def nbytes(self) -> int:
@@ -226,7 +225,7 @@ class ReceiveStream:
         with self._lock:
             return sum(kept.nbytes for kept, _ in self._kept.values())
 
-    def decode(self, descriptor: Mapping[str, Any], buffers: Sequence[Any]) -> np.ndarray:
+    def decode(self, descriptor: Mapping[str, Any], buffers: Sequence[Any]) -> Array:
         """Decode a payload of :meth:`SendStream.encode`.
 
         Returns:
@@ -257,7 +256,7 @@ class ReceiveStream:
 
     def _decode_temporal(
         self, header: Header, stream: Mapping[str, Any], session: int, seq: int, parts: List[memoryview]
-    ) -> np.ndarray:
+    ) -> Array:
         base, digest = take_int(stream, "ref", 0, _SEQ_LIMIT), take_int(stream, "ref_hash", 0, _HASH_LIMIT)
         with self._lock:
             reference, held = self._kept.get((session, base), (None, 0))
@@ -267,7 +266,7 @@ class ReceiveStream:
             raise ProtocolError("temporal payload of another shape than its reference")
         return decode_difference(header, reference, parts)
 
-    def _keep(self, key: Tuple[int, int], array: np.ndarray, digest: int) -> None:
+    def _keep(self, key: Tuple[int, int], array: Array, digest: int) -> None:
         with self._lock:
             self._kept[key] = (array, digest)
             self._kept.move_to_end(key)

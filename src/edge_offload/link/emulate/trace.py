@@ -125,7 +125,7 @@ class Link:
         return Link(name, trace, trace, rtt_s / 2, rtt_s / 2)
 
 
-def load_trace(path: Union[str, os.PathLike]) -> Trace:
+def load_trace(path: Union[str, os.PathLike[str]]) -> Trace:
     """Read a CSV with a header: ``t_s``, one of MBps | Mbps | bytes_per_s, optionally one of rtt_s | rtt_ms | delay_s |
     delay_ms. A row holds until the next one; the last lasts as long as the one before it. Other columns are ignored.
 
@@ -206,7 +206,7 @@ def synthesise(name: str) -> List[Tuple[float, float]]:
     return [(round(i * 0.5, 1), round(float(value), 2)) for i, value in enumerate(values)]
 
 
-def write_traces(directory: Union[str, os.PathLike]) -> List[pathlib.Path]:
+def write_traces(directory: Union[str, os.PathLike[str]]) -> List[pathlib.Path]:
     """Write the synthetic traces as CSV into ``directory``; returns the files."""
     target = pathlib.Path(directory)
     target.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,8 @@ class LinkReading:
     @property
     def cautious(self) -> LinkReading:
         """The same with the rates at which a transfer takes as long as is to be expected: what is uncertain may be
-        slower or faster, and slower costs more than faster gains (mean of a log-normal quantity)."""
+        slower or faster, and slower costs more than faster gains (mean of a log-normal quantity).
+        """
         return replace(
             self,
             uplink=self.uplink * _caution(self.uplink_error),

@@ -34,7 +34,8 @@ BUSY_S = 5e-3
 
 class Waits:
     """What one end has waited for its processors so far, look by look. One thread at a time, but for
-    :attr:`typical_s`."""
+    :attr:`typical_s`.
+    """
 
     def __init__(self) -> None:
         self._looks: List[Tuple[float, float, int]] = []

@@ -99,7 +99,7 @@ def _fresh() -> Tuple[str, str]:
 class KeyStore:
     """The key directory (see the module). Several processes may use it at once."""
 
-    def __init__(self, directory: Optional[Union[str, os.PathLike]] = None) -> None:
+    def __init__(self, directory: Optional[Union[str, os.PathLike[str]]] = None) -> None:
         self.directory = pathlib.Path(directory) if directory is not None else default_directory()
 
     def pair(self, role: str) -> Optional[KeyPair]:

@@ -75,7 +75,7 @@ class Client:
     ) -> None:
         host, port = split_address(address)
         self.address = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
-        self.counters: Counter = Counter()
+        self.counters: Counter[Any] = Counter()
         self.session = os.urandom(16).hex()
         self.estimator = LinkEstimator()
         self._keys = keys if keys is not None else KeyStore()
@@ -187,7 +187,7 @@ class Client:
         buffers: Sequence[Any] = (),
         timeout_s: float = 5.0,
         on_part: Optional[OnPart] = None,
-    ) -> Future:
+    ) -> Future[Any]:
         """Ask the server; the Future yields a :class:`Reply`, or raises what went wrong.
 
         ``buffers`` are C-contiguous (bytes, numpy arrays) and must not be changed until the Future is done: large ones
@@ -200,7 +200,7 @@ class Client:
         Raises:
             BadInput: the request cannot travel (name, body, size).
         """
-        future: Future = Future()
+        future: Future[Any] = Future()
         problem = self._submit("request", kind, body, messages.byte_views(buffers), future, timeout_s, on_part)
         if problem is not None:
             future.set_exception(problem)
@@ -246,7 +246,7 @@ class Client:
         kind: str,
         body: Optional[Dict[str, Any]],
         buffers: List[memoryview],
-        future: Optional[Future],
+        future: Optional[Future[Any]],
         timeout_s: float,
         on_part: Optional[OnPart] = None,
     ) -> Optional[LinkLost]:
@@ -313,7 +313,7 @@ class Client:
             remedy=f"edge-offload keys trust --server {host}:{port} KEY (there, 'edge-offload keys list' prints it)",
         )
 
-    def _serve(self, context: zmq.Context) -> None:
+    def _serve(self, context: zmq.Context[Any]) -> None:
         """One connection, from dialling to its end; returns only when the client is closed."""
         hello = self._hello() if callable(self._hello) else self._hello
         dialled = Dialled(

@@ -92,7 +92,8 @@ class ConnectionLost(Exception):
 @dataclass
 class _Ping:
     """A ping without an answer yet: when it was sent, bytes given to ZeroMQ up to it, whether it is a heartbeat (whose
-    answer tells the clock), when the next hop had it."""
+    answer tells the clock), when the next hop had it.
+    """
 
     sent_s: float
     given: int
@@ -105,7 +106,7 @@ class Dialled:
 
     def __init__(
         self,
-        context: zmq.Context,
+        context: zmq.Context[Any],
         address: str,
         *,
         pair: KeyPair,
@@ -140,7 +141,7 @@ class Dialled:
         self._acked_s = 0.0
         # packed before there is a socket to clean up: the application's dict may be one that cannot travel
         greeting = messages.pack_header(Message("hello", epoch, 0, "", hello, (self._began_s,)), limits)
-        socket: zmq.Socket = context.socket(zmq.DEALER)
+        socket: zmq.Socket[Any] = context.socket(zmq.DEALER)
         socket.linger = 0
         socket.reconnect_ivl = -1
         socket.sndhwm = 0  # the client bounds what waits
@@ -152,7 +153,7 @@ class Dialled:
         socket.curve_publickey = pair.public.encode("ascii")
         socket.curve_secretkey = pair.secret.encode("ascii")
         self._socket = socket
-        self._monitor: zmq.Socket = socket.get_monitor_socket()
+        self._monitor: zmq.Socket[Any] = socket.get_monitor_socket()
         self.sockets = [self._socket, self._monitor]
         self._greeting = greeting
 

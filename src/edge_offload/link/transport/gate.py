@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import zmq
 from zmq.utils import z85
@@ -77,8 +77,8 @@ class Gate:
 
     def __init__(
         self,
-        context: zmq.Context,
-        router: zmq.Socket,
+        context: zmq.Context[Any],
+        router: zmq.Socket[Any],
         keys: KeyStore,
         *,
         loopback: bool,
@@ -86,7 +86,7 @@ class Gate:
         max_connections: int,
         max_handshakes_per_key: int,
         hello_timeout_s: float,
-        counters: Counter,
+        counters: Counter[Any],
     ) -> None:
         self._keys = keys
         self._loopback = loopback
@@ -101,10 +101,10 @@ class Gate:
         self._serial = itertools.count(1)
         self._allowed: Dict[str, str] = {}
         self._stamp: Optional[Tuple[object, ...]] = None
-        self._monitor: zmq.Socket = router.get_monitor_socket(
+        self._monitor: zmq.Socket[Any] = router.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
         )
-        self._zap: zmq.Socket = context.socket(zmq.REP)
+        self._zap: zmq.Socket[Any] = context.socket(zmq.REP)
         self._zap.linger = 0
         self._zap.bind("inproc://zeromq.zap.01")
         self._stop = threading.Event()

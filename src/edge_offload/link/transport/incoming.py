@@ -41,7 +41,7 @@ class Incoming:
         estimator: LinkEstimator,
         near: Waits,
         far: Waits,
-        counters: Counter,
+        counters: Counter[Any],
         on_notify: Optional[OnNotify],
     ) -> None:
         self._address = address

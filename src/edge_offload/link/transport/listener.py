@@ -21,10 +21,10 @@ from edge_offload.link.security.keys import KeyStore, is_loopback, split_address
 from edge_offload.link.sockets.wakeup import Wakeup
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.gate import Gate
-from edge_offload.link.transport.messages import DEFAULT_LIMITS, Limits, Message, VersionMismatch
+from edge_offload.link.transport.messages import DEFAULT_LIMITS, PROBE, Limits, Message, VersionMismatch
 from edge_offload.link.transport.outgoing import Outgoing
 from edge_offload.link.transport.peers import Peer, Request
-from edge_offload.link.transport.prober import PROBE, answer_probe
+from edge_offload.link.transport.prober import answer_probe
 from edge_offload.link.transport.roster import Roster
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Listener:
         max_open_bytes: Optional[int] = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.counters: Counter = Counter()
+        self.counters: Counter[Any] = Counter()
         self._bind = bind
         self._welcome = welcome
         self._handle = handle
@@ -91,7 +91,7 @@ class Listener:
         self._outgoing = Outgoing(limits, clock, self._wakeup, self.counters, self._counts)
         self._address = ""
         self._thread: Optional[threading.Thread] = None
-        self._context: Optional[zmq.Context] = None
+        self._context: Optional[zmq.Context[Any]] = None
 
     @property
     def address(self) -> str:
@@ -115,7 +115,7 @@ class Listener:
         if loopback:
             self._keys.ensure_pair("client")
         self._context = zmq.Context(io_threads=2)
-        self._socket: zmq.Socket = self._context.socket(zmq.ROUTER)
+        self._socket: zmq.Socket[Any] = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
         self._socket.curve_server = True
         self._socket.curve_secretkey = pair.secret.encode("ascii")

@@ -36,7 +36,7 @@ class Outgoing:
     """
 
     def __init__(
-        self, limits: Limits, clock: Callable[[], float], wakeup: Wakeup, counters: Counter, counts: ThreadCounts
+        self, limits: Limits, clock: Callable[[], float], wakeup: Wakeup, counters: Counter[Any], counts: ThreadCounts
     ) -> None:
         self._limits = limits
         self._clock = clock
@@ -45,7 +45,7 @@ class Outgoing:
         self._counts = counts
         self._outbox: Deque[Tuple[Peer, Message]] = deque()
 
-    def open(self, socket: zmq.Socket, roster: Roster) -> None:
+    def open(self, socket: zmq.Socket[Any], roster: Roster) -> None:
         """The listener has started: what is sent goes this way, to these peers."""
         self._socket = socket
         self._roster = roster

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from edge_offload.errors import ProtocolError, Refused
 from edge_offload.link.replies import LinkState
@@ -118,7 +118,7 @@ class Prober:
     def _rises(self, way: int, rate: float, unsure: bool) -> bool:
         return not unsure and rate > RISING * max(self._before[way], 1.0)
 
-    def _answered(self, done: Future) -> None:
+    def _answered(self, done: Future[Any]) -> None:
         error = done.exception()
         if isinstance(error, (ProtocolError, Refused)):
             # this server does not answer probes

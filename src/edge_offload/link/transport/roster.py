@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from typing import Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from edge_offload.link.transport.gate import Gate
 from edge_offload.link.transport.peers import Peer
@@ -32,7 +32,7 @@ class Roster:
         gone: Optional[Callable[[Peer, str], None]],
         peer_timeout_s: float,
         hello_timeout_s: float,
-        counters: Counter,
+        counters: Counter[Any],
     ) -> None:
         self._gate = gate
         self._gone = gone

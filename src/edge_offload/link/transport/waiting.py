@@ -37,7 +37,7 @@ class Item:
 
     message: Message
     header: bytes
-    future: Optional[Future]
+    future: Optional[Future[Any]]
     queued_s: float
     deadline_s: float
     bytes_up: int

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.models.kapao.thresholds import Thresholds
 
 
-def fuse_keypoints(poses: np.ndarray, scores: np.ndarray, objects: np.ndarray, thresholds: Thresholds) -> np.ndarray:
+def fuse_keypoints(poses: Array, scores: Array, objects: Array, thresholds: Thresholds) -> Array:
     """Keypoints with scores, float32 [n, 17, 3], from poses and keypoint objects.
 
     Keypoint objects are taken in the order given (best first). Each goes to the pose whose keypoint of the same index
@@ -23,7 +24,7 @@ def fuse_keypoints(poses: np.ndarray, scores: np.ndarray, objects: np.ndarray, t
         x y score per keypoint. A keypoint that no object replaced has no confidence of its own: it carries the
         score of the pose that predicted it.
     """
-    fused: np.ndarray = np.concatenate((poses, np.zeros_like(poses[..., :1])), axis=2).astype(np.float32)
+    fused: Array = np.concatenate((poses, np.zeros_like(poses[..., :1])), axis=2).astype(np.float32)
     takers = np.flatnonzero(scores > thresholds.conf_kp_person)
     if len(takers):
         for x, y, score, index in objects:

@@ -36,7 +36,7 @@ _STORAGE_DTYPES: Dict[str, torch.dtype] = {
 }
 
 
-class Inert(dict):
+class Inert(Dict[Any, Any]):
     """Stands in for an object of a class that is not imported: remembers its state, forgets everything else."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Inert:

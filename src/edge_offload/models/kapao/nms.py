@@ -61,7 +61,7 @@ def nms(
 def _suppresses(
     boxes: torch.Tensor, classes: torch.Tensor, a: torch.Tensor, b: torch.Tensor, iou: float
 ) -> torch.Tensor:
-    """bool [a, b]: whether a box of ``a`` would suppress one of ``b``."""
+    """Bool [a, b]: whether a box of ``a`` would suppress one of ``b``."""
     return (overlaps(boxes[a], boxes[b]) > iou) & (classes[a][:, None] == classes[b][None, :])
 
 

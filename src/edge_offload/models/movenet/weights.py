@@ -19,6 +19,7 @@ from typing import Dict, Iterator, List, Tuple
 import numpy as np
 import torch
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.cache import cache_dir, locked, tensors_hash, write_atomic
 from edge_offload.models.movenet.network import HEADS, STAGES
@@ -157,9 +158,9 @@ def _extract(archive: pathlib.Path) -> Dict[str, bytes]:
     return sources
 
 
-def _arrays(topology: Dict[str, object], numbers: bytes) -> Dict[str, np.ndarray]:
+def _arrays(topology: Dict[str, object], numbers: bytes) -> Dict[str, Array]:
     """The half-precision weights by name. The file has passed its checksum, so its structure can be relied on."""
-    arrays: Dict[str, np.ndarray] = {}
+    arrays: Dict[str, Array] = {}
     offset = 0
     groups: List[Dict[str, List[Dict[str, object]]]] = topology["weightsManifest"]  # type: ignore[assignment]
     for group in groups:

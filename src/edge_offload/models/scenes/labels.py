@@ -6,6 +6,8 @@ from typing import Dict, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
+
 LABELS: Tuple[str, ...] = (
     "empty",
     "car",
@@ -38,7 +40,7 @@ IGNORED = 255
 GROUND: Tuple[int, ...] = tuple(VALUE[name] for name in ("road", "parking", "sidewalk", "other-ground", "terrain"))
 """What a robot drives on."""
 
-COLOURS: np.ndarray = np.array(
+COLOURS: Array = np.array(
     [
         (0, 0, 0),
         (100, 150, 245),

@@ -7,6 +7,7 @@ from typing import List, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.models.scenes.solids import Solid
 from edge_offload.models.scenes.world import World
 
@@ -35,7 +36,7 @@ class Lidar:
     dropout: float = 0.03
     dropout_far: float = 0.5
 
-    def elevations(self) -> np.ndarray:
+    def elevations(self) -> Array:
         """rad, of the rings, lowest first."""
         return np.linspace(self.low, self.high, self.rings)
 
@@ -65,25 +66,25 @@ def ground_height(world: World, pose: Pose) -> float:
     return float(world.ground.at(np.array(pose.x), np.array(pose.y))[0])
 
 
-def to_world(pose: Pose, x: np.ndarray, y: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+def to_world(pose: Pose, x: Array, y: Array) -> Tuple[Array, Array]:
     """Places in the sensor's frame, as places in the world (m)."""
     cos, sin = np.cos(pose.yaw), np.sin(pose.yaw)
     return pose.x + cos * x - sin * y, pose.y + sin * x + cos * y
 
 
-def to_local(pose: Pose, x: np.ndarray, y: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+def to_local(pose: Pose, x: Array, y: Array) -> Tuple[Array, Array]:
     """Places in the world, as places in the sensor's frame (m): the inverse of :func:`to_world`."""
     cos, sin = np.cos(pose.yaw), np.sin(pose.yaw)
     east, north = x - pose.x, y - pose.y
     return cos * east + sin * north, cos * north - sin * east
 
 
-def exact_ranges(world: World, pose: Pose, lidar: Lidar) -> np.ndarray:
+def exact_ranges(world: World, pose: Pose, lidar: Lidar) -> Array:
     """Range of every ray without noise and dropouts, float32 [rings, columns] metres; inf where nothing is met."""
     return _cast(world, pose, lidar, _directions(lidar), np.random.default_rng(0))[0]
 
 
-def sweep(world: World, pose: Pose, lidar: Lidar, seed: int) -> Tuple[np.ndarray, np.ndarray]:
+def sweep(world: World, pose: Pose, lidar: Lidar, seed: int) -> Tuple[Array, Array]:
     """One turn of the sensor.
 
     Returns:
@@ -102,20 +103,20 @@ def sweep(world: World, pose: Pose, lidar: Lidar, seed: int) -> Tuple[np.ndarray
     return points, labels[kept]
 
 
-def _directions(lidar: Lidar) -> np.ndarray:
+def _directions(lidar: Lidar) -> Array:
     """Unit vectors of the rays, float32 [rings, columns, 3]."""
     elevations = lidar.elevations()[:, None]
     azimuths = (np.arange(lidar.columns) * (2 * np.pi / lidar.columns) - np.pi)[None, :]
     parts = np.broadcast_arrays(
         np.cos(elevations) * np.cos(azimuths), np.cos(elevations) * np.sin(azimuths), np.sin(elevations)
     )
-    directions: np.ndarray = np.stack(parts, axis=2).astype(np.float32)
+    directions: Array = np.stack(parts, axis=2).astype(np.float32)
     return directions
 
 
 def _cast(
-    world: World, pose: Pose, lidar: Lidar, directions: np.ndarray, random: np.random.Generator
-) -> Tuple[np.ndarray, np.ndarray]:
+    world: World, pose: Pose, lidar: Lidar, directions: Array, random: np.random.Generator
+) -> Tuple[Array, Array]:
     """Range (inf: none) and label of what every ray meets first."""
     ranges, labels = _ground_hits(world, pose, lidar, directions)
     for solid in local_solids(world, pose, lidar.height):
@@ -123,7 +124,7 @@ def _cast(
     return ranges, labels
 
 
-def _ground_hits(world: World, pose: Pose, lidar: Lidar, directions: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+def _ground_hits(world: World, pose: Pose, lidar: Lidar, directions: Array) -> Tuple[Array, Array]:
     """Range (inf: none) and label where every ray meets the ground, by fixed-point iteration from the flat one."""
     down = np.minimum(directions[..., 2], -1e-3)
     base = ground_height(world, pose)
@@ -142,10 +143,10 @@ def _ground_hits(world: World, pose: Pose, lidar: Lidar, directions: np.ndarray)
 
 def _hit(
     solid: Solid,
-    directions: np.ndarray,
+    directions: Array,
     lidar: Lidar,
-    ranges: np.ndarray,
-    labels: np.ndarray,
+    ranges: Array,
+    labels: Array,
     random: np.random.Generator,
 ) -> None:
     """Shorten the ranges of the rays that meet ``solid`` first."""

@@ -7,6 +7,7 @@ from typing import Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.models.scenes import truth, visibility
 from edge_offload.models.scenes.labels import IGNORED
 from edge_offload.models.scenes.lidar import HDL64, Lidar, Pose, sweep
@@ -28,9 +29,9 @@ class Pair:
         grid: where the voxels lie.
     """
 
-    occupancy: np.ndarray
-    labels: np.ndarray
-    points: np.ndarray
+    occupancy: Array
+    labels: Array
+    points: Array
     grid: VoxelGrid
 
 

@@ -7,6 +7,8 @@ from typing import Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
+
 BOX, CYLINDER, ELLIPSOID = range(3)
 
 
@@ -51,7 +53,7 @@ class Solid:
         """The same solid, higher by ``height`` (m)."""
         return replace(self, centre=(self.centre[0], self.centre[1], self.centre[2] + height))
 
-    def entry(self, directions: np.ndarray) -> np.ndarray:
+    def entry(self, directions: Array) -> Array:
         """Where rays from the origin enter, as multiples of ``directions`` (float [..., 3]); inf where they miss.
 
         A solid that holds the origin is not hit.
@@ -83,10 +85,10 @@ class Solid:
                     low, high = _slab(up, rise)
                     near, far = np.maximum(near, low), np.minimum(far, high)
             hit = (near < far) & (near > 0)
-        distance: np.ndarray = np.where(hit, near, np.inf)
+        distance: Array = np.where(hit, near, np.inf)
         return distance
 
-    def depth(self, x: np.ndarray, y: np.ndarray, z: np.ndarray, margin: float) -> np.ndarray:
+    def depth(self, x: Array, y: Array, z: Array, margin: float) -> Array:
         """How far inside the solid, grown by ``margin`` (m) on all sides, points lie: metres, negative outside.
 
         Exact for boxes, an estimate for the round ones. ``x``, ``y`` and ``z`` are broadcast.
@@ -96,16 +98,16 @@ class Solid:
         along, across, up = cos * east + sin * north, cos * north - sin * east, z - self.centre[2]
         a, b, c = (half + margin for half in self.half)
         if self.shape == BOX:
-            flat: np.ndarray = np.minimum(a - np.abs(along), b - np.abs(across))
+            flat: Array = np.minimum(a - np.abs(along), b - np.abs(across))
             return np.asarray(np.minimum(flat, c - np.abs(up)))
         round_part = (along / a) ** 2 + (across / b) ** 2
         if self.shape == CYLINDER:
             return np.asarray(np.minimum((1.0 - np.sqrt(round_part)) * min(a, b), c - np.abs(up)))
-        inside: np.ndarray = (1.0 - np.sqrt(round_part + (up / c) ** 2)) * min(a, b, c)
+        inside: Array = (1.0 - np.sqrt(round_part + (up / c) ** 2)) * min(a, b, c)
         return inside
 
 
-def _slab(place: float, rate: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+def _slab(place: float, rate: Array) -> Tuple[Array, Array]:
     """Where a coordinate that starts at ``place`` and grows by ``rate`` enters and leaves [-1, 1]."""
     one, two = (-1.0 - place) / rate, (1.0 - place) / rate
     return np.fmin(one, two), np.fmax(one, two)

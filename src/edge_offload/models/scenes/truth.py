@@ -6,6 +6,7 @@ from typing import Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.models.scenes.labels import IGNORED
 from edge_offload.models.scenes.lidar import Lidar, Pose, ground_height, local_solids, to_world
 from edge_offload.models.scenes.solids import Solid
@@ -16,7 +17,7 @@ MARGIN = 0.35
 """Voxels: how far beyond its surface a solid still fills a voxel whose centre lies there."""
 
 
-def labels(world: World, pose: Pose, lidar: Lidar, grid: VoxelGrid) -> np.ndarray:
+def labels(world: World, pose: Pose, lidar: Lidar, grid: VoxelGrid) -> Array:
     """Label of every voxel of ``grid`` (in the frame of the sensor), uint8 [x, y, z].
 
     The ground is one voxel thick, what is below it is empty. The inside of buildings and what lies behind the walls of
@@ -41,7 +42,7 @@ def labels(world: World, pose: Pose, lidar: Lidar, grid: VoxelGrid) -> np.ndarra
     return found
 
 
-def _fill(found: np.ndarray, solid: Solid, grid: VoxelGrid, axes: Tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+def _fill(found: Array, solid: Solid, grid: VoxelGrid, axes: Tuple[Array, Array, Array]) -> None:
     margin = MARGIN * grid.voxel_size
     reach = (solid.radius, solid.radius, solid.half[2])
     windows = []

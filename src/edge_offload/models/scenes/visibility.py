@@ -13,6 +13,7 @@ from typing import List, Tuple
 import numpy as np
 from scipy import ndimage
 
+from edge_offload.arrays import Array
 from edge_offload.models.scenes.lidar import Lidar, Pose, exact_ranges, ground_height, to_local
 from edge_offload.models.scenes.world import World
 from edge_offload.models.voxels import VoxelGrid
@@ -41,7 +42,7 @@ def across_a_room(world: World, pose: Pose) -> Tuple[Pose, ...]:
     return tuple(found)
 
 
-def visible(world: World, poses: Tuple[Pose, ...], pose: Pose, lidar: Lidar, grid: VoxelGrid) -> np.ndarray:
+def visible(world: World, poses: Tuple[Pose, ...], pose: Pose, lidar: Lidar, grid: VoxelGrid) -> Array:
     """Bool [x, y, z]: air that a sensor at one of ``poses`` sees, and the surfaces that border on it.
 
     Leaves and grilles hide nothing: some ray comes through from somewhere.
@@ -67,7 +68,7 @@ def visible(world: World, poses: Tuple[Pose, ...], pose: Pose, lidar: Lidar, gri
         row = np.clip(np.rint(row), 0, look.rings - 1).astype(np.int64)
         distance = np.sqrt(flat[:, :, None] ** 2 + rise**2)
         air |= (distance <= ranges[row, column[:, :, None]]) & (distance < look.reach)
-    found: np.ndarray = ndimage.binary_dilation(air, np.ones((3, 3, 3), dtype=bool))
+    found: Array = ndimage.binary_dilation(air, np.ones((3, 3, 3), dtype=bool))
     return found
 
 

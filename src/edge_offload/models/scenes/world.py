@@ -8,6 +8,7 @@ from typing import List, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.models.scenes.labels import VALUE
 from edge_offload.models.scenes.objects import HELD_OUT, TRAINING, scale_of
 from edge_offload.models.scenes.solids import Solid, box
@@ -52,14 +53,14 @@ class Ground:
     slope: Tuple[float, float] = (0.0, 0.0)
     waves: Tuple[Tuple[float, float, float, float], ...] = ()
 
-    def swell(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def swell(self, x: Array, y: Array) -> Array:
         """Height without the strips' own, m."""
         height = self.slope[0] * x + self.slope[1] * y
         for amplitude, along, across, phase in self.waves:
             height = height + amplitude * np.sin(along * x + across * y + phase)
         return height
 
-    def at(self, x: np.ndarray, y: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def at(self, x: Array, y: Array) -> Tuple[Array, Array]:
         """Height (m) and label of the ground at places (m)."""
         height = self.swell(x, y)
         label = np.full(np.shape(height), self.label, dtype=np.uint8)

@@ -10,10 +10,11 @@ from typing import Callable, Dict
 import numpy as np
 from scipy import ndimage
 
+from edge_offload.arrays import Array
 from edge_offload.models.scenes.labels import VALUE
 
 
-def ground_level(occupancy: np.ndarray) -> np.ndarray:
+def ground_level(occupancy: Array) -> Array:
     """Index of the ground in every column, int [x, y]: the lowest hit near by, spread to where there is none.
 
     Hits more than 0.4 m (2 voxels) above the lowest within 5 m are not ground.
@@ -25,31 +26,31 @@ def ground_level(occupancy: np.ndarray) -> np.ndarray:
     if not ground.any():
         return np.zeros(hit.shape, dtype=np.int64)
     nearest = ndimage.distance_transform_edt(~ground, return_distances=False, return_indices=True)
-    level: np.ndarray = lowest[tuple(nearest)]
+    level: Array = lowest[tuple(nearest)]
     return level
 
 
-def by_height(full: np.ndarray, level: np.ndarray) -> np.ndarray:
+def by_height(full: Array, level: Array) -> Array:
     """Labels of what is full: road up to one voxel above the ground, building above 2 m, else vegetation."""
     above = np.arange(full.shape[2])[None, None, :] - level[:, :, None]
     kinds = np.where(above <= 1, VALUE["road"], np.where(above >= 10, VALUE["building"], VALUE["vegetation"]))
-    labels: np.ndarray = np.where(full, kinds, 0).astype(np.uint8)
+    labels: Array = np.where(full, kinds, 0).astype(np.uint8)
     return labels
 
 
-def nothing(occupancy: np.ndarray) -> np.ndarray:
+def nothing(occupancy: Array) -> Array:
     """No completion: full is what the sweep hit."""
     return by_height(occupancy > 0, ground_level(occupancy))
 
 
-def closing(occupancy: np.ndarray) -> np.ndarray:
+def closing(occupancy: Array) -> Array:
     """Morphological closing with a box of 7 x 7 x 3 voxels."""
     padded = np.pad(occupancy > 0, 4)
     closed = ndimage.binary_closing(padded, np.ones((7, 7, 3), dtype=bool))[4:-4, 4:-4, 4:-4]
     return by_height(closed, ground_level(occupancy))
 
 
-def columns(occupancy: np.ndarray) -> np.ndarray:
+def columns(occupancy: Array) -> Array:
     """Closing; then the ground everywhere, and every column full from its highest hit within 3 m down to it."""
     level = ground_level(occupancy)
     full = closing(occupancy) > 0
@@ -61,7 +62,7 @@ def columns(occupancy: np.ndarray) -> np.ndarray:
     return by_height(full, level)
 
 
-BASELINES: Dict[str, Callable[[np.ndarray], np.ndarray]] = {
+BASELINES: Dict[str, Callable[[Array], Array]] = {
     "no completion": nothing,
     "closing": closing,
     "column fill": columns,

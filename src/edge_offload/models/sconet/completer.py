@@ -8,6 +8,7 @@ from typing import Any, Dict, Optional, Sequence
 import numpy as np
 import torch
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models import checkpoint
 from edge_offload.models.scenes.labels import LABELS
@@ -53,7 +54,7 @@ class SceneCompleter:
             load_weights(module, path)
         self.module = module.eval().requires_grad_(False)
 
-    def prepare(self, points: np.ndarray) -> torch.Tensor:
+    def prepare(self, points: Array) -> torch.Tensor:
         """Occupancy of float [n, 3 or more] points (m, in the grid's frame), uint8 [x, y, 32].
 
         Raises:
@@ -67,7 +68,7 @@ class SceneCompleter:
             )
         return torch.from_numpy(self.grid.occupancy(points))
 
-    def interpret(self, outputs: Sequence[torch.Tensor], occupancy: torch.Tensor) -> np.ndarray:
+    def interpret(self, outputs: Sequence[torch.Tensor], occupancy: torch.Tensor) -> Array:
         """Labels uint8 [x, y, 32] from the outputs of ``module``; what the sweep hit stays full.
 
         Raises:
@@ -78,12 +79,12 @@ class SceneCompleter:
             return nothing(hit)
         if len(outputs) != 1 or outputs[0].dtype != torch.uint8 or tuple(outputs[0].shape) != hit.shape:
             raise BadInput("the outputs are not a label grid of the input's size")
-        labels: np.ndarray = outputs[0].cpu().numpy()
+        labels: Array = outputs[0].cpu().numpy()
         if labels.max(initial=0) >= len(LABELS):
             raise BadInput(f"the outputs hold a label above {len(LABELS) - 1}")
         return keep_hits(labels, hit)
 
-    def complete(self, points: np.ndarray) -> np.ndarray:
+    def complete(self, points: Array) -> Array:
         """All steps here and now: labels uint8 [x, y, 32]."""
         occupancy = self.prepare(points)
         device = next(self.module.parameters()).device
@@ -92,7 +93,7 @@ class SceneCompleter:
         return self.interpret(outputs, occupancy)
 
 
-def keep_hits(labels: np.ndarray, occupancy: np.ndarray) -> np.ndarray:
+def keep_hits(labels: Array, occupancy: Array) -> Array:
     """``labels`` with what was hit full: an obstacle that was seen is one, whatever the network says."""
     missed = (occupancy > 0) & (labels == 0)
     return np.where(missed, nothing(occupancy), labels) if missed.any() else labels

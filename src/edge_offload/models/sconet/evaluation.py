@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 import numpy as np
 import torch
 
+from edge_offload.arrays import Array
 from edge_offload.models.scenes.labels import LABELS
 from edge_offload.models.scenes.samples import Pair, pair
 from edge_offload.models.sconet.baselines import BASELINES
@@ -14,7 +15,7 @@ from edge_offload.models.sconet.completer import keep_hits
 from edge_offload.models.sconet.metrics import Confusion
 from edge_offload.models.sconet.network import SCONet
 
-Method = Callable[[np.ndarray], np.ndarray]
+Method = Callable[[Array], Array]
 FIRST_SEED = 10_000_000
 """Scenes for evaluation have numbers from here on; training starts at 0."""
 
@@ -22,10 +23,10 @@ FIRST_SEED = 10_000_000
 def method_of(network: SCONet) -> Method:
     """A network as a function from occupancy to labels, both uint8 [x, y, 32]; what was hit stays full, as in use."""
 
-    def complete(occupancy: np.ndarray) -> np.ndarray:
+    def complete(occupancy: Array) -> Array:
         device = next(network.parameters()).device
         with torch.inference_mode():
-            labels: np.ndarray = network(torch.from_numpy(occupancy).to(device))[0].cpu().numpy()
+            labels: Array = network(torch.from_numpy(occupancy).to(device))[0].cpu().numpy()
         return keep_hits(labels, occupancy)
 
     return complete

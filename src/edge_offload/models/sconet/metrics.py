@@ -6,6 +6,7 @@ from typing import Dict, Optional
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.scenes.labels import IGNORED, LABELS
 
@@ -16,7 +17,7 @@ class Confusion:
     def __init__(self, classes: int = len(LABELS)) -> None:
         self.counts = np.zeros((classes, classes), dtype=np.int64)
 
-    def add(self, found: np.ndarray, truth: np.ndarray) -> None:
+    def add(self, found: Array, truth: Array) -> None:
         """Count one scene: uint8 grids of the same shape. Where ``truth`` is ``IGNORED`` nothing counts.
 
         Raises:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pathlib
 from typing import Any, Iterator, Optional, Tuple
 
-import numpy as np
 import rosbag
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.nodes.camera.frames import FrameSource
 from edge_offload.nodes.common.convert import image_to_bgr
@@ -52,7 +52,7 @@ class BagImages(FrameSource):
     def _read(self) -> Iterator[Any]:
         return (message for _, message, _ in self._bag.read_messages(topics=[self._topic]))
 
-    def read(self) -> Optional[np.ndarray]:
+    def read(self) -> Optional[Array]:
         message = next(self._messages, None)
         return None if message is None else image_to_bgr(message)
 

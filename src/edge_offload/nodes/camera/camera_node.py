@@ -22,12 +22,12 @@ import threading
 import time
 from typing import Any, Optional
 
-import numpy as np
 import rospy
 import tf2_ros
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from std_msgs.msg import Header
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.nodes.camera.bag import BagImages
 from edge_offload.nodes.camera.calibration import fitted, load_calibration
@@ -73,7 +73,7 @@ class CameraNode(Node):
         self._answered = threading.Event()
         self._awaited: Optional[rospy.Time] = None
         self._published = 0
-        self._waiting: Optional[np.ndarray] = None
+        self._waiting: Optional[Array] = None
         self._source = self._open()
         self._info = CameraInfo()
         if params["calibration"]:
@@ -193,7 +193,7 @@ class CameraNode(Node):
                 rospy.loginfo(f"{self._published} frames published, as many as asked for")
                 return
 
-    def _next_frame(self) -> Optional[np.ndarray]:
+    def _next_frame(self) -> Optional[Array]:
         """The next frame; a lost device is waited for. None at the end, or on shutdown."""
         rewound = False
         while not self._stop.is_set():
@@ -226,7 +226,7 @@ class CameraNode(Node):
             rospy.loginfo(f"{self._source.name} is back")
             return
 
-    def _publish(self, frame: np.ndarray) -> None:
+    def _publish(self, frame: Array) -> None:
         stamp = rospy.Time.now()
         message = bgr_to_image(frame, _header(stamp, self.params["frame_id"]))
         self._awaited = stamp
@@ -239,7 +239,7 @@ class CameraNode(Node):
         if self.params["every_frame"]:
             self._wait_for_result()
 
-    def _publish_info(self, stamp: rospy.Time, frame: np.ndarray) -> None:
+    def _publish_info(self, stamp: rospy.Time, frame: Array) -> None:
         height, width = frame.shape[:2]
         info = fitted(self._info, width, height) if self._info.width else CameraInfo(width=width, height=height)
         info.header = _header(stamp, self.params["frame_id"])

@@ -8,8 +8,8 @@ import re
 from typing import List, Optional
 
 import cv2
-import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm")
@@ -33,7 +33,7 @@ class FrameSource(abc.ABC):
     live: bool = False
 
     @abc.abstractmethod
-    def read(self) -> Optional[np.ndarray]:
+    def read(self) -> Optional[Array]:
         """The next frame, uint8 [h, w, 3] BGR, or None at the end.
 
         Raises:
@@ -76,14 +76,14 @@ class VideoFile(FrameSource):
             raise BadInput(f"{self._path} is no video that OpenCV can read", remedy="convert it, for example to MP4")
         return capture
 
-    def read(self) -> Optional[np.ndarray]:
+    def read(self) -> Optional[Array]:
         read, frame = self._capture.read()
         if not read:
             if self._read == 0:
                 raise BadInput(f"{self._path} holds no frame that can be decoded")
             return None
         self._read += 1
-        image: np.ndarray = frame
+        image: Array = frame
         return image
 
     def rewind(self) -> None:
@@ -116,7 +116,7 @@ class ImageFolder(FrameSource):
             raise BadInput(f"no images in {folder}", remedy=f"it should hold files {', '.join(IMAGE_SUFFIXES)}")
         self._next = 0
 
-    def read(self) -> Optional[np.ndarray]:
+    def read(self) -> Optional[Array]:
         if self._next >= len(self._files):
             return None
         file = self._files[self._next]
@@ -124,7 +124,7 @@ class ImageFolder(FrameSource):
         frame = cv2.imread(str(file), cv2.IMREAD_COLOR)
         if frame is None:
             raise BadInput(f"{file} is no image that OpenCV can read")
-        image: np.ndarray = frame
+        image: Array = frame
         return image
 
     def rewind(self) -> None:
@@ -169,11 +169,11 @@ class Device(FrameSource):
         capture.set(cv2.CAP_PROP_BUFFERSIZE, 1)
         return capture
 
-    def read(self) -> Optional[np.ndarray]:
+    def read(self) -> Optional[Array]:
         read, frame = self._capture.read()
         if not read or frame is None:
             raise SourceLost(f"{self.name} gives no frames", remedy="check its cable")
-        image: np.ndarray = frame
+        image: Array = frame
         return image
 
     def rewind(self) -> None:

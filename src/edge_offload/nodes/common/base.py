@@ -209,7 +209,7 @@ def _run(node_class: Type[Node]) -> int:
 
 
 def _go_to(folder: str) -> None:
-    """roslaunch starts nodes in ~/.ros, where no relative path of the caller's leads anywhere."""
+    """Roslaunch starts nodes in ~/.ros, where no relative path of the caller's leads anywhere."""
     if not folder:
         return
     try:

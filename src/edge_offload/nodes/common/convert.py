@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2, PointField
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 
 MAX_SIDE = 16384
@@ -44,7 +45,7 @@ _POINT_TYPES = {
 }
 
 
-def image_to_bgr(message: Any) -> np.ndarray:
+def image_to_bgr(message: Any) -> Array:
     """Pixels of an ``Image`` or ``CompressedImage`` as uint8 [h, w, 3] BGR.
 
     Raises:
@@ -65,13 +66,13 @@ def image_to_bgr(message: Any) -> np.ndarray:
     if conversion is None:
         return np.ascontiguousarray(pixels)
     try:
-        converted: np.ndarray = cv2.cvtColor(np.ascontiguousarray(pixels), conversion)
+        converted: Array = cv2.cvtColor(np.ascontiguousarray(pixels), conversion)
     except cv2.error as error:
         raise BadInput(f"image {message.width}x{message.height} is no {message.encoding} image: {error.err}") from error
     return converted
 
 
-def _rows(message: Any, bytes_per_pixel: int) -> np.ndarray:
+def _rows(message: Any, bytes_per_pixel: int) -> Array:
     """The bytes of an ``Image`` as uint8 [h, w * bytes_per_pixel], row padding removed."""
     width, height, step = message.width, message.height, message.step
     if width < 1 or height < 1:
@@ -90,7 +91,7 @@ def _rows(message: Any, bytes_per_pixel: int) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(data, (height, line), (step, 1), writeable=False)
 
 
-def _decompressed(message: Any) -> np.ndarray:
+def _decompressed(message: Any) -> Array:
     """The format string is not trusted (drivers disagree on it); the data says what it is."""
     if "compresseddepth" in message.format.lower():
         raise BadInput(f"compressed image of format {message.format!r} is a depth image")
@@ -106,7 +107,7 @@ def _decompressed(message: Any) -> np.ndarray:
     return pixels
 
 
-def depth_pixels(message: Any) -> Tuple[np.ndarray, str]:
+def depth_pixels(message: Any) -> Tuple[Array, str]:
     """A depth ``Image`` as it comes: uint16 or float32 [h, w], and its encoding (16UC1: millimetres, 32FC1: metres).
 
     Raises:
@@ -121,13 +122,13 @@ def depth_pixels(message: Any) -> Tuple[np.ndarray, str]:
     return pixels.astype(np.dtype(kind)), encoding
 
 
-def bgr_to_image(bgr: np.ndarray, header: Any) -> Image:
+def bgr_to_image(bgr: Array, header: Any) -> Image:
     """uint8 [h, w, 3] BGR as a ``bgr8`` message with ``header``."""
     height, width = bgr.shape[:2]
     return Image(header, height, width, "bgr8", 0, 3 * width, np.ascontiguousarray(bgr).tobytes())
 
 
-def bgr_to_jpeg(bgr: np.ndarray, header: Any, quality: int) -> CompressedImage:
+def bgr_to_jpeg(bgr: Array, header: Any, quality: int) -> CompressedImage:
     """uint8 [h, w, 3] BGR as a JPEG message with ``header``; quality 1 to 100."""
     done, coded = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, quality])
     if not done:
@@ -135,7 +136,7 @@ def bgr_to_jpeg(bgr: np.ndarray, header: Any, quality: int) -> CompressedImage:
     return CompressedImage(header, "bgr8; jpeg compressed bgr8", coded.tobytes())
 
 
-def cloud_to_points(message: Any) -> np.ndarray:
+def cloud_to_points(message: Any) -> Array:
     """A ``PointCloud2`` as float32 [n, 4]: x, y, z in metres and intensity (0 where it has none).
 
     Points with a coordinate that is not finite are left out.
@@ -179,11 +180,11 @@ def cloud_to_points(message: Any) -> np.ndarray:
     for column, name in enumerate(("x", "y", "z", "intensity")):
         if name in names:
             points[:, column] = cloud[name]
-    finite: np.ndarray = points[np.isfinite(points[:, :3]).all(axis=1)]
+    finite: Array = points[np.isfinite(points[:, :3]).all(axis=1)]
     return finite
 
 
-def points_to_cloud(points: np.ndarray, header: Any) -> PointCloud2:
+def points_to_cloud(points: Array, header: Any) -> PointCloud2:
     """float32 [n, 4] (x, y, z in metres, intensity) as a ``PointCloud2`` with ``header``."""
     packed = np.ascontiguousarray(points, dtype="<f4")
     fields = [

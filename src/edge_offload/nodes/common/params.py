@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from edge_offload.errors import BadInput
 
-Value = Union[bool, int, float, str, list, dict]
+Value = Union[bool, int, float, str, List[Any], Dict[str, Any]]
 _KINDS = {
     bool: "true or false",
     int: "a whole number",

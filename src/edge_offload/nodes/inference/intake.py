@@ -8,11 +8,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Callable, Deque, Optional, Tuple
 
-import numpy as np
 import rospy
 import tf2_ros
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.nodes.camera.calibration import camera_of, fitted
 from edge_offload.nodes.common.base import Node
@@ -140,7 +140,7 @@ class DepthIntake:
         with self._lock:
             self._recent.append(message)
 
-    def at(self, stamp: rospy.Time) -> Tuple[Optional[np.ndarray], str]:
+    def at(self, stamp: rospy.Time) -> Tuple[Optional[Array], str]:
         """Pixels and encoding of the depth image nearest to ``stamp``; None when none is near, or it is faulty."""
         with self._lock:
             nearest = min(self._recent, key=lambda message: abs((message.header.stamp - stamp).to_nsec()), default=None)

@@ -8,6 +8,7 @@ from typing import Any, Iterator, Optional, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.scenes.lidar import Lidar, Pose, ground_height, sweep
 from edge_offload.models.scenes.world import Street, World, room
@@ -29,7 +30,7 @@ class Sweep:
         pose: x, y, z (m) and yaw (rad) of the sensor in the map, where that is known.
     """
 
-    points: Optional[np.ndarray]
+    points: Optional[Array]
     error: str = ""
     pose: Optional[Tuple[float, float, float, float]] = None
 

@@ -20,9 +20,9 @@ from edge_offload.timing import InferenceReport
 class Tally:
     """What was seen, by stamp in nanoseconds."""
 
-    published: Counter = field(default_factory=Counter)
-    results: Counter = field(default_factory=Counter)
-    latencies: Counter = field(default_factory=Counter)
+    published: Counter[Any] = field(default_factory=Counter)
+    results: Counter[Any] = field(default_factory=Counter)
+    latencies: Counter[Any] = field(default_factory=Counter)
     reports: List[InferenceReport] = field(default_factory=list)
     energies: List[float] = field(default_factory=list)
     energy_measured: bool = True

@@ -29,12 +29,12 @@ import functools
 import time
 from typing import Any, Dict, List, Tuple
 
-import numpy as np
 import rospy
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 from visualization_msgs.msg import MarkerArray
 
+from edge_offload.arrays import Array
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.mode import Mode
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, image_to_bgr
@@ -142,7 +142,7 @@ class KapaoNode(OffloadedNode):
         self.health.clear("frame")
         self._publish(frame, bgr, result)
 
-    def _process(self, frame: Frame, bgr: np.ndarray) -> FrameResult:
+    def _process(self, frame: Frame, bgr: Array) -> FrameResult:
         header = frame.message.header
         make = functools.partial(Locator, keypoint_score=self.params["keypoint_score"])
         self._pipeline.locator = self._camera.locator(header, bgr.shape[1], bgr.shape[0], make)
@@ -152,7 +152,7 @@ class KapaoNode(OffloadedNode):
             depth = None
         return self._pipeline.process(bgr, header.stamp.to_sec(), frame.received_s, depth, encoding or "32FC1")
 
-    def _publish(self, frame: Frame, bgr: np.ndarray, result: FrameResult) -> None:
+    def _publish(self, frame: Frame, bgr: Array, result: FrameResult) -> None:
         header, report = frame.message.header, result.report
         energy, measured = self.energy(frame, report)
         self._selector.select(result.people, result.stamp_s)
@@ -184,7 +184,7 @@ class KapaoNode(OffloadedNode):
         self.fault("network", error)
         self._publish_failure(frame, error)
 
-    def _paint(self, picture: Tuple[Any, np.ndarray, List[TrackedPerson], InferenceReport, float, Any]) -> None:
+    def _paint(self, picture: Tuple[Any, Array, List[TrackedPerson], InferenceReport, float, Any]) -> None:
         header, bgr, people, report, energy, target = picture
         figures: Dict[str, Any] = {
             "latency_s": report.total_s,

@@ -12,6 +12,7 @@ from geometry_msgs.msg import Point, Vector3
 from std_msgs.msg import ColorRGBA
 from visualization_msgs.msg import Marker, MarkerArray
 
+from edge_offload.arrays import Array
 from edge_offload.nodes.inference.compose import copy_header
 from edge_offload.perception.geometry import Position, Transform
 from edge_offload.perception.overlay import colour_of
@@ -29,7 +30,7 @@ class Placed:
 
     frame: str
     position: Position
-    velocity: np.ndarray
+    velocity: Array
 
 
 class Motion:
@@ -38,9 +39,9 @@ class Motion:
     def __init__(self, time_constant_s: float = 0.7, forget_s: float = 2.0) -> None:
         self._time_constant_s = time_constant_s
         self._forget_s = forget_s
-        self._known: Dict[Tuple[int, str], Tuple[float, np.ndarray, np.ndarray]] = {}
+        self._known: Dict[Tuple[int, str], Tuple[float, Array, Array]] = {}
 
-    def update(self, person_id: int, frame: str, xyz: np.ndarray, stamp_s: float) -> np.ndarray:
+    def update(self, person_id: int, frame: str, xyz: Array, stamp_s: float) -> Array:
         """Take in a position; the velocity [3] in m/s, zero until there are two."""
         self._known = {
             key: known for key, known in self._known.items() if 0 <= stamp_s - known[0] <= self._forget_s

@@ -12,6 +12,7 @@ from sensor_msgs.msg import PointCloud2, PointField
 from std_msgs.msg import ColorRGBA
 from visualization_msgs.msg import Marker, MarkerArray
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.voxels import MAX_VOXELS, VoxelGrid
 from edge_offload.nodes.inference.compose import copy_header
@@ -21,7 +22,7 @@ from edge_offload_msgs.msg import SemanticGrid
 COMPRESSION = 1
 
 
-def grid_message(header: Any, labels: np.ndarray, grid: VoxelGrid, names: Sequence[str]) -> SemanticGrid:
+def grid_message(header: Any, labels: Array, grid: VoxelGrid, names: Sequence[str]) -> SemanticGrid:
     """Labels uint8 [x, y, z] as one Zstandard frame."""
     coded = zstandard.ZstdCompressor(level=COMPRESSION).compress(np.ascontiguousarray(labels).tobytes())
     size_x, size_y, size_z = labels.shape
@@ -38,7 +39,7 @@ def grid_message(header: Any, labels: np.ndarray, grid: VoxelGrid, names: Sequen
     )
 
 
-def labels_of(message: Any) -> np.ndarray:
+def labels_of(message: Any) -> Array:
     """Labels uint8 [x, y, z] in a ``SemanticGrid``.
 
     Raises:
@@ -64,7 +65,7 @@ def labels_of(message: Any) -> np.ndarray:
     return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 
 
-def slice_message(header: Any, found: np.ndarray, grid: VoxelGrid) -> OccupancyGrid:
+def slice_message(header: Any, found: Array, grid: VoxelGrid) -> OccupancyGrid:
     """An int8 [x, y] slice as an ``OccupancyGrid`` (rows along y) in the frame of the header."""
     message = OccupancyGrid(header=copy_header(header))
     message.info.map_load_time = header.stamp
@@ -76,7 +77,7 @@ def slice_message(header: Any, found: np.ndarray, grid: VoxelGrid) -> OccupancyG
     return message
 
 
-def voxels_message(header: Any, labels: np.ndarray, grid: VoxelGrid, colours: np.ndarray) -> PointCloud2:
+def voxels_message(header: Any, labels: Array, grid: VoxelGrid, colours: Array) -> PointCloud2:
     """The centres of the full voxels as a cloud with fields x y z rgb (float32) and label (uint32)."""
     found = np.argwhere(labels > 0)
     kinds = labels[tuple(found.T)]
@@ -99,7 +100,7 @@ def voxels_message(header: Any, labels: np.ndarray, grid: VoxelGrid, colours: np
 
 
 def markers_message(
-    header: Any, labels: np.ndarray, grid: VoxelGrid, colours: np.ndarray, ground: Sequence[int], names: Sequence[str]
+    header: Any, labels: Array, grid: VoxelGrid, colours: Array, ground: Sequence[int], names: Sequence[str]
 ) -> MarkerArray:
     """One list of cubes per kind of object, ground left out (the slice shows it); what was shown before is removed."""
     markers = [Marker(header=copy_header(header), action=Marker.DELETEALL)]

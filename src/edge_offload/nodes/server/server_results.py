@@ -23,7 +23,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Recent(OrderedDict):
+class Recent(OrderedDict[Any, Any]):
     """A dictionary of the :data:`KEPT` entries that were used last."""
 
     def of(self, key: K, make: Callable[[], V]) -> V:

@@ -30,6 +30,7 @@ from typing import Dict, List, Sequence, Set, Tuple, Union
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import Unsupported
 from edge_offload.native.recipe import Recipe
 from edge_offload.split.bounds.counts import INPUT, Counted, Counts
@@ -78,7 +79,7 @@ class Skip:
     source: int
     side: Tuple[int, ...]
     early: bool
-    least: np.ndarray
+    least: Array
 
 
 class Clocks:
@@ -95,7 +96,7 @@ class Clocks:
     def __init__(self, counts: Counts, classes: int = 4) -> None:
         self.counts, self._classes = counts, classes
         self._library = library()
-        self._kept: List[np.ndarray] = []
+        self._kept: List[Array] = []
         self.spine = _spine(counts)
         self.skips = _skips(counts, self.spine) if classes else {}
         self.runs = _runs(counts, self.spine, {skip.source for skip in self.skips.values()})
@@ -122,7 +123,7 @@ class Clocks:
             _NUMBERS(not free), _NUMBERS(bool(self.skips)),
         ))  # fmt: skip
 
-    def _table(self, values: Union[Sequence[float], np.ndarray], kind: type = float) -> int:
+    def _table(self, values: Union[Sequence[float], Array], kind: type = float) -> int:
         self._kept.append(np.ascontiguousarray(values, dtype=np.int32 if kind is int else np.float64))
         return int(self._kept[-1].ctypes.data)
 
@@ -240,7 +241,7 @@ def _runs(counts: Counts, spine: Sequence[int], sources: Set[int]) -> List[List[
     return runs
 
 
-def _is_plain(least: np.ndarray) -> bool:
+def _is_plain(least: Array) -> bool:
     """Whether rows need as many rows."""
     return len(least) > 2 and bool((least == np.arange(len(least))).all())
 

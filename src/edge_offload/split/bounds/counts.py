@@ -19,6 +19,7 @@ from typing import Dict, FrozenSet, List, Sequence, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.split.model.cost import RAW, OperatorCost
 from edge_offload.split.model.plan import Side
@@ -48,9 +49,9 @@ class Counted:
     operator: int
     needed: int
     length: int
-    robot_s: np.ndarray
-    server_s: np.ndarray
-    args: Tuple[Tuple[int, np.ndarray], ...]
+    robot_s: Array
+    server_s: Array
+    args: Tuple[Tuple[int, Array], ...]
     main: int
     consumers: Tuple[int, ...]
     up_s: float
@@ -134,12 +135,12 @@ class Counts:
         """Whether nothing else reads the value."""
         return self.follows(value) and len(self.consumers(value)) <= 1
 
-    def footprints(self, index: int) -> Dict[int, np.ndarray]:
+    def footprints(self, index: int) -> Dict[int, Array]:
         """Argument -> fewest rows that 0 … length rows of operator ``index`` need."""
         return dict(self.operators[index].args)
 
 
-def _seconds(cost: OperatorCost, length: int) -> np.ndarray:
-    seconds: np.ndarray = cost.launch_s + cost.row_s * np.arange(length + 1)
+def _seconds(cost: OperatorCost, length: int) -> Array:
+    seconds: Array = cost.launch_s + cost.row_s * np.arange(length + 1)
     seconds[0] = 0.0
     return seconds

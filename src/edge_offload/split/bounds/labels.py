@@ -22,10 +22,11 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.split.bounds.counts import INPUT, Counted, Counts
 from edge_offload.split.bounds.potentials import Flow, Potential, flows
 
-Columns = Dict[str, np.ndarray]
+Columns = Dict[str, Array]
 CHUNK = 1_000_000
 """Choices that are looked at together."""
 FEW = 2000
@@ -48,9 +49,9 @@ class Labels:
     tails: Columns
     awaited: Columns
     live: Dict[int, Columns] = field(default_factory=dict)
-    bound: np.ndarray = field(default_factory=lambda: np.zeros(1))
+    bound: Array = field(default_factory=lambda: np.zeros(1))
 
-    def take(self, rows: np.ndarray) -> Labels:
+    def take(self, rows: Array) -> Labels:
         """Some of them."""
         live = {value: _take(columns, rows) for value, columns in self.live.items()}
         return Labels(_take(self.tails, rows), _take(self.awaited, rows), live, self.bound[rows])
@@ -63,9 +64,9 @@ class Labels:
 class Choice:
     """What every label of an operator chose: the label behind it, rows on the robot, rows on the server."""
 
-    behind: np.ndarray
-    robot: np.ndarray
-    server: np.ndarray
+    behind: Array
+    robot: Array
+    server: Array
 
 
 class Search:
@@ -88,7 +89,7 @@ class Search:
         self.counts, self.target, self.most = counts, target, most
         self.potentials = tables if tables is not None else potentials(counts)
         self.error, self.best = 0.0, float("inf")
-        self._width, self._choices, self._ends = width, [], np.zeros(0)  # type: float, List[Choice], np.ndarray
+        self._width, self._choices, self._ends = width, [], np.zeros(0)  # type: float, List[Choice], Array
 
     def run(self) -> float:
         """Lower bound on the makespan of every plan that uses the link, at most the target."""
@@ -164,12 +165,12 @@ class Search:
                 live[value] = _read(live.get(value), rows, tails)
         return Labels(tails, awaited, live, bound), Choice(behind + offset, robot, server)
 
-    def _sent(self, direction: str, index: int, labels: Labels, behind: np.ndarray, computed: np.ndarray) -> np.ndarray:
+    def _sent(self, direction: str, index: int, labels: Labels, behind: Array, computed: Array) -> Array:
         """Tail of what is sent of value ``index`` in a direction; 0 where nothing is."""
         counts = self.counts
         side = "server" if direction == "up" else "robot"
         row_s, message = self._wire(index, direction)
-        tail: np.ndarray = np.zeros(len(behind))
+        tail: Array = np.zeros(len(behind))
         if index in labels.live:
             columns = labels.live[index]
             missing = columns[side][behind] - computed
@@ -188,14 +189,14 @@ class Search:
         entry = counts.operators[value]
         return (entry.up_s if direction == "up" else entry.down_s), counts.message_s
 
-    def _finish(self, labels: Labels) -> np.ndarray:
+    def _finish(self, labels: Labels) -> Array:
         """Makespans: the input has it all on the robot."""
         rows = np.arange(len(labels))
         nothing = np.zeros(len(labels), dtype=int)
         return np.asarray(np.maximum(labels.tails["robot"], self._sent("up", INPUT, labels, rows, nothing)))
 
-    def _bound(self, index: int, tails: Columns, value: int, robot: np.ndarray, server: np.ndarray,
-               at_once: int = 4) -> Tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    def _bound(self, index: int, tails: Columns, value: int, robot: Array, server: Array,
+               at_once: int = 4) -> Tuple[Array, Array]:  # fmt: skip
         """Bounds, and which are below the target; a few potentials at a time, so that most need only the first."""
         bound = np.maximum(tails["robot"], tails["server"])
         keep = np.flatnonzero(bound < self.target)
@@ -211,7 +212,7 @@ class Search:
             keep = keep[found < self.target]
         return bound, keep
 
-    def _thin(self, labels: Labels, index: int) -> np.ndarray:
+    def _thin(self, labels: Labels, index: int) -> Array:
         """The labels that go on."""
         counts, tails = self._comparable(labels)
         table = np.concatenate([counts, tails], axis=1)
@@ -229,7 +230,7 @@ class Search:
             order = order[: self.most]
         return np.asarray(order[labels.bound[order] < self.target])
 
-    def _comparable(self, labels: Labels) -> Tuple[np.ndarray, np.ndarray]:
+    def _comparable(self, labels: Labels) -> Tuple[Array, Array]:
         """Whole numbers and tails [label, column] of which less is better.
 
         Where the robot must have nothing, all that it may still compute is sent up and used by a step that is there
@@ -269,7 +270,7 @@ def _read(known: Optional[Columns], rows: Columns, tails: Columns) -> Columns:
     return found
 
 
-def _take(columns: Columns, rows: np.ndarray) -> Columns:
+def _take(columns: Columns, rows: Array) -> Columns:
     return {name: column[rows] for name, column in columns.items()}
 
 
@@ -282,12 +283,12 @@ def _joined(parts: Sequence[Labels]) -> Labels:
                   np.concatenate([part.bound for part in parts]))  # fmt: skip
 
 
-def _choices_of(robot: np.ndarray, server: np.ndarray, needed: int) -> np.ndarray:
+def _choices_of(robot: Array, server: Array, needed: int) -> Array:
     spare = np.maximum(robot + server - needed, 0)
     return np.asarray(2 + robot + server + spare * spare // 2)
 
 
-def _choose(robot: np.ndarray, server: np.ndarray, entry: Counted) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _choose(robot: Array, server: Array, entry: Counted) -> Tuple[Array, Array, Array]:
     """(label, rows on the robot, rows on the server): all that may be best for labels that must have so many rows.
 
     Nothing is sent; the robot sends some of the server's and computes what nobody would; the other way round; both
@@ -321,13 +322,13 @@ def _choose(robot: np.ndarray, server: np.ndarray, entry: Counted) -> Tuple[np.n
     return labels, mine, theirs
 
 
-def _ragged(sizes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+def _ragged(sizes: Array) -> Tuple[Array, Array]:
     """For every k, the numbers 0 … sizes[k] - 1: (k, number)."""
     owner = np.repeat(np.arange(len(sizes)), sizes)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
-def _undominated(table: np.ndarray, pivots: int, allowed: Optional[np.ndarray] = None) -> np.ndarray:
+def _undominated(table: Array, pivots: int, allowed: Optional[Array] = None) -> Array:
     """Rows, in order, without those that are nowhere below one of the first ``pivots`` that remain.
 
     ``allowed``: by how much a row may be below and still be taken for not below, per column.
@@ -343,7 +344,7 @@ def _undominated(table: np.ndarray, pivots: int, allowed: Optional[np.ndarray] =
     return np.concatenate([np.asarray(kept, dtype=int), rows])
 
 
-def _first_of_each(cells: np.ndarray) -> np.ndarray:
+def _first_of_each(cells: Array) -> Array:
     """The first row of every kind, in order."""
     _, first = np.unique(np.ascontiguousarray(cells), axis=0, return_index=True)
     return np.sort(first)

@@ -20,9 +20,10 @@ from typing import FrozenSet, List, Optional, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.split.bounds.counts import Counted, Counts
 
-Tables = List[np.ndarray]
+Tables = List[Array]
 """For value -1, 0, 1, …: [robot's rows, server's rows] -> seconds."""
 
 
@@ -93,11 +94,11 @@ class Potential:
                 tables.append(np.minimum(np.minimum(options.nothing(), stay), jumping))
         return tables
 
-    def _computed(self, flow: Flow, index: int, tables: Tables) -> np.ndarray:
+    def _computed(self, flow: Flow, index: int, tables: Tables) -> Array:
         """Least weight up to and with an operator's steps, by rows computed on each side."""
         entry = self.counts.operators[index]
         main, least = entry.args[entry.main]
-        total: np.ndarray = tables[main + 1][np.ix_(least, least)]
+        total: Array = tables[main + 1][np.ix_(least, least)]
         for position, (value, other) in enumerate(entry.args):
             if position == entry.main or self.flow.jump:  # before or behind the jump, nobody knows
                 continue
@@ -106,7 +107,7 @@ class Potential:
                 total = total + own[np.ix_(other, other)]
         return np.asarray(total + _work(flow, index, entry))
 
-    def _own(self, flow: Flow, value: int, excluded: FrozenSet[int]) -> Optional[np.ndarray]:
+    def _own(self, flow: Flow, value: int, excluded: FrozenSet[int]) -> Optional[Array]:
         """Weight of a value's operators that are not among the ``excluded`` ones; ``None``: there are none."""
         if value < 0 or value in excluded:
             return None
@@ -118,13 +119,13 @@ class Potential:
             total = total + found[np.ix_(least, least)]
         return self._received(flow, value, total)
 
-    def _received(self, flow: Flow, index: int, computed: np.ndarray) -> np.ndarray:
+    def _received(self, flow: Flow, index: int, computed: Array) -> Array:
         """From rows computed to rows that each side must have, by what is sent."""
         options = _Options(self.counts, self.counts.operators[index], computed)
         crossing = min(flow.robot, flow.serving(index)) if _direct(self.counts, index) else 0.0
         return options.least(flow.wire(index), crossing)
 
-    def _jumping(self, base: Flow, index: int, computed: np.ndarray) -> np.ndarray:
+    def _jumping(self, base: Flow, index: int, computed: Array) -> Array:
         """The same where the last jump is made with what is sent of this value."""
         options = _Options(self.counts, self.counts.operators[index], computed)
         if self.flow.jump == "down":
@@ -140,32 +141,32 @@ class _Options:
     Arguments are the shares that pay for the wire and for the delay of a message.
     """
 
-    def __init__(self, counts: Counts, entry: Counted, computed: np.ndarray) -> None:
+    def __init__(self, counts: Counts, entry: Counted, computed: Array) -> None:
         self.counts, self.entry = counts, entry
         rows = np.arange(entry.length + 1)
         both = rows[:, None] + rows[None, :]
         impossible = (both < entry.needed) | (both > 1 if entry.length == 1 else False)
         self.computed = np.where(impossible, np.inf, computed)
 
-    def nothing(self) -> np.ndarray:
+    def nothing(self) -> Array:
         return _more(_more(self.computed, 0), 1)
 
-    def sent_up(self, wire: float, delay: float) -> np.ndarray:
+    def sent_up(self, wire: float, delay: float) -> Array:
         return self._fewer(_more(self.computed, 0), 1, wire, delay)
 
-    def sent_down(self, wire: float, delay: float) -> np.ndarray:
+    def sent_down(self, wire: float, delay: float) -> Array:
         return _more(self._fewer(self.computed, 0, wire, delay), 1)
 
-    def sent_both(self, up: float, up_delay: float, down: float, down_delay: float) -> np.ndarray:
+    def sent_both(self, up: float, up_delay: float, down: float, down_delay: float) -> Array:
         return self._fewer(self._fewer(self.computed, 0, down, down_delay), 1, up, up_delay)
 
-    def least(self, wire: float, crossing: float) -> np.ndarray:
+    def least(self, wire: float, crossing: float) -> Array:
         """All of these; ``crossing`` of either side's share goes over where rows are sent both ways."""
         one = np.minimum(self.nothing(), self.sent_down(0.0, 0.0))
         both = self.sent_both(wire + crossing, crossing, crossing, crossing)
         return np.minimum(np.minimum(one, self.sent_up(wire, 0.0)), both)
 
-    def _fewer(self, weight: np.ndarray, axis: int, wire: float, delay: float) -> np.ndarray:
+    def _fewer(self, weight: Array, axis: int, wire: float, delay: float) -> Array:
         """That side computes fewer rows than it must have, and is sent the rest."""
         row_s = wire * (self.entry.down_s if axis == 0 else self.entry.up_s)
         rows = np.arange(weight.shape[axis], dtype=float)
@@ -175,12 +176,12 @@ class _Options:
         return np.asarray(cheapest + paid + wire * self.counts.message_s + delay * self.counts.latency_s)
 
 
-def _work(flow: Flow, index: int, entry: Counted) -> np.ndarray:
-    weight: np.ndarray = (flow.robot * entry.robot_s)[:, None] + (flow.serving(index) * entry.server_s)[None, :]
+def _work(flow: Flow, index: int, entry: Counted) -> Array:
+    weight: Array = (flow.robot * entry.robot_s)[:, None] + (flow.serving(index) * entry.server_s)[None, :]
     return weight
 
 
-def _more(weight: np.ndarray, axis: int) -> np.ndarray:
+def _more(weight: Array, axis: int) -> Array:
     """A side may have computed more rows than it must have."""
     return np.flip(np.minimum.accumulate(np.flip(weight, axis), axis=axis), axis)
 

@@ -11,13 +11,14 @@ from typing import Any, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.power.states import StatePowers
 from edge_offload.split.footprints.registry import Locality
 from edge_offload.split.model.locality import LocalityMap
 from edge_offload.split.model.plan import Side
 
-Seconds = Union[float, np.ndarray]
+Seconds = Union[float, Array]
 
 PIECE_BYTES = 128 * 1024
 """What the robot sends is cut into pieces of rows of about this size, so that coding, sending and decoding overlap."""
@@ -196,7 +197,7 @@ class Payload:
     decode_s: Any
     pieces: Any
 
-    def alone_s(self, rate: Seconds) -> np.ndarray:
+    def alone_s(self, rate: Seconds) -> Array:
         """Seconds from ready to usable on an idle link without delay, at one bandwidth or several."""
         wire = self.coded_bytes / np.maximum(rate, 1e-9)
         slowest = np.maximum(np.maximum(self.encode_s, wire), self.decode_s)

@@ -13,13 +13,14 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.split.footprints.registry import Range
 from edge_offload.split.model.cost import CostModel, Payload, Seconds
 from edge_offload.split.model.plan import Plan, Side, Transfer
 
 Sources = Callable[[Side, int, Range, int], Tuple[int, List[int]]]
-Times = Tuple[np.ndarray, np.ndarray]
+Times = Tuple[Array, Array]
 LANES = ("robot", "uplink", "server", "downlink")
 
 
@@ -161,7 +162,7 @@ def compile_plan(plan: Plan, model: CostModel, payloads: Optional[Sequence[Paylo
     return Compiled(plan, blocks, tuple(found), tuple(after), tuple(dict.fromkeys(results)))
 
 
-def sweep(compiled: Compiled, model: CostModel, bandwidths: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+def sweep(compiled: Compiled, model: CostModel, bandwidths: Array) -> Tuple[Array, Array]:
     """Makespan in seconds and the robot's energy in joules at each bandwidth (bytes per second, uplink)."""
     makespan, _, wire = _run(compiled, model, np.asarray(bandwidths, dtype=float))
     robot_s = sum(block.seconds for block in compiled.blocks[Side.ROBOT])
@@ -169,12 +170,12 @@ def sweep(compiled: Compiled, model: CostModel, bandwidths: np.ndarray) -> Tuple
     return makespan, np.asarray(energy(model, makespan, robot_s, busy))
 
 
-def _busy(compiled: Compiled, wire: Sequence[Times]) -> np.ndarray:
+def _busy(compiled: Compiled, wire: Sequence[Times]) -> Array:
     """Seconds in which the link is busy in either direction; each direction's spans are disjoint."""
     lanes: Dict[Side, List[Times]] = {side: [] for side in Side}
     for transfer, span in zip(compiled.plan.transfers, wire):
         lanes[transfer.sender].append(span)
-    total: np.ndarray = sum((end - start for start, end in wire), np.zeros(()))
+    total: Array = sum((end - start for start, end in wire), np.zeros(()))
     for start, end in lanes[Side.ROBOT]:
         for other_start, other_end in lanes[Side.SERVER]:
             total = total - np.maximum(np.minimum(end, other_end) - np.maximum(start, other_start), 0.0)
@@ -210,15 +211,15 @@ def simulate(plan: Plan, model: CostModel, bandwidth: float) -> Outcome:
 
 
 def _run(
-    compiled: Compiled, model: CostModel, bandwidth: np.ndarray
-) -> Tuple[np.ndarray, Dict[Side, List[Times]], List[Times]]:
+    compiled: Compiled, model: CostModel, bandwidth: Array
+) -> Tuple[Array, Dict[Side, List[Times]], List[Times]]:
     """Times of every block and transfer, as arrays over the bandwidths."""
     plan, zero = compiled.plan, np.zeros_like(bandwidth)
     rate = {Side.ROBOT: np.maximum(bandwidth, 1e-9),
             Side.SERVER: np.maximum(bandwidth * model.link.down_factor, 1e-9)}  # fmt: skip
     end: Dict[Side, List[Times]] = {side: [] for side in Side}
     wire: List[Times] = [(zero, zero)] * len(plan.transfers)
-    arrived: Dict[int, np.ndarray] = {}
+    arrived: Dict[int, Array] = {}
     free = dict.fromkeys(Side, zero)
     queue = {side: [index for index, transfer in enumerate(plan.transfers) if transfer.sender is side] for side in Side}
     overhead = model.request_s if plan.transfers else 0.0

@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.split.footprints.registry import EMPTY, Locality, Range
 from edge_offload.split.model.cost import RAW
 from edge_offload.split.model.locality import LocalityMap, union
@@ -36,7 +37,8 @@ class Waist:
 
 class Halos(enum.Enum):
     """Who computes what both sides need between two waists: each for itself, the robot, or the robot what lies outside
-    the server's share."""
+    the server's share.
+    """
 
     OWN = enum.auto()
     HANDED = enum.auto()
@@ -83,7 +85,7 @@ class Search:
         self,
         space: Space,
         objective: Objective,
-        best: np.ndarray,
+        best: Array,
         keep: Optional[Callable[[Scored], object]] = None,
         stop: Optional[Callable[[], bool]] = None,
     ) -> None:
@@ -100,8 +102,8 @@ class Search:
                 costs = space.model.robot if side is Side.ROBOT else space.model.server
                 whole[index + 1, column] = space.model.operator_s(side, index, high - low)
                 launch[index + 1, column] = costs[index].launch_s
-        self._cones: Dict[Tuple[Side, Range, Halos], Tuple[np.ndarray, Dict[int, Range]]] = {}
-        self._lefts: Dict[Range, np.ndarray] = {}
+        self._cones: Dict[Tuple[Side, Range, Halos], Tuple[Array, Dict[int, Range]]] = {}
+        self._lefts: Dict[Range, Array] = {}
         self.whole, self.launch = whole.cumsum(axis=0), launch.cumsum(axis=0)
 
     def run(self) -> None:
@@ -130,9 +132,10 @@ class Search:
                 self._cones.clear()
                 self._lefts.clear()
 
-    def _closer_bound(self, first: Waist, last: Waist, count: int, flipped: bool, halos: Halos) -> np.ndarray:
+    def _closer_bound(self, first: Waist, last: Waist, count: int, flipped: bool, halos: Halos) -> Array:
         """Least cost at every bandwidth, with the halos of these very rows; if they are handed over, the server's
-        seconds and what it is sent first are what the robot's rows leave at least."""
+        seconds and what it is sent first are what the robot's rows leave at least.
+        """
         length = self.space.located.length(last.value)
         mine, theirs = (0, count), (count, length)
         if flipped:
@@ -152,7 +155,7 @@ class Search:
         return self._cost(robot, server, prefix, rest, up_first, up_last, first.after < 0)
 
     def _cone(self, last: Waist, side: Side, rows: Range,
-              halos: Halos = Halos.OWN) -> Tuple[np.ndarray, Dict[int, Range]]:  # fmt: skip
+              halos: Halos = Halos.OWN) -> Tuple[Array, Dict[int, Range]]:  # fmt: skip
         """Seconds of a side from each operator up to ``last`` for ``rows`` there, and what it needs of every value."""
         key = (side, rows, halos)
         share = 1.0 - (rows[1] - rows[0]) / self.space.located.length(last.value)
@@ -175,7 +178,7 @@ class Search:
         low, high = self._cone(last, Side.ROBOT, rows)[1].get(number, EMPTY)
         return high - low
 
-    def _left(self, last: Waist, mine: Range) -> np.ndarray:
+    def _left(self, last: Waist, mine: Range) -> Array:
         """The server's seconds from each operator up to ``last`` for what the robot does not make for ``mine``."""
         if mine in self._lefts:
             return self._lefts[mine]
@@ -191,7 +194,7 @@ class Search:
         return seconds
 
     def _cost(self, robot: Any, server: Any, prefix: float, rest: float, up_first: Any, up_last: Any,
-              at_input: bool) -> np.ndarray:  # fmt: skip
+              at_input: bool) -> Array:  # fmt: skip
         """Cost of chains of work that cannot overlap: robot and last upload, first upload and server, both uploads."""
         link, power = self.space.model.link, self.space.model.power
         request = self.space.model.request_s if at_input else 0.0
@@ -208,7 +211,7 @@ class Search:
         pairs = zip(scored.makespan_s, scored.energy_j)
         self.best = np.minimum(self.best, [self.objective.cost(float(s), float(j)) for s, j in pairs])
 
-    def _bound(self, first: Waist, last: Waist, share: np.ndarray, other: np.ndarray) -> np.ndarray:
+    def _bound(self, first: Waist, last: Waist, share: Array, other: Array) -> Array:
         """Least cost [share, bandwidth]: rows in proportion, no halos, nothing but chains of work that cannot overlap.
 
         ``share`` and ``other``: the robot's and the server's fractions of the rows between the waists, rounded down.
@@ -225,7 +228,7 @@ class Search:
         up_first, up_last = np.outer(other, self._wire_s(first.value)), np.outer(share, self._wire_s(last.value))
         return self._cost(robot[:, None], server[:, None], prefix, rest, up_first, up_last, first.after < 0)
 
-    def _wire_s(self, number: int) -> np.ndarray:
+    def _wire_s(self, number: int) -> Array:
         """Seconds on the wire for a whole value at every bandwidth, with the codec that shrinks it most."""
         options = (RAW, *self.space.model.codecs.get(number, ())) if self.space.codecs else (RAW,)
         nbytes = self.space.located.nbytes(number) / max(option.ratio for option in options)

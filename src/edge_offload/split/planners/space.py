@@ -16,6 +16,7 @@ from typing import Dict, List, Mapping, Sequence, Set, Tuple
 import numpy as np
 
 from edge_offload import background
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.ir import sequence_hash
 from edge_offload.split.footprints.registry import EMPTY, Locality, Range
@@ -53,8 +54,8 @@ class Scored:
     recuts: Recuts
     robot: Ranges
     server: Ranges
-    makespan_s: np.ndarray
-    energy_j: np.ndarray
+    makespan_s: Array
+    energy_j: Array
 
 
 class Space:
@@ -190,7 +191,7 @@ class Space:
             runs = sorted(bins.values())
         return runs if self.located.operators[self.last].local is None else [*runs, self.last]
 
-    def frontier_bytes(self) -> np.ndarray:
+    def frontier_bytes(self) -> Array:
         """For each operator p: bytes of everything made up to p (the input included) and used behind p."""
         changes = np.zeros(len(self.located.operators) + 1)
         producer = self.located.producer
@@ -202,7 +203,7 @@ class Space:
             if reach > start:
                 changes[start] += size
                 changes[min(reach, len(self.located.operators))] -= size
-        total: np.ndarray = np.cumsum(changes)[:-1]
+        total: Array = np.cumsum(changes)[:-1]
         return total
 
     def _last_consumers(self) -> Dict[int, int]:
@@ -246,7 +247,7 @@ class Space:
         times = np.array([payload.alone_s(self.bandwidths * factor) for payload in found])
         best = times.argmin(axis=0)
 
-        def take(name: str) -> np.ndarray:
+        def take(name: str) -> Array:
             values = np.array([getattr(payload, name) for payload in found], dtype=float)
             return np.asarray(values[best])
 

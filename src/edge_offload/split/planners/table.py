@@ -24,6 +24,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.split.model.check import check
 from edge_offload.split.model.cost import CostModel
@@ -218,7 +219,7 @@ def loss_de(space: Space, objective: Objective, effort: Effort) -> Choice:
     baselines = _baselines(space, objective, effort)
     stop = _Stop(space, effort)
 
-    def decode(genes: np.ndarray) -> Recuts:
+    def decode(genes: Array) -> Recuts:
         recuts = space.server_only
         for anchor, gene in zip(anchors, genes):
             if gene >= 0.5:
@@ -247,7 +248,8 @@ def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
     """LOPInfer Alg. 1. Phase I: baselines, what differential evolution finds in a third of the budget, then a beam of
     recut lists that grows by one recut at a time. Phase II: large-neighbourhood search around each bandwidth's best
     plan, until nothing improves. Then every replicated split that could be better by 1 % or more, as far as the budget
-    goes. The last quarter of the time moves the server's rows, operator by operator."""
+    goes. The last quarter of the time moves the server's rows, operator by operator.
+    """
     until = time.monotonic() + effort.seconds
     best = _recut(space, objective, replace(effort, seconds=0.75 * effort.seconds))
     chooser = random.Random(effort.seed)
@@ -332,7 +334,8 @@ def _cost(objective: Objective, scored: Scored, index: int) -> float:
 
 class _Stop:
     """True once the budget is spent. Plans that are only met again count a tenth, so that a search of a small space
-    ends."""
+    ends.
+    """
 
     def __init__(self, space: Space, effort: Effort) -> None:
         self.space = space

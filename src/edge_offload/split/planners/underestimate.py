@@ -6,6 +6,7 @@ from typing import Dict
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.split.footprints.registry import Locality
 from edge_offload.split.model.locality import LocalityMap
 
@@ -36,11 +37,11 @@ def strictly_needed(located: LocalityMap) -> Dict[int, int]:
     return needed
 
 
-def least_footprints(located: LocalityMap, index: int) -> Dict[int, np.ndarray]:
+def least_footprints(located: LocalityMap, index: int) -> Dict[int, Array]:
     """For every argument: the fewest of its rows that any c rows of the operator need, c = 0 … all."""
     length = located.operators[index].length
-    lows: Dict[int, np.ndarray] = {}
-    highs: Dict[int, np.ndarray] = {}
+    lows: Dict[int, Array] = {}
+    highs: Dict[int, Array] = {}
     for row in range(length):
         for number, (low, high) in located.footprint(index, row, row + 1).items():
             lows.setdefault(number, np.full(length, -1))[row] = low

@@ -6,6 +6,7 @@ from typing import Any, List, Optional, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.link.codecs.inner import portable
 from edge_offload.link.codecs.inner.native import Builder
 from edge_offload.link.codecs.inner.portable import Frame
@@ -29,20 +30,20 @@ def status() -> str:
     return "numpy kernels while the compiled ones are being built"
 
 
-def residual(pixels: np.ndarray, frame: Frame) -> np.ndarray:
+def residual(pixels: Array, frame: Frame) -> Array:
     """See :func:`portable.residual`."""
     return _frame_call("residual", portable.residual, pixels, frame)
 
 
-def pixels(planes: np.ndarray, frame: Frame) -> np.ndarray:
+def pixels(planes: Array, frame: Frame) -> Array:
     """See :func:`portable.pixels`."""
     return _frame_call("pixels", portable.pixels, planes, frame)
 
 
-def _frame_call(name: str, fallback: Any, data: np.ndarray, frame: Frame) -> np.ndarray:
+def _frame_call(name: str, fallback: Any, data: Array, frame: Frame) -> Array:
     module = _builder.module()
     if module is None:
-        plain: np.ndarray = fallback(data, frame)
+        plain: Array = fallback(data, frame)
         return plain
     out = np.empty(frame.size, np.uint8)
     getattr(module, name)(
@@ -52,7 +53,7 @@ def _frame_call(name: str, fallback: Any, data: np.ndarray, frame: Frame) -> np.
     return out
 
 
-def blend(temporal: np.ndarray, spatial: np.ndarray, frame: Frame) -> Tuple[np.ndarray, np.ndarray]:
+def blend(temporal: Array, spatial: Array, frame: Frame) -> Tuple[Array, Array]:
     """See :func:`portable.blend`; ``temporal`` may be overwritten."""
     module = _builder.module()
     if module is None:
@@ -63,7 +64,7 @@ def blend(temporal: np.ndarray, spatial: np.ndarray, frame: Frame) -> Tuple[np.n
     return temporal, choice
 
 
-def unblend(planes: np.ndarray, reference: np.ndarray, choice: np.ndarray, frame: Frame) -> np.ndarray:
+def unblend(planes: Array, reference: Array, choice: Array, frame: Frame) -> Array:
     """See :func:`portable.unblend`."""
     module = _builder.module()
     if module is None:
@@ -76,7 +77,7 @@ def unblend(planes: np.ndarray, reference: np.ndarray, choice: np.ndarray, frame
     return out
 
 
-def shuffle(data: np.ndarray, item: int) -> np.ndarray:
+def shuffle(data: Array, item: int) -> Array:
     """See :func:`portable.shuffle`."""
     module = _builder.module()
     if module is None:
@@ -86,7 +87,7 @@ def shuffle(data: np.ndarray, item: int) -> np.ndarray:
     return out
 
 
-def unshuffle(data: np.ndarray, item: int) -> np.ndarray:
+def unshuffle(data: Array, item: int) -> Array:
     """See :func:`portable.unshuffle`."""
     module = _builder.module()
     if module is None:
@@ -96,7 +97,7 @@ def unshuffle(data: np.ndarray, item: int) -> np.ndarray:
     return out
 
 
-def palette(bits: np.ndarray, kind: str, limit: int) -> Optional[Tuple[np.ndarray, List[np.ndarray]]]:
+def palette(bits: Array, kind: str, limit: int) -> Optional[Tuple[Array, List[Array]]]:
     """See :func:`portable.palette`."""
     module = _builder.module()
     if module is None:
@@ -111,7 +112,7 @@ def palette(bits: np.ndarray, kind: str, limit: int) -> Optional[Tuple[np.ndarra
     return index, [values[channel, :count].astype(bits.dtype) for channel, count in enumerate(counts)]
 
 
-def gather(index: np.ndarray, palettes: np.ndarray, outer: int, inner: int) -> np.ndarray:
+def gather(index: Array, palettes: Array, outer: int, inner: int) -> Array:
     """See :func:`portable.gather`."""
     module = _builder.module()
     if module is None:

@@ -7,6 +7,8 @@ from typing import Any, List, Optional, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
+
 NONE, LEFT, GRADIENT, PAETH = range(4)
 PREDICTORS = {"none": NONE, "left": LEFT, "gradient": GRADIENT, "paeth": PAETH}
 PALETTE_LIMIT = 256
@@ -39,7 +41,7 @@ class Frame:
         return self.images * self.channels * self.height * self.width
 
 
-def residual(pixels: np.ndarray, frame: Frame) -> np.ndarray:
+def residual(pixels: Array, frame: Frame) -> Array:
     """Pixels (uint8, flat) -> residual planes (uint8, flat) [images, channels, height, width], modulo 256."""
     x = _planes(pixels, frame)
     if frame.predictor == NONE:
@@ -61,7 +63,7 @@ def residual(pixels: np.ndarray, frame: Frame) -> np.ndarray:
     return r.reshape(-1)
 
 
-def pixels(planes: np.ndarray, frame: Frame) -> np.ndarray:
+def pixels(planes: Array, frame: Frame) -> Array:
     """Inverse of :func:`residual`."""
     r = planes.reshape(frame.images, frame.channels, frame.height, frame.width)
     if frame.colour:
@@ -81,21 +83,21 @@ def pixels(planes: np.ndarray, frame: Frame) -> np.ndarray:
     return np.ascontiguousarray(x).reshape(-1)
 
 
-def _planes(pixels: np.ndarray, frame: Frame) -> np.ndarray:
+def _planes(pixels: Array, frame: Frame) -> Array:
     if frame.interleaved:
         stack = pixels.reshape(frame.images, frame.height, frame.width, frame.channels).transpose(0, 3, 1, 2)
         return np.ascontiguousarray(stack)
     return pixels.reshape(frame.images, frame.channels, frame.height, frame.width)
 
 
-def _paeth(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def _paeth(a: Array, b: Array, c: Array) -> Array:
     a, b, c = a.astype(np.int16), b.astype(np.int16), c.astype(np.int16)
     da, db, dc = abs(b - c), abs(a - c), abs(a + b - 2 * c)
-    nearest: np.ndarray = np.where((da <= db) & (da <= dc), a, np.where(db <= dc, b, c)).astype(np.uint8)
+    nearest: Array = np.where((da <= db) & (da <= dc), a, np.where(db <= dc, b, c)).astype(np.uint8)
     return nearest
 
 
-def _restore_paeth(r: np.ndarray) -> np.ndarray:
+def _restore_paeth(r: Array) -> Array:
     images, channels, height, width = r.shape
     x = np.zeros((images * channels, height + 1, width + 1), np.uint8)
     r = r.reshape(images * channels, height, width)
@@ -113,7 +115,7 @@ def block_grid(frame: Frame) -> Tuple[int, int, int]:
     return frame.images, -(-frame.height // BLOCK), -(-frame.width // BLOCK)
 
 
-def blend(temporal: np.ndarray, spatial: np.ndarray, frame: Frame) -> Tuple[np.ndarray, np.ndarray]:
+def blend(temporal: Array, spatial: Array, frame: Frame) -> Tuple[Array, Array]:
     """Temporal residual planes with the blocks of the gradient's residual planes that are smaller.
 
     Returns:
@@ -127,20 +129,20 @@ def blend(temporal: np.ndarray, spatial: np.ndarray, frame: Frame) -> Tuple[np.n
     return mixed.reshape(-1), choice.view(np.uint8).reshape(-1)
 
 
-def _block_effort(planes: np.ndarray) -> np.ndarray:
+def _block_effort(planes: Array) -> Array:
     images, _, height, width = planes.shape
     padded = np.zeros((images, -(-height // BLOCK) * BLOCK, -(-width // BLOCK) * BLOCK), np.int64)
     padded[:, :height, :width] = np.abs(planes.view(np.int8).astype(np.int64)).sum(axis=1)
-    blocks: np.ndarray = padded.reshape(images, padded.shape[1] // BLOCK, BLOCK, -1, BLOCK).sum(axis=(2, 4))
+    blocks: Array = padded.reshape(images, padded.shape[1] // BLOCK, BLOCK, -1, BLOCK).sum(axis=(2, 4))
     return blocks
 
 
-def _per_pixel(choice: np.ndarray, frame: Frame) -> np.ndarray:
+def _per_pixel(choice: Array, frame: Frame) -> Array:
     wide = np.repeat(np.repeat(choice.reshape(block_grid(frame)), BLOCK, axis=1), BLOCK, axis=2)
     return wide[:, : frame.height, : frame.width].astype(bool)
 
 
-def unblend(planes: np.ndarray, reference: np.ndarray, choice: np.ndarray, frame: Frame) -> np.ndarray:
+def unblend(planes: Array, reference: Array, choice: Array, frame: Frame) -> Array:
     """Inverse of :func:`blend`: pixels out of mixed planes, the reference's pixels and the choice (all uint8, flat)."""
     r = planes.reshape(frame.images, frame.channels, frame.height, frame.width)
     if frame.colour:
@@ -165,17 +167,17 @@ def unblend(planes: np.ndarray, reference: np.ndarray, choice: np.ndarray, frame
     return np.ascontiguousarray(x).reshape(-1)
 
 
-def shuffle(data: np.ndarray, item: int) -> np.ndarray:
+def shuffle(data: Array, item: int) -> Array:
     """uint8 [count * item] -> [item * count]: all first bytes of the elements, then all second ones, ..."""
     return np.ascontiguousarray(data.reshape(-1, item).T).reshape(-1)
 
 
-def unshuffle(data: np.ndarray, item: int) -> np.ndarray:
+def unshuffle(data: Array, item: int) -> Array:
     """Inverse of :func:`shuffle`."""
     return np.ascontiguousarray(data.reshape(item, -1).T).reshape(-1)
 
 
-def palette(bits: np.ndarray, kind: str, limit: int) -> Optional[Tuple[np.ndarray, List[np.ndarray]]]:
+def palette(bits: Array, kind: str, limit: int) -> Optional[Tuple[Array, List[Array]]]:
     """Distinct values per channel and the index of each element's value.
 
     Args:
@@ -201,10 +203,10 @@ def palette(bits: np.ndarray, kind: str, limit: int) -> Optional[Tuple[np.ndarra
     return index.reshape(-1), palettes
 
 
-def order_keys(bits: np.ndarray, kind: str) -> np.ndarray:
+def order_keys(bits: Array, kind: str) -> Array:
     """Unsigned integers that sort like the values whose bit patterns are ``bits``."""
     sign = _sign_bit(bits)
-    keys: np.ndarray = bits
+    keys: Array = bits
     if kind == "i":
         keys = bits ^ sign
     elif kind == "f":
@@ -212,10 +214,10 @@ def order_keys(bits: np.ndarray, kind: str) -> np.ndarray:
     return keys
 
 
-def bits_of_keys(keys: np.ndarray, kind: str) -> np.ndarray:
+def bits_of_keys(keys: Array, kind: str) -> Array:
     """Inverse of :func:`order_keys`."""
     sign = _sign_bit(keys)
-    bits: np.ndarray = keys
+    bits: Array = keys
     if kind == "i":
         bits = keys ^ sign
     elif kind == "f":
@@ -223,11 +225,11 @@ def bits_of_keys(keys: np.ndarray, kind: str) -> np.ndarray:
     return bits
 
 
-def _sign_bit(words: np.ndarray) -> Any:
+def _sign_bit(words: Array) -> Any:
     return words.dtype.type(1 << (8 * words.dtype.itemsize - 1))
 
 
-def gather(index: np.ndarray, palettes: np.ndarray, outer: int, inner: int) -> np.ndarray:
+def gather(index: Array, palettes: Array, outer: int, inner: int) -> Array:
     """Values of uint8 indices (flat): ``palettes`` is [channels, 256]; the result is flat, of the palettes' dtype."""
     channels = len(palettes)
     index = index.reshape(outer, channels, inner)

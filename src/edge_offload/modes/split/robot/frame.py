@@ -167,7 +167,7 @@ class Frame:
         except EdgeOffloadError as error:
             progress.fail(error)
 
-    def _acknowledged(self, done: Future) -> None:
+    def _acknowledged(self, done: Future[Any]) -> None:
         self._credit.release()
         error = done.exception()
         if error is not None:
@@ -175,7 +175,7 @@ class Frame:
             return
         self._stages["uplink"] += done.result().transfer.uplink_s
 
-    def _received(self, done: Future) -> None:
+    def _received(self, done: Future[Any]) -> None:
         """On the receiving thread."""
         error = done.exception()
         if error is not None:
@@ -211,7 +211,7 @@ class _Jobs:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: queue.SimpleQueue = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._begun = False
         self._lock = threading.Lock()
 

@@ -303,7 +303,7 @@ class SplitRunner:
             _log.exception("the split of %s was not opened", self._name)
             self._not_opened(opening, f"{type(error).__name__}: {error}")
 
-    def _ask_to_open(self, examples: Sequence[torch.Tensor], tell: Callable[[str], None]) -> Future:
+    def _ask_to_open(self, examples: Sequence[torch.Tensor], tell: Callable[[str], None]) -> Future[Any]:
         """Ask the server to trace and profile its model; ``tell`` hears what else takes time."""
         del tell
         descriptors, buffers = pack(examples)

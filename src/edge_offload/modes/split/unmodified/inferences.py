@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Deque, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Any, Deque, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -117,7 +117,7 @@ def record(
     joined: Joined,
     piece: SegmentInvocation,
     expected: Sequence[torch.Tensor],
-    fetched: Future,
+    fetched: Future[Any],
 ) -> Network:
     """The network of an inference, from one of its steps; blocks, and takes seconds.
 

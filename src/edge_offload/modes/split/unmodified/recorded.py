@@ -69,7 +69,7 @@ class RecordedSplit(SplitRunner):
     def _trace(self, examples: Sequence[torch.Tensor]) -> Network:
         return self._network
 
-    def _ask_to_open(self, examples: Sequence[torch.Tensor], tell: Callable[[str], None]) -> Future:
+    def _ask_to_open(self, examples: Sequence[torch.Tensor], tell: Callable[[str], None]) -> Future[Any]:
         program = self._network.program
         names = self._send_constants(program, tell)
         descriptors, buffers = pack(examples)

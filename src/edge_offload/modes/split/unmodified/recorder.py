@@ -326,7 +326,7 @@ class SplitRecorder(DeferringRecorder):
         joined: Joined,
         piece: SegmentInvocation,
         expected: List[torch.Tensor],
-        fetched: Future,
+        fetched: Future[Any],
     ) -> None:
         """In a thread of its own: from a segment to a split that is being opened."""
         try:

@@ -14,8 +14,9 @@ from edge_offload.errors import BadInput, EdgeOffloadError, Refused, RemoteError
 from edge_offload.execute.module import ModuleExecutor, state_versions
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.models import registry
+from edge_offload.models.entry import Scalar
 
-Key = Tuple[str, Tuple[Tuple[str, registry.Scalar], ...]]
+Key = Tuple[str, Tuple[Tuple[str, Scalar], ...]]
 MAX_OPTIONS = 32
 MAX_OPTION_CHARACTERS = 256
 MAX_WARM = 256
@@ -33,7 +34,7 @@ class Replica:
     """
 
     name: str
-    options: Dict[str, registry.Scalar]
+    options: Dict[str, Scalar]
     executor: ModuleExecutor
     state_hash: str
     warm: Set[Tuple[TensorSpec, ...]] = field(default_factory=set)
@@ -89,7 +90,7 @@ class ReplicaPool:
         self,
         device: torch.device,
         allow: Iterable[str] = (),
-        overrides: Optional[Mapping[str, Mapping[str, registry.Scalar]]] = None,
+        overrides: Optional[Mapping[str, Mapping[str, Scalar]]] = None,
         max_replicas: int = 8,
     ) -> None:
         self.device = device
@@ -154,7 +155,7 @@ class ReplicaPool:
         with self._lock:
             return tuple(name for name, _ in self._replicas)
 
-    def _options(self, name: Any, options: Any) -> Dict[str, registry.Scalar]:
+    def _options(self, name: Any, options: Any) -> Dict[str, Scalar]:
         if not isinstance(name, str) or len(name) > MAX_OPTION_CHARACTERS:
             raise BadInput("a model is opened by its name")
         if registry.is_own(name):
@@ -193,7 +194,7 @@ class ReplicaPool:
                 )
             self._users.pop(id(self._replicas.pop(idle[0])), None)
 
-    def _build(self, name: str, options: Dict[str, registry.Scalar]) -> Replica:
+    def _build(self, name: str, options: Dict[str, Scalar]) -> Replica:
         try:
             module = registry.build_module(name, **options)
             state_hash = registry.state_hash(module)
@@ -204,7 +205,7 @@ class ReplicaPool:
             raise RemoteError(f"cannot build model {name!r} on the server: {type(error).__name__}: {error}") from error
 
 
-def _key(name: str, options: Mapping[str, registry.Scalar]) -> Key:
+def _key(name: str, options: Mapping[str, Scalar]) -> Key:
     return name, tuple(sorted(options.items()))
 
 
