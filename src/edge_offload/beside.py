@@ -36,6 +36,9 @@ VERBS = {
     "chaos": Verb(
         "edge_offload_benchmarks", "Do harm to a robot and its server on this machine, and check the results."
     ),
+    "convert": Verb(
+        "edge_offload_training", "Convert a PyTorch checkpoint (.pt, a pickle) to safetensors, once, on a workstation."
+    ),
     "train": Verb("edge_offload_training", "Train a network, on synthetic or on your own data."),
 }
 #: Folder of the repository that holds a package.

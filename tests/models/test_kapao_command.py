@@ -23,7 +23,8 @@ from safetensors.torch import load_file, save_file
 from edge_offload.cli import main
 from edge_offload.errors import BadInput
 from edge_offload.models.base import PeopleModule, PersonEstimator
-from edge_offload.models.kapao.checkpoint import read_facts
+from edge_offload.models.checkpoint import read
+from edge_offload.models.kapao.checkpoint import facts_of
 from edge_offload.models.kapao.network import Kapao, Scale
 from edge_offload.models.people import People
 from edge_offload.models.registry import build_estimator
@@ -101,7 +102,8 @@ def test_a_run_may_be_prolonged_but_not_changed(tmp_path, coco):
     assert main([*coco, *out, "--epochs", "1"]) == 0
     assert main([*coco, *out, "--epochs", "2"]) == 0
     assert [row[0] for row in curve(tmp_path / "run")] == ["1", "2"]
-    facts = read_facts(tmp_path / "run" / recipe.WEIGHTS_FILE)
+    weights = tmp_path / "run" / recipe.WEIGHTS_FILE
+    facts = facts_of(weights, read(weights)[1])
     assert (facts["width"], facts["size"]) == (0.0625, 128)
     assert 0 < facts["conf"] < 1
     assert main([*coco, *out, "--epochs", "2", "--seed", "1"]) == 1
@@ -161,7 +163,7 @@ def test_facts_out_of_range_are_refused(tmp_path):
     for name, value in (("width", "1e9"), ("conf", "-1"), ("size", "nan"), ("depth", "import os")):
         save_file({"x": torch.zeros(1)}, str(path), {name: value})
         with pytest.raises(BadInput, match=name):
-            read_facts(path)
+            facts_of(path, read(path)[1])
 
 
 def test_exported_weights_give_the_same_people_as_the_average_in_half_precision(tmp_path):

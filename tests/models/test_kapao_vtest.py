@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from edge_offload.cli import main
+from edge_offload.models.checkpoint import read
 from edge_offload.models.kapao import SHIPPED
-from edge_offload.models.kapao.checkpoint import read_facts
+from edge_offload.models.kapao.checkpoint import facts_of
 from edge_offload.models.registry import build_estimator, entries
 from edge_offload.models.video import sample_video
 from edge_offload_benchmarks.experiments.people import LABELS, read_labels
@@ -19,7 +20,7 @@ NUMBERS = (601, 636, 671, 701, 731, 761, 791)
 
 def test_the_weights_are_small_and_bring_their_own_confidence():
     assert SHIPPED.stat().st_size <= 10e6
-    facts = read_facts(SHIPPED)
+    facts = facts_of(SHIPPED, read(SHIPPED)[1])
     assert (facts["depth"], facts["width"], facts["size"]) == (0.33, 0.25, 512)
     estimator = build_estimator("kapao_vtest")
     assert estimator.trained

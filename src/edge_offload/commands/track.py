@@ -4,7 +4,7 @@ Reads a video (by default the sample video), finds and tracks people, and says w
 video is written; with --png, the last annotated frame.
 
   edge-offload track --frames 100 --out people.mp4
-  edge-offload track my.mp4 --model kapao_s --option weights=kapao_s.pt
+  edge-offload track my.mp4 --model kapao_s --option checkpoint=kapao_s.safetensors
   edge-offload serve &  edge-offload track --server tcp://127.0.0.1:5700
 
 While it runs it says how far it is; Ctrl-C ends it with the summary of what was done.

@@ -177,9 +177,7 @@ def _keypoint_loss(
     return per_pose.mean()
 
 
-def fit_anchors(
-    boxes_wh: Array, defaults: Sequence[Sequence[float]], ratio: float, seed: int = 0
-) -> List[List[float]]:
+def fit_anchors(boxes_wh: Array, defaults: Sequence[Sequence[float]], ratio: float, seed: int = 0) -> List[List[float]]:
     """Anchors for a data set: the defaults where they already fit, else k-means on box sizes, smallest first.
 
     Args:

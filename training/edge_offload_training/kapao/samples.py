@@ -43,9 +43,7 @@ class Dataset:
         size: long side of the images kept, pixels.
     """
 
-    def __init__(
-        self, images: Sequence[Array], people: Sequence[Tuple[Array, Array]], size: int
-    ) -> None:
+    def __init__(self, images: Sequence[Array], people: Sequence[Tuple[Array, Array]], size: int) -> None:
         if len(images) != len(people) or not len(images):
             raise BadInput(
                 f"{len(images)} images and labels for {len(people)}", remedy="give at least one labelled image"

@@ -24,7 +24,6 @@ from edge_offload.outputs import add_output
 from edge_offload.subcommands import positive, some
 
 if TYPE_CHECKING:
-
     from edge_offload_training.evaluation import Matched
     from edge_offload_training.kapao.distil import Finds
     from edge_offload_training.kapao.recipe import Settings

@@ -11,8 +11,9 @@ import torch
 
 from edge_offload.errors import BadInput
 from edge_offload.models.base import PeopleModule, PersonEstimator
-from edge_offload.models.kapao import checkpoint as checkpoints
+from edge_offload.models.checkpoint import read
 from edge_offload.models.kapao import random
+from edge_offload.models.kapao.checkpoint import facts_of, load
 from edge_offload.models.kapao.fusion import fuse_keypoints
 from edge_offload.models.kapao.network import KEYPOINTS, SCALES, STRIDES, Kapao, Scale, fuse
 from edge_offload.models.kapao.readout import KEYPOINT_ROW, PERSON_ROW, Readout
@@ -54,13 +55,14 @@ class KapaoEstimator(PersonEstimator):
         name: str = "",
     ) -> None:
         path = pathlib.Path(checkpoint).expanduser()
-        facts = checkpoints.read_facts(path) if checkpoint else {}
+        tensors, metadata = read(path) if checkpoint else ({}, {})
+        facts = facts_of(path, metadata)
         self.thresholds = thresholds_for(preset, conf or facts.get("conf"), conf_kp)
         if checkpoint:
             network = Kapao(
                 Scale(facts["depth"], facts["width"]) if {"depth", "width"} <= set(facts) else SCALES[scale]
             )
-            checkpoints.load(network, path)
+            load(network, path, tensors)
         else:
             network = Kapao(SCALES[scale])
             random.fill(network, seed)
