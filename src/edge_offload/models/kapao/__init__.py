@@ -53,7 +53,7 @@ def _general(build: Callable[[str, Dict[str, Any]], KapaoEstimator]) -> Tuple[En
             name=f"kapao_{scale}",
             kind="people",
             summary=summary,
-            source="your checkpoint, converted (option checkpoint=FILE.safetensors); without one, random weights that find nobody",
+            source="your checkpoint (option checkpoint=FILE.safetensors); without one, random weights that find nobody",
             licence="that of the checkpoint",
             build=functools.partial(build, scale),
             options=DEFAULTS,

@@ -50,7 +50,7 @@ class OffloadServerNode(Node):
         Param("keys", "", "key directory; none: the user's"),
         Param("allow", [], "factories (package.module:factory) that robots may open besides the models known"),
         Param("preload", "", "model to build before the first robot asks for it"),
-        Param("options", {}, "options that hold here whatever a robot says: {kapao_s: {checkpoint: /abs/kapao_s.safetensors}}"),
+        Param("options", {}, "options that hold here whatever a robot says: {kapao_s: {checkpoint: /s.safetensors}}"),
         Param("status_rate", 1.0, "status messages per second", low=0.05, high=50.0),
     )
 
