@@ -113,15 +113,19 @@ def test_a_verb_of_a_distribution_that_is_not_installed_says_how_to_install_it(m
     assert f"(not installed) {beside.VERBS[verb].summary[:10]}" in capsys.readouterr().out
 
 
-def test_a_package_of_a_distribution_that_is_not_installed_says_how_to_install_it(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("package", "folder"),
+    [("edge_offload_research.testbed", "research"), ("pycocotools", "training"), ("motmetrics", "benchmarks")],
+)
+def test_a_package_that_is_not_installed_says_how_to_install_it(monkeypatch, capsys, package, folder):
     def run(_args):
-        raise ModuleNotFoundError(name="edge_offload_research.testbed")
+        raise ModuleNotFoundError(name=package)
 
     parser = argparse.ArgumentParser()
     parser.set_defaults(run=run, command="bench")
     monkeypatch.setattr(cli, "build_parser", lambda: parser)
     assert cli.main([]) == 1
-    assert capsys.readouterr().err.rstrip().endswith("pip install ./research")
+    assert capsys.readouterr().err.rstrip().endswith(f"pip install ./{folder}")
 
 
 def test_a_verb_whose_distribution_was_removed_by_hand_breaks_no_other(monkeypatch, capsys):

@@ -65,15 +65,8 @@ def tracking_figures(
             list(truth.boxes[truth.partial]),
         )
     result = quality.result()
+    shares = ("mota", "motp", "idf1")
     return {
-        "frames": result.frames,
-        "people": result.objects,
+        **{name: round(float(value), 4) if name in shares else int(value) for name, value in result.items()},
         "identities": len({who for ids in identities.values() for who in ids}),
-        "mota": round(result.mota, 4),
-        "motp": round(result.motp, 4),
-        "idf1": round(result.idf1, 4),
-        "misses": result.misses,
-        "false_positives": result.false_positives,
-        "switches": result.switches,
-        "fragmentations": result.fragmentations,
     }

@@ -47,6 +47,8 @@ FOLDERS = {
     "edge_offload_research": "research",
     "edge_offload_training": "training",
 }
+#: Libraries that only these packages need, by the package that says so.
+LIBRARIES = {"motmetrics": "edge_offload_benchmarks", "pycocotools": "edge_offload_training"}
 
 
 def commands() -> Dict[str, str]:
@@ -58,11 +60,11 @@ def commands() -> Dict[str, str]:
 
 
 def absent(package: Optional[str]) -> Optional[Unsupported]:
-    """What to say when ``package`` cannot be imported, or None if it is none of :data:`FOLDERS`."""
+    """What to say when ``package`` cannot be imported, or None if it is none of :data:`FOLDERS` and their libraries."""
     root = (package or "").split(".")[0]
-    if root not in FOLDERS:
+    folder = FOLDERS.get(LIBRARIES.get(root, root))
+    if folder is None:
         return None
     return Unsupported(
-        f"{root} is not installed in this Python",
-        remedy=f"in a checkout of edge_offload: pip install ./{FOLDERS[root]}",
+        f"{root} is not installed in this Python", remedy=f"in a checkout of edge_offload: pip install ./{folder}"
     )

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
 from edge_offload.models.people import People
+from edge_offload.perception.assignment import iou_matrix
 from edge_offload_benchmarks.experiments.people import LABELS, blobs, read_labels
 from edge_offload_benchmarks.people_tracking import read_identities, tracking_figures
 from edge_offload_training import evaluation
-from edge_offload_training.evaluation import Matched, Truth, at_threshold, average_precision, best_threshold, match
+from edge_offload_training.evaluation import Matched, Truth, at_threshold, average_precision, best_threshold
 
 
 def people(*boxes, scores=None):
@@ -26,6 +27,12 @@ def people(*boxes, scores=None):
 def truth(*boxes, partial=()):
     mask = np.array([index in partial for index in range(len(boxes))], dtype=bool)
     return Truth(np.array(boxes, float).reshape(-1, 4), mask, np.zeros((len(boxes), 17, 3)))
+
+
+def match(found, labels, threshold=0.5, kind="bbox"):
+    """The only frame of a match."""
+    (matched,) = evaluation.match([found], [labels], threshold, kind)
+    return matched
 
 
 A, B, C = [0, 0, 10, 20], [30, 0, 40, 20], [60, 0, 70, 20]
@@ -117,7 +124,15 @@ def test_keypoint_similarity_is_cocos_formula():
     found = People([[0, 0, 40, 100]], [1.0], moved)
     k = 2 * np.array([0.026, 0.025, 0.025])
     expected = np.mean(np.exp(-np.array([0, 9, 36]) / (2 * 0.53 * 4000 * k**2)))
-    assert evaluation.keypoint_similarity(found, labels)[0, 0] == pytest.approx(expected, rel=1e-6)
+    assert match(found, labels, expected - 1e-6, "keypoints").right.tolist() == [True]
+    assert match(found, labels, expected + 1e-6, "keypoints").right.tolist() == [False]
+
+
+def test_people_without_labelled_keypoints_are_dont_cares_for_keypoints():
+    labels = truth(A, B)
+    labels.keypoints[0, :3] = [5, 10, 2]
+    matched = match(people(A, B), labels, 0.5, "keypoints")
+    assert matched.labelled == 1
 
 
 def test_intervals_hold_the_value_and_shrink_with_more_data():
@@ -143,8 +158,7 @@ def test_the_labels_that_come_along_are_sound():
         assert (frame.boxes[:, 2:] <= [768, 576]).all()
         assert (sides > 3).all()
         assert (sides[:, 1] > sides[:, 0])[~frame.partial].all(), f"frame {number}: people stand"
-        found = People(frame.boxes, np.ones(len(sides)), np.zeros((len(sides), 17, 3)))
-        overlaps = evaluation.box_overlap(found, frame)
+        overlaps = iou_matrix(frame.boxes, frame.boxes)
         assert all(overlaps[i, j] < 0.85 for i, j in itertools.combinations(range(len(sides)), 2)), "labelled twice"
 
 

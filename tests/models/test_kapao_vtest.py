@@ -41,7 +41,7 @@ def test_nobody_is_led_to_believe_that_it_works_anywhere(capsys):
 def test_it_finds_the_people_of_frames_that_it_was_not_trained_on():
     estimator = build_estimator("kapao_vtest")
     frames, labels = read_frames(sample_video(), NUMBERS), read_labels(LABELS)
-    matched = [evaluation.match(estimator.infer(frames[n]), labels[n]) for n in NUMBERS]
+    matched = evaluation.match([estimator.infer(frames[n]) for n in NUMBERS], [labels[n] for n in NUMBERS])
     recall, precision, _ = evaluation.at_threshold(matched, 0.0)
     assert sum(frame.labelled for frame in matched) > 40
     assert recall >= 0.85

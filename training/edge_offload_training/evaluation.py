@@ -1,27 +1,27 @@
-"""How well people are found: average precision, recall and precision against labels, with bootstrap intervals.
+"""How well people are found: COCO's average precision, recall and precision against labels, with bootstrap intervals.
 
-A find matches the labelled person whom it resembles most and who is not taken yet, best score first, as COCO does.
-Resemblance is the overlap of the boxes, or the object keypoint similarity (COCO keypoint evaluation). A person labelled
-as partly hidden is a don't-care: neither missed when not found, nor a false alarm when found.
+Matching and average precision are pycocotools': a find matches the labelled person whom it resembles most and who is
+not taken yet, best score first. Resemblance is the overlap of the boxes ("bbox"), or the object keypoint similarity
+("keypoints"). A person labelled as partly hidden is a don't-care: neither missed when not found, nor a false alarm
+when found.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+from collections import defaultdict
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
+from pycocotools.cocoeval import COCOeval
 
 from edge_offload.arrays import Array
 from edge_offload.models.people import People
 
-OKS_SIGMAS = np.array([26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89], dtype=float) / 1000
-"""COCO's standard deviations per keypoint, as a share of the person's size."""
-
 BODY_SHARE = 0.53
 """Area of a person as a share of their box, where no outline is labelled (the value that COCO's tools use)."""
-
-COCO_RANGE = tuple(np.arange(0.5, 0.96, 0.05).round(2).tolist())
 
 
 @dataclass
@@ -46,29 +46,6 @@ def truth_of(people: People, visible: float) -> Truth:
     return Truth(people.boxes.astype(float), np.zeros(len(people), dtype=bool), keypoints)
 
 
-def box_overlap(people: People, truth: Truth) -> Array:
-    """Intersection over union, float [finds, labels]."""
-    low = np.maximum(people.boxes[:, None, :2], truth.boxes[None, :, :2])
-    high = np.minimum(people.boxes[:, None, 2:], truth.boxes[None, :, 2:])
-    shared = (high - low).clip(0).prod(2)
-    found, labelled = ((boxes[:, 2:] - boxes[:, :2]).clip(0).prod(1) for boxes in (people.boxes, truth.boxes))
-    ratios: Array = shared / (found[:, None] + labelled[None] - shared).clip(1e-9)
-    return ratios
-
-
-def keypoint_similarity(people: People, truth: Truth) -> Array:
-    """Object keypoint similarity, float [finds, labels]: mean over labelled keypoints of exp(−d² / 2 s² k²)."""
-    area = BODY_SHARE * (truth.boxes[:, 2:] - truth.boxes[:, :2]).clip(0).prod(1)
-    squared = np.square(people.keypoints[:, None, :, :2] - truth.keypoints[None, :, :, :2]).sum(3)
-    closeness = np.exp(-squared / (2 * area[None, :, None].clip(1) * np.square(2 * OKS_SIGMAS)))
-    labelled = truth.keypoints[..., 2] > 0
-    similarities: Array = (closeness * labelled[None]).sum(2) / labelled.sum(1).clip(1)[None]
-    return similarities
-
-
-Resemblance = Callable[[People, Truth], Array]
-
-
 @dataclass
 class Matched:
     """One frame after matching.
@@ -84,41 +61,86 @@ class Matched:
     labelled: int
 
 
-def match(people: People, truth: Truth, threshold: float = 0.5, resemblance: Resemblance = box_overlap) -> Matched:
-    """Match one frame's finds with its labels; see the module's text for the rule."""
-    values = resemblance(people, truth) if len(people) and len(truth.boxes) else np.zeros((len(people), 0))
-    free = np.ones(values.shape[1], dtype=bool)
-    scores: List[float] = []
-    right: List[bool] = []
-    for index in np.argsort(-people.scores, kind="stable"):
-        # required people first: a don't-care never takes a find away from somebody who must be found
-        chosen = -1
-        for eligible in (free & ~truth.partial, free & truth.partial):
-            candidates = np.where(eligible, values[index], -1.0)
-            if len(candidates) and candidates.max() >= threshold:
-                chosen = int(candidates.argmax())
-                break
-        if chosen >= 0:
-            free[chosen] = False
-            if truth.partial[chosen]:
-                continue
-        scores.append(float(people.scores[index]))
-        right.append(chosen >= 0)
-    return Matched(np.array(scores), np.array(right, dtype=bool), int((~truth.partial).sum()))
+class _Evaluation(COCOeval):  # type: ignore[misc]
+    """pycocotools' evaluation of frames that are given as arrays, with don't-cares of its own."""
+
+    def __init__(self, kind: str, found: Sequence[People], truths: Sequence[Truth], threshold: float) -> None:
+        super().__init__(iouType=kind)
+        params = self.params
+        params.imgIds, params.catIds = list(range(len(found))), [0]
+        params.iouThrs, params.maxDets, params.areaRng = np.array([threshold]), [1 << 30], [[0.0, np.inf]]
+        self._frames = list(zip(found, truths))
+
+    def _prepare(self) -> None:
+        """Fill what ``evaluate`` reads. For keypoints, people without labelled ones are don't-cares, too."""
+        self._gts, self._dts = defaultdict(list), defaultdict(list)
+        for number, (people, truth) in enumerate(self._frames):
+            unlabelled = (truth.keypoints[..., 2] <= 0).all(axis=1) & (self.params.iouType == "keypoints")
+            self._gts[number, 0] = _objects(truth.boxes, truth.keypoints, "ignore", truth.partial | unlabelled)
+            self._dts[number, 0] = _objects(people.boxes, people.keypoints, "score", people.scores)
+
+    def matched(self) -> List[Matched]:
+        """Match every frame."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.evaluate()
+        return [_matched(image) for image in self.evalImgs]
+
+    def average_precision(self, frames: Sequence[Matched]) -> float:
+        """Area under precision over recall of frames that are matched; -1 where nobody had to be found."""
+        self.params.imgIds = list(range(len(frames)))
+        self._paramsEval = self.params
+        self.evalImgs = [
+            {
+                "dtScores": frame.scores,
+                "dtMatches": frame.right[None],
+                "dtIgnore": np.zeros((1, len(frame.right)), dtype=bool),
+                "gtIgnore": np.zeros(frame.labelled),
+            }
+            for frame in frames
+        ]
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.accumulate()
+        return float(self.eval["precision"].mean())
+
+
+def _objects(boxes: Array, keypoints: Array, kind: str, values: Array) -> List[Dict[str, Any]]:
+    """Boxes x1 y1 x2 y2 and keypoints as COCO's objects, each with its value under the name ``kind``.
+
+    They are numbered from 1: 0 means nobody.
+    """
+    corners = np.asarray(boxes, dtype=float).reshape(-1, 4)
+    sides = (corners[:, 2:] - corners[:, :2]).clip(0)
+    return [
+        {
+            "id": index + 1,
+            "bbox": [*corners[index, :2], *sides[index]],
+            "area": BODY_SHARE * sides[index].prod(),
+            "keypoints": np.asarray(keypoints[index], dtype=float).ravel(),
+            "iscrowd": 0,
+            kind: value,
+        }
+        for index, value in enumerate(values.tolist())
+    ]
+
+
+def _matched(image: Any) -> Matched:
+    if image is None:  # nobody there, nobody found
+        return Matched(np.zeros(0), np.zeros(0, dtype=bool), 0)
+    counts = ~image["dtIgnore"][0].astype(bool)
+    labelled = int((image["gtIgnore"] == 0).sum())
+    return Matched(np.array(image["dtScores"])[counts], image["dtMatches"][0][counts] > 0, labelled)
+
+
+def match(
+    found: Sequence[People], truths: Sequence[Truth], threshold: float = 0.5, kind: str = "bbox"
+) -> List[Matched]:
+    """Match every frame's finds with its labels, by resemblance of a kind and of at least ``threshold``."""
+    return _Evaluation(kind, found, truths, threshold).matched()
 
 
 def average_precision(frames: Sequence[Matched]) -> float:
     """Area under precision over recall, precision made monotonic and read at COCO's 101 recalls; 0 to 1."""
-    labelled = sum(frame.labelled for frame in frames)
-    if not labelled:
-        return 0.0
-    scores = np.concatenate([frame.scores for frame in frames])
-    right = np.concatenate([frame.right for frame in frames])[np.argsort(-scores, kind="stable")]
-    hits = np.cumsum(right)
-    recall = hits / labelled
-    precision = np.maximum.accumulate((hits / np.arange(1, len(hits) + 1))[::-1])[::-1]
-    places = np.searchsorted(recall, np.linspace(0, 1, 101), side="left")
-    return float(np.append(precision, 0.0)[places].mean())  # a recall that is never reached counts as precision 0
+    return max(0.0, _Evaluation("bbox", [], [], 0.5).average_precision(frames))
 
 
 def at_threshold(frames: Sequence[Matched], score: float) -> Tuple[float, float, float]:
@@ -184,7 +206,7 @@ def figures(
         blocks: see :func:`intervals`.
         with_keypoints: whether the labels have keypoints.
     """
-    matched = [match(people, truth) for people, truth in zip(found, truths)]
+    matched = match(found, truths)
     recall, precision, f1 = at_threshold(matched, score)
     spreads = intervals(matched, score, blocks)
     result: Dict[str, object] = {
@@ -199,26 +221,18 @@ def figures(
         "f1_interval": spreads[2],
         "box_ap50": average_precision(matched),
         "box_ap50_interval": precision_interval(matched, blocks),
-        "box_ap": mean_average_precision(found, truths, box_overlap),
+        "box_ap": _mean_precision(found, truths, "bbox"),
     }
     if with_keypoints:
-        result["keypoint_ap"] = mean_average_precision(found, truths, keypoint_similarity)
-        result["keypoint_ap50"] = average_precision(
-            [match(people, truth, 0.5, keypoint_similarity) for people, truth in zip(found, truths)]
-        )
+        result["keypoint_ap"] = _mean_precision(found, truths, "keypoints")
+        result["keypoint_ap50"] = average_precision(match(found, truths, kind="keypoints"))
     return {key: _rounded(value) for key, value in result.items()}
 
 
-def mean_average_precision(found: Sequence[People], truths: Sequence[Truth], resemblance: Resemblance) -> float:
+def _mean_precision(found: Sequence[People], truths: Sequence[Truth], kind: str) -> float:
     """Mean of the average precision over COCO's ten thresholds, 0.5 to 0.95."""
-    return float(
-        np.mean(
-            [
-                average_precision([match(p, t, threshold, resemblance) for p, t in zip(found, truths)])
-                for threshold in COCO_RANGE
-            ]
-        )
-    )
+    thresholds = np.linspace(0.5, 0.95, 10)
+    return float(np.mean([average_precision(match(found, truths, threshold, kind)) for threshold in thresholds]))
 
 
 def _rounded(value: object) -> object:

@@ -27,7 +27,6 @@ from edge_offload.arrays import Array
 from edge_offload.outputs import add_output
 
 if TYPE_CHECKING:
-
     Pair = Tuple[Array, Optional[Array]]
 
 LAGS = (1, 4)

@@ -29,7 +29,6 @@ from edge_offload.arrays import Array
 from edge_offload.outputs import add_output
 
 if TYPE_CHECKING:
-
     from edge_offload.link.emulate.trace import Trace
     from edge_offload.split.model.cost import CodecCost
     from edge_offload_research.testbed.graph import Workload

@@ -28,7 +28,6 @@ from edge_offload.outputs import add_output
 from edge_offload_training.targets.kapao import frame_range, label
 
 if TYPE_CHECKING:
-
     from edge_offload.models.people import People
     from edge_offload_training.evaluation import Truth
 
@@ -173,9 +172,7 @@ def _network(
 
     known = entries()[name].options if name in entries() else {}
     chosen = {**{key: LOWEST for key in ("conf", "score") if key in known}, **options}
-    matched = [
-        evaluation.match(people, teacher[number]) for number, people in zip(tune, _infer(name, chosen, video, tune))
-    ]
+    matched = evaluation.match(_infer(name, chosen, video, tune), [teacher[number] for number in tune])
     return name, _infer(name, chosen, video, numbers), evaluation.best_threshold(matched)
 
 
@@ -213,7 +210,7 @@ def _background(
                 found[number] = blobs((mask == 255).astype(np.uint8))
     finally:
         capture.release()
-    matched = [evaluation.match(found[number], teacher[number]) for number in tune]
+    matched = evaluation.match([found[number] for number in tune], [teacher[number] for number in tune])
     areas = [(evaluation.at_threshold(matched, area_score(area))[2], area) for area in BLOB_AREAS]
     return "background", [found[number] for number in numbers], area_score(max(areas)[1])
 

@@ -93,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.errors import BadInput
     from edge_offload.execute.threads import pin
     from edge_offload.models.cache import cache_dir
+    from edge_offload_training import evaluation  # noqa: F401 - what is missing is said before the training
     from edge_offload_training.kapao import recipe
 
     settings = _settings(args)
@@ -203,7 +204,7 @@ def _finish(
     estimator = KapaoEstimator("n", **options)
 
     def matches(images: Sequence[Array], truths: Sequence[evaluation.Truth]) -> List[Matched]:
-        return [evaluation.match(estimator.infer(image), truth) for image, truth in zip(images, truths)]
+        return evaluation.match([estimator.infer(image) for image in images], truths)
 
     chosen = recipe.spread(range(len(dataset)), CHECKED)
     if finds is None:
