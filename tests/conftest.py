@@ -1,6 +1,62 @@
-"""For all tests: an example of a property may take as long as a busy machine takes for it."""
+"""What all tests have in common: three kinds that run apart, and no hurry for an example of a property.
 
+unit     no process, no sleep: ``pytest -m unit``, as many at a time as there are cores
+process  starts processes, waits for sockets or for a clock: marked so
+ros      needs a ROS environment: marked so
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import Any, Iterator, List
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+COMPILERS = ("c++", "g++", "cc", "gcc", "clang", "clang++")
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+
+def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+    """Whatever is not marked otherwise is a unit test."""
+    for item in items:
+        if not any(item.iter_markers("process")) and not any(item.iter_markers("ros")):
+            item.add_marker(pytest.mark.unit)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A unit test, with its fixtures, that starts a process or sleeps has failed."""
+    if not any(item.iter_markers("unit")):
+        yield
+        return
+
+    def refused(*_arguments: Any, **_named: Any) -> Any:
+        raise AssertionError("a unit test starts no process and does not sleep: mark it 'process', or inject a clock")
+
+    begin = subprocess.Popen.__init__
+
+    def compiles(process: Any, command: Any, *arguments: Any, **named: Any) -> None:
+        """Libraries are built, or asked for by the compiler's version, on first use: whoever that is."""
+        if os.path.basename(command[0] if isinstance(command, (list, tuple)) else command) not in COMPILERS:
+            refused()
+        begin(process, command, *arguments, **named)
+
+    sleep = time.sleep
+
+    def waits(seconds: float) -> None:
+        """What waits for the compiler sleeps as well."""
+        if seconds > 0 and sys._getframe(1).f_globals["__name__"] != subprocess.__name__:
+            refused()
+        sleep(seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess.Popen, "__init__", compiles)
+        patch.setattr(os, "fork", refused)
+        patch.setattr(time, "sleep", waits)
+        yield

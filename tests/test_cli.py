@@ -25,6 +25,7 @@ def test_help_of_every_command_teaches(command, capsys):
     assert len(text.splitlines()) >= 5, "a help text that says nothing"
 
 
+@pytest.mark.process
 def test_help_does_not_import_torch():
     code = """
 import sys
@@ -42,6 +43,7 @@ for command in sys.argv[1:]:
     assert done.returncode == 0, f"help must stay quick: import torch inside run(): {done.stderr.decode()}"
 
 
+@pytest.mark.process
 def test_a_command_imports_no_other():
     code = "import sys; from edge_offload import cli; cli.build_parser(); print(*sys.modules)"
     source = pathlib.Path(cli.__file__).parents[1]
@@ -53,6 +55,7 @@ def test_a_command_imports_no_other():
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
@@ -81,6 +84,7 @@ def completion(tmp_path_factory):
     return path
 
 
+@pytest.mark.process
 def test_zsh_gets_a_script_with_every_command():
     pytest.importorskip("shtab")
     done = subprocess.run(

@@ -46,6 +46,7 @@ def serve(tmp_path):
         process.communicate(timeout=60)
 
 
+@pytest.mark.process
 def test_an_offloaded_module_runs_here_and_on_the_server_with_the_same_numbers(serve):
     address, environment = serve("offloaded_module:make", "own_people:make")
     done = subprocess.run(

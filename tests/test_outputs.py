@@ -54,6 +54,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_place_that_cannot_be_written_is_told_in_one_line_before_the_work(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -7,6 +7,10 @@ import pathlib
 import pty
 import subprocess
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 RUN = pathlib.Path(__file__).resolve().parents[1] / "scripts" / "run"
 
 

@@ -8,6 +8,10 @@ import shutil
 import subprocess
 from typing import List, Tuple
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 #: Stands for the venv's Python: has no torch and knows no CPU build; all goes well up to the package itself.
 PYTHON = """case "$*" in

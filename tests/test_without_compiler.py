@@ -9,12 +9,14 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = pathlib.Path(__file__).parents[1]
 #: Results of modes server and split of nodes, and every codec, against the local ones.
 NEEDS_NONE = (
     "tests/server/test_server_mode.py::test_random_networks_are_bit_equal_to_local",
-    "tests/split_runtime/test_runtime.py::test_random_plans_give_the_references_bits_and_the_networks_results",
-    "tests/codecs/test_round_trip.py",
+    "tests/modes/split/test_runtime.py::test_random_plans_give_the_references_bits_and_the_networks_results",
+    "tests/link/codecs/test_round_trip.py",
 )
 
 

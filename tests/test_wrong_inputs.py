@@ -28,6 +28,8 @@ from typing import Any, Dict, Iterator
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 LIMIT_S = 20
 TAIL = 2000
 
@@ -327,9 +329,7 @@ def rows() -> list[str]:
 def make_folder(folder: pathlib.Path) -> Dict[str, str]:
     """What the rows name, by name."""
     chance = random.Random(1)
-    scan = b"".join(
-        struct.pack("<4f", chance.uniform(0, 30), chance.uniform(-20, 20), -1.7, 0.3) for _ in range(2000)
-    )
+    scan = b"".join(struct.pack("<4f", chance.uniform(0, 30), chance.uniform(-20, 20), -1.7, 0.3) for _ in range(2000))
     run = {"kind": "mode", "t_s": 1.0, "mode": "local", "reason": "", "policy": "auto"}
     contents = {
         "binary": ("binary.json", bytes(chance.randrange(256) for _ in range(4097))),

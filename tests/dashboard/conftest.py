@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from browser import Browser
 
 from edge_offload.dashboard.history import History
 from edge_offload.dashboard.server import DashboardServer
 from edge_offload.dashboard.source import Source
+from tests.dashboard.browser import Browser
 
 
 class Told(Source):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import made_up
-
 from edge_offload.dashboard.digest import Digest
+from tests.dashboard import made_up
 
 
 def told(records, finish=True):

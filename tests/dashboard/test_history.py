@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import made_up
-
 from edge_offload.dashboard.history import CAPACITY, EVENTS, History
+from tests.dashboard import made_up
 
 
 def everything(history, cursor):

@@ -10,12 +10,15 @@ import time
 import urllib.parse
 
 import cv2
-import made_up
 import numpy as np
+import pytest
 
 from edge_offload.dashboard.access import Access
 from edge_offload.dashboard.history import CAPACITY, History
 from edge_offload.dashboard.server import MAX_VIEWERS, DashboardServer
+from tests.dashboard import made_up
+
+pytestmark = pytest.mark.process
 
 ORANGE, GREEN = "#e69f00", "#009e73"
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import pathlib
 
-import made_up
 import pytest
-from browser import Browser
 
 from edge_offload.cli import main
 from edge_offload.errors import Unsupported
+from tests.dashboard import made_up
+from tests.dashboard.browser import Browser
+
+pytestmark = pytest.mark.process
 
 WIDTH = 390
 SIDEWAYS = "document.documentElement.scrollWidth"

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 
-import made_up
 import pytest
 
 from edge_offload.cli import main
@@ -16,6 +15,9 @@ from edge_offload.dashboard.bag import open_run
 from edge_offload.dashboard.history import History
 from edge_offload.dashboard.source import Player
 from edge_offload.errors import BadInput
+from tests.dashboard import made_up
+
+pytestmark = pytest.mark.process
 
 
 def until(condition, what: str):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import json
 
-import made_up
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.dashboard.stream import MAX_LINE, Checker, Reading, Writer, read, read_lines
 from edge_offload.errors import BadInput
+from tests.dashboard import made_up
 
 CHECKER = Checker()
 

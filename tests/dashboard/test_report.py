@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 
-import made_up
 import numpy as np
 import pytest
 
@@ -15,6 +14,7 @@ from edge_offload.errors import BadInput
 from edge_offload.report.columns import Columns, thin
 from edge_offload.report.page import MAX_POINTS, data, render
 from edge_offload.report.summary import summarise
+from tests.dashboard import made_up
 
 
 @pytest.fixture
@@ -58,6 +58,7 @@ def test_the_page_asks_nothing_of_anybody(run_file, tmp_path):
     assert len(text) < 400_000
 
 
+@pytest.mark.process
 def test_it_draws_in_a_real_browser_with_light_and_dark_background(browser, run_file, tmp_path):
     page = tmp_path / "page.html"
     main(["report", str(run_file), "-o", str(page), "--title", "walk <1> & </script>"])
@@ -78,6 +79,7 @@ def test_it_draws_in_a_real_browser_with_light_and_dark_background(browser, run_
     assert background[False] != background[True]
 
 
+@pytest.mark.process
 def test_a_drag_shows_a_part_of_the_run_in_every_plot(browser, run_file, tmp_path):
     page = tmp_path / "page.html"
     main(["report", str(run_file), "-o", str(page)])
@@ -98,6 +100,7 @@ def test_a_drag_shows_a_part_of_the_run_in_every_plot(browser, run_file, tmp_pat
     tab.close()
 
 
+@pytest.mark.process
 def test_what_the_file_says_is_text_and_never_markup(browser, tmp_path):
     attack = "</script><script>window.broken=1</script><img src=x onerror=window.broken=1>"
     made = [made_up.mode(0.0, "server", "auto", attack), made_up.latency(1.0, fallback_reason=attack, model=attack)]
@@ -135,6 +138,7 @@ def test_thinning_leaves_few_samples_alone(count):
     assert list(thin(np.arange(count), np.ones(count), 10)) == list(range(count))
 
 
+@pytest.mark.process
 def test_a_single_frame_and_nothing_else_is_a_run(browser, tmp_path):
     frame = made_up.latency(5.0, energy_j=None, deadline_s=0.0)
     for key in ("bytes_up", "round_trips", "model", "fallback_reason", "energy_source", "deadline_met"):

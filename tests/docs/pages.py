@@ -1,6 +1,6 @@
 """Runs the blocks of a page, in its order, in the terminals of one user. Standard library only.
 
-  python3 tests/docs/pages.py README.md docs/link.md       what would be run, and how
+python3 tests/docs/pages.py README.md docs/link.md       what would be run, and how
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import sys
 import time
 from typing import Callable, List, Sequence, Set
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import rules
-from blocks import Block, Command, blocks_of
-from terminals import Failed, Terminals
+from tests.docs import rules
+from tests.docs.blocks import Block, Command, blocks_of
+from tests.docs.terminals import Failed, Terminals
 
 SERVER = "edge-offload serve --bind tcp://127.0.0.1:5700"
 

@@ -12,15 +12,13 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import rules
-from blocks import blocks_of
-from pages import Page
-from terminals import Terminals
+from tests.docs import rules
+from tests.docs.blocks import blocks_of
+from tests.docs.pages import Page
+from tests.docs.terminals import Terminals
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = pathlib.Path("README.md")

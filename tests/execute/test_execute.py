@@ -47,6 +47,7 @@ def test_fingerprint_notices_what_changes_bits():
             torch.set_flush_denormal(False)
 
 
+@pytest.mark.process
 def test_instruction_set_shows(tmp_path):
     code = "from edge_offload.execute.fingerprint import fingerprint; print(fingerprint()['cpu_capability'])"
     done = subprocess.run(
@@ -63,6 +64,7 @@ def test_a_fact_that_one_side_does_not_know_is_a_difference():
     assert differences({"threads": 1, "new": 5}, {"threads": 1}) == ["new: 5 here, not stated there"]
 
 
+@pytest.mark.process
 def test_pinning_keeps_every_thread_on_the_cores():
     allowed = sorted(os.sched_getaffinity(0))
     code = (

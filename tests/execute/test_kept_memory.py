@@ -9,6 +9,9 @@ import pytest
 
 from edge_offload.execute import heap
 
+pytestmark = pytest.mark.process
+
+
 CHILD = """
 import resource, threading, torch
 from edge_offload.execute.heap import keep_freed

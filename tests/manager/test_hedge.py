@@ -38,6 +38,7 @@ def test_a_result_in_time_starts_no_local_computation(hedge):
     assert outcome.attempt.outputs is THERE
 
 
+@pytest.mark.process
 def test_late_remote_loses_and_no_frame_starts_another_until_it_ends():
     ended, told = threading.Event(), []
     hedge = Hedge(lambda seconds, attempt: told.append((seconds, attempt)))
@@ -111,6 +112,7 @@ def test_a_failure_of_the_remote_side_is_answered_locally_with_its_cost(hedge):
     assert "connection broke" in outcome.reason
 
 
+@pytest.mark.process
 def test_remote_that_fails_during_the_race_leaves_the_local_result(hedge):
     started = threading.Event()
 
@@ -130,6 +132,7 @@ def test_remote_that_fails_during_the_race_leaves_the_local_result(hedge):
     assert "connection broke" in outcome.reason
 
 
+@pytest.mark.process
 def test_a_model_that_fails_locally_is_saved_by_the_server_or_fails_as_it_would_alone(hedge):
     def broken(enough):
         raise ValueError("bad model")
@@ -197,6 +200,7 @@ class Twice(torch.nn.Module):
         return x * 2
 
 
+@pytest.mark.process
 def test_the_runtime_hedges_what_is_late_by_its_own_forecast_and_reports_it():
     remote, x = Remote(), [torch.arange(4.0)]
     module = OffloadedModule("twice", Twice(), None)
@@ -344,6 +348,7 @@ class _Slow(nn.Module):
         return x * 2
 
 
+@pytest.mark.process
 def test_a_frame_that_began_in_an_outage_goes_on_on_the_server_when_that_is_back(monkeypatch):
     model, runner = _Slow(), _Returning()
     module = OffloadedModule("slow", model, candidates=[runner.mode], robot_slowdown=50.0)

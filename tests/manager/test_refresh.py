@@ -182,6 +182,7 @@ def module_with(runner):
     return module
 
 
+@pytest.mark.process
 def test_a_local_call_may_ask_another_mode_beside_it_and_uses_the_first_result(monkeypatch):
     ticks = itertools.count()  # how often another mode is asked goes by the clock, which must not be a busy machine's
     monkeypatch.setattr("edge_offload.manager.runtime.time", SimpleNamespace(monotonic=lambda: 1e-3 * next(ticks)))
@@ -204,6 +205,7 @@ def test_a_local_call_may_ask_another_mode_beside_it_and_uses_the_first_result(m
     module.close()
 
 
+@pytest.mark.process
 def test_a_slow_answer_beside_a_local_call_holds_nothing_up_and_is_no_fallback():
     runner = _Beside()
     runner.go.clear()
@@ -221,6 +223,7 @@ def test_a_slow_answer_beside_a_local_call_holds_nothing_up_and_is_no_fallback()
     module.close()
 
 
+@pytest.mark.process
 def test_without_leave_nothing_is_asked():
     runner = _Beside()
     module = module_with(runner)

@@ -22,6 +22,9 @@ from edge_offload.models.kapao.network import SCALES, Kapao
 from edge_offload.models.registry import build_estimator, build_module
 from edge_offload_training.pickled import read_state
 
+pytestmark = pytest.mark.process
+
+
 HERE = pathlib.Path(__file__).parent
 
 

@@ -79,6 +79,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.process
 def test_a_training_killed_amid_an_epoch_goes_on_along_the_same_curve(tmp_path, coco):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     command = [*coco, "--epochs", "4"]

@@ -17,6 +17,9 @@ from edge_offload.models.kapao.nms import nms, overlaps
 from edge_offload.models.kapao.readout import Readout
 from edge_offload.models.kapao.thresholds import PRESETS, Thresholds
 
+pytestmark = pytest.mark.process
+
+
 ANCHORS = torch.tensor(DEFAULT_ANCHORS, dtype=torch.float32).view(4, 3, 2)
 
 

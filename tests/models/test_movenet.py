@@ -14,7 +14,6 @@ import tarfile
 import threading
 from typing import Dict, List
 
-import matching
 import numpy as np
 import pytest
 import torch
@@ -26,6 +25,7 @@ from edge_offload.models.movenet import weights
 from edge_offload.models.movenet.network import HEADS, INPUT_SCALE, MoveNet
 from edge_offload.models.movenet.readout import Readout
 from edge_offload.models.registry import build_estimator, state_hash
+from tests.models import matching
 
 
 def random_maps(seed: int, height: int, width: int) -> List[torch.Tensor]:
@@ -75,6 +75,7 @@ def slow_readout(maps: List[torch.Tensor], people: int) -> np.ndarray:
     return np.array(rows)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("seed", "height", "width"), [(0, 16, 24), (1, 24, 16)])
 def test_readout_is_the_slow_one(seed, height, width):
     maps = random_maps(seed, height, width)
@@ -173,6 +174,7 @@ def package(tmp_path, monkeypatch):
     return FakePackage(tmp_path, monkeypatch)
 
 
+@pytest.mark.process
 def test_fetching_converts_every_parameter_once_for_all_who_ask_at_once(package):
     package.npm(f'sleep 0.3; cp "{package.archive}" ./human-models-3.0.4.tgz')
     found: List[pathlib.Path] = []
@@ -192,6 +194,7 @@ def test_fetching_converts_every_parameter_once_for_all_who_ask_at_once(package)
     assert sorted(p.name for p in found[0].parent.iterdir()) == [weights.FILE_NAME, "movenet.lock"]
 
 
+@pytest.mark.process
 def test_a_damaged_cache_is_fetched_again(package):
     path = weights.fetch()
     data = bytearray(path.read_bytes())
@@ -204,6 +207,7 @@ def test_a_damaged_cache_is_fetched_again(package):
     assert package.calls.read_text().count("pack") == 4
 
 
+@pytest.mark.process
 def test_a_package_with_other_numbers_is_refused_and_nothing_is_kept(package):
     numbers = bytearray(package.sources[weights.NUMBERS])
     numbers[100] ^= 1
@@ -216,6 +220,7 @@ def test_a_package_with_other_numbers_is_refused_and_nothing_is_kept(package):
         weights.fetch()
 
 
+@pytest.mark.process
 def test_without_npm_or_network_the_error_says_what_to_do(package, monkeypatch):
     package.npm("echo 'npm error network getaddrinfo ENOTFOUND' >&2; exit 7")
     with pytest.raises(BadInput, match=r"code 7: npm error network.*copy movenet-multipose\.safetensors"):

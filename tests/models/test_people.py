@@ -38,6 +38,7 @@ def test_skeleton_joins_a_left_side_to_a_left_side():
         assert len(sides) < 2 or same_part
 
 
+@pytest.mark.process
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 300), st.integers(1, 300), st.sampled_from([(64, 32), (96, 32), (128, 64)]), st.integers(0, 2**31)
@@ -64,6 +65,7 @@ def test_letterbox_places_the_picture_between_the_padding_and_swaps_the_colours(
     assert [plane.unique().tolist() for plane in image[:, 12:52]] == [[30], [0], [10]]
 
 
+@pytest.mark.process
 def test_boxes_are_clipped_to_the_picture():
     _, placement = letterbox(np.zeros((48, 64, 3), np.uint8), 64, 64)
     np.testing.assert_allclose(placement.boxes_to_image(np.array([[-5, -5, 80, 80]])), [[0, 0, 64, 48]])

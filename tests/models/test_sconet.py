@@ -106,6 +106,7 @@ def test_a_mobilevit_block_puts_every_patch_back_where_it_was():
         torch.testing.assert_close(block(x), x + block.project_norm(block.project(block.local(x))))
 
 
+@pytest.mark.process
 def test_random_weights_are_never_shown_as_a_scene(monkeypatch, tmp_path):
     monkeypatch.setattr("edge_offload.models.sconet.completer.SHIPPED", tmp_path / "absent")
     completer = SceneCompleter(grid=SMALL)
@@ -115,6 +116,7 @@ def test_random_weights_are_never_shown_as_a_scene(monkeypatch, tmp_path):
     np.testing.assert_array_equal(full, completer.grid.occupancy(points) > 0)
 
 
+@pytest.mark.process
 def test_what_the_sweep_hit_stays_full_whatever_the_network_says(tmp_path):
     file = tmp_path / "w.safetensors"
     network = SCONet()
@@ -218,6 +220,7 @@ def test_baselines_keep_what_was_hit_and_fill_what_they_say():
     assert VALUE["road"] in GROUND
 
 
+@pytest.mark.process
 def test_the_ground_is_filled_in_between_the_rings_that_hit_it():
     x, y = np.meshgrid(np.arange(96), np.arange(80), indexing="ij")
     truth = 2.0 + 0.05 * x

@@ -26,6 +26,7 @@ def solids():
     )
 
 
+@pytest.mark.process
 @settings(deadline=None, max_examples=60)
 @given(solids())
 def test_a_ray_enters_a_solid_where_marching_along_it_does(drawn):
@@ -52,6 +53,7 @@ def test_nothing_is_seen_behind_a_wall():
     assert BUILDING in labels
 
 
+@pytest.mark.process
 def test_ranges_on_flat_ground_and_on_a_wall_are_the_true_ones():
     world = World(Ground(ROAD), (box(10.15, 0.0, -1.0, (0.3, 80.0, 8.0), 0.0, BUILDING),))
     points, labels = sweep(world, Pose(), EXACT, 0)
@@ -111,6 +113,7 @@ def test_the_inside_of_a_house_and_what_is_behind_a_rooms_walls_cannot_be_known(
     assert labels[tuple(outside)] == IGNORED
 
 
+@pytest.mark.process
 def test_equal_seeds_make_equal_scenes_and_others_differ():
     one, same, other = pair(4), pair(4), pair(5)
     np.testing.assert_array_equal(one.labels, same.labels)

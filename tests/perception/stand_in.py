@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Sequence, Tuple
 
 import torch
-from scenes import people
 from torch import nn
 
 from edge_offload.models.base import PeopleModule, PersonEstimator
 from edge_offload.models.letterbox import Letterbox
 from edge_offload.models.people import People
+from tests.perception.scenes import people
 
 
 class _Brightness(nn.Module):

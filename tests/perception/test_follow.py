@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import box_at, keypoints_in
 
 from edge_offload.errors import BadInput
 from edge_offload.perception.follower import Command, Follower, FollowerConfig
 from edge_offload.perception.geometry import Position
 from edge_offload.perception.target import TargetSelector
 from edge_offload.perception.tracking import TrackedPerson
+from tests.perception.scenes import box_at, keypoints_in
 
 
 def person(

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scenes import box_at, keypoints_in
 
 from edge_offload.errors import BadInput
 from edge_offload.perception.geometry import Locator, PinholeCamera, Transform, depth_in_metres, load_camera
+from tests.perception.scenes import box_at, keypoints_in
 
 K = np.array([[600.0, 0, 320], [0, 610.0, 240], [0, 0, 1]])
 DEMO = pathlib.Path(__file__).parents[2] / "config" / "camera_demo.yaml"

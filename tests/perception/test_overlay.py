@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import box_at, keypoints_in
 
 from edge_offload.errors import BadInput
 from edge_offload.mode import Mode
 from edge_offload.perception.overlay import Status, colour_of, draw
 from edge_offload.perception.tracking import TrackedPerson
 from edge_offload.perception.video import VideoWriter, write_png
+from tests.perception.scenes import box_at, keypoints_in
 
 
 def grey(height: int = 576, width: int = 768) -> np.ndarray:

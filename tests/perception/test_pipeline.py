@@ -7,7 +7,6 @@ from typing import Any, Dict, List, Sequence, Tuple
 import numpy as np
 import pytest
 import torch
-from scenes import box_at, people
 
 from edge_offload.errors import BadInput, LinkLost
 from edge_offload.mode import Mode
@@ -15,6 +14,7 @@ from edge_offload.models.people import People
 from edge_offload.perception.geometry import Locator, PinholeCamera
 from edge_offload.perception.pipeline import PeoplePipeline
 from edge_offload.timing import InferenceReport
+from tests.perception.scenes import box_at, people
 
 
 class Clock:

@@ -121,6 +121,7 @@ def test_missing_and_broken_files_name_the_cause(tmp_path):
         regression.load(tmp_path / "other.json")
 
 
+@pytest.mark.process
 def test_a_node_that_cannot_start_is_told_in_one_line(tmp_path, monkeypatch, capsys):
     roslaunch = tmp_path / "roslaunch"
     said = r"\033[31m[CRITICAL] [1]: cannot start: no weights; apt install npm\033[0m\ndone\n"

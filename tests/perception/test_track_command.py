@@ -13,7 +13,6 @@ import sys
 import cv2
 import numpy as np
 import pytest
-import stand_in  # named by its path below
 
 from edge_offload import records
 from edge_offload.cli import main
@@ -21,7 +20,7 @@ from edge_offload.errors import BadInput
 from edge_offload.perception import video as video_module
 from edge_offload.perception.video import VideoWriter
 
-MODEL = "stand_in:make"
+MODEL = "tests.perception.stand_in:make"
 
 
 @pytest.fixture
@@ -88,10 +87,11 @@ def test_untrained_weights_are_refused_unless_asked_for(
 def run_track(video: str, *arguments: str, **options):
     """As a process, in which Ctrl-C is what it is on a terminal."""
     command = [sys.executable, "-m", "edge_offload.cli", "track", video, "--model", MODEL, *arguments]
-    path = f"{pathlib.Path(stand_in.__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
+    path = f"{pathlib.Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, text=True, **options)
 
 
+@pytest.mark.process
 def test_ctrl_c_ends_it_with_the_summary_of_what_was_done(video: str, tmp_path: pathlib.Path) -> None:
     summary = tmp_path / "run.json"
     slow = ["--slowdown", "400", "--out", str(tmp_path / "out.avi"), "--json", str(summary)]
@@ -110,6 +110,7 @@ def test_ctrl_c_ends_it_with_the_summary_of_what_was_done(video: str, tmp_path: 
     assert int(cv2.VideoCapture(str(tmp_path / "out.avi")).get(cv2.CAP_PROP_FRAME_COUNT)) == frames
 
 
+@pytest.mark.process
 def test_progress_on_a_terminal_is_one_line_that_says_how_many_how_long_and_where(video: str) -> None:
     master, terminal = pty.openpty()
     process = run_track(video, stdout=subprocess.DEVNULL, stderr=terminal)
@@ -147,6 +148,7 @@ def no_room(path: pathlib.Path, _: bytes) -> None:
     raise BadInput(f"cannot write {path}: No space left on device", remedy="make room")
 
 
+@pytest.mark.process
 def test_a_command_whose_output_goes_to_a_full_disk_says_so_in_one_line() -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
         command = [sys.executable, "-m", "edge_offload.cli", "link", "list"]

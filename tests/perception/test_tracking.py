@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import box_at, noisy, people
 
 from edge_offload.errors import BadInput
 from edge_offload.models.people import People
@@ -16,6 +15,7 @@ from edge_offload.perception.assignment import assign, iou_matrix
 from edge_offload.perception.kalman import BoxFilter
 from edge_offload.perception.tracking import TrackedPerson, Tracker, TrackerConfig
 from edge_offload_benchmarks.tracking_metrics import TrackingScore
+from tests.perception.scenes import box_at, noisy, people
 
 Scene = Callable[[float], Dict[int, np.ndarray]]
 

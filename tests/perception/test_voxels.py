@@ -21,6 +21,7 @@ def slowly(grid: VoxelGrid, points: np.ndarray) -> np.ndarray:
     return full
 
 
+@pytest.mark.process
 @settings(deadline=None)
 @given(arrays(np.float64, st.tuples(st.integers(0, 30), st.just(3)), elements=st.floats(-4, 5)))
 def test_occupancy_is_what_a_loop_over_the_points_finds(points):
@@ -40,6 +41,7 @@ def test_a_voxel_spans_from_its_lower_faces_to_below_its_upper_ones():
     assert SMALL.occupancy(corner + 0.2499)[0, 0, 0] == 1
 
 
+@pytest.mark.process
 def test_centres_lie_in_their_own_voxels():
     found = np.argwhere(np.ones(SMALL.shape))
     np.testing.assert_array_equal(SMALL.indices(SMALL.centres(found))[0], found)
@@ -52,6 +54,7 @@ def test_columns_by_place_and_the_nearest_one_for_places_outside():
     assert SMALL.cell(-50.0, 50.0) == (0, 5)
 
 
+@pytest.mark.process
 def test_a_finer_grid_fills_the_same_space():
     fine = SMALL.refined(2)
     assert fine.extent == pytest.approx(SMALL.extent)

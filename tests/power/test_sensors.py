@@ -197,6 +197,7 @@ def tegrastats_script(path: pathlib.Path, body: str) -> str:
     return str(path)
 
 
+@pytest.mark.process
 def test_tegrastats_is_run_and_its_end_is_noticed(tmp_path: pathlib.Path) -> None:
     script = tegrastats_script(tmp_path / "tegrastats", f"echo '{JETPACK_5}'\n")
     now = 10.0
@@ -208,6 +209,7 @@ def test_tegrastats_is_run_and_its_end_is_noticed(tmp_path: pathlib.Path) -> Non
     source.close()
 
 
+@pytest.mark.process
 def test_tegrastats_leaves_nothing_running(tmp_path: pathlib.Path) -> None:
     before = threading.active_count()
     script = tegrastats_script(tmp_path / "tegrastats", f"while true; do echo '{JETPACK_4}'; sleep 0.02; done\n")
@@ -218,6 +220,7 @@ def test_tegrastats_leaves_nothing_running(tmp_path: pathlib.Path) -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.process
 def test_tegrastats_that_says_nothing_of_power_is_absent(tmp_path: pathlib.Path) -> None:
     with pytest.raises(BadInput, match="no power rail"):
         Tegrastats(tegrastats_script(tmp_path / "tegrastats", "echo RAM 1/2MB\n"))
@@ -232,6 +235,7 @@ def test_detect_prefers_the_whole_board_and_says_why_others_are_not_used(tmp_pat
     assert "whole board" in found.absent["rapl"]
 
 
+@pytest.mark.process
 def test_detect_adds_up_processor_and_gpu(tmp_path: pathlib.Path) -> None:
     rapl_zone(tmp_path, "intel-rapl:0", "package-0", 0)
     found = detect(root=tmp_path, nvml=fake_nvml([30_000]), tegrastats=str(tmp_path / "none"))
@@ -239,6 +243,7 @@ def test_detect_adds_up_processor_and_gpu(tmp_path: pathlib.Path) -> None:
     assert "Jetson" in found.absent["ina3221"]
 
 
+@pytest.mark.process
 def test_detect_on_a_bare_machine_finds_nothing_and_says_why(tmp_path: pathlib.Path) -> None:
     found = detect(root=tmp_path, nvml=fake_nvml([]), tegrastats=str(tmp_path / "none"))
     assert found.sources == []

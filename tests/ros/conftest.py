@@ -6,7 +6,8 @@ import os
 import subprocess
 
 import pytest
-from ros_rig import Graph, free_port, numbers, wait_for, wait_for_readers
+
+from tests.ros.ros_rig import Graph, free_port, numbers, wait_for, wait_for_readers
 
 
 def pytest_collection_modifyitems(items):

@@ -10,7 +10,8 @@ import time
 import urllib.parse
 
 import pytest
-from ros_rig import ROOT, Process, free_port, wait_for, wait_for_readers
+
+from tests.ros.ros_rig import ROOT, Process, free_port, wait_for, wait_for_readers
 
 pytestmark = pytest.mark.ros
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -64,6 +65,7 @@ def test_results_are_as_many_as_frames_taken_with_a_real_worker(frames, producer
         assert mine == sorted(mine)
 
 
+@pytest.mark.process
 def test_the_worker_starts_the_next_frame_as_soon_as_it_is_free():
     slot = LatestFrameQueue()
     gate, spans = threading.Event(), []
@@ -85,6 +87,7 @@ def test_the_worker_starts_the_next_frame_as_soon_as_it_is_free():
     assert spans == [0, 49]
 
 
+@pytest.mark.process
 def test_nothing_is_superseded_in_keep_all_mode_and_the_producer_is_held_up():
     slot = LatestFrameQueue(capacity=2, keep_all=True)
     got, ahead = [], []

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 BEGIN = """
 import atexit, sys, threading, time, types
 from edge_offload import launcher

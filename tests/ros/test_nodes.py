@@ -10,7 +10,8 @@ import sys
 import time
 
 import pytest
-from ros_rig import ROOT, wait_for, wait_for_readers
+
+from tests.ros.ros_rig import ROOT, wait_for, wait_for_readers
 
 
 def test_a_mode_is_put_in_force_by_service_and_a_wrong_one_refused(graph):

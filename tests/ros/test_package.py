@@ -115,6 +115,7 @@ def test_package_xml_names_every_ros_package_that_is_imported():
     assert declared - {"message_runtime"} == ros
 
 
+@pytest.mark.process
 def test_rosrun_finds_a_node_once():
     if shutil.which("rosrun") is None or "ROS_PACKAGE_PATH" not in os.environ:
         pytest.skip("no ROS environment (source devel/setup.bash)")
@@ -144,6 +145,7 @@ def test_every_node_explains_its_topics_and_parameters(name):
         assert param.doc
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("path", sorted((ROOT / "launch").glob("*.launch")), ids=lambda path: path.name)
 def test_launch_files_explain_every_argument_and_say_what_happens_when_a_node_dies(path):
     root = ElementTree.parse(path).getroot()

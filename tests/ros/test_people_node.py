@@ -7,7 +7,8 @@ import statistics
 import time
 
 import pytest
-from ros_rig import free_port, wait_for, wait_for_readers
+
+from tests.ros.ros_rig import free_port, wait_for, wait_for_readers
 
 
 def start(graph, images, **params):

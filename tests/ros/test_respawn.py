@@ -8,7 +8,8 @@ import subprocess
 import xmlrpc.client
 
 import pytest
-from ros_rig import ROOT, Listener, free_port, wait_for
+
+from tests.ros.ros_rig import ROOT, Listener, free_port, wait_for
 
 pytestmark = pytest.mark.slow
 

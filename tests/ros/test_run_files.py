@@ -7,12 +7,12 @@ import types
 
 import numpy as np
 import pytest
-from ros_rig import wait_for_readers
 
 from edge_offload.errors import BadInput
 from edge_offload.nodes.monitor.run_folder import new_folder, prune
 from edge_offload.perception import video
 from edge_offload.perception.video import VideoParts
+from tests.ros.ros_rig import wait_for_readers
 
 
 def test_no_run_overwrites_another_and_last_leads_to_the_latest(tmp_path):

@@ -7,7 +7,8 @@ import time
 import cv2
 import numpy as np
 import pytest
-from ros_rig import ROOT, Listener, wait_for
+
+from tests.ros.ros_rig import ROOT, Listener, wait_for
 
 
 @pytest.fixture

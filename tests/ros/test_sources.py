@@ -65,6 +65,7 @@ def test_a_camera_that_is_not_there_is_named():
 POINTS = np.array([[1, 2, 3, 0.5], [4, 5, 6, 0.25], [np.nan, 0, 0, 1]], dtype=np.float32)
 
 
+@pytest.mark.process
 def test_a_kitti_scan_is_read_and_points_that_are_not_finite_left_out(tmp_path):
     file = tmp_path / "0.bin"
     file.write_bytes(POINTS.tobytes())
@@ -79,6 +80,7 @@ def pcd(data: str, body: bytes, points: int = 3) -> bytes:
     return header.encode() + body
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("coding", ["ascii", "binary"])
 def test_a_pcd_scan_is_read(tmp_path, coding):
     text = "\n".join(" ".join(str(value) for value in point) for point in POINTS).encode()

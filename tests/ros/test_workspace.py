@@ -9,7 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from ros_rig import ROOT
+
+from tests.ros.ros_rig import ROOT
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "devel", "install", "runs", "__pycache__", ".*_cache")

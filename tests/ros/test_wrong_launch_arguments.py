@@ -11,12 +11,12 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from ros_rig import ROOT, free_port
 
 from edge_offload.errors import BadInput
 from edge_offload.launcher import module_of
 from edge_offload.nodes import arguments
 from edge_offload.nodes.common import params as parameters
+from tests.ros.ros_rig import ROOT, free_port
 
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch"))
 
@@ -123,6 +123,7 @@ def test_what_can_be_meant_passes(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir()), "looking at a path leaves nothing behind"
 
 
+@pytest.mark.process
 def test_the_check_needs_nothing_but_the_standard_library():
     """roslaunch's Python need not be the one that has torch, nor have numpy."""
     done = subprocess.run(
@@ -171,10 +172,7 @@ def test_what_a_node_would_refuse_the_launch_file_refuses_first(master, file):
     for node in nodes_of(file):
         if node.get("type") == "edge-offload":
             continue
-        declared = {
-            param.name: param
-            for param in importlib.import_module(module_of(node.get("type"))).NODE.declared
-        }
+        declared = {param.name: param for param in importlib.import_module(module_of(node.get("type"))).NODE.declared}
         for element in node.iter("param"):
             argument = re.fullmatch(r"\$\(arg (\w+)\)", element.get("value", ""))
             if argument is None:

@@ -7,10 +7,10 @@ from typing import Any, List, Optional, Sequence
 
 import pytest
 import torch
-from server_rig import Robot, ServerProcess
 
 from edge_offload.execute.threads import pin
 from edge_offload.link.sockets.ports import lasting_port
+from tests.server.server_rig import Robot, ServerProcess
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ import sys
 import time
 from typing import Any, List, Sequence
 
-import small_nets
 import torch
 
 from edge_offload.link.security.keys import KeyStore
@@ -19,6 +18,7 @@ from edge_offload.link.transport.client import Client, LinkState, Timings
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.mode import Mode
 from edge_offload.modes.timeouts import TimeoutLimits
+from tests.server import small_nets
 
 FACTORIES = ("net", "slow", "moody", "counting", "drifting", "many", "gated")
 
@@ -49,7 +49,7 @@ class ServerProcess:
     """``edge-offload serve`` in a process of its own."""
 
     def __init__(self, keys: pathlib.Path, bind: str = "tcp://127.0.0.1:0", extra: Sequence[str] = ()) -> None:
-        path = os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(pathlib.Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
         command = [
             sys.executable,
             "-m",
@@ -63,7 +63,7 @@ class ServerProcess:
             str(keys),
         ]
         for name in FACTORIES:
-            command += ["--allow", f"small_nets:{name}"]
+            command += ["--allow", f"tests.server.small_nets:{name}"]
         self.gate = Gate(keys / f"gate{next(_numbers)}")
         environment = {**os.environ, "PYTHONPATH": path, small_nets.GATE: str(self.gate.path)}
         self.process = subprocess.Popen([*command, *extra], stdout=subprocess.PIPE, text=True, env=environment)
@@ -103,7 +103,7 @@ class Robot:
         self.client = Client(address, keys=KeyStore(keys), on_state=self._changed, timings=TIMINGS)
         self.module = small_module = getattr(small_nets, factory)(**options)
         self.offloaded = OffloadedModule(
-            f"small_nets:{factory}",
+            f"tests.server.small_nets:{factory}",
             small_module,
             self.client,
             options=options,

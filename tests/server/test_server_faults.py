@@ -7,10 +7,12 @@ import time
 
 import pytest
 import torch
-from server_rig import ServerProcess, bit_equal, image, until
 
 from edge_offload.mode import Mode
 from edge_offload.modes.timeouts import TimeoutLimits
+from tests.server.server_rig import ServerProcess, bit_equal, image, until
+
+pytestmark = pytest.mark.process
 
 X = [torch.tensor([1.0, 2.0])]
 
@@ -91,7 +93,10 @@ def test_late_reply_is_dropped_and_never_answers_the_next_frame(server, robot):
 
 @pytest.mark.parametrize(
     ("factory", "words"),
-    [("drifting", "weights of model 'small_nets:drifting' differ"), ("counting", "changes its own buffers")],
+    [
+        ("drifting", "small_nets:drifting' differ"),
+        ("counting", "changes its own buffers"),
+    ],
 )
 def test_model_that_cannot_be_offloaded_stays_local_with_the_reason(server, robot, factory, words):
     inputs = [torch.ones(1, 2)]

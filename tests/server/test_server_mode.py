@@ -1,9 +1,7 @@
 """Mode ``server`` gives the robot's own bits, through real sockets and a real server process."""
 
 import pytest
-import small_nets
 import torch
-from server_rig import TIMINGS, bit_equal, image, until
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.fingerprint import fingerprint
@@ -14,6 +12,10 @@ from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.mode import Mode
 from edge_offload.models import registry
 from edge_offload.timing import STAGES
+from tests.server import small_nets
+from tests.server.server_rig import TIMINGS, bit_equal, image, until
+
+pytestmark = pytest.mark.process
 
 
 def test_random_networks_are_bit_equal_to_local(server, robot):

@@ -3,7 +3,6 @@
 import contextlib
 
 import pytest
-from server_rig import TIMINGS
 
 from edge_offload.errors import LinkLost, ProtocolError, Refused
 from edge_offload.link.security.keys import KeyStore
@@ -15,8 +14,9 @@ from edge_offload.server.services.device import service
 from edge_offload.server.services.device.service import DeviceService
 from edge_offload.server.services.device.session import ENTRY_BYTES, Session
 from edge_offload.server.services.replica.service import Quota
+from tests.server.server_rig import TIMINGS
 
-NET = "small_nets:net"
+NET = "tests.server.small_nets:net"
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ import time
 
 import psutil
 import pytest
-import small_nets
 import torch
-from server_rig import TIMINGS, bit_equal, until
 
 from edge_offload.errors import BadInput, ProtocolError, Refused, RemoteError
 from edge_offload.execute.tensors import TensorSpec, pack
@@ -15,8 +13,14 @@ from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.models.registry import state_hash
 from edge_offload.server.status import ServerStatus
+from tests.server import small_nets
+from tests.server.server_rig import TIMINGS, bit_equal, until
+
+pytestmark = pytest.mark.process
 
 X = [torch.tensor([1.0, 2.0])]
+
+NETS = small_nets.__name__
 
 
 @pytest.fixture
@@ -28,7 +32,7 @@ def client(server, keys):
 
 def open_model(client, factory, inputs=X, **options):
     body = {
-        "name": f"small_nets:{factory}",
+        "name": f"{NETS}:{factory}",
         "options": options,
         "state_hash": state_hash(getattr(small_nets, factory)(**options)),
         "inputs": [TensorSpec.of(tensor).to_dict() for tensor in inputs],
@@ -46,7 +50,7 @@ def infer(client, handle, inputs=X, **more):
     [
         ("no_such_model", "knows no model"),
         ("os:system", "not allowed"),
-        ("small_nets:Slow", "not allowed"),
+        (f"{NETS}:Slow", "not allowed"),
         (7, "by its name"),
         ("x" * 10_000, "by its name"),
     ],
@@ -62,12 +66,12 @@ def test_only_listed_models_are_built(client, name, words):
 )
 def test_hostile_options(client, options):
     with pytest.raises((Refused, BadInput, RemoteError)):
-        client.request("open_model", {"name": "small_nets:net", "options": options}, timeout_s=60).result(60)
+        client.request("open_model", {"name": f"{NETS}:net", "options": options}, timeout_s=60).result(60)
 
 
 def test_wrong_weights_are_named(client):
     with pytest.raises(Refused) as refusal:
-        client.request("open_model", {"name": "small_nets:net", "state_hash": "f" * 64}, timeout_s=60).result(60)
+        client.request("open_model", {"name": f"{NETS}:net", "state_hash": "f" * 64}, timeout_s=60).result(60)
     assert "f" * 64 in str(refusal.value)
     assert state_hash(small_nets.net()) in str(refusal.value)
 
@@ -132,7 +136,7 @@ def test_hostile_tensor_descriptors(server, client, descriptors):
 def test_hostile_input_specs_at_open(server, client, inputs):
     before = psutil.Process(server.process.pid).memory_info().rss
     with pytest.raises((ProtocolError, Refused)):
-        client.request("open_model", {"name": "small_nets:slow", "inputs": inputs}, timeout_s=60).result(60)
+        client.request("open_model", {"name": f"{NETS}:slow", "inputs": inputs}, timeout_s=60).result(60)
     assert psutil.Process(server.process.pid).memory_info().rss - before < 64 << 20
 
 
@@ -191,7 +195,7 @@ def test_a_request_that_cannot_be_in_time_is_refused_not_computed(server, client
 
 def test_model_errors_name_the_model_and_spare_the_server(client):
     handle = open_model(client, "moody")
-    with pytest.raises(RemoteError, match=r"small_nets:moody.*ValueError: negative input"):
+    with pytest.raises(RemoteError, match=rf"{NETS}:moody.*ValueError: negative input"):
         infer(client, handle, [torch.tensor([-1.0, 0.0])]).result(60)
     with pytest.raises(RemoteError, match=r"sys\.exit"):
         infer(client, handle, [torch.tensor([101.0, 0.0])]).result(60)
@@ -209,7 +213,7 @@ def test_server_answers_while_it_computes(server, client):
     assert status.sessions >= 1
     computing.result(60)
     status = ServerStatus.from_dict(client.request("status", timeout_s=60).result(60).body)
-    assert status.models["small_nets:gated"].mean_s > 0
+    assert status.models[f"{NETS}:gated"].mean_s > 0
     assert status.load > 0
     assert status.bytes_in > 0
 
@@ -246,7 +250,7 @@ def test_results_reach_watchers_in_every_mode(keys, robot):
     from edge_offload.server.server import OffloadServer
 
     seen = []
-    with OffloadServer(allow=["small_nets:slow"], keys=KeyStore(keys), device="cpu") as server:
+    with OffloadServer(allow=[f"{NETS}:slow"], keys=KeyStore(keys), device="cpu") as server:
         server.on_result(lambda _: 1 / 0)  # a broken watcher harms nobody
         server.on_result(seen.append)
         bot = robot(server.address, "slow", example=X, seconds=0.0, report_results=True)

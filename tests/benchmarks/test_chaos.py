@@ -1,0 +1,204 @@
+"""Faults on the real system of two processes: every frame one result, none wrong. And the judge can fail."""
+
+import contextlib
+import copy
+import os
+import socket
+
+import pytest
+
+from edge_offload import records
+from edge_offload.cli import main
+from edge_offload.errors import BadInput
+from edge_offload_benchmarks.chaos.scenarios import SCENARIOS
+from edge_offload_benchmarks.chaos.usage import usage
+from edge_offload_benchmarks.chaos.verdict import Fault, judge
+from edge_offload_benchmarks.commands.chaos import held_in, merged, record, run_scenario
+
+USED = {"descriptors": 20, "sockets": 5, "threads": 8, "memory": 200 << 20, "children": 0}
+
+
+def frame(number, mode="server", total_s=0.03, **more):
+    base = {"frame": number, "t": number * 0.1, "total_s": total_s, "mode": mode, "asked": mode, "hedged": False}
+    return {**base, "equal": True, "compute_s": total_s if mode == "local" else 0.0, "reason": "",
+            "round_trips": int(mode == "server"), "way_s": [0.001, 0.001], "why": "as forecast", **more}  # fmt: skip
+
+
+def good():
+    frames = [frame(n, "local" if 100 <= n < 150 else "server") for n in range(200)]
+    counts = {"published": 210, "taken": 200, "superseded": 10, "results": 200}
+    return frames, {"summary": counts, "exit_code": 0}
+
+
+def verdict(frames, summary, back=15.1, outage=True, scenario="blackhole", robot=USED, server=USED):
+    faults = [
+        Fault(10.0, 12.0, 12.1, {"robot": USED, "server": USED}),
+        Fault(12.5, 15.0, back, {"robot": robot, "server": server}),
+    ]
+    return judge(scenario, frames, summary, [0.03] * 20, faults, outage)
+
+
+def test_a_run_without_blemish_passes_and_fits_the_schema():
+    found = verdict(*good())
+    assert found.passed, found.failures
+    records.validate("chaos", record(found))
+
+
+def _lose(frames, summary):
+    del frames[7]
+
+
+def _double(frames, summary):
+    frames.insert(8, copy.deepcopy(frames[8]))
+
+
+def _falsify(frames, summary):
+    frames[9]["equal"] = False
+
+
+def _vanish(frames, summary):
+    summary["summary"]["superseded"] = 9
+
+
+def _crash(frames, summary):
+    summary["exit_code"] = -11
+
+
+def _wait(frames, summary):
+    for late in frames[110:120]:
+        late["total_s"] = 0.5
+
+
+def _linger(frames, summary):
+    for late in frames[110:112]:
+        late["round_trips"], late["total_s"] = 1, 0.04
+
+
+def _jump(frames, summary):
+    frames[5]["way_s"] = [3600.0, -3600.0]
+
+
+def _swap(frames, summary):
+    frames[3], frames[4] = frames[4], frames[3]
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (_lose, "199 seen"),
+        (_double, "more than one result"),
+        (_falsify, "not bit-equal"),
+        (_vanish, "superseded"),
+        (_crash, "exit code -11"),
+        (_jump, "absurd transfer time"),
+        (_linger, "2 frames in a row waited in vain for the server"),
+        (_wait, "p99 during the outage"),
+        (_swap, "out of order"),
+    ],
+)
+def test_every_blemish_is_found(harm, words):
+    frames, summary = good()
+    harm(frames, summary)
+    found = verdict(frames, summary)
+    assert any(words in failure for failure in found.failures), found.failures
+
+
+@pytest.mark.parametrize("side", ["robot", "server"])
+@pytest.mark.parametrize(
+    ("what", "more"), [("descriptors", 5), ("sockets", 3), ("threads", 3), ("memory", 9 << 20), ("children", 1)]
+)
+def test_a_leak_is_found_on_either_side(side, what, more):
+    found = verdict(*good(), **{side: {**USED, what: USED[what] + more}})
+    assert [f"{what} of the {side} grew" in failure for failure in found.failures] == [True]
+
+
+def test_a_split_frame_counts_as_remote_only_if_it_needed_the_server():
+    frames, summary = good()
+    for item in frames:
+        if item["mode"] == "server":
+            item["mode"] = "split"
+    assert verdict(frames, summary, scenario="calm (split)", outage=False).figures["remote"] == 150
+    for item in frames[:50]:
+        item["round_trips"] = 0
+    found = verdict(frames, summary, scenario="calm (split)", outage=False)
+    assert found.figures["remote"] == 100
+    assert any("only 100 of 200" in failure for failure in found.failures)
+
+
+def test_usage_sees_what_a_process_opens():
+    before = usage(os.getpid())
+    with socket.socket(), open(os.devnull):
+        after = usage(os.getpid())
+    assert (after["sockets"], after["descriptors"]) == (before["sockets"] + 1, before["descriptors"] + 2)
+    assert after["memory"] > 1 << 20
+    assert after["threads"] >= 1
+
+
+def test_coming_back_late_or_never_is_found():
+    found = verdict(*good(), back=18.0).failures[0]
+    assert "only after 3.00 s" in found
+    assert "as forecast" in found
+    assert "no frame went to the server again" in verdict(*good(), back=None).failures
+
+
+def test_a_manager_that_stays_local_or_hedges_always_fails_the_calm_scenario():
+    frames, summary = good()
+    assert any("only 150 of 200" in failure for failure in verdict(frames, summary, scenario="calm").failures)
+    for item in frames:
+        item["mode"], item["hedged"] = "server", True
+    assert any("hedged without a fault" in failure for failure in verdict(frames, summary, scenario="calm").failures)
+
+
+def test_the_list_names_every_scenario_and_a_wrong_name_is_refused(capsys):
+    assert main(["chaos", "--list"]) == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in SCENARIOS)
+    assert main(["chaos", "earthquake"]) == 1
+    assert "no scenario 'earthquake'" in capsys.readouterr().err
+    assert len(SCENARIOS) >= 13
+
+
+def test_a_file_of_results_is_kept_up_to_date_scenario_by_scenario(tmp_path):
+    path = tmp_path / "chaos.json"
+    frames, summary = good()
+    older = [record(verdict(frames, summary, scenario=name)) for name in ("reset (split)", "reset", "calm")]
+    records.write(path, "chaos", merged([], older))
+    newer = record(verdict(frames, summary, back=18.0, scenario="calm"))
+    assert not newer["passed"]
+    found = merged(held_in(path), [newer])
+    passed = [(item["scenario"], item["passed"]) for item in found]
+    assert passed == [("calm", False), ("reset", True), ("reset (split)", True)]
+    path.write_text("[1]")
+    with pytest.raises(BadInput, match="does not hold records of chaos"):
+        held_in(path)
+
+
+def test_a_run_that_is_cut_off_keeps_what_it_found_and_goes_on_from_there(tmp_path, monkeypatch):
+    path, ran = tmp_path / "chaos.json", []
+    frames, summary = good()
+
+    def scenario(name, hold_s, repeat, timing, mode):
+        ran.append(name)
+        if name == "reset" and ran.count("reset") == 1:
+            raise KeyboardInterrupt
+        return verdict(frames, summary, scenario=name)
+
+    monkeypatch.setattr("edge_offload_benchmarks.commands.chaos.run_scenario", scenario)
+    words = ["chaos", "blackhole", "reset", "stalls", "rtt", "--json", str(path)]
+    with contextlib.suppress(KeyboardInterrupt):
+        main(words)
+    assert [item["scenario"] for item in held_in(path)] == ["blackhole"]
+    assert main([*words, "--resume"]) == 0
+    assert ran == ["blackhole", "reset", "reset", "stalls", "rtt"]
+    assert [item["scenario"] for item in held_in(path)] == ["blackhole", "reset", "stalls", "rtt"]
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mode", "repeat"), [("server_kill", "server", 2), ("two_managers", "server", 2), ("reset", "split", 1)]
+)
+def test_the_real_thing(name, mode, repeat):
+    found = run_scenario(name, 1.5, repeat, timing=False, mode=mode)
+    assert found.passed, found.failures
+    assert found.figures["results"] > 10

@@ -1,0 +1,158 @@
+"""The judge of the virtual device: what it calls wrong, what it survives, and a few entries from end to end."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from typing import Any, Dict, List
+
+import pytest
+import torch
+
+from edge_offload import records
+from edge_offload.cli import main
+from edge_offload.device.conformance import report
+from edge_offload.device.conformance import run as running
+from edge_offload.device.conformance.exclusions import EXCLUSIONS
+from edge_offload.device.conformance.judge import compare, laid_out, layout_difference
+from edge_offload.errors import BadInput
+from edge_offload.native import build
+
+pytestmark = pytest.mark.process
+
+FACTS = {"torch": "2", "modes": ["lazy"], "dtypes": ["float32"], "limit": 0}
+#: Stands for the judging process: dies on "deadly", and on "unlucky" unless it is asked first.
+STUB = """
+import json, os, sys
+for count, line in enumerate(sys.stdin):
+    name = line.strip()
+    if name == "deadly" or (name == "unlucky" and count):
+        os.abort()
+    print("noise")
+    print("conformance " + json.dumps({"entry": name, "outcomes": {"lazy": "passed"}, "reasons": {}, "samples": 1,
+                                       "replayed": 0, "seconds": 0.0}), flush=True)
+"""
+
+
+def test_results_are_compared_bit_by_bit() -> None:
+    one = torch.tensor([1.0, float("nan")])
+    assert compare(one, one.clone()) == ""
+    assert compare((one, 3), (one.clone(), 3)) == ""
+    assert "1 of 2" in compare(one, torch.nextafter(one, torch.tensor(2.0)))
+    assert "1 of 2" in compare(torch.zeros(2), torch.tensor([0.0, -0.0]))
+    assert "1 of 1" in compare(torch.tensor([float("nan")]), torch.zeros(1))
+    assert "1 of 2" in compare(torch.tensor([1 + 1j]), torch.tensor([1 + 2j]))
+    assert "float64" in compare(one, one.double())
+    assert "(2, 1)" in compare(one, one[:, None])
+    assert "instead of 3" in compare(3, 4)
+    assert "1 results" in compare((one, one), (one,))
+    assert "strides" in layout_difference(torch.zeros(2, 3), torch.zeros(3, 2).t())
+    assert layout_difference(torch.zeros(1, 3), torch.zeros(1, 3).as_strided((1, 3), (7, 1))) == ""
+
+
+def stub_settings(monkeypatch: pytest.MonkeyPatch) -> running.Settings:
+    monkeypatch.setattr(running, "command_of", lambda settings: [sys.executable, "-c", STUB])
+    return running.Settings(["lazy"], timeout_s=60)
+
+
+def test_a_crash_is_judged_again_alone_and_is_wrong_if_it_happens_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["add", "deadly", "mul", "unlucky", "sub"]
+    seen: List[str] = []
+    verdicts = running.judge_all(
+        names, stub_settings(monkeypatch), running.Journal(None, FACTS), 1, lambda record: seen.append(record["entry"])
+    )
+    assert [record["outcomes"]["lazy"] for record in verdicts] == ["passed", "wrong", "passed", "passed", "passed"]
+    assert "exit code -6" in verdicts[1]["reasons"]["lazy"]
+    assert seen == names
+
+
+def test_an_interrupted_run_goes_on_from_its_journal(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    settings, path = stub_settings(monkeypatch), tmp_path / "journal"
+    running.judge_all(["add", "mul"], settings, running.Journal(path, FACTS), 1, lambda record: None)
+    seen: List[str] = []
+    verdicts = running.judge_all(
+        ["add", "mul", "sub"], settings, running.Journal(path, FACTS), 2, lambda record: seen.append(record["entry"])
+    )
+    assert (seen, len(verdicts)) == (["sub"], 3)
+    with pytest.raises(BadInput, match="journal of a run with"):
+        running.Journal(path, {**FACTS, "limit": 3})
+    path.write_text("{}\nnot JSON\n")
+    with pytest.raises(BadInput, match="not a journal"):
+        running.Journal(path, FACTS)
+
+
+def test_the_page_names_what_is_wrong_refused_and_excluded() -> None:
+    outcomes = {"add": "passed", "mul": "wrong", "sub": "refused", "empty": "excluded"}
+    entries: List[Dict[str, Any]] = [
+        {"entry": name, "outcomes": {"lazy": outcome}, "reasons": {"lazy": f"because of {name}"}, "samples": 2,
+         "replayed": 0, "seconds": 0.0}
+        for name, outcome in outcomes.items()
+    ]  # fmt: skip
+    record = report.record_of(entries, FACTS)
+    records.validate("conformance", record)
+    assert record["totals"]["lazy"] == dict.fromkeys(("passed", "refused", "wrong", "excluded"), 1)
+    page = report.page(record)
+    assert "- `mul`: because of mul" in page.split("## Wrong")[1].split("##")[0]
+    assert "- `sub`: because of sub" in page.split("## Refused")[1].split("##")[0]
+    assert f"- `empty`: {EXCLUSIONS['empty']}" in page
+    assert "25.0 %" in page
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
+)
+def test_entries_of_op_db_pass_in_every_mode(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("expecttest")
+    build.build()
+    out, page = tmp_path / "out.json", tmp_path / "page.md"
+    names = ["add", "nonzero", "nn.functional.dropout", "fft.fft", "linalg.svd", "index_put", "empty", "tensor_split"]
+    command = ["conformance", "--entries", *names, "--limit", "2", "--json", str(out), "--markdown", str(page)]
+    assert main(command) == 0
+    record = json.loads(out.read_text())
+    records.validate("conformance", record)
+    expected = {"passed": len(names) - 1, "refused": 0, "wrong": 0, "excluded": 1}
+    assert record["totals"] == dict.fromkeys(("per_op", "lazy", "replay"), expected)
+    by_name = {entry["entry"]: entry for entry in record["entries"]}
+    assert by_name["add"]["replayed"] >= 6
+    assert by_name["nn.functional.dropout"]["replayed"] >= 2
+    assert "87.5 %" in page.read_text()
+    assert "replay" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
+)
+def test_entries_pass_however_their_tensors_lie(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("expecttest")
+    build.build()
+    out = tmp_path / "out.json"
+    names = [
+        "nn.functional.group_norm",
+        "nn.functional.conv2d",
+        "nn.functional.interpolate.bilinear",
+        "sum",
+        "to_sparse",
+    ]
+    command = ["conformance", "--entries", *names, "--limit", "2", "--modes", "replay", "--json", str(out)]
+    assert main([*command, "--layouts", "channels_last,transposed,strided"]) == 0
+    record = json.loads(out.read_text())
+    records.validate("conformance", record)
+    assert record["totals"]["replay"] == {"passed": len(names), "refused": 0, "wrong": 0, "excluded": 0}
+    assert all(entry["samples"] >= 6 for entry in record["entries"])
+
+
+def test_a_layout_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conformance", "--layouts", "sideways"]) != 0
+    assert "no layout 'sideways'" in capsys.readouterr().err
+
+
+def test_tensors_lie_as_a_layout_says() -> None:
+    drawn = torch.arange(48.0).view(1, 3, 4, 4)
+    wanted = {"sampled": (48, 16, 4, 1), "channels_last": (48, 1, 12, 3), "transposed": (48, 16, 1, 4)}
+    for layout, strides in {**wanted, "strided": (96, 32, 8, 2)}.items():
+        found = laid_out(drawn, layout)
+        assert torch.equal(found, drawn)
+        assert found.stride() == strides

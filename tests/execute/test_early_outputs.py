@@ -1,0 +1,212 @@
+"""What the host reads first is on its way while the server still computes the rest of the same answer."""
+
+from __future__ import annotations
+
+import struct
+import time
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Dict, List
+
+import pytest
+import torch
+
+from edge_offload.errors import LinkLost, ProtocolError
+from edge_offload.execute.session import pacer, speculative
+from edge_offload.execute.session.serve import serve
+from edge_offload.execute.session.session import DeviceSession, Step
+from edge_offload.ir.trace.trace_graph import TraceGraph, TraceStep
+from edge_offload.protocol import messages
+from edge_offload.protocol.arriving import Arriving
+from edge_offload.protocol.messages import Answer, Message, parse_answer
+
+pytestmark = pytest.mark.process
+
+
+LEFT = "left"
+#: A network with two heads: the second hangs on what the first has read, and on more.
+FIRST, SECOND = "aten::mul.Tensor", "aten::add.Tensor"
+
+
+def integer(value: int) -> bytes:
+    return b"I" + struct.pack("<q", value)
+
+
+def tensor(storage: int) -> bytes:
+    return b"T" + struct.pack("<BBBqqqqB", 6, 0, 1, 3, 1, 0, 12, storage)
+
+
+ENTRIES: List[Any] = [
+    ("edge::alloc", integer(12), None, 0),
+    ("edge::upload", tensor(0) + b"P" + struct.pack("<BBq", 6, 1, 3), None, 0),
+    (FIRST, tensor(0) + tensor(1), None, 0),
+    (SECOND, tensor(0) + tensor(1) + integer(1), None, 0),
+    ("edge::download", tensor(0), None, 0),
+]
+
+
+def words(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}I", *values)
+
+
+class Watched(DeviceSession):
+    """Notes what is computed, and takes its time over the second head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: List[str] = []
+
+    def note(self, entry: Any) -> None:
+        self.events.append(entry.name)
+        if entry.name == SECOND:
+            time.sleep(0.01)
+
+
+class Device:
+    """A session that has the network as two nodes, the input in storage 1."""
+
+    def __init__(self, sizes: bool = False) -> None:
+        """``sizes``: of its first head the host wants to know what the result looks like, and does not read it."""
+        self.session = Watched()
+        self.answer = Arriving()
+        self.base = 10
+        put = Step(0, 1, [], [], b"", [struct.pack("<3f", 1, 2, 3)])
+        first = TraceStep(1, (), (), ((0, 0, 1),), (), b"", (), sizes)
+        second = TraceStep(2, (), (), ((0, 0, 1),), (), b"", (), False)
+        head = words(2, 0, 0) if sizes else words(2, 0, 0, 4, 1)
+        segments = [(0, words(0, 1, 0)), (1, head), (2, words(3, 0, 0, 4, 1))]
+        self.send(Message(ENTRIES, 0, segments, steps=[put], speculative_from=1, nodes=[(0, first), (1, second)]))
+
+    def send(self, message: Message) -> List[Answer]:
+        """The parts of its answer; all of it is put together in ``answer``."""
+        self.session.events.clear()
+        self.answer = Arriving()
+        parts: List[Answer] = []
+
+        def left(buffers: Any) -> None:
+            self.session.events.append(LEFT)
+            parts.append(parse_answer(buffers))
+            self.answer.add(parts[-1])
+
+        self.answer.complete(parse_answer(serve(self.session, message.to_wire(), left)))
+        return parts
+
+    def infer(self) -> List[Answer]:
+        self.base += 10
+        course = TraceGraph([(0, [(None, 1)]), (1, [])], [((), 0)], self.base, self.base)
+        return self.send(Message(accepted=0, course=course))
+
+
+def test_the_first_output_leaves_before_the_second_is_computed() -> None:
+    device = Device()
+    for _ in range(4):  # not known yet, run call by call, compiled
+        (part,) = device.infer()
+        assert device.session.events == [FIRST, "edge::download", LEFT, SECOND, "edge::download"]
+        assert [outcome.tensor.tolist() for _, _, outcome in part.ran] == [[1, 4, 9]]
+        whole = device.answer.result(0)
+        assert [index for index, _, _ in whole.ran] == [0, 1]
+        assert [outcome.tensor.tolist() for _, _, outcome in whole.ran] == [[1, 4, 9], [2, 4, 6]]
+
+
+def test_parts_are_bounded_in_bytes_and_the_rest_comes_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_offload.execute.session.serve.MAX_LEFT_BYTES", 11)  # the first head's output has 12
+    device = Device()
+    assert device.infer() == []
+    assert [outcome.tensor.tolist() for _, _, outcome in device.answer.result(0).ran] == [[1, 4, 9], [2, 4, 6]]
+
+
+def test_what_takes_no_time_leaves_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculative, "LEAST_PAUSE_S", 1e6)
+    device = Device()
+    device.infer()
+    assert device.infer() == []
+    assert LEFT not in device.session.events
+    assert [outcome.tensor.tolist() for _, _, outcome in device.answer.result(0).ran] == [[1, 4, 9], [2, 4, 6]]
+
+
+@pytest.mark.parametrize("every_s", [0.0, 1e6])
+def test_sizes_that_the_host_waits_for_leave_now_and_then(monkeypatch: pytest.MonkeyPatch, every_s: float) -> None:
+    for name in ("SIZES_EVERY_S", "LEAST_S", "MOST_S"):
+        monkeypatch.setattr(pacer, name, every_s)
+    device = Device(sizes=True)
+    for _ in range(4):
+        parts = device.infer()
+        events = [FIRST, LEFT, SECOND, "edge::download"]
+        assert device.session.events == [event for event in events if event != LEFT or not every_s]
+        assert [len(part.ran) for part in parts] == ([] if every_s else [1])
+        first, second = (outcome for _, _, outcome in device.answer.result(0).ran)
+        assert first.results is not None
+        assert second.tensor is not None
+
+
+def test_sizes_leave_more_often_the_nearer_the_end_is() -> None:
+    spans: Dict[int, float] = {}
+
+    def leave(steps: int) -> List[int]:
+        """The steps, one a millisecond, after which something leaves."""
+        run, left = pacer.FlushPacer(spans, 3, 0.0), []
+        for step in range(1, steps + 1):
+            if run.due(step / 1e3):
+                run.left(step / 1e3)
+                left.append(step)
+        run.ended(steps / 1e3)
+        return left
+
+    def gaps(left: List[int]) -> List[int]:
+        return [after - before for before, after in zip(left, left[1:])]
+
+    unknown = leave(100)
+    assert all(20 <= gap <= 21 for gap in gaps(unknown))
+    known = leave(100)
+    assert known[0] in (75, 76)
+    assert gaps(known) == sorted(gaps(known), reverse=True)
+    assert known[-1] >= 96
+    assert len(known) < 5
+    longer = leave(150)  # than the last time
+    assert longer[: len(known)] == known
+    assert all(19 <= gap <= 21 for gap in gaps(longer)[len(known) :])
+    assert all(gap <= 201 for gap in gaps(leave(2000) + leave(2000)) if gap > 0)
+
+
+def test_what_is_there_can_be_used_though_the_rest_never_comes() -> None:
+    device = Device()
+    answer = Arriving()
+    answer.add(device.infer()[0])
+    answer.set_exception(LinkLost("cut"))
+    assert torch.equal(answer.until(0, 1, 0.0).ran[0][2].tensor, torch.tensor([1.0, 4.0, 9.0]))
+    with pytest.raises(LinkLost):
+        answer.until(0, 2, 0.0)
+
+
+def test_a_wait_ends_when_its_time_is_over() -> None:
+    answer = Arriving()
+    with pytest.raises(FutureTimeout):
+        answer.until(1, 0, 0.01)
+
+
+def test_a_course_like_the_one_before_travels_without_its_nodes_and_what_it_was_given() -> None:
+    session = DeviceSession()
+    first = TraceGraph([(4, [(None, 0)])], [((), 0)], 9, 9, payloads=[b"input", bytes(8), b"constant"])
+    again = TraceGraph(None, [((), 0)], 30, 30, payloads=[b"other", None, None])
+    for course, given in ((first, [b"input", bytes(8), b"constant"]), (again, [b"other", bytes(8), b"constant"])):
+        read = messages.parse_message(messages.Message(course=course).to_wire()).course
+        assert read is not None
+        session.ahead.take(read)
+        assert session.ahead._ways == [(4, {None: 0})]
+        assert [bytes(item) for item in session.ahead._given or ()] == given
+
+
+@pytest.mark.parametrize(
+    "course",
+    [
+        TraceGraph(None, [((), 0)], 9, 9),
+        TraceGraph([(4, [])], [((), 0)], 9, 9, payloads=[None]),
+        TraceGraph([(4, [])], [((), 0)], 9, 9, payloads=[b"a", None]),
+    ],
+)
+def test_a_course_that_refers_to_what_was_never_sent_is_refused(course: TraceGraph) -> None:
+    session = DeviceSession()
+    with pytest.raises(ProtocolError, match="before"):
+        session.ahead.take(course)
+    session.ahead.take(TraceGraph([(1, []), (2, [])], [((), 1)], 9, 9))
+    with pytest.raises(ProtocolError, match="before"):
+        session.ahead.take(TraceGraph(None, [((), 2)], 9, 9))

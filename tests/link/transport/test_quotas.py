@@ -1,0 +1,77 @@
+"""What one robot may take of the link, whatever it asks for: the others still get in."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+import zmq
+
+from edge_offload.errors import Refused
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.sockets.tcp import Connection
+from edge_offload.link.transport.client import Client
+
+pytestmark = pytest.mark.process
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def robots(keys, tmp_path):
+    """robots(name, address) -> the keys of a robot that the server trusts, and that knows the server."""
+
+    def make(name, address):
+        own = KeyStore(tmp_path / name)
+        keys.trust_client(name, own.new_pair("client").public)
+        own.trust_server(address, keys.pair("server").public)
+        return own
+
+    return make
+
+
+def test_one_robot_does_not_take_all_connections(serve, robots, until):
+    listener = serve(max_connections_per_robot=3)
+    greedy, other = (robots(name, listener.address) for name in ("greedy", "other"))
+    with contextlib.ExitStack() as stack:
+        connect = lambda own: stack.enter_context(Client(listener.address, keys=own))  # noqa: E731
+        held = [connect(greedy) for _ in range(3)]
+        for client in held:
+            client.wait_ready(PATIENCE_S)
+        # it must not go on trying: it would take the place that becomes free below
+        with Client(listener.address, keys=greedy) as fourth, pytest.raises(Refused, match="this robot has 3 conn"):
+            fourth.wait_ready(PATIENCE_S)
+        connect(other).wait_ready(PATIENCE_S)
+        held[0].close()
+        until(lambda: len(listener.peers()) <= 3, "the server notices that one has gone")
+        connect(greedy).wait_ready(PATIENCE_S)
+
+
+def test_handshakes_that_say_nothing_are_bounded_per_robot(serve, robots, raw_dealer, until):
+    listener = serve(max_connections_per_robot=2, hello_timeout_s=60.0)
+    greedy, other = (robots(name, listener.address) for name in ("greedy", "other"))
+    silent = [raw_dealer(listener.address, pair=greedy.pair("client")) for _ in range(30)]
+    until(lambda: listener.counters["refused: too many of one key"] >= 5, "the server has enough of it")
+    with Client(listener.address, keys=other) as client:
+        client.wait_ready(PATIENCE_S)
+        assert client.request("echo", {"a": 1}).result(PATIENCE_S).body == {"a": 1}
+    assert not any(peer.poll(0, zmq.POLLIN) for peer in silent)
+
+
+def test_a_quiet_robot_is_looked_at_seldom(serve, keys, monkeypatch):
+    looks = 0
+    counters = Connection.counters
+
+    def counted(self):
+        nonlocal looks
+        looks += threading.current_thread().name == "edge_offload-gate"
+        return counters(self)
+
+    listener = serve()
+    with Client(listener.address, keys=keys) as client:
+        client.wait_ready(PATIENCE_S)
+        client.request("echo", {}).result(PATIENCE_S)
+        monkeypatch.setattr(Connection, "counters", counted)
+        time.sleep(1.0)
+        assert client.request("echo", {"a": 1}).result(PATIENCE_S).body == {"a": 1}
+    assert 2 <= looks <= 40, "every 10 ms would be 100"

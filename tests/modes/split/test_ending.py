@@ -1,0 +1,54 @@
+"""A program in mode ``split`` ends with its own exit code, whatever is being done in the background."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from edge_offload.native import build
+
+pytestmark = pytest.mark.process
+
+HERE = pathlib.Path(__file__).parent
+needs_compiler = pytest.mark.skipif(
+    build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
+)
+
+COMPUTING = """
+import sys, threading
+import torch
+from edge_offload import background
+begun = threading.Event()
+def work():
+    while True:
+        begun.set()
+        torch.randn(1500, 1500) @ torch.randn(1500, 1500)
+        background.check()
+background.start("work", work)
+begun.wait()
+"""
+
+
+@needs_compiler
+def test_a_program_ends_whatever_is_under_way(own_server, keys):
+    for inferences, how, code in ((4, "exit", 3), (14, "raise", 1), (22, "end", 0)):
+        command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "split", "--slowdown", "4", "--server",
+                   own_server.address, "--keys", str(keys), "--", sys.executable, str(HERE / "ending_app.py"),
+                   str(inferences), how]  # fmt: skip
+        told = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                              timeout=300, check=False)  # fmt: skip
+        assert told.returncode == code, told.stderr
+        assert "terminate" not in told.stderr
+        assert told.stderr.count("Traceback") == (how == "raise"), told.stderr
+
+
+@pytest.mark.parametrize(("last", "code"), [("", 0), ("sys.exit(5)", 5), ("raise KeyError", 1)])
+def test_a_thread_that_is_inside_torch_does_not_take_the_process_with_it(last, code):
+    command = [sys.executable, "-c", COMPUTING + last]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert told.returncode == code, told.stderr
+    assert "terminate" not in told.stderr

@@ -1,0 +1,169 @@
+"""What a server learned of a model outlives its process, and is used for the same model on the same machine alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from edge_offload.errors import EdgeOffloadError
+from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.ir import sequence_hash
+from edge_offload.ir.evaluate import call
+from edge_offload.link.emulate.emulator import Emulator
+from edge_offload.link.emulate.trace import Link, Trace
+from edge_offload.mode import Mode
+from edge_offload.server.services.replica.replicas import ReplicaPool
+from edge_offload.server.services.split import models as split_models
+from edge_offload.server.services.split.kept import KeptSplits
+from edge_offload.server.services.split.models import SplitModels
+from edge_offload.split.runtime.profile import Profile
+from edge_offload.split.runtime.tracing import trace
+from tests.modes.split import split_nets
+from tests.modes.split.waiting import until
+
+PICTURE = torch.randint(0, 256, (3, 48, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def quick(network, repeats):
+    """Stands for the measurement, which is another test's."""
+    count = len(network.located.operators)
+    points = (((1, 1e-3), (2, 2e-3)),) * count
+    return Profile(network.name, sequence_hash(network.program.sequence), {}, fingerprint("cpu"), points)
+
+
+def started(folder, factory="pictures"):
+    """The models of a server that has just been started."""
+    name = f"tests.modes.split.split_nets:{factory}"
+    return SplitModels(ReplicaPool(torch.device("cpu"), [name]), KeptSplits(folder))
+
+
+def opened(models, factory="pictures", sequence=None, seed=1):
+    learnt = models.trace(f"tests.modes.split.split_nets:{factory}", {"seed": seed}, None, [PICTURE], sequence)
+    if learnt.profile is None:
+        models.profile(learnt)
+    return learnt
+
+
+def results(program):
+    sequence = program.sequence
+    found = {number: program.constants[digest] for number, digest in sequence.constants.items()}
+    found.update(zip(sequence.inputs, [PICTURE]))
+    with torch.no_grad():
+        for operator in sequence.operators:
+            found.update(zip(operator.outputs, call(operator, found.__getitem__)))
+    return [found[number] for number in sequence.outputs]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(split_models, "measure", quick)
+    return tmp_path / "splits"
+
+
+def never(*_args, **_others):
+    raise AssertionError("it was done again")
+
+
+@pytest.mark.parametrize("factory", ["pictures", "listed"])
+def test_a_server_that_was_started_again_neither_traces_nor_measures(folder, monkeypatch, factory):
+    before = opened(started(folder, factory), factory)
+    monkeypatch.setattr(split_models, "trace", never)
+    monkeypatch.setattr(split_models, "measure", never)
+    after = opened(started(folder, factory), factory, before.profile.sequence)
+    assert after.profile == before.profile
+    assert after.network.located.axes == before.network.located.axes
+    for one, other in zip(results(after.network.program), results(before.network.program)):
+        assert torch.equal(one, other)
+
+
+def test_the_profile_of_another_machine_is_measured_again(folder, monkeypatch):
+    before = opened(started(folder))
+    monkeypatch.setattr(split_models, "fingerprint", lambda device: {**fingerprint(device), "device_name": "another"})
+    found = []
+    monkeypatch.setattr(split_models, "measure", lambda *args: found.append(args) or quick(*args))
+    opened(started(folder), sequence=before.profile.sequence)
+    assert len(found) == 1
+
+
+def test_what_is_not_the_robots_own_trace_is_traced(folder, monkeypatch):
+    before = opened(started(folder)).profile.sequence
+    traced = []
+    monkeypatch.setattr(split_models, "trace", lambda *args: traced.append(args) or trace(*args))
+    opened(started(folder), sequence=None)  # a robot that has not traced yet
+    opened(started(folder), sequence="0" * 32)  # whose code is another one
+    opened(started(folder), sequence=before, seed=2)  # whose weights are
+    opened(started(folder), sequence="../" + before)
+    assert len(traced) == 4
+    folder.joinpath(f"{before}.split").rename(folder / f"{'1' * 32}.split")  # a file that says that it is another
+    opened(started(folder), sequence="1" * 32)
+    assert len(traced) == 5
+
+
+def test_a_damaged_file_costs_a_trace_and_no_more(folder, monkeypatch):
+    before = opened(started(folder))
+    (path,) = folder.iterdir()
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:100], whole[:-1], bytes([whole[0] ^ 1]) + whole[1:]):
+        path.write_bytes(damaged)
+        again = opened(started(folder), sequence=before.profile.sequence)
+        for one, other in zip(results(again.network.program), results(before.network.program)):
+            assert torch.equal(one, other)
+    folder.chmod(0o500)
+    assert opened(started(folder)).profile is not None
+
+
+def test_a_constant_that_is_no_weight_is_kept_too(tmp_path):
+    class Shifted(torch.nn.Module):
+        def forward(self, image):
+            return image.float() + torch.tensor([[1.0], [2.0], [4.0]])[:, :, None]
+
+    network = trace("shifted", Shifted(), [PICTURE])
+    kept = KeptSplits(tmp_path)
+    profile = quick(network, 1)
+    kept.keep(network.program, profile, Shifted())
+    found = kept.find(profile.sequence, Shifted())
+    assert found is not None
+    assert torch.equal(results(network.program)[0], results(found.program)[0])
+
+
+def test_old_profiles_are_not_believed_and_few_are_kept(tmp_path, monkeypatch):
+    network = trace("pictures", split_nets.pictures(1).eval(), [PICTURE])
+    kept, profile = KeptSplits(tmp_path), quick(network, 1)
+    kept.keep(network.program, profile, None)
+    assert kept.profile(profile.sequence) == profile
+    assert kept.find(profile.sequence, split_nets.pictures(1)) is None  # the profile alone
+    monkeypatch.setattr("edge_offload.server.services.split.kept.PROFILE_S", 0.0)
+    assert kept.profile(profile.sequence) is None
+    for number in range(40):
+        kept.keep(network.program, dataclasses.replace(profile, sequence=f"{number:032x}"), None)
+    assert len(list(tmp_path.iterdir())) == 32
+
+
+@pytest.mark.process
+def test_after_an_interruption_robot_and_server_go_on_with_what_they_had(server, robot, monkeypatch):
+    """The connection is reset; nothing is traced, measured or planned for the next one."""
+    emulator = Emulator("127.0.0.1:0", server.address[len("tcp://") :], Link.of("fast", Trace.constant(1e8), 1e-3))
+    with emulator.start():
+        bot = robot(emulator.address)
+        before = bot.open(PICTURE)
+        for name in ("_trace", "_plan"):
+            monkeypatch.setattr(bot.runner, name, never)
+        connections = bot.client.counters["connections"]
+        emulator.cut("reset")
+        until(lambda: bot.client.counters["connections"] > connections, 60.0)
+        assert bot.open(PICTURE) is before
+        got, report = bot.offloaded.run([PICTURE], Mode.SPLIT)
+        assert report.fallback_reason == ""
+        with torch.no_grad():
+            for one, other in zip(got, bot.module(PICTURE)):
+                assert (one - other).abs().max() <= 1e-5 * other.abs().max()
+
+
+def test_a_file_of_the_wrong_kind_is_not_used(tmp_path):
+    kept = KeptSplits(tmp_path)
+    tmp_path.joinpath(f"{'a' * 32}.split").mkdir()
+    assert kept.profile("a" * 32) is None
+    with pytest.raises(EdgeOffloadError):
+        started(tmp_path).trace("no:such", {}, None, [PICTURE], "a" * 32)

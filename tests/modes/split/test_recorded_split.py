@@ -1,0 +1,225 @@
+"""An unmodified program under ``edge-offload exec --mode split``: its steady inference is divided, exactly; and what a
+server takes from a robot that recorded an inference."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import msgpack
+import pytest
+import torch
+from torch import nn
+
+from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, Unsupported
+from edge_offload.execute.tensors import TensorSpec
+from edge_offload.ir import wire
+from edge_offload.ir.build import from_module
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client
+from edge_offload.memory import flat_bytes
+from edge_offload.modes.split.unmodified.recorded import RecordedSplit
+from edge_offload.native import build
+from edge_offload.protocol.blobs import BlobStore, digest
+from edge_offload.server.services.split import recorded as captured
+from edge_offload.split.planners.table import Effort
+from edge_offload.split.runtime.tracing import trace
+from edge_offload_benchmarks.fuzzing.calls import replaced
+
+HERE = pathlib.Path(__file__).parent
+needs_compiler = pytest.mark.skipif(
+    build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
+)
+
+
+@pytest.mark.process
+@needs_compiler
+def test_a_program_is_divided_and_gives_what_it_gives_by_itself(own_server, keys, tmp_path):
+    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "split", "--server", own_server.address,
+               "--keys", str(keys), "--tally", str(tmp_path / "tally.json"), "--",
+               sys.executable, str(HERE / "recorded_app.py")]  # fmt: skip
+    program = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    told = {}
+    for line in program.stdout:
+        if line == "kill\n":
+            own_server.stop(signal.SIGKILL)
+            program.stdin.write("\n")
+            program.stdin.flush()
+        else:
+            found = json.loads(line)
+            told[found.pop("situation")] = found
+    assert program.wait(300) == 0
+    assert list(told) == ["steady", "another shape", "begun alike", "left on the device", "held for long",
+                          "weights changed", "server gone", "weights changed behind a result"]  # fmt: skip
+    for situation, found in told.items():
+        assert found["distance"] <= 1e-12, situation
+    assert told["steady"]["counted"]["operators_split"] >= 3, told["steady"]["state"]
+    assert told["steady"]["counted"]["owed"] == 0, "what nobody looks at is not computed"
+    assert told["begun alike"]["distance"] == 0, "computed here"
+    assert told["left on the device"]["same"]
+    assert told["left on the device"]["counted"]["owed"] == 1
+    assert "uses what the inference leaves" in told["held for long"]["state"]
+    assert told["weights changed"]["counted"]["operators_split"] > told["held for long"]["counted"]["operators_split"]
+    assert told["server gone"]["split"] == 0
+    owed = [told[situation]["counted"]["owed"] for situation in ("server gone", "weights changed behind a result")]
+    assert owed[1] == owed[0] + 1, "computed with the weights that it was issued with"
+    tally = json.loads((tmp_path / "tally.json").read_text())
+    assert tally["split"]["inferences"] >= 5
+    assert tally["split"]["bytes_up"] > 0
+
+
+@pytest.mark.process
+def test_a_sequence_is_opened_by_itself_and_its_weights_are_sent_once(server, keys):
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 14 * 14, 7)).double().eval()
+    picture = torch.rand(1, 3, 16, 16, dtype=torch.float64)
+    network = trace("recorded", module, [picture])
+    sent = []
+    with Client(server.address, keys=KeyStore(keys)) as client:
+        client.wait_ready(60.0)
+        for _ in range(2):
+            split = RecordedSplit(network, client, planner="server_only", effort=Effort(0.1, 5))
+            end = time.monotonic() + 200.0
+            while split.unavailable_reason([picture]) is not None:
+                assert time.monotonic() < end, split.state()
+                time.sleep(0.01)
+            assert not split.stays_local([picture])
+            with torch.no_grad():
+                want = module(picture)
+            (got,) = split.run([picture], None, 0.0, {}).outputs
+            assert (got - want).abs().max() <= 1e-12 * want.abs().max()
+            sent.append(split.weights_sent)
+            split.close()
+    assert sent == [sum(tensor.nbytes for tensor in network.program.constants.values()), 0]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("kind", "body", "buffers"),
+    [
+        ("split_have", {"names": 7}, []),
+        ("split_have", {"names": [b"short"]}, []),
+        ("split_have", {"names": [b"0" * 32] * 257}, []),
+        ("split_put", {"name": b"0" * 32}, [b"another content"]),
+        ("split_put", {}, [b"something"]),
+        ("split_open", {"constants": [], "inputs": []}, []),
+        ("split_open", {"constants": [], "inputs": [{"dtype": "float32", "shape": [2]}]}, [b"no sequence"]),
+        ("split_open", {"constants": None, "inputs": None}, [b"no sequence"]),
+    ],
+)
+def test_what_is_malformed_is_refused_and_the_server_lives(server, keys, kind, body, buffers):
+    with Client(server.address, keys=KeyStore(keys)) as client:
+        client.wait_ready(60.0)
+        with pytest.raises((ProtocolError, BadInput)):
+            client.request(kind, body, buffers, timeout_s=60.0).result(61.0)
+        client.request("split_echo", {}, timeout_s=60.0).result(61.0)
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 7)).eval()
+    picture = torch.rand(1, 3, 8, 8)
+    return from_module(module, [picture]), [TensorSpec.of(picture)]
+
+
+def bytes_of(program):
+    wanted = dict.fromkeys(program.sequence.constants.values())
+    return b"".join(bytes(flat_bytes(program.constants[name]).numpy().data) for name in wanted)
+
+
+def test_a_sequence_is_read_and_gets_its_constants(recorded, tmp_path, monkeypatch):
+    monkeypatch.setattr(captured, "MAX_BLOB_BYTES", 4000)
+    program, inputs = recorded
+    sequence = captured.read(wire.encode(program.sequence), inputs)
+    data = bytes_of(program)
+    names = [digest(data[:4000]), digest(data[4000:])]
+    store = BlobStore(tmp_path)
+    constants = captured.Constants(store)
+    with pytest.raises(Refused, match="not here"):
+        constants.program(sequence, names)
+    store.put(names[0], data[:4000])
+    store.put(names[1], data[4000:])
+    found = constants.program(sequence, names)
+    assert set(found.constants) == set(program.constants)
+    assert all(torch.equal(tensor, program.constants[name]) for name, tensor in found.constants.items())
+    for wrong in (names[:1], names[::-1], [*names, names[0]], ["text"], None):
+        with pytest.raises(ProtocolError):
+            constants.program(sequence, wrong)
+
+
+def changed(sequence, which, **what):
+    """``sequence`` with its first operator called ``which`` changed."""
+    operators = list(sequence.operators)
+    place = next(index for index, operator in enumerate(operators) if operator.name == which)
+    operators[place] = dataclasses.replace(operators[place], **what)
+    return dataclasses.replace(sequence, operators=tuple(operators))
+
+
+def test_what_a_sequence_may_not_contain_is_refused_by_name(recorded):
+    program, inputs = recorded
+    for name in ("aten.from_file.default", "aten._cummax_helper.default", "aten.bernoulli.default", "os.system.default",
+                 "aten.resize_.default"):  # fmt: skip
+        with pytest.raises((Unsupported, ProtocolError)) as caught:
+            captured.read(wire.encode(changed(program.sequence, "aten.relu.default", name=name)), inputs)
+        assert name.split(".")[1] in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [6, 1 << 40])
+def test_a_dtype_comes_by_name(recorded, number):
+    """torch looks beyond its table of names for a number that is none: this would end the server."""
+    program, inputs = recorded
+    relu = next(operator for operator in program.sequence.operators if operator.name == "aten.relu.default")
+    for call in ({"args": (*relu.args, number)}, {"kwargs": (("dtype", number),)}):
+        wrong = changed(program.sequence, relu.name, name="aten.sum.default", **call)
+        with pytest.raises(ProtocolError, match=r"aten\.sum\.default': dtype is a number"):
+            captured.read(wire.encode(wrong), inputs)
+
+
+def test_a_sequence_in_which_something_was_replaced_is_refused_or_does_what_it_says(recorded, monkeypatch):
+    """Reading runs in the server's own process: nothing else may come of it."""
+    program, inputs = recorded
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
+    facts = msgpack.unpackb(wire.encode(program.sequence))
+    draw = random.Random(1)
+    refused = 0
+    for _ in range(800):
+        field = draw.choice(["operators", "operators", "values", *sorted(facts)])
+        try:
+            captured.read(msgpack.packb({**facts, field: replaced(facts[field], draw)}), inputs)
+        except EdgeOffloadError:
+            refused += 1
+    assert 400 < refused < 800
+
+
+def test_a_sequence_that_does_not_do_what_it_says_is_refused(recorded):
+    program, inputs = recorded
+    sequence = program.sequence
+    (relu,) = [operator for operator in sequence.operators if operator.name == "aten.relu.default"]
+    made = sequence.values[relu.makes()[0]]
+    lies = [
+        dataclasses.replace(made, shape=(1, 4, 6, 7)),
+        dataclasses.replace(made, dtype="float64"),
+    ]
+    for lie in lies:
+        with pytest.raises(ProtocolError, match="relu"):
+            captured.read(wire.encode(dataclasses.replace(sequence, values={**sequence.values, made.id: lie})), inputs)
+    with pytest.raises(ProtocolError, match="samples"):
+        captured.read(wire.encode(sequence), [TensorSpec("float32", (1, 3, 8, 9))])
+    huge = dataclasses.replace(made, shape=(1 << 20, 1 << 14))
+    with pytest.raises(Refused, match="larger values"):
+        captured.read(wire.encode(dataclasses.replace(sequence, values={**sequence.values, made.id: huge})), inputs)
+    with pytest.raises(ProtocolError):
+        captured.read(wire.encode(changed(sequence, "aten.relu.default", args=(1.0,))), inputs)
+    with pytest.raises(ProtocolError):
+        captured.read(wire.encode(sequence)[:-1], inputs)

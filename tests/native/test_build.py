@@ -1,0 +1,169 @@
+"""What a machine needs for the virtual device, and what the build reads off torch."""
+
+from __future__ import annotations
+
+import io
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from edge_offload import checkup, cli
+from edge_offload.device import installation
+from edge_offload.errors import BadInput
+from edge_offload.native import build
+from edge_offload.native.recipe import Telling
+
+#: How torch's headers say which C++ they want: up to 2.13, 2.14, and from 2.15 on.
+OLD = "#if !defined(_MSC_VER) && __cplusplus < 201703L"
+YOUNG = "#if !defined(_MSC_VER) && __cplusplus < 202002L"
+NEWEST = "// MSVC keeps __cplusplus at 199711L\n#if (!defined(_MSVC_LANG) && __cplusplus < 202002L)"
+
+
+def test_the_string_abi_is_torchs_own() -> None:
+    assert build._torch_flag(build.torch_directory()) == torch._C._GLIBCXX_USE_CXX11_ABI
+
+
+def test_the_version_is_read_without_importing_torch() -> None:
+    assert build.torch_version() == torch.__version__
+
+
+@pytest.mark.parametrize("wanted", ["", "native"])
+def test_the_choice_of_former_releases_is_accepted(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setenv(installation.CHOICE, wanted)
+    installation.check_choice()
+
+
+@pytest.mark.parametrize("wanted", ["python", "rust"])
+def test_another_device_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setenv(installation.CHOICE, wanted)
+    with pytest.raises(BadInput, match=wanted) as caught:
+        installation.check_choice()
+    assert "unset EDGE_OFFLOAD_DEVICE" in str(caught.value)
+    assert "apt install g++" in str(caught.value)
+
+
+COUNTED = "\redge_offload: building … "
+
+
+@pytest.fixture
+def headers(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """The include folder of a made-up torch with headers of a few lines, and an empty cache."""
+    include = tmp_path / "torch" / "include"
+    for name, text in (("ATen/ATen.h", OLD), ("ATen/core/Tensor.h", "namespace at {}\n"), ("torch/library.h", "\n")):
+        (include / name).parent.mkdir(parents=True, exist_ok=True)
+        (include / name).write_text(text)
+    (include.parent / "version.py").write_text("__version__ = '2.99.0'\n")
+    (include.parent / "lib").mkdir()
+    (include.parent / "lib" / "libc10.so").write_bytes(b"_ZN3c108demangleB5cxx11EPKc")
+    monkeypatch.setattr(build, "torch_directory", lambda: include.parent)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    if build.compiler() is None:
+        pytest.skip("no C++ compiler")
+    return include
+
+
+def compiler(folder: pathlib.Path, script: str) -> str:
+    """A compiler made of shell."""
+    path = folder / "c++"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(("text", "wanted"), [(OLD, "c++17"), (YOUNG, "c++20"), (NEWEST, "c++20"), ("", "c++17")])
+def test_torch_says_which_cxx_it_wants(headers: pathlib.Path, text: str, wanted: str) -> None:
+    (headers / "ATen" / "ATen.h").write_text(text)
+    assert build.standard(headers) == wanted
+    assert f"-std={wanted}" in build.flags(headers)
+
+
+@pytest.mark.process
+def test_headers_that_want_cxx20_are_compiled_so(headers: pathlib.Path) -> None:
+    (headers / "ATen" / "core" / "Tensor.h").write_text("template <class T> requires true void f();\n")
+    wrong = build.problem()
+    assert wrong is not None, "C++17 knows no 'requires'"
+    assert "requires" in wrong.cause
+    assert wrong.remedy
+    (headers / "ATen" / "ATen.h").write_text(YOUNG)
+    assert build.problem() is None
+
+
+def test_a_test_compile_that_worked_is_remembered(headers: pathlib.Path) -> None:
+    assert build.problem() is None
+    (headers / "torch" / "library.h").unlink()
+    assert build.problem() is None
+
+
+def test_a_compiler_that_is_too_old_is_named_by_doctor(
+    headers: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (headers / "ATen" / "ATen.h").write_text(YOUNG)
+    old = """case "$*" in *--version*) echo "g++ 7.5.0"; exit;; esac
+    echo "g++: error: unrecognized command line option '-std=c++20'" >&2; exit 1"""
+    monkeypatch.setenv("CXX", compiler(tmp_path, old))
+    (finding,) = checkup._virtual_device()
+    assert finding.level == "warn"
+    assert "C++20" in finding.detail
+    assert "g++ 7.5.0" in finding.detail
+    assert "torch<2.14" in finding.remedy
+
+
+@pytest.mark.process
+def test_missing_headers_of_python_are_named_by_doctor(
+    headers: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build.sysconfig, "get_path", lambda _name: str(tmp_path / "nowhere"))
+    (finding,) = checkup._virtual_device()
+    assert finding.level == "warn"
+    assert "Python.h" in finding.detail
+    assert "python3-dev" in finding.remedy
+
+
+@pytest.mark.process
+def test_doctor_that_is_to_build_fails_when_it_cannot(
+    headers: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", compiler(tmp_path, "echo 'x.h: error: disk on fire' >&2; exit 1"))
+    assert cli.main(["doctor", "--build", "--keys", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    lines = [line for line in out.splitlines() if line.startswith("missing") and "built" in line]
+    assert len(lines) == 3, out
+    assert all("disk on fire" in line and "->" in line for line in lines), lines
+
+
+@pytest.mark.process
+def test_a_build_is_told_at_once_and_what_was_built_before_is_not(tmp_path: pathlib.Path) -> None:
+    made = """while [ $# -gt 0 ]; do [ "$1" != -o ] || echo made > "$2"; shift; done"""
+    environment = {**os.environ, "CXX": compiler(tmp_path, made), "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "edge_offload.native.build", *build.NODES]
+    first, second = (
+        subprocess.run(command, capture_output=True, text=True, check=True, env=environment) for _ in range(2)
+    )
+    told = first.stderr.splitlines()
+    assert len(told) == 2
+    assert "once" in told[0]
+    assert first.stdout.strip() in told[0]  # where it is kept
+    assert "built in" in told[1]
+    assert second.stderr == ""
+    assert second.stdout == first.stdout
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_long_build_goes_on_telling_the_time_on_a_terminal_only(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    with Telling("something", pathlib.Path("/there"), stream, every_s=0.01):
+        ends = time.monotonic() + (30.0 if terminal else 0.1)
+        while time.monotonic() < ends and stream.getvalue().count(COUNTED) < 2:
+            time.sleep(0.01)
+    assert (stream.getvalue().count(COUNTED) > 1) == terminal
+    assert stream.getvalue().splitlines()[-1].endswith(" s")

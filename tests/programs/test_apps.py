@@ -1,0 +1,103 @@
+"""Programs as a user writes them, on a server over the encrypted link: same output, and plain words when it fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+import sys
+from typing import Any, Iterator
+
+import pytest
+
+from edge_offload.native import build
+from tests.programs.serving import CLI, HERE, Serving, run
+
+needs_compiler = pytest.mark.skipif(
+    build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
+)
+pytestmark = [pytest.mark.process, needs_compiler, pytest.mark.slow]
+APPS = ("classifier", "detector", "people", "two_models", "scripted")
+APP = [sys.executable, str(HERE / "run_app.py")]
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    build.build()
+    made = Serving(tmp_path_factory.mktemp("serving"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_a_program_prints_the_same_on_the_server(serving: Serving, tmp_path: pathlib.Path, app: str) -> None:
+    if app in ("classifier", "detector") and importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    here = run([*APP, app])
+    assert here.returncode == 0, here.stderr[-3000:]
+    there = run([*serving.exec("--tally", str(tmp_path / "tally.json")), *APP, app])
+    assert there.returncode == 0, there.stderr[-3000:]
+    assert there.stdout == here.stdout
+    assert len(here.stdout.splitlines()) >= 4
+    tally = json.loads((tmp_path / "tally.json").read_text())
+    assert tally["ops"] > 0
+    assert tally["bytes_up"] > 0
+
+
+def test_weights_are_sent_once(serving: Serving, tmp_path: pathlib.Path) -> None:
+    sent = []
+    for name in ("first", "second"):
+        done = run([*serving.exec("--tally", str(tmp_path / name)), sys.executable, str(HERE / "weights_app.py")])
+        assert done.returncode == 0, done.stderr[-3000:]
+        sent.append(json.loads((tmp_path / name).read_text())["bytes_up"])
+    assert sent[0] > 4_000_000
+    assert sent[1] < 200_000
+    # a server that was restarted, or upgraded, has them too: they are kept by their checksums on its disk
+    another = Serving(serving.folder)
+    done = run([*another.exec("--tally", str(tmp_path / "restarted")), sys.executable, str(HERE / "weights_app.py")])
+    another.close()
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((tmp_path / "restarted").read_text())["bytes_up"] < 200_000
+    damaged = [path for path in serving.blobs.rglob("*") if path.is_file() and path.stat().st_size > 1_000_000]
+    for path in damaged:
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+    done = run([*serving.exec("--tally", str(tmp_path / "third")), sys.executable, str(HERE / "weights_app.py")])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((tmp_path / "third").read_text())["bytes_up"] > 4_000_000
+
+
+def said(done: Any, *words: str) -> None:
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr, done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+def test_a_server_that_is_absent_is_named(tmp_path: pathlib.Path) -> None:
+    command = [*CLI, "exec", "--keys", str(tmp_path), "--wait", "0.5", "--server"]
+    said(run([*command, "tcp://127.0.0.1:9", "--", *APP, "scripted"]), "127.0.0.1:9", "edge-offload serve")
+    said(run([*command, "tcp://192.0.2.1:9", "--", *APP, "scripted"]), "no key is known", "edge-offload keys trust")
+    said(run([*command, "gpu", "--", *APP, "scripted"]), "'gpu' is not an address")
+    said(run([*command[:-1], "--", "no-such-program"]), "cannot run no-such-program")
+
+
+def test_an_absent_server_can_be_done_without(tmp_path: pathlib.Path) -> None:
+    command = [*CLI, "exec", "--keys", str(tmp_path), "--wait", "0.5", "--absent", "local", "--threads", "1"]
+    done = run([*command, "--server", "tcp://127.0.0.1:9", "--", *APP, "scripted"])
+    assert done.returncode == 0, done.stderr
+    assert "computed on this machine" in done.stderr
+    assert done.stdout == run([*APP, "scripted"]).stdout
+
+
+def test_a_key_that_is_not_trusted_is_refused(serving: Serving, tmp_path: pathlib.Path) -> None:
+    """Another user's keys: the server's is not the one that this robot would make for loopback."""
+    command = [*CLI, "exec", "--keys", str(tmp_path), "--wait", "5", "--server", serving.address]
+    said(run([*command, "--", *APP, "scripted"]), serving.address.split("//")[1])
+
+
+def test_an_operator_that_is_not_run_is_named(serving: Serving) -> None:
+    program = "import torch; x = torch.ones(2, device='cuda'); torch.quantize_per_tensor(x, 0.1, 0, torch.quint8)"
+    done = run([*serving.exec(), sys.executable, "-c", program])
+    assert done.returncode != 0
+    assert "NotImplementedError" in done.stderr
+    assert "aten::" in done.stderr

@@ -1,0 +1,112 @@
+"""Two versions of torch: operators are compared when a program connects, and another one is refused by name."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import zlib
+from typing import Any, Iterator
+
+import pytest
+import torch
+
+import edge_offload
+from edge_offload.device import connect
+from edge_offload.errors import ProtocolError
+from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.ir.trace import checksums
+from tests.programs.serving import ENVIRONMENT, HERE, Serving
+
+OTHER = os.environ.get("EDGE_OFFLOAD_OTHER_PYTHON", "")
+
+
+def test_the_same_torch_refuses_nothing() -> None:
+    ours = checksums.table()
+    assert len(ours) > 2000
+    assert checksums.unpack(checksums.pack(ours)) == ours
+    assert checksums.refused(ours, ours, torch.__version__) == {}
+    assert ours["aten::add.Tensor"] == checksums.checksum("aten::add.Tensor")
+    assert checksums.checksum("edge::upload") == 0
+
+
+def test_operators_that_differ_or_are_absent_are_refused_by_name_and_no_others() -> None:
+    ours = checksums.table()
+    theirs = dict(ours)
+    theirs["aten::relu"] ^= 1
+    del theirs["aten::conv2d"]
+    theirs["aten::of_the_future"] = 5
+    refused = checksums.refused(ours, theirs, "9.9")
+    assert sorted(refused) == ["aten::conv2d", "aten::relu"]
+    assert "aten::relu" in refused["aten::relu"]
+    assert "9.9" in refused["aten::conv2d"]
+
+
+def test_only_what_a_call_depends_on_counts() -> None:
+    def number(text: str) -> int:
+        return zlib.crc32(checksums.canonical(torch._C.parse_schema(text)).encode())
+
+    base = number("aten::f(Tensor self, int n=1, *, bool keep=False) -> Tensor")
+    assert number("aten::f(Tensor self, int n=2, *, bool keep=True) -> Tensor") == base
+    others = [
+        "aten::f(Tensor self, int m=1, *, bool keep=False) -> Tensor",
+        "aten::f(Tensor self, float n=1, *, bool keep=False) -> Tensor",
+        "aten::f(Tensor self, int n=1, bool keep=False) -> Tensor",
+        "aten::f(Tensor self, int n=1, *, bool keep=False, bool more=False) -> Tensor",
+        "aten::f(Tensor(a!) self, int n=1, *, bool keep=False) -> Tensor(a!)",
+        "aten::f(Tensor self, int n=1, *, bool keep=False) -> Tensor[]",
+    ]
+    assert base not in map(number, others)
+    assert len(set(map(number, others))) == len(others)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x93\x01\x02\x03", checksums.pack({"aten::a": 1})[:-1], b"\x81\x01\x01"]
+)
+def test_a_malformed_table_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        checksums.unpack(data)
+
+
+def test_a_program_is_told_of_another_torch_on_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = {**fingerprint("cpu"), "torch": "2.4.1", "torch_build": "another"}
+    connect.say_differences({"fingerprint": theirs})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"torch=={str(torch.__version__).split('+')[0]} on the server" in line
+    connect.say_differences({"fingerprint": {**theirs, "threads": 77}})
+    assert "77 there" in capsys.readouterr().err
+    connect.say_differences({"fingerprint": fingerprint("cpu")})
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    made = Serving(tmp_path_factory.mktemp("serving"))
+    yield made
+    made.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not OTHER, reason="EDGE_OFFLOAD_OTHER_PYTHON names no Python with another torch")
+def test_another_torch_on_the_robot(serving: Serving) -> None:
+    """The same program, on the robot's torch alone and on the server's: equal within 2e-5 of the largest value."""
+    source = str(pathlib.Path(edge_offload.__file__).parents[1])
+    environment = {**ENVIRONMENT, "PYTHONPATH": source}
+    program = [OTHER, str(HERE / "versions_app.py")]
+
+    def run(*command: str) -> Any:
+        return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=environment)
+
+    here = run(*program)
+    assert here.returncode == 0, here.stderr[-3000:]
+    launcher = [OTHER, "-m", "edge_offload.cli", "exec", "--server", serving.address, "--keys", str(serving.keys)]
+    there = run(*launcher, "--wait", "60", "--", *program)
+    assert there.returncode == 0, there.stderr[-3000:]
+    assert "pip install torch==" in there.stderr
+    local, remote = ([line.split() for line in done.stdout.splitlines()] for done in (here, there))
+    assert [line[:2] for line in local] == [line[:2] for line in remote]
+    assert len(local) >= 6
+    for (name, _, *expected), (_, _, *found) in zip(local, remote):
+        scale = max(abs(float(value)) for value in expected)
+        for one, other in zip(expected, found):
+            assert abs(float(one) - float(other)) <= 2e-5 * scale, name

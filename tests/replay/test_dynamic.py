@@ -1,0 +1,177 @@
+"""Sizes that depend on data: the server runs ahead by formulas, and what it ran is never taken for something else."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+import msgpack
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_offload.errors import ProtocolError
+from edge_offload.ir.trace.keys import integer_offsets, parse_key, tensor_operands
+from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.symbols import evaluate, facts_of, parse_formula
+from edge_offload.ir.trace.symbols import explain as explaining
+from edge_offload.ir.trace.trace_graph import Patch, TraceGraph, TraceStep, follow, parse_graph, parse_step
+from tests.replay.test_definitions import number, tensor
+
+OutcomeHistory = List[Tuple[int, ...]]
+
+
+def explain(columns: List[Tuple[int, ...]], samples: List[OutcomeHistory]) -> Dict[Tuple[int, ...], Any]:
+    """What :func:`explaining` finds, however long it takes."""
+    work = explaining(columns, samples)
+    while True:
+        try:
+            next(work)
+        except StopIteration as over:
+            found: Dict[Tuple[int, ...], Any] = over.value
+            return found
+
+
+#: Twice the sum of two sizes, of which the second counts at most 300.
+FORMULA = (2, 1, (), (), ((1, 0, ((1, 0, 0),), (), ()), (1, 0, ((0, 1, 0),), (-(1 << 62), 300), ())))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), min_size=5, max_size=8, unique=True),
+    st.integers(1, 16), st.integers(0, 64),
+)  # fmt: skip
+def test_formulas_are_found_and_hold_for_sizes_not_seen(
+    sizes: List[Tuple[int, int]], factor: int, constant: int
+) -> None:
+    def since(n: int, m: int) -> OutcomeHistory:
+        return [(n, 57), (1,), (m,)]
+
+    truths = {"linear": lambda n, m: factor * n + constant, "product": lambda n, m: factor * n * m,
+              "square": lambda n, m: 8 * m * m}  # fmt: skip
+    samples = [since(n, m) for n, m in sizes]
+    for truth in truths.values():
+        column = tuple(truth(n, m) for n, m in sizes)
+        if len(set(column)) == 1:
+            continue
+        found = explain([column], samples)
+        assert all(evaluate(found[column], item) == value for item, value in zip(samples, column))
+
+
+@given(
+    st.lists(st.integers(0, 900), min_size=4, max_size=8, unique=True),
+    st.sampled_from([1, 4, 8, 16]),
+    st.integers(1, 600),
+)
+def test_the_best_so_many_are_a_formula_too(sizes: List[int], factor: int, most: int) -> None:
+    column = tuple(factor * min(size, most) for size in sizes)
+    if not any(0 < size < most for size in sizes):
+        return  # nothing says how it grows
+    samples: List[OutcomeHistory] = [[(size, 57)] for size in sizes]
+    found = explain([column], samples)
+    assert [evaluate(found[column], since) for since in samples] == list(column)
+
+
+def test_a_bound_holds_for_sizes_beyond_it() -> None:
+    samples: List[OutcomeHistory] = [[(size,)] for size in (7, 450, 12, 301)]
+    column = (28, 1200, 48, 1200)
+    formula = explain([column], samples)[column]
+    assert [evaluate(formula, [(size,)]) for size in (0, 9, 299, 300, 3234)] == [0, 36, 1196, 1200, 1200]
+
+
+def test_sizes_are_added_up() -> None:
+    since = [(4,), (700,), (6,)]
+    assert evaluate(FORMULA, since) == 2 * (6 + 300) + 1
+
+
+@pytest.mark.parametrize("bounds", [(0,), (0, 1, 2), (0, 1 << 63), (-(1 << 63), 0), "ab", (0.5, 1)])
+def test_a_formula_with_other_bounds_is_refused(bounds: object) -> None:
+    with pytest.raises(ValueError, match="formula"):
+        parse_formula((1, 0, (), bounds, ()))
+
+
+def test_a_formula_of_formulas_of_formulas_is_refused() -> None:
+    inner = (1, 0, (), (), (FORMULA,))
+    with pytest.raises(ValueError, match="malformed"):
+        parse_formula(inner)
+
+
+@pytest.mark.parametrize("value", [1 << 61, (1 << 64) - 1, -(1 << 61)])
+def test_numbers_of_storages_that_would_not_fit_are_refused(value: int) -> None:
+    node = [None, b"", [], [[0, 1, value]], [], b"", [], False, []]
+    with pytest.raises(ProtocolError, match="malformed node"):
+        parse_step(node)
+    course = [None, [], abs(value), 0, [], False]
+    with pytest.raises(ValueError, match="number of things"):
+        parse_graph(course)
+
+
+def test_a_formula_holds_for_the_next_size() -> None:
+    samples: List[OutcomeHistory] = [[(n, 4), (m,)] for n, m in ((7, 3), (9, 3), (12, 5), (3, 2))]
+    column = tuple(16 * first[0] for first, _ in samples)
+    found = explain([column], samples)
+    assert evaluate(found[column], [(101, 4), (8,)]) == 1616
+
+
+def test_what_follows_from_no_size_has_no_formula() -> None:
+    assert explain([(3, 1, 4, 1, 5)], [[(n,)] for n in (2, 7, 18, 28, 30)]) == {}
+
+
+@pytest.mark.parametrize(
+    "formula", [(1, 0, ((0, 3, 0),), (), ()), (1, 0, ((1, 0, 9),), (), ()), (1 << 62, 0, ((0, 0, 0),), (), ())]
+)
+def test_a_formula_that_cannot_be_evaluated_is_refused(formula: tuple) -> None:
+    with pytest.raises(ProtocolError):
+        evaluate(formula, [(5, 6)])
+
+
+def test_outcomes_are_told_apart_by_zero_one_and_more_by_truth_and_by_sign() -> None:
+    def kind(value: object) -> tuple:
+        return facts_of(Outcome(tensor=torch.tensor(value)))[1]
+
+    assert kind(True) != kind(False)
+    assert kind(2.5) != kind(-2.5)
+    assert kind(2.5) == kind(7.5)
+    assert kind(float("nan")) not in (kind(1.0), kind(-1.0), kind(0.0))
+    sizes = [facts_of(Outcome(results=[["t", [0, 0, 4, 0, [n, 57], [57, 1], 0, 8]]])) for n in (0, 1, 2, 30)]
+    assert len({found for _, found in sizes}) == 3
+    assert sizes[3] == ((30, 57), (2, 2))
+
+
+def test_the_places_of_integers_are_those_that_the_server_reads() -> None:
+    key = tensor(6, 3) + number(5) + b"V" + (2).to_bytes(4, "little") + bytes(16) + b"NX\x02\0\0\0TIF" + bytes(8)
+    offsets, references = integer_offsets(key)
+    assert references == 1
+    assert tensor_operands(key) == [(0, 1, 0)]
+    changed = bytearray(key)
+    for value, offset in enumerate(offsets, 2):
+        changed[offset : offset + 8] = value.to_bytes(8, "little")
+    parsed = parse_key(bytes(changed))
+    assert parsed.tensors[0].sizes == (2,)
+    assert parsed.arguments[1:3] == [6, [7, 8]]
+
+
+def test_nodes_and_courses_survive_the_wire() -> None:
+    node = TraceStep(None, (0, 1), (Patch(0, 8, FORMULA),), ((0, 1, -3),), (2,), b"n", (b"p",), True, (0,))
+    course = TraceGraph([(4, [((2, 57), 0)]), (5, [])], [((), 1)], None, 17, [(3, 4), ()])
+    read = msgpack.unpackb(msgpack.packb([node.to_wire(), course.to_wire()]), use_list=True)
+    assert parse_step(read[0]) == node
+    assert parse_graph(read[1]) == (course, False)
+    assert follow(course.nodes[0][1], (2, 57)) == 0
+    assert follow(course.nodes[0][1], (1, 57)) is None
+    assert follow([(None, 3), ((1,), 4)], (2,)) == 3
+
+
+@given(st.binary(max_size=60) | st.lists(st.integers() | st.binary(max_size=4) | st.none(), max_size=9))
+def test_what_is_no_node_is_refused(data: object) -> None:
+    with pytest.raises(ProtocolError):
+        parse_step(data)
+
+
+@pytest.mark.process
+@given(st.lists(st.integers() | st.lists(st.integers(), max_size=3) | st.none(), min_size=6, max_size=6))
+def test_an_edge_of_a_course_leads_somewhere(data: list) -> None:
+    try:
+        course, _ = parse_graph(data)
+    except (ValueError, TypeError):
+        return
+    assert all(node < len(course.nodes) for _, edges in course.nodes for _, node in edges)

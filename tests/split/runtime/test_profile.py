@@ -1,0 +1,192 @@
+"""Profiles round trip, make a cost model for their own network only; the verifier sees what is not exact."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import random
+from dataclasses import replace
+from typing import List, Tuple
+
+import pytest
+import torch
+from torch import nn
+
+from edge_offload.commands.plan import bins
+from edge_offload.commands.profile import options_of
+from edge_offload.errors import BadInput, Unsupported
+from edge_offload.ir.build import Program
+from edge_offload.split.model.check import BadPlan, check
+from edge_offload.split.model.complete import complete
+from edge_offload.split.model.draw import draw
+from edge_offload.split.model.exactness import Verifier, random_split
+from edge_offload.split.model.locality import analyse
+from edge_offload.split.model.network import Network
+from edge_offload.split.model.plan import Side
+from edge_offload.split.networks import classifier_input, synthetic_frame
+from edge_offload.split.planners.space import Space
+from edge_offload.split.planners.table import PLANNERS, Effort, Planner, plan_table
+from edge_offload.split.runtime import profile as profiling
+from edge_offload.split.runtime.profile import Profile, cost_model, measure
+from edge_offload.split.runtime.tracing import trace
+from tests.split.split_chains import Chain
+
+
+def network(rows: int = 24) -> Network:
+    chain = Chain(torch.rand(1, 3, rows, 16))
+    for _ in range(3):
+        chain.call("aten.conv2d.default", chain.tail, torch.randn(3, 3, 3, 3), torch.randn(3), [1, 1], [1, 1])
+        chain.call("aten.relu.default", chain.tail)
+    chain.call("aten.mean.dim", chain.tail, [2, 3])
+    program = Program(chain.finish(), chain.blobs)
+    return Network("stack", program, analyse(program.sequence, {0: 2}), (chain.tensors[0],))
+
+
+def test_profile_round_trips_and_plans(tmp_path: pathlib.Path) -> None:
+    given = network()
+    profile = measure(given, repeats=2)
+    profile.write(tmp_path / "robot.json")
+    again = Profile.read(tmp_path / "robot.json")
+    assert again == profile
+    assert [len(points) > 1 for points in again.points] == [True] * 6 + [False], "a global operator has one size"
+    model = cost_model(given.located, again, again, slowdown=5.0)
+    assert model.robot[0].seconds(24) == pytest.approx(5.0 * model.server[0].seconds(24))
+    planned = Planner("dsccs").plan(model, 1e6)
+    assert profile.alone_s > 0
+    assert model.alone_s == 5.0 * profile.alone_s
+    assert planned.predicted_s <= model.alone_s
+    draw(planned.plan, model, 1e6, tmp_path / "plan.png", "stack")
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+
+
+class Maps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, picture: torch.Tensor) -> Tuple[torch.Tensor]:
+        return (self.layer(picture),)
+
+
+class Readout(nn.Module):
+    """Counts its inferences in a buffer; with ``sizes`` its result has as many values as the data says."""
+
+    def __init__(self, sizes: bool) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, maps: torch.Tensor) -> Tuple[torch.Tensor]:
+        self.count += 1
+        return (maps[maps > 0] if self.sizes else maps + 1,)
+
+
+class Counting(nn.Module):
+    def __init__(self, sizes: bool) -> None:
+        super().__init__()
+        self.network, self.readout = Maps(), Readout(sizes)
+
+    def forward(self, picture: torch.Tensor) -> Tuple[torch.Tensor]:
+        found: Tuple[torch.Tensor] = self.readout(*self.network(picture))
+        return found
+
+
+def test_timing_a_network_leaves_its_state_alone() -> None:
+    pictures = (torch.rand(1, 3, 16, 16),)
+    plain = Counting(sizes=False).eval()
+    with pytest.raises(Unsupported, match="changes its own buffers"):
+        trace("counting", plain, pictures)
+    assert plain.readout.count == 0
+    module = Counting(sizes=True).eval()
+    traced = trace("counting", module, pictures)
+    before = module.readout.count.clone()
+    assert traced.module is not None
+    with torch.no_grad():
+        assert torch.equal(traced.module(*pictures)[0], module(*pictures)[0])
+    assert module.readout.count == before + 1, "the robot's own inference, no other"
+
+
+def test_a_slow_network_is_timed_less_often_and_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = network()
+    passes = []
+    whole = profiling._pass
+    monkeypatch.setattr(profiling, "_pass", lambda *args: passes.append(1) or whole(*args))
+    monkeypatch.setattr(profiling, "ENOUGH_S", math.inf)
+    measure(given, repeats=4, codecs=False)
+    assert len(passes) == 5, "one to warm up"
+    monkeypatch.setattr(profiling, "ENOUGH_S", 0.0)
+    monkeypatch.setattr(profiling, "SLOW_S", 0.0)
+    passes.clear()
+    told: List[str] = []
+    found = measure(given, repeats=4, codecs=False, tell=told.append)
+    assert len(passes) == 2
+    assert [len(points) for points in found.points] == [4] * 6 + [1], "every slice size is there all the same"
+    assert all(points[-1][0] == 24 and points[-1][1] > 0 for points in found.points[:6])
+    assert told[0] == "timing the network as a whole"
+    assert told[-1] == f"timing operator {len(found.points)} of {len(found.points)}"
+
+
+def test_what_operators_make_is_coded_too_where_that_pays() -> None:
+    given = network(rows=64)
+    half_zero = [op.outputs[0] for op in given.program.sequence.operators if op.name == "aten.relu.default"]
+    profile = measure(given, repeats=1)
+    model = cost_model(given.located, profile, profile, slowdown=4.0)
+    value = half_zero[0]
+    options = model.codecs[value]
+    assert all(option.ratio > 1.05 for option in options)
+    slow = options[0]
+    assert slow.encode_s(1e6, Side.ROBOT) == pytest.approx(4.0 * slow.encode_s(1e6, Side.SERVER))
+    assert slow.decode_s(1e6, Side.SERVER) == pytest.approx(4.0 * slow.decode_s(1e6, Side.ROBOT))
+    there_and_back = {0: (0, 64), 1: (0, 64), 4: (0, 64), 5: (0, 64), 6: (0, 1)}, {2: (0, 64), 3: (0, 64)}
+    assert {transfer.sender for transfer in complete(given.located, *there_and_back).transfers} == set(Side)
+    space = Space(model, [2e4])
+    scored = space.score_ranges(*there_and_back)
+    plan = space.plan(scored, 2e4)
+    assert {(t.sender, t.codec != "raw") for t in plan.transfers} == {(Side.ROBOT, True), (Side.SERVER, True)}
+    plain = Space(model, [2e4], codecs=False)
+    assert all(t.codec == "raw" for t in plain.plan(scored, 2e4).transfers)
+    assert scored.makespan_s[0] < plain.score_ranges(scored.robot, scored.server).makespan_s[0]
+
+
+def test_profile_of_another_network_or_no_profile_is_refused(tmp_path: pathlib.Path) -> None:
+    profile = measure(network(), repeats=1, codecs=False)
+    with pytest.raises(BadInput, match="another network"):
+        cost_model(network(rows=32).located, profile, profile)
+    path = tmp_path / "broken.json"
+    for text in ("{", "[]", json.dumps({**profile.to_record(), "operators": [[[0, 1.0]]]})):
+        path.write_text(text)
+        with pytest.raises(BadInput):
+            Profile.read(path)
+
+
+def test_input_has_256_values_a_channel_as_a_camera_gives() -> None:
+    x = classifier_input(synthetic_frame(), 64)
+    assert x.shape == (1, 3, 64, 64)
+    assert max(len(channel.unique()) for channel in x[0]) <= 256
+
+
+def test_options_take_the_types_of_the_defaults() -> None:
+    known = {"size": 224, "fused": False, "conf": 0.5}
+    assert options_of(["size=96", "fused=true", "conf=0.25"], known) == {"size": 96, "fused": True, "conf": 0.25}
+    for wrong in ("size", "size=big"):
+        with pytest.raises(BadInput):
+            options_of([wrong], known)
+    assert len(bins()) == 31
+
+
+def test_verifier_passes_every_planner_and_random_plans_and_refuses_a_missing_halo() -> None:
+    given = network()
+    profile = measure(given, repeats=1, codecs=False)
+    model = cost_model(given.located, profile, profile, slowdown=8.0)
+    verifier = Verifier(given)
+    for name in PLANNERS:
+        plans = plan_table(Space(model, [1e4, 1e5, 1e6]), name, effort=Effort(60.0, 40)).plans
+        record = verifier.record("stack", name, plans)
+        assert record["exact"], record
+    plan = next(plan for plan in (random_split(given.located, random.Random(k)) for k in range(100))
+                if plan.splits_an_operator and plan.transfers)  # fmt: skip
+    assert verifier.record("stack", "random", [check(plan, given.located)])["splits"] == 1
+    first, *rest = plan.transfers
+    with pytest.raises(BadPlan):
+        verifier.errors(replace(plan, transfers=(replace(first, high=first.high - 1), *rest)))

@@ -1,0 +1,76 @@
+"""The check-up says what is missing and what to do, in text and in JSON."""
+
+import json
+
+import pytest
+import torch
+
+from edge_offload import cli, records
+from edge_offload.errors import Unsupported
+
+
+def test_json_fits_the_schema_and_every_problem_but_absence_has_words(capsys, tmp_path):
+    code = cli.main(["doctor", "--json", "-", "--keys", str(tmp_path)])
+    record = json.loads(capsys.readouterr().out)
+    records.validate("doctor", record)
+    found = {item["what"]: item for item in record["findings"]}
+    assert {"python", "torch", "device cpu", "device cuda", "compiler", "ROS", "npm", "client key", "cache"} <= set(
+        found
+    )
+    assert found["device cpu"]["level"] == "ok"
+    assert code == (1 if any(item["level"] == "missing" for item in record["findings"]) else 0)
+    assert all(item["remedy"] for item in record["findings"] if item["level"] != "ok")
+
+
+def test_unreachable_server_is_missing(capsys, tmp_path, monkeypatch):
+    from edge_offload import checkup
+
+    (finding,) = checkup._link("tcp://127.0.0.1:9", str(tmp_path))
+    assert finding.level == "missing"
+    assert "127.0.0.1:9" in finding.detail
+    assert finding.remedy
+
+
+def test_server_is_measured(capsys, tmp_path):
+    from edge_offload.link.security.keys import KeyStore
+    from edge_offload.server.server import OffloadServer
+
+    with OffloadServer(keys=KeyStore(tmp_path), device="cpu", threads=torch.get_num_threads()) as server:
+        code = cli.main(["doctor", "--server", server.address, "--keys", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert code == 0, out
+    assert "request and answer in" in out
+    assert "compute the same bits" in out
+    assert "0.0" in out
+
+
+def test_absent_compiler_is_a_warning(monkeypatch):
+    from edge_offload import checkup
+
+    monkeypatch.setattr(checkup.shutil, "which", lambda *_args, **_more: None)
+    monkeypatch.delenv("CXX", raising=False)
+    (finding,) = checkup._compiler()
+    assert (finding.level, bool(finding.remedy)) == ("warn", True)
+
+
+@pytest.mark.process
+def test_the_kind_of_virtual_gpu_is_told(monkeypatch, tmp_path):
+    from edge_offload import checkup
+    from edge_offload.native import build
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("EDGE_OFFLOAD_DEVICE", raising=False)
+    monkeypatch.setattr(build, "compiler", lambda: "c++")
+    monkeypatch.setattr(build, "built_with_cuda", lambda: True)
+    (finding,) = checkup._virtual_device()
+    assert finding.level == "ok"
+    assert "not built yet" in finding.detail
+    assert "CUDA kernels" in finding.detail
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    (finding,) = checkup._virtual_device()
+    assert (finding.level, finding.remedy) == ("warn", "apt install g++")
+    assert "cannot be built" in finding.detail
+    with pytest.raises(Unsupported, match=r"C\+\+ compiler"):
+        build.build()
+    monkeypatch.setenv("EDGE_OFFLOAD_DEVICE", "rust")
+    assert checkup.check()  # what it says of it is a finding too
