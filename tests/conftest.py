@@ -16,7 +16,8 @@ from typing import Any, Iterator, List
 import pytest
 from hypothesis import HealthCheck, settings
 
-COMPILERS = ("c++", "g++", "cc", "gcc", "clang", "clang++")
+#: Compilers, and what runs them at low priority.
+COMPILERS = ("nice", "c++", "g++", "cc", "gcc", "clang", "clang++")
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")

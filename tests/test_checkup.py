@@ -56,21 +56,20 @@ def test_absent_compiler_is_a_warning(monkeypatch):
 @pytest.mark.process
 def test_the_kind_of_virtual_gpu_is_told(monkeypatch, tmp_path):
     from edge_offload import checkup
-    from edge_offload.native import build
+    from edge_offload.native import libraries, recipe, torch_facts
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("EDGE_OFFLOAD_DEVICE", raising=False)
-    monkeypatch.setattr(build, "compiler", lambda: "c++")
-    monkeypatch.setattr(build, "built_with_cuda", lambda: True)
+    monkeypatch.setattr(torch_facts, "built_with_cuda", lambda: True)
     (finding,) = checkup._virtual_device()
     assert finding.level == "ok"
     assert "not built yet" in finding.detail
     assert "CUDA kernels" in finding.detail
-    monkeypatch.setattr(build, "compiler", lambda: None)
+    monkeypatch.setattr(recipe, "compiler", lambda _language="C++": None)
     (finding,) = checkup._virtual_device()
     assert (finding.level, finding.remedy) == ("warn", "apt install g++")
     assert "cannot be built" in finding.detail
     with pytest.raises(Unsupported, match=r"C\+\+ compiler"):
-        build.build()
+        libraries.build_device()
     monkeypatch.setenv("EDGE_OFFLOAD_DEVICE", "rust")
     assert checkup.check()  # what it says of it is a finding too

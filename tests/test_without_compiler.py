@@ -23,7 +23,7 @@ NEEDS_NONE = (
 def run_without_compiler(folder: pathlib.Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run Python with an empty PATH and nothing built before."""
     (folder / "bin").mkdir()
-    environment = {name: value for name, value in os.environ.items() if name not in ("CXX", "CC")}
+    environment = {name: value for name, value in os.environ.items() if name not in ("CXX", "CC", "EDGE_OFFLOAD_CACHE")}
     environment.update(PATH=str(folder / "bin"), XDG_CACHE_HOME=str(folder / "cache"))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))))
     return subprocess.run(

@@ -116,17 +116,18 @@ def _compiler() -> List[Finding]:
 def _virtual_device() -> List[Finding]:
     """Whether ``edge-offload exec`` and the modes on the virtual device work here."""
     from edge_offload.device import installation
-    from edge_offload.native import build
+    from edge_offload.native import libraries, torch_facts
+    from edge_offload.native.recipe import compiler
 
-    what, version = "virtual GPU", build.torch_version()
+    what, version = "virtual GPU", torch_facts.torch_version()
     installation.check_choice()
-    kernels = ", whose own CUDA kernels it replaces in the program" if build.built_with_cuda() else ""
-    if build.existing() is not None:
+    kernels = ", whose own CUDA kernels it replaces in the program" if torch_facts.built_with_cuda() else ""
+    if libraries.built_device() is not None:
         return [Finding(OK, what, f"built for torch {version}{kernels}")]
-    if build.compiler() is None:
+    if compiler() is None:
         detail = "cannot be built (no C++ compiler): no 'edge-offload exec', no mode replay"
         return [Finding(WARN, what, detail, "apt install g++")]
-    wrong = build.problem()
+    wrong = libraries.DEVICE.problem()
     if wrong is not None:
         return [Finding(WARN, what, f"{wrong.cause}: no 'edge-offload exec', no mode replay", wrong.remedy)]
     detail = f"not built yet for torch {version}{kernels}, a test compile works"
@@ -136,26 +137,27 @@ def _virtual_device() -> List[Finding]:
 def _executor() -> List[Finding]:
     """How a server runs the steps of programs whose sizes depend on data."""
     from edge_offload.execute.heap import jemalloc
-    from edge_offload.native import build
+    from edge_offload.native.libraries import NODES
+    from edge_offload.native.recipe import compiler
 
     heap = "with jemalloc" if jemalloc() is not None else "with glibc's allocator (faster: apt install libjemalloc2)"
     what = "server's steps"
-    if build.compiler() is None:
+    if compiler() is None:
         detail = f"of data-dependent sizes run in Python, {heap}: no C++ compiler"
         return [Finding(WARN, what, detail, "apt install g++")]
-    when = "built" if build.nodes_path().exists() else "not built yet; the first 'edge-offload serve' does it"
+    when = "built" if NODES.built() else "not built yet; the first 'edge-offload serve' does it"
     return [Finding(OK, what, f"of data-dependent sizes run in C++, {when}, {heap}")]
 
 
 def _built() -> List[Finding]:
     """Build all that is built on first use; findings for what could not be."""
-    from edge_offload.native import build
-    from edge_offload.split.bounds import clocks
+    from edge_offload.native.libraries import GROUPS
 
     findings = []
-    for what, one in (("virtual GPU", build.build), ("server's steps", build.build_nodes), ("planner", clocks.library)):
+    for what, recipes in GROUPS.values():
         try:
-            one()
+            for recipe in recipes:
+                recipe.build()
         except EdgeOffloadError as error:
             findings.append(
                 Finding(MISSING, f"{what}, built", error.cause, error.remedy or "set CXX to another C++ compiler")

@@ -17,7 +17,7 @@ from edge_offload.device.conformance import run as running
 from edge_offload.device.conformance.exclusions import EXCLUSIONS
 from edge_offload.device.conformance.judge import compare, laid_out, layout_difference
 from edge_offload.errors import BadInput
-from edge_offload.native import build
+from edge_offload.native import libraries
 
 pytestmark = pytest.mark.process
 
@@ -100,12 +100,10 @@ def test_the_page_names_what_is_wrong_refused_and_excluded() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
-)
+@pytest.mark.skipif(not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built")
 def test_entries_of_op_db_pass_in_every_mode(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("expecttest")
-    build.build()
+    libraries.build_device()
     out, page = tmp_path / "out.json", tmp_path / "page.md"
     names = ["add", "nonzero", "nn.functional.dropout", "fft.fft", "linalg.svd", "index_put", "empty", "tensor_split"]
     command = ["conformance", "--entries", *names, "--limit", "2", "--json", str(out), "--markdown", str(page)]
@@ -122,12 +120,10 @@ def test_entries_of_op_db_pass_in_every_mode(tmp_path: pathlib.Path, capsys: pyt
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
-)
+@pytest.mark.skipif(not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built")
 def test_entries_pass_however_their_tensors_lie(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("expecttest")
-    build.build()
+    libraries.build_device()
     out = tmp_path / "out.json"
     names = [
         "nn.functional.group_norm",

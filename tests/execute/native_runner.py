@@ -7,20 +7,19 @@ from typing import Any
 
 import pytest
 
-from edge_offload.execute.session.native_runner import Library
-from edge_offload.native import build
+from edge_offload.native.libraries import NODES
+from edge_offload.native.loader import Library
+from edge_offload.native.recipe import compiler
 
 
 @functools.lru_cache(maxsize=1)
 def _built() -> Any:
-    build.build_nodes()
-    library = Library()
-    library.look()
-    return library.module
+    NODES.build()
+    return Library(NODES).look()
 
 
 def native_runner() -> Any:
     """Its module; the test is skipped where there is no compiler."""
-    if build.compiler() is None:
+    if compiler() is None:
         pytest.skip("no C++ compiler")
     return _built()

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput, OutOfMemory, ProtocolError, Unsupported
 from edge_offload.execute.session.limits import Limits
-from edge_offload.execute.session.native_runner import Library, library
+from edge_offload.execute.session.native_runner import library
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.segments import CallFailed, Step
 from edge_offload.ir.trace.trace_graph import Patch, TraceStep
+from edge_offload.native.libraries import NODES
+from edge_offload.native.loader import Library
 from edge_offload_benchmarks.fuzzing.courses import FOUND, LONG, Calls, times_found
 from tests.execute.native_runner import native_runner
 from tests.execute.test_compiled_segments import FLOAT, WRAPPED, floats, integer
@@ -307,7 +309,7 @@ def test_one_answer_brings_back_no_more_than_a_session_may_hold() -> None:
 
 def test_a_library_that_does_not_load_leaves_the_work_to_python(tmp_path: pathlib.Path) -> None:
     broken = tmp_path / "edge_offload_nodes.so"
-    found = Library()
+    found = Library(NODES)
     found._path = broken
     found.look()  # not built yet
     broken.write_bytes(b"no library")

@@ -7,7 +7,9 @@ import os
 import pathlib
 import subprocess
 import sys
+import sysconfig
 import time
+from typing import List
 
 import pytest
 import torch
@@ -15,8 +17,10 @@ import torch
 from edge_offload import checkup, cli
 from edge_offload.device import installation
 from edge_offload.errors import BadInput
-from edge_offload.native import build
-from edge_offload.native.recipe import Telling
+from edge_offload.native import recipe, torch_facts
+from edge_offload.native.libraries import DEVICE
+from edge_offload.native.loader import Library
+from edge_offload.native.progress import Progress
 
 #: How torch's headers say which C++ they want: up to 2.13, 2.14, and from 2.15 on.
 OLD = "#if !defined(_MSC_VER) && __cplusplus < 201703L"
@@ -25,11 +29,11 @@ NEWEST = "// MSVC keeps __cplusplus at 199711L\n#if (!defined(_MSVC_LANG) && __c
 
 
 def test_the_string_abi_is_torchs_own() -> None:
-    assert build._torch_flag(build.torch_directory()) == torch._C._GLIBCXX_USE_CXX11_ABI
+    assert torch_facts.cxx11_abi() == torch._C._GLIBCXX_USE_CXX11_ABI
 
 
 def test_the_version_is_read_without_importing_torch() -> None:
-    assert build.torch_version() == torch.__version__
+    assert torch_facts.torch_version() == torch.__version__
 
 
 @pytest.mark.parametrize("wanted", ["", "native"])
@@ -60,10 +64,11 @@ def headers(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.
     (include.parent / "version.py").write_text("__version__ = '2.99.0'\n")
     (include.parent / "lib").mkdir()
     (include.parent / "lib" / "libc10.so").write_bytes(b"_ZN3c108demangleB5cxx11EPKc")
-    monkeypatch.setattr(build, "torch_directory", lambda: include.parent)
+    monkeypatch.setattr(torch_facts, "torch_directory", lambda: include.parent)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("EDGE_OFFLOAD_CACHE", raising=False)
     monkeypatch.delenv("CXX", raising=False)
-    if build.compiler() is None:
+    if recipe.compiler() is None:
         pytest.skip("no C++ compiler")
     return include
 
@@ -79,25 +84,25 @@ def compiler(folder: pathlib.Path, script: str) -> str:
 @pytest.mark.parametrize(("text", "wanted"), [(OLD, "c++17"), (YOUNG, "c++20"), (NEWEST, "c++20"), ("", "c++17")])
 def test_torch_says_which_cxx_it_wants(headers: pathlib.Path, text: str, wanted: str) -> None:
     (headers / "ATen" / "ATen.h").write_text(text)
-    assert build.standard(headers) == wanted
-    assert f"-std={wanted}" in build.flags(headers)
+    assert torch_facts.standard(headers) == wanted
+    assert f"-std={wanted}" in torch_facts.compile_flags(headers)
 
 
 @pytest.mark.process
 def test_headers_that_want_cxx20_are_compiled_so(headers: pathlib.Path) -> None:
     (headers / "ATen" / "core" / "Tensor.h").write_text("template <class T> requires true void f();\n")
-    wrong = build.problem()
+    wrong = DEVICE.problem()
     assert wrong is not None, "C++17 knows no 'requires'"
     assert "requires" in wrong.cause
     assert wrong.remedy
     (headers / "ATen" / "ATen.h").write_text(YOUNG)
-    assert build.problem() is None
+    assert DEVICE.problem() is None
 
 
 def test_a_test_compile_that_worked_is_remembered(headers: pathlib.Path) -> None:
-    assert build.problem() is None
+    assert DEVICE.problem() is None
     (headers / "torch" / "library.h").unlink()
-    assert build.problem() is None
+    assert DEVICE.problem() is None
 
 
 def test_a_compiler_that_is_too_old_is_named_by_doctor(
@@ -118,7 +123,7 @@ def test_a_compiler_that_is_too_old_is_named_by_doctor(
 def test_missing_headers_of_python_are_named_by_doctor(
     headers: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build.sysconfig, "get_path", lambda _name: str(tmp_path / "nowhere"))
+    monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(tmp_path / "nowhere"))
     (finding,) = checkup._virtual_device()
     assert finding.level == "warn"
     assert "Python.h" in finding.detail
@@ -140,8 +145,8 @@ def test_doctor_that_is_to_build_fails_when_it_cannot(
 @pytest.mark.process
 def test_a_build_is_told_at_once_and_what_was_built_before_is_not(tmp_path: pathlib.Path) -> None:
     made = """while [ $# -gt 0 ]; do [ "$1" != -o ] || echo made > "$2"; shift; done"""
-    environment = {**os.environ, "CXX": compiler(tmp_path, made), "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "edge_offload.native.build", *build.NODES]
+    environment = {**os.environ, "CXX": compiler(tmp_path, made), "EDGE_OFFLOAD_CACHE": str(tmp_path)}
+    command = [sys.executable, "-m", "edge_offload.native", "runner"]
     first, second = (
         subprocess.run(command, capture_output=True, text=True, check=True, env=environment) for _ in range(2)
     )
@@ -161,9 +166,61 @@ def test_a_long_build_goes_on_telling_the_time_on_a_terminal_only(
 ) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: terminal)
-    with Telling("something", pathlib.Path("/there"), stream, every_s=0.01):
+    with Progress("something", pathlib.Path("/there"), stream, every_s=0.01):
         ends = time.monotonic() + (30.0 if terminal else 0.1)
         while time.monotonic() < ends and stream.getvalue().count(COUNTED) < 2:
             time.sleep(0.01)
     assert (stream.getvalue().count(COUNTED) > 1) == terminal
     assert stream.getvalue().splitlines()[-1].endswith(" s")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("options", "status", "lines"), [(["--warn"], 0, 1), ([], 1, 4)])
+def test_without_a_compiler_the_catkin_build_gets_one_line_of_warning(
+    tmp_path: pathlib.Path, options: List[str], status: int, lines: int
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in ("CC", "CXX")}
+    environment.update(PATH=str(tmp_path), EDGE_OFFLOAD_CACHE=str(tmp_path))
+    command = [sys.executable, "-m", "edge_offload.native", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == status
+    assert len(done.stderr.splitlines()) == lines
+    assert "apt install g" in done.stderr
+    assert "virtual GPU" in done.stderr
+
+
+def test_a_library_is_built_again_when_a_header_that_its_headers_include_changes(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("a.cpp", '#include "b.h"\n'), ("b.h", '#include "c.h"\n'), ("c.h", ""), ("d.h", "")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setenv("EDGE_OFFLOAD_CACHE", str(tmp_path / "cache"))
+    made = recipe.Recipe("small", "a small library", tmp_path / "a.cpp", extension=False)
+    if recipe.compiler() is None:
+        pytest.skip("no C++ compiler")
+    first = made.build()
+    (tmp_path / "d.h").write_text("int d;\n")
+    assert made.path() == first
+    (tmp_path / "c.h").write_text("int c;\n")
+    assert made.path() != first
+    assert made.built() is None
+
+
+@pytest.mark.process
+def test_a_build_in_the_background_ends_when_it_is_stopped(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_OFFLOAD_CACHE", str(tmp_path / "cache"))
+    slow = f"case $1 in --version) exit;; esac\ntouch {tmp_path}/began; exec sleep 100"
+    monkeypatch.setenv("CXX", compiler(tmp_path, slow))
+    (tmp_path / "a.cpp").write_text("")
+    library = Library(recipe.Recipe("small", "a small library", tmp_path / "a.cpp"))
+    library.start()
+    ends = time.monotonic() + 20.0
+    while not (tmp_path / "began").exists() and time.monotonic() < ends:
+        time.sleep(0.01)
+    library.stop()
+    assert time.monotonic() < ends
+    assert library.look() is None
+    assert "stopped" in library.why_not
+    assert [path.name for path in (tmp_path / "cache" / "native").iterdir()] == ["small.lock"]

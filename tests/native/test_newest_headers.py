@@ -12,11 +12,14 @@ import pathlib
 import re
 import subprocess
 import sys
+import sysconfig
 import zipfile
 
 import pytest
 
-from edge_offload.native import build
+from edge_offload.native.libraries import CPP, DEVICE
+from edge_offload.native.recipe import compiler
+from edge_offload.native.torch_facts import compile_flags
 
 pytestmark = pytest.mark.process
 
@@ -37,7 +40,7 @@ def pip(*arguments: str) -> str:
 @pytest.fixture(scope="module")
 def newest(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The include folder of the newest torch."""
-    if build.compiler() is None:
+    if compiler() is None:
         pytest.skip("no C++ compiler")
     found = re.match(r"torch \(([^)]+)\)", pip("index", "versions", "torch", *WHEEL))
     assert found is not None
@@ -57,17 +60,18 @@ def newest(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.mark.slow
 def test_our_sources_compile_against_the_newest_torch(newest: pathlib.Path) -> None:
-    command = [str(build.compiler()), *build.flags(newest), "-fsyntax-only"]
+    python = f"-I{sysconfig.get_path('include')}"
+    command = [*(compiler() or []), *DEVICE.flags, *compile_flags(newest), python, "-fsyntax-only"]
     digest = hashlib.sha256(" ".join(command).encode())
     digest.update(subprocess.run([command[0], "--version"], capture_output=True, check=True).stdout)
-    for source in sorted(build.SOURCES.iterdir()):
+    for source in sorted(CPP.iterdir()):
         digest.update(source.read_bytes())
     compiled = newest.parents[1] / f"compiled-{digest.hexdigest()[:16]}"
     if compiled.exists():
         return  # the same sources, compiler and headers did before
 
     def said(name: str) -> str:
-        whole = [*command, str(build.SOURCES / f"{name}.cpp")]
+        whole = [*command, str(CPP / f"{name}.cpp")]
         return subprocess.run(whole, capture_output=True, text=True, timeout=280, check=False).stderr
 
     names = ("device", "nodes", "guard")

@@ -10,11 +10,11 @@ from typing import Any, Iterator
 
 import pytest
 
-from edge_offload.native import build
+from edge_offload.native import libraries
 from tests.programs.serving import CLI, HERE, Serving, run
 
 needs_compiler = pytest.mark.skipif(
-    build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
+    not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built"
 )
 pytestmark = [pytest.mark.process, needs_compiler, pytest.mark.slow]
 APPS = ("classifier", "detector", "people", "two_models", "scripted")
@@ -23,7 +23,7 @@ APP = [sys.executable, str(HERE / "run_app.py")]
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    build.build()
+    libraries.build_device()
     made = Serving(tmp_path_factory.mktemp("serving"))
     yield made
     made.close()

@@ -12,7 +12,7 @@ from typing import Any, Dict, List
 import pytest
 
 from edge_offload.cli import main
-from edge_offload.native import build
+from edge_offload.native import libraries
 
 HERE = pathlib.Path(__file__).parent
 PROGRAMS = [
@@ -111,7 +111,7 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.process,
     pytest.mark.skipif(
-        build.existing() is None and build.compiler() is None,
+        not libraries.device_is_possible(),
         reason="no C++ compiler: the native device cannot be built",
     ),
 ]

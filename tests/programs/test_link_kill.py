@@ -15,18 +15,18 @@ from typing import Any, Iterator
 import pytest
 
 from edge_offload.link.sockets.ports import lasting_port
-from edge_offload.native import build
+from edge_offload.native import libraries
 from tests.programs.serving import HERE, Serving, children, run
 
 needs_compiler = pytest.mark.skipif(
-    build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
+    not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built"
 )
 pytestmark = [pytest.mark.process, needs_compiler, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    build.build()
+    libraries.build_device()
     made = Serving(tmp_path_factory.mktemp("serving"), "--lease", "60")
     yield made
     made.close()

@@ -14,7 +14,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from edge_offload.native import build
+from edge_offload.native import libraries
 
 RUNNER = pathlib.Path(__file__).parent / "run_programs.py"
 PROGRAMS = [
@@ -47,7 +47,7 @@ ABOUT = ["surface", "calls", "memory"]
 STEADY = ["conv_net:12", "conv_net:32"]
 MODES = ["per_op", "cached", "lazy", "replay"]
 needs_compiler = pytest.mark.skipif(
-    build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
+    not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built"
 )
 pytestmark = [pytest.mark.process, needs_compiler, pytest.mark.slow]
 
@@ -67,7 +67,7 @@ def local() -> Dict[str, Dict[str, Any]]:
 
 @pytest.fixture(scope="module", params=MODES)
 def remote(request: pytest.FixtureRequest) -> Dict[str, Any]:
-    build.build()
+    libraries.build_device()
     command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", "--mode", request.param, "--"]
     return {"mode": request.param, **run([*command, sys.executable, str(RUNNER), *PROGRAMS, *ABOUT, *STEADY])}
 

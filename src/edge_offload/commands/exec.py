@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from edge_offload.device import connect, installation
-    from edge_offload.native import build
+    from edge_offload.native import libraries
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not program:
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
             remedy=f"python {program[0]}, if it is Python" if there else "check its name and PATH",
         )
     installation.check_choice()
-    build.build()
+    libraries.build_device()
     bootstrap = str(pathlib.Path(__file__).parents[1] / "bootstrap")
     environment = {**os.environ, **settings.to_environment()}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH", ""))))

@@ -20,7 +20,9 @@ from typing import Any, Callable, Dict, List, Optional
 from edge_offload.device import connect
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Unsupported
 from edge_offload.mode import Mode, parse_mode
-from edge_offload.native import build
+from edge_offload.native import torch_facts
+from edge_offload.native.libraries import VirtualDevice, build_device, built_device
+from edge_offload.native.loader import load_extension
 from edge_offload.outputs import write_text
 
 #: Environment variable of releases that had a second device, in pure Python; ``native`` is what there is now.
@@ -99,7 +101,7 @@ def check_choice() -> None:
         )
 
 
-def preload() -> build.Libraries:
+def preload() -> VirtualDevice:
     """Load the guard library, building it first if need be.
 
     Raises:
@@ -112,13 +114,13 @@ def preload() -> build.Libraries:
             "the virtual device must be set up before torch is imported",
             remedy="start the program with 'edge-offload exec'",
         )
-    libraries = build.build()
-    build.load_torch()
+    libraries = build_device()
+    torch_facts.load_torch()
     ctypes.CDLL(str(libraries.guard), mode=ctypes.RTLD_GLOBAL)
     return libraries
 
 
-def install(libraries: build.Libraries, remote: Any, mode: Mode, make: Optional[MakeRecorder] = None) -> Installed:
+def install(libraries: VirtualDevice, remote: Any, mode: Mode, make: Optional[MakeRecorder] = None) -> Installed:
     """Make ``cuda`` the virtual device in this process; torch must have been imported after :func:`preload`.
 
     Args:
@@ -142,7 +144,7 @@ def install(libraries: build.Libraries, remote: Any, mode: Mode, make: Optional[
     return _finish(native, recorder, remote)
 
 
-def install_here(libraries: build.Libraries, threads: int = 0) -> Installed:
+def install_here(libraries: VirtualDevice, threads: int = 0) -> Installed:
     """Make ``cuda`` a device that this process computes by itself (mode ``local``).
 
     Args:
@@ -169,7 +171,7 @@ def _finish(native: Any, recorder: Any, remote: Any) -> Installed:
 
     global _installed
     native.refuse(dict(remote.refused))
-    if build.built_with_cuda():
+    if torch_facts.built_with_cuda():
         _watch_extensions(native)
     surface = Surface(native, recorder)
     surface.apply()
@@ -178,12 +180,8 @@ def _finish(native: Any, recorder: Any, remote: Any) -> Installed:
     return _installed
 
 
-def _load_native(libraries: build.Libraries) -> Any:
-    loader = importlib.machinery.ExtensionFileLoader("edge_offload_device", str(libraries.device))
-    spec = importlib.util.spec_from_file_location("edge_offload_device", str(libraries.device), loader=loader)
-    assert spec is not None
-    native = importlib.util.module_from_spec(spec)
-    loader.exec_module(native)
+def _load_native(libraries: VirtualDevice) -> Any:
+    native = load_extension("edge_offload_device", libraries.device)
     importlib.import_module("edge_offload.ir.trace.composed")  # defines the operator that the device calls
     return native
 
@@ -254,19 +252,19 @@ def from_environment() -> Installed:
     return made
 
 
-def built_libraries() -> build.Libraries:
+def built_libraries() -> VirtualDevice:
     """What the launcher built.
 
     Raises:
         Unsupported: it built nothing.
     """
-    libraries = build.existing()
+    libraries = built_device()
     if libraries is None:
         raise Unsupported("the native device has not been built", remedy="start the program with 'edge-offload exec'")
     return libraries
 
 
-def _install(libraries: build.Libraries, settings: connect.Settings, mode: Mode) -> Installed:
+def _install(libraries: VirtualDevice, settings: connect.Settings, mode: Mode) -> Installed:
     """With the server of the settings over the link, or with what this machine computes."""
     from edge_offload.device.remote import AbsentRemote, WorkerRemote
 

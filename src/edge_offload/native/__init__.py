@@ -1,1 +1,1 @@
-"""C++ and C: the one place where libraries are built, named by what they depend on, and kept."""
+"""C++ and C: the one place where libraries are named, built, kept by what they depend on, and loaded."""

@@ -1,7 +1,8 @@
-"""Compiles a source file of this package on first use, once however many processes ask, and keeps the library.
+"""How a native library is made: compiled once for all that it depends on, however many processes ask, and kept.
 
 Libraries are kept in ``native`` of the cache folder (``$EDGE_OFFLOAD_CACHE``, else ``edge_offload`` in
-``$XDG_CACHE_HOME`` or ``~/.cache``), by a hash of all that they depend on.
+``$XDG_CACHE_HOME`` or ``~/.cache``), by a hash over their sources with what these include, the compiler and its flags,
+Python, torch's version where they are linked to it, and the processor where they are compiled for it.
 """
 
 from __future__ import annotations
@@ -11,18 +12,35 @@ import fcntl
 import hashlib
 import os
 import pathlib
+import platform
+import re
+import shlex
+import shutil
+import signal
 import subprocess
-import sys
+import sysconfig
 import tempfile
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Optional, Sequence, TextIO, Tuple
+from typing import ClassVar, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from edge_offload.errors import Unsupported
+from edge_offload.native import torch_facts
+from edge_offload.native.progress import Progress
 
-TIMEOUT_S = 300.0
-"""For one run of a compiler."""
+#: By language: the variable that names a compiler, what is tried without it, and the package that brings one.
+COMPILERS = {"C": ("CC", ("cc", "gcc", "clang"), "gcc"), "C++": ("CXX", ("c++", "g++", "clang++"), "g++")}
+#: Seconds that a compiler may take, that another process's build is waited for, and that a test compile may take.
+COMPILE_S, TRIAL_S = 1800.0, 300.0
+#: Seconds between two looks whether a build is over, or is to be stopped.
+LOOK_S = 0.1
+#: The least of what our sources include that shows whether a compiler takes torch's headers and finds Python's.
+TRIAL = "#include <Python.h>\n#include <ATen/core/Tensor.h>\n#include <torch/library.h>\n"
+
+
+class BuildFailed(Unsupported):
+    """The compiler ran and said no."""
 
 
 def cache_folder() -> pathlib.Path:
@@ -33,54 +51,12 @@ def cache_folder() -> pathlib.Path:
     return pathlib.Path(base).expanduser() / "native"
 
 
-class Telling:
-    """Tells the user of a build that takes long: what, where it is kept, and when it is done; on a terminal, the time.
-
-    Args:
-        what: is built, and about how long that takes.
-        where: it is kept.
-        stream: where to write; standard error by default.
-        every_s: seconds between two looks at the clock.
-    """
-
-    def __init__(self, what: str, where: pathlib.Path, stream: Optional[TextIO] = None, every_s: float = 1.0) -> None:
-        self._stream = stream or sys.stderr
-        self._first = f"building {what}, once; it is kept in {where}"
-        self._every_s = every_s
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._count, name="edge-offload-build", daemon=True)
-
-    def __enter__(self) -> Telling:
-        self.begin()
-        return self
-
-    def __exit__(self, kind: Any, *_rest: Any) -> None:
-        self.end(done=kind is None)
-
-    def begin(self) -> None:
-        """Say what is being built."""
-        self._began_s = time.monotonic()
-        self._write(f"edge_offload: {self._first}\n")
-        if self._stream.isatty():
-            self._thread.start()
-
-    def end(self, done: bool) -> None:
-        """Say that it is done; nothing where it is not: whoever ended it says why."""
-        self._over.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        if done:
-            self._write(f"edge_offload: built in {time.monotonic() - self._began_s:.0f} s\n")
-
-    def _count(self) -> None:
-        while not self._over.wait(self._every_s):
-            self._write(f"\redge_offload: building … {time.monotonic() - self._began_s:.0f} s")
-        self._write("\r\x1b[K")
-
-    def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # whoever listened is gone; that is no reason to stop
-            self._stream.write(text)
-            self._stream.flush()
+def compiler(language: str = "C++") -> Optional[List[str]]:
+    """The compiler that would be used, as an argument list, or None."""
+    variable, usual, _ = COMPILERS[language]
+    chosen = shlex.split(os.environ.get(variable, ""))
+    candidates = [chosen] if chosen else [[name] for name in usual]
+    return next((candidate for candidate in candidates if shutil.which(candidate[0])), None)
 
 
 @dataclass(frozen=True)
@@ -88,69 +64,223 @@ class Recipe:
     """How a library is made.
 
     Attributes:
-        name: of the library, in the cache folder.
+        name: of the library's file in the cache and, if it is a Python extension, of the module.
+        what: it is, in words.
         source: the one file that is compiled.
-        compiler: its command.
-        flags: what it is told; part of the hash.
-        suffix: of the library's file.
-        tunings: further flags, the most wanted first; the first that the compiler takes are used.
-        depends: what else the library depends on; part of the hash.
+        flags: what the compiler is told besides what follows from the other attributes.
+        language: C or C++.
+        extension: it is a module of Python.
+        torch: it is compiled and linked against torch.
+        processor: it is compiled for the processor at hand, if the compiler can.
+        takes: about how long that takes, in words; empty: so short that the user is not told.
     """
 
     name: str
+    what: str
     source: pathlib.Path
-    compiler: Tuple[str, ...]
-    flags: Tuple[str, ...]
-    suffix: str = ".so"
-    tunings: Sequence[Tuple[str, ...]] = ((),)
-    depends: Tuple[str, ...] = ()
+    flags: Tuple[str, ...] = ("-O2",)
+    language: str = "C++"
+    extension: bool = True
+    torch: bool = False
+    processor: bool = False
+    takes: str = ""
+
+    #: What is tried in turn for the processor at hand: clang on ARM knows the second, not the first.
+    TUNINGS: ClassVar[Sequence[Sequence[str]]] = (("-march=native",), ("-mcpu=native",), ())
 
     def path(self) -> pathlib.Path:
         """Where the library is, or will be.
 
         Raises:
-            Unsupported: the compiler does not run.
+            Unsupported: there is no compiler, or it does not run; no torch where the library needs it.
         """
+        command = self._compiler()
         try:
-            version = subprocess.run([*self.compiler, "--version"], capture_output=True, timeout=TIMEOUT_S, check=False)
+            version = subprocess.run([*command, "--version"], capture_output=True, timeout=TRIAL_S, check=False).stdout
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise Unsupported(f"the compiler {self.compiler[0]} does not run: {error}") from error
-        words = repr((self.compiler, self.flags, tuple(self.tunings)))
-        parts = [self.source.read_bytes(), version.stdout, *(text.encode() for text in (words, *self.depends))]
-        return cache_folder() / f"{self.name}-{hashlib.sha256(bytes(1).join(parts)).hexdigest()[:24]}{self.suffix}"
+            raise Unsupported(f"the compiler {command[0]} does not run: {error}") from error
+        suffix = str(sysconfig.get_config_var("EXT_SUFFIX") or ".so") if self.extension else ".so"
+        facts = [repr((command, self.flags, self.language)), suffix, version.decode(errors="replace")]
+        if self.torch:
+            facts += [torch_facts.torch_version(), torch_facts.standard(torch_facts.torch_directory() / "include")]
+        if self.processor:
+            facts.append(_processor())
+        digest = hashlib.sha256("\0".join(facts).encode())
+        for name, data in sorted(_inputs(self.source).items()):
+            digest.update(f"\0{name}\0".encode() + data)
+        return cache_folder() / f"{self.name}-{digest.hexdigest()[:24]}{suffix}"
 
-    def build(self) -> pathlib.Path:
-        """Compile unless that was done before, here or by another process; the library's path.
+    def built(self) -> Optional[pathlib.Path]:
+        """The library, if it has been built."""
+        with contextlib.suppress(Unsupported):
+            path = self.path()
+            return path if path.exists() else None
+        return None
+
+    def build(self, stop: Optional[threading.Event] = None) -> pathlib.Path:
+        """Compile at low priority unless that was done before; one process does, others wait. The library's path.
 
         Raises:
-            Unsupported: it cannot be built here; the message says why.
+            Unsupported: there is no compiler.
+            BuildFailed: the compiler failed, or ``stop`` was set.
         """
         path = self.path()
         if path.exists():
             return path
+        telling = Progress(self._told(), path.parent) if self.takes else contextlib.nullcontext()
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(path.parent / f"{self.name}.lock", "a", encoding="utf-8") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file closes
+            with telling, _locked(path.parent / f"{self.name}.lock", stop):
                 if not path.exists():
-                    self._compile(path)
+                    self._compile(path, stop)
         except OSError as error:
-            raise Unsupported(f"cannot build into {path.parent}: {error}", remedy="set EDGE_OFFLOAD_CACHE") from error
+            remedy = "set EDGE_OFFLOAD_CACHE or XDG_CACHE_HOME"
+            raise BuildFailed(f"cannot build into {path.parent}: {error}", remedy=remedy) from error
         return path
 
-    def _compile(self, path: pathlib.Path) -> None:
+    def problem(self) -> Optional[BuildFailed]:
+        """Why a library for torch cannot be built here, found by a test compile; None if it can: that is remembered.
+
+        Raises:
+            Unsupported: no compiler.
+        """
+        tried = self.path().with_suffix(".tried")
+        if tried.exists():
+            return None
+        try:
+            command = [*self._compiler(), *self._flags()[0], "-fsyntax-only", "-x", "c++", "-"]
+            status, log = _run(command, TRIAL, TRIAL_S)
+            if status:
+                return self._failure(log)
+            tried.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            tried.touch()
+        except BuildFailed as error:
+            return error
+        except OSError as error:
+            return BuildFailed(f"{tried.parent} cannot be written: {error.strerror}", remedy="set XDG_CACHE_HOME")
+        return None
+
+    def _told(self) -> str:
+        return f"{self.what} ({self.takes})" + (f" for torch {torch_facts.torch_version()}" if self.torch else "")
+
+    def _compiler(self) -> List[str]:
+        found = compiler(self.language)
+        if found is None:
+            variable, _, package = COMPILERS[self.language]
+            cause = f"{self.what} needs a {self.language} compiler, and none is installed"
+            raise Unsupported(cause, remedy=f"apt install {package}, or set {variable}")
+        return found
+
+    def _flags(self) -> Tuple[List[str], List[str]]:
+        """What is said before and after the source."""
+        before, after = torch_facts.flags_of_installed(self.extension) if self.torch else ([], [])
+        headers = [f"-I{sysconfig.get_path('include')}"] if self.extension else []
+        return [*self.flags, *before, *headers], after
+
+    def _compile(self, path: pathlib.Path, stop: Optional[threading.Event]) -> None:
         """Into a folder of its own first, so that nobody loads half a library."""
+        before, after = self._flags()
         log = ""
         with tempfile.TemporaryDirectory(dir=str(path.parent)) as folder:
             made = os.path.join(folder, path.name)
-            for tuning in self.tunings:
-                command = [*self.compiler, *self.flags, *tuning, str(self.source), "-o", made]
-                try:
-                    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-                except subprocess.TimeoutExpired as error:
-                    raise Unsupported(f"the compiler took more than {TIMEOUT_S:.0f} s") from error
-                if done.returncode == 0:
+            for tuning in self.TUNINGS if self.processor else ((),):
+                command = [*self._compiler(), *before, *tuning, "-shared", "-fPIC", str(self.source)]
+                status, log = _run([*command, "-o", made, *after], stop=stop)
+                if not status:
                     os.replace(made, path)
                     return
-                log = done.stderr
-        raise Unsupported(f"the compiler failed: {' '.join(log.split())[:300]}")
+        raise self._failure(log)
+
+    def _failure(self, log: str) -> BuildFailed:
+        """What the compiler said, as a cause and a remedy."""
+        what = f"{self.what} cannot be built" + (f" for torch {torch_facts.torch_version()}" if self.torch else "")
+        errors = [line for line in log.splitlines() if "error" in line]
+        text = (" ".join(errors) or " ".join(log.split()))[:1500]
+        if "Python.h" in log and "No such file" in log:
+            remedy = f"apt install python3-dev (headers of this Python, {platform.python_version()})"
+            return BuildFailed(f"{what}: Python.h is missing", remedy=remedy)
+        if not self.torch:
+            return BuildFailed(f"{what}: {text}", remedy=f"set {COMPILERS[self.language][0]} to another compiler")
+        include = torch_facts.torch_directory() / "include"
+        wanted = torch_facts.standard(include)
+        if re.search(r"(unrecognized|unknown|invalid)[^\n]*std=", log) or (errors and str(include) in errors[0]):
+            older = "" if wanted == "c++17" else "pip install 'torch<2.14' (C++17), or "
+            done = subprocess.run([*self._compiler(), "--version"], capture_output=True, text=True, check=False)
+            version = (done.stdout.splitlines() or self._compiler())[0]
+            return BuildFailed(
+                f"{what}: its headers want {wanted.upper()}, and {version} says: {text[:300]}",
+                remedy=f"{older}install a newer compiler (apt install g++-12, then CXX=g++-12)",
+            )
+        return BuildFailed(f"{what}: {text}", remedy=f"pip install 'torch<={torch_facts.NEWEST}'")
+
+
+def _inputs(source: pathlib.Path) -> Dict[str, bytes]:
+    """The bytes of a source and of all files beside it that it includes, by name."""
+    found: Dict[str, bytes] = {}
+    todo: Set[str] = {source.name}
+    while todo:
+        name = todo.pop()
+        found[name] = source.with_name(name).read_bytes()
+        included = re.findall(rb'^\s*#\s*include\s+"([^"]+)"', found[name], re.MULTILINE)
+        todo |= {text.decode() for text in included} - set(found)
+    return found
+
+
+def _processor() -> str:
+    """What -march=native depends on, so that a shared home folder serves unlike machines."""
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    wanted = ("model name", "flags", "features", "cpu part", "cpu implementer")
+    lines = {line.strip() for line in text.splitlines() if line.lower().startswith(wanted)}
+    return "\n".join([platform.machine(), *sorted(lines)])
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path, stop: Optional[threading.Event]) -> Iterator[None]:
+    """Hold a lock that one process has at a time."""
+    ends = time.monotonic() + COMPILE_S
+    with path.open("a") as stream:
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the file closes
+                break
+            except BlockingIOError:
+                if time.monotonic() > ends:
+                    cause = f"another process has been building in {path.parent} for {COMPILE_S:.0f} s"
+                    raise BuildFailed(cause, remedy="look what it is doing") from None
+                if (stop or threading.Event()).wait(LOOK_S):
+                    raise BuildFailed("the build was stopped") from None
+        yield
+
+
+def _run(
+    command: Sequence[str], given: str = "", limit_s: float = COMPILE_S, stop: Optional[threading.Event] = None
+) -> Tuple[int, str]:
+    """Exit status and standard error of a compiler that reads ``given``; it is ended with whoever called it.
+
+    Raises:
+        BuildFailed: it took longer than ``limit_s``, or ``stop`` was set.
+    """
+    nice = ["nice", "-n", "10"] if shutil.which("nice") else []
+    ends = time.monotonic() + limit_s
+    with subprocess.Popen(
+        [*nice, *command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            rest: Optional[str] = given
+            while True:
+                try:
+                    log = process.communicate(rest, timeout=LOOK_S)[1]
+                    return process.returncode, log
+                except subprocess.TimeoutExpired:
+                    rest = None
+                if stop is not None and stop.is_set():
+                    raise BuildFailed("the build was stopped")
+                if time.monotonic() > ends:
+                    raise BuildFailed(f"{command[0]} was not done within {limit_s:.0f} s")
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)

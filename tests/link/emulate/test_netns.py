@@ -160,11 +160,11 @@ print(float(weights.sum()) > 0, flush=True)
 @pytest.mark.slow
 def test_a_robot_that_gets_another_address_goes_on_with_its_session(namespaces, keys, tmp_path):
     """A program on a virtual device: every effect once, weights sent once."""
-    from edge_offload.native import build
+    from edge_offload.native import libraries
 
-    if build.existing() is None and build.compiler() is None:
+    if not libraries.device_is_possible():
         pytest.skip("no C++ compiler: the native device cannot be built")
-    build.build()
+    libraries.build_device()
     server, _, robot = namespaces
     pair = keys.new_pair("server")
     keys.trust_client("robot", keys.new_pair("client").public)

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from edge_offload.native import build
+from edge_offload.native import libraries
 
 pytestmark = pytest.mark.process
 
 HERE = pathlib.Path(__file__).parent
 needs_compiler = pytest.mark.skipif(
-    build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
+    not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built"
 )
 
 COMPUTING = """

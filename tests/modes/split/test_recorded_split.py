@@ -27,7 +27,7 @@ from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.memory import flat_bytes
 from edge_offload.modes.split.unmodified.recorded import RecordedSplit
-from edge_offload.native import build
+from edge_offload.native import libraries
 from edge_offload.protocol.blobs import BlobStore, digest
 from edge_offload.server.services.split import recorded as captured
 from edge_offload.split.planners.table import Effort
@@ -36,7 +36,7 @@ from edge_offload_benchmarks.fuzzing.calls import replaced
 
 HERE = pathlib.Path(__file__).parent
 needs_compiler = pytest.mark.skipif(
-    build.existing() is None and build.compiler() is None, reason="no C++ compiler: the native device cannot be built"
+    not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built"
 )
 
 

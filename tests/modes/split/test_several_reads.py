@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from edge_offload.native import build
+from edge_offload.native import libraries
 
 pytestmark = [
     pytest.mark.process,
     pytest.mark.process,
     pytest.mark.skipif(
-        build.existing() is None and build.compiler() is None,
+        not libraries.device_is_possible(),
         reason="no C++ compiler: the native device cannot be built",
     ),
 ]

@@ -22,22 +22,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
-import pathlib
-import shutil
 from dataclasses import dataclass
 from typing import Dict, List, Sequence, Set, Tuple, Union
 
 import numpy as np
 
 from edge_offload.arrays import Array
-from edge_offload.errors import Unsupported
-from edge_offload.native.recipe import Recipe
+from edge_offload.native.libraries import PLANNER
 from edge_offload.split.bounds.counts import INPUT, Counted, Counts
 
-SOURCE = pathlib.Path(__file__).with_name("native") / "clocks.cpp"
-HEADERS = tuple(SOURCE.with_name(name) for name in ("clocks.h", "tails.h"))
-FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC")
 SHARES = (0.0, 0.03, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.45, 0.65, 0.85, 1.0)
 """Of the robot in the mixtures of paths that bound what must follow."""
 CHEAP = 0.004
@@ -269,12 +262,6 @@ def library() -> ctypes.CDLL:
     Raises:
         Unsupported: it cannot be built.
     """
-    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
-    if compiler is None:
-        raise Unsupported("the search by clocks needs a C++ compiler, and none is installed",
-                          remedy="apt install g++, or set CXX")  # fmt: skip
-    headers = tuple(header.read_text(encoding="utf-8") for header in HEADERS)
-    recipe = Recipe("edge_offload_clocks", SOURCE, (compiler,), FLAGS, depends=headers)
-    loaded = ctypes.CDLL(str(recipe.build()))
+    loaded = ctypes.CDLL(str(PLANNER.build()))
     loaded.least_makespan.restype = ctypes.c_double
     return loaded

@@ -1,4 +1,7 @@
-"""Inner loops of the codecs: compiled where possible, numpy otherwise, with the same bits from both."""
+"""Inner loops of the codecs: compiled where possible, numpy otherwise, with the same bits from both.
+
+``kernels.c`` is built in the background on first use. ``EDGE_OFFLOAD_NATIVE=0`` keeps to numpy.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,36 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.link.codecs.inner import portable
-from edge_offload.link.codecs.inner.native import Builder
 from edge_offload.link.codecs.inner.portable import Frame
+from edge_offload.native.libraries import CODECS
+from edge_offload.native.loader import Library
 
-_builder = Builder()
+_library = Library(CODECS, switch="EDGE_OFFLOAD_NATIVE")
 _TYPE_CODE = {"i": 1, "f": 2}  # order of a palette; unsigned and bool: 0
 
 
 def prepare() -> str:
     """Build the compiled kernels now instead of beside the first frames; returns :func:`status`."""
-    _builder.module(wait=True)
+    if _module() is None:
+        _library.wait()
     return status()
 
 
 def status() -> str:
     """One line for ``doctor``: which kernels serve, and why not the compiled ones."""
-    if _builder.module() is not None:
+    if _module() is not None:
         return "compiled kernels"
-    if _builder.why_not:
-        return f"numpy kernels (slower, same bits): {_builder.why_not}"
+    if _library.why_not:
+        return f"numpy kernels (slower, same bits): {_library.why_not}"
     return "numpy kernels while the compiled ones are being built"
+
+
+def _module() -> Optional[Any]:
+    """The compiled kernels, or None while they are being built and where they cannot be."""
+    module = _library.look()
+    if module is None:
+        _library.start()
+    return module
 
 
 def residual(pixels: Array, frame: Frame) -> Array:
@@ -41,7 +54,7 @@ def pixels(planes: Array, frame: Frame) -> Array:
 
 
 def _frame_call(name: str, fallback: Any, data: Array, frame: Frame) -> Array:
-    module = _builder.module()
+    module = _module()
     if module is None:
         plain: Array = fallback(data, frame)
         return plain
@@ -55,7 +68,7 @@ def _frame_call(name: str, fallback: Any, data: Array, frame: Frame) -> Array:
 
 def blend(temporal: Array, spatial: Array, frame: Frame) -> Tuple[Array, Array]:
     """See :func:`portable.blend`; ``temporal`` may be overwritten."""
-    module = _builder.module()
+    module = _module()
     if module is None:
         return portable.blend(temporal, spatial, frame)
     images, down, across = portable.block_grid(frame)
@@ -66,7 +79,7 @@ def blend(temporal: Array, spatial: Array, frame: Frame) -> Tuple[Array, Array]:
 
 def unblend(planes: Array, reference: Array, choice: Array, frame: Frame) -> Array:
     """See :func:`portable.unblend`."""
-    module = _builder.module()
+    module = _module()
     if module is None:
         return portable.unblend(planes, reference, choice, frame)
     out = np.empty(frame.size, np.uint8)
@@ -79,7 +92,7 @@ def unblend(planes: Array, reference: Array, choice: Array, frame: Frame) -> Arr
 
 def shuffle(data: Array, item: int) -> Array:
     """See :func:`portable.shuffle`."""
-    module = _builder.module()
+    module = _module()
     if module is None:
         return portable.shuffle(data, item)
     out = np.empty(data.size, np.uint8)
@@ -89,7 +102,7 @@ def shuffle(data: Array, item: int) -> Array:
 
 def unshuffle(data: Array, item: int) -> Array:
     """See :func:`portable.unshuffle`."""
-    module = _builder.module()
+    module = _module()
     if module is None:
         return portable.unshuffle(data, item)
     out = np.empty(data.size, np.uint8)
@@ -99,7 +112,7 @@ def unshuffle(data: Array, item: int) -> Array:
 
 def palette(bits: Array, kind: str, limit: int) -> Optional[Tuple[Array, List[Array]]]:
     """See :func:`portable.palette`."""
-    module = _builder.module()
+    module = _module()
     if module is None:
         return portable.palette(bits, kind, limit)
     outer, channels, inner = bits.shape
@@ -114,7 +127,7 @@ def palette(bits: Array, kind: str, limit: int) -> Optional[Tuple[Array, List[Ar
 
 def gather(index: Array, palettes: Array, outer: int, inner: int) -> Array:
     """See :func:`portable.gather`."""
-    module = _builder.module()
+    module = _module()
     if module is None:
         return portable.gather(index, palettes, outer, inner)
     out = np.empty(index.size, palettes.dtype)

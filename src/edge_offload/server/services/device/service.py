@@ -10,8 +10,9 @@ from typing import Callable, Dict, List, Optional, Tuple
 
 from edge_offload.device.link_remote import END, HAVE, PUT, RESUME, RUN, SCHEMAS, STAGE
 from edge_offload.errors import ProtocolError, Refused
-from edge_offload.execute.session.native_runner import Builder
 from edge_offload.link.transport.peers import Peer, Request
+from edge_offload.native.libraries import NODES
+from edge_offload.native.loader import Library
 from edge_offload.protocol.blobs import BlobStore
 from edge_offload.server.quota import DeviceQuota
 from edge_offload.server.services.device.session import Session
@@ -51,8 +52,8 @@ class DeviceService:
         self._stop = threading.Event()
         self._reaper = threading.Thread(target=self._reap, name="edge_offload-leases", daemon=True)
         self._reaper.start()
-        self._builder = Builder()
-        self._builder.start()
+        self._runner = Library(NODES)
+        self._runner.start()
 
     @property
     def handlers(self) -> Dict[str, Callable[[Request], None]]:
@@ -102,7 +103,7 @@ class DeviceService:
     def close(self) -> None:
         """End all sessions."""
         self._stop.set()
-        self._builder.stop()
+        self._runner.stop()
         with self._lock:
             sessions, self._sessions = list(self._sessions.values()), {}
         for session in sessions:
