@@ -325,39 +325,27 @@ def with_outages(trace: Trace) -> Trace:
 
 
 def draw(experiments: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
-    """Mean and 99th percentile of every row, a panel per experiment.
+    """Mean and 99th percentile of every row, a panel per experiment."""
+    from edge_offload_benchmarks.plotting import panels
 
-    Raises:
-        BadInput: matplotlib is not installed.
-    """
-    from edge_offload.errors import BadInput
-
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise BadInput("--plot needs matplotlib", remedy="pip install 'edge_offload[plot]'") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(len(experiments), 1, figsize=(8, 0.6 + 2.6 * len(experiments)), squeeze=False)
-    for panel, experiment in zip(panels[:, 0], experiments):
-        rows = experiment["rows"][::-1]
-        names = [row["policy"] for row in rows]
-        means = [row["latency_s"]["mean"] * 1e3 for row in rows]
-        tails = [row["latency_s"]["p99"] * 1e3 for row in rows]
-        panel.barh(names, tails, color="#d5dbe3", label="p99")
-        colors = ["#c2410c" if name not in held_names(names) else "#3b6ea5" for name in names]
-        panel.barh(names, means, height=0.5, color=colors, label="mean")
-        for place, mean in enumerate(means):
-            panel.text(mean, place, f" {mean:.0f}", va="center", fontsize=8)
-        panel.set_title(f"{experiment['trace']}, robot slowed {experiment['slowdown']:g} times", fontsize=9, loc="left")
-        panel.tick_params(labelsize=8)
-    panels[-1, 0].set_xlabel(
-        "latency, ms: mean (narrow) and 99th percentile (wide); auto and oracle in red", fontsize=8
-    )
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    with panels(path, len(experiments), 1, (8, 0.6 + 2.6 * len(experiments))) as grid:
+        for panel, experiment in zip(grid[:, 0], experiments):
+            rows = experiment["rows"][::-1]
+            names = [row["policy"] for row in rows]
+            means = [row["latency_s"]["mean"] * 1e3 for row in rows]
+            tails = [row["latency_s"]["p99"] * 1e3 for row in rows]
+            panel.barh(names, tails, color="#d5dbe3", label="p99")
+            colors = ["#c2410c" if name not in held_names(names) else "#3b6ea5" for name in names]
+            panel.barh(names, means, height=0.5, color=colors, label="mean")
+            for place, mean in enumerate(means):
+                panel.text(mean, place, f" {mean:.0f}", va="center", fontsize=8)
+            panel.set_title(
+                f"{experiment['trace']}, robot slowed {experiment['slowdown']:g} times", fontsize=9, loc="left"
+            )
+            panel.tick_params(labelsize=8)
+        grid[-1, 0].set_xlabel(
+            "latency, ms: mean (narrow) and 99th percentile (wide); auto and oracle in red", fontsize=8
+        )
 
 
 def held_names(names: Sequence[str]) -> List[str]:

@@ -259,41 +259,27 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
 
 
 def draw(rows: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
-    """One line per payload, one dot per lossless codec: ratio, and encoding speed as colour.
-
-    Raises:
-        BadInput: matplotlib is not installed.
-    """
-    from edge_offload.errors import BadInput
-
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise BadInput("--plot needs matplotlib", remedy="pip install 'edge_offload[plot]'") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.colors import LogNorm
+    """One line per payload, one dot per lossless codec: ratio, and encoding speed as colour."""
+    from edge_offload_benchmarks.plotting import panels
 
     names = list(dict.fromkeys(row["payload"] for row in rows))
-    figure, panel = pyplot.subplots(figsize=(10, 1.2 + 0.4 * len(names)))
     lossless = [row for row in rows if row["lossless"] and row["codec"] != "raw"]
-    dots = panel.scatter(
-        [row["ratio"] for row in lossless],
-        [names.index(row["payload"]) for row in lossless],
-        c=[row["encode_bytes_per_s"] / 1e6 for row in lossless],
-        norm=LogNorm(),
-    )
-    for line, name in enumerate(names):
-        mine = [row for row in lossless if row["payload"] == name]
-        if mine:
-            best = max(mine, key=lambda row: row["ratio"])
-            text = f"{best['codec']}  {best['ratio']:.3g}"
-            panel.annotate(text, (best["ratio"], line), fontsize=8, xytext=(7, -3), textcoords="offset points")
-    panel.set(xscale="log", xlabel="ratio (plain bytes / coded bytes), lossless codecs")
-    panel.set_yticks(range(len(names)), names)
-    panel.invert_yaxis()
-    panel.margins(x=0.25)
-    panel.grid(True, alpha=0.3)
-    figure.colorbar(dots, label="encode, MB/s")
-    figure.savefig(path, dpi=110, bbox_inches="tight")
-    pyplot.close(figure)
+    with panels(path, 1, 1, (10, 1.2 + 0.4 * len(names))) as ((panel,),):
+        dots = panel.scatter(
+            [row["ratio"] for row in lossless],
+            [names.index(row["payload"]) for row in lossless],
+            c=[row["encode_bytes_per_s"] / 1e6 for row in lossless],
+            norm="log",
+        )
+        for line, name in enumerate(names):
+            mine = [row for row in lossless if row["payload"] == name]
+            if mine:
+                best = max(mine, key=lambda row: row["ratio"])
+                text = f"{best['codec']}  {best['ratio']:.3g}"
+                panel.annotate(text, (best["ratio"], line), fontsize=8, xytext=(7, -3), textcoords="offset points")
+        panel.set(xscale="log", xlabel="ratio (plain bytes / coded bytes), lossless codecs")
+        panel.set_yticks(range(len(names)), names)
+        panel.invert_yaxis()
+        panel.margins(x=0.25)
+        panel.grid(True, alpha=0.3)
+        panel.figure.colorbar(dots, label="encode, MB/s")

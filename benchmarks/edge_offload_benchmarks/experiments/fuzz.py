@@ -36,7 +36,7 @@ from edge_offload.outputs import add_output
 
 if TYPE_CHECKING:
     from edge_offload.link.transport.client import Client
-    from edge_offload_benchmarks.chaos.rig import Process
+    from edge_offload_benchmarks.processes import Process
 
 MESSAGES, CONNECTIONS = 2000, 200
 FULL, FULL_CONNECTIONS = 100_000, 10_000
@@ -89,26 +89,20 @@ def run(args: argparse.Namespace) -> int:
 
 def fuzz(messages: int, connections: int, seed: int) -> Dict[str, Any]:
     """Send so many messages and open so many connections; what came of them."""
-    from edge_offload.link.security.keys import KeyStore
     from edge_offload.link.transport.client import Client, Timings
-    from edge_offload_benchmarks.chaos.rig import Process
     from edge_offload_benchmarks.chaos.robot import MODEL
+    from edge_offload_benchmarks.processes import Server, introduced
 
     # what is measured is not how fast a busy machine is
     patient = Timings(connect_s=30.0, handshake_s=60.0, silence_s=60.0)
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
-        server_keys = KeyStore(root / "server")
-        public = server_keys.new_pair("server").public
-        robots = {name: KeyStore(root / name) for name in ("honest", "hostile")}
-        for name, keys in robots.items():
-            server_keys.trust_client(name, keys.new_pair("client").public)
-        words = [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1"]
-        words += ["--keys", str(root / "server"), "--weights-cache", str(root / "blobs"), "--allow", MODEL]
+        public, robots = introduced(root, ("honest", "hostile"))
+        words = ["--keys", str(root / "server"), "--weights-cache", str(root / "blobs"), "--allow", MODEL]
         words += ["--device-memory-mb", str(DEVICE_MEMORY >> 20), "--device-seconds", str(CALL_LIMIT_S), "--lease", "1"]
-        server = Process(words)
+        server = Server(*words)
         try:
-            address = server.wait_line("listening on ").split()[2]
+            address = server.address
             for keys in robots.values():
                 keys.trust_server(address, public)
             with contextlib.ExitStack() as stack:
@@ -226,7 +220,7 @@ def _watched(attack: _Attack, server: Process, honest: Client, wanted: int) -> D
     from edge_offload_benchmarks.chaos.usage import usage
     from edge_offload_benchmarks.fuzzing.calls import DeviceWitness
 
-    pid = server.process.pid
+    pid = server.pid
     witnesses: List[Union[DeviceWitness, ModelWitness]] = [DeviceWitness(honest), ModelWitness(honest)]
     failures: List[str] = []
     began = told = time.monotonic()

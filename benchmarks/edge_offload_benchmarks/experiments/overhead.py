@@ -22,12 +22,12 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
-from typing import Any, Callable, Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterator, List, Sequence, Set
 
 from edge_offload.outputs import Kept, add_output
+from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, edge_offload
 
 SHARE, PER_OPERATOR_S = 0.01, 3e-6
 """The bar: the larger of the two."""
@@ -64,31 +64,20 @@ def run(args: argparse.Namespace) -> int:
         ]
     load = os.getloadavg()[0]
     kept = Kept()
-    with tempfile.TemporaryDirectory() as keys:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1",
-             "--keys", keys], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            preexec_fn=_pinned(0))  # fmt: skip
-        try:
-            assert server.stdout is not None
-            address = server.stdout.readline().split()[2]
-            for model in models:
-                for measured_now in _measure(model, ways, args, address, keys):
-                    found.append({**measured_now, "lead": args.lead, "load_average": load})
-                    print(line(found[-1]), flush=True)
-                    if args.json:
-                        kept("json", lambda: records.write(args.json, "overhead", found))
-        finally:
-            server.terminate()
-            server.wait(20)
+    with tempfile.TemporaryDirectory() as keys, Server("--keys", keys, cores=_core(0)) as server:
+        for model in models:
+            for measured_now in _measure(model, ways, args, server.address, keys):
+                found.append({**measured_now, "lead": args.lead, "load_average": load})
+                print(line(found[-1]), flush=True)
+                if args.json:
+                    kept("json", lambda: records.write(args.json, "overhead", found))
     kept.settle()
     return 0
 
 
-def _pinned(which: int) -> Callable[[], None]:
-    """To be called in a new process: it stays on that core of those that there are."""
-    cores = sorted(os.sched_getaffinity(0))
-    return lambda: os.sched_setaffinity(0, {cores[which]})
+def _core(which: int) -> Set[int]:
+    """That core of those that there are."""
+    return {sorted(os.sched_getaffinity(0))[which]}
 
 
 def _measure(
@@ -113,13 +102,13 @@ def _measure(
 def _start(mode: Sequence[str], arguments: Sequence[str]) -> Dict[str, Any]:
     from edge_offload.errors import RemoteError
 
-    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", "--mode", *mode, "--",
-               sys.executable, "-m", "edge_offload_benchmarks.overhead_robot", *arguments]  # fmt: skip
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                          check=False, preexec_fn=_pinned(-1))  # fmt: skip
-    if done.returncode != 0:
-        raise RemoteError(f"the measured program ended with code {done.returncode}; it said why above")
-    told: Dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    words = [sys.executable, "-m", "edge_offload_benchmarks.overhead_robot", *arguments]
+    command = edge_offload("exec", "--threads", "1", "--mode", *mode, "--", *words)
+    with Process(command, ONE_THREAD, _core(-1)) as program:
+        code = program.end(None)
+        if code != 0:
+            raise RemoteError(f"the measured program ended with code {code}: {program.said()[-500:]}")
+        told: Dict[str, Any] = json.loads(program.lines[-1])
     return told
 
 

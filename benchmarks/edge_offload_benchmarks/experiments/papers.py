@@ -341,33 +341,23 @@ def summary(rows: Sequence[Dict[str, Any]]) -> str:
 
 
 def draw(rows: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
-    """Bars of mean latency per model: every planner, and the authors' runs.
-
-    Raises:
-        BadInput: matplotlib is not installed.
-    """
-    from edge_offload.errors import BadInput
-
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise BadInput("--plot needs matplotlib", remedy="pip install 'edge_offload[plot]'") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    """Bars of mean latency per model: every planner, and the authors' runs."""
+    from edge_offload_benchmarks.plotting import panels
 
     first = rows[0]["variant"]
     chosen = [row for row in rows if row["variant"] == first]
     models = list(dict.fromkeys(row["model"] for row in chosen))
-    figure, panels = pyplot.subplots(1, len(models), figsize=(3.2 * len(models), 4), squeeze=False)
-    for panel, model in zip(panels[0], models):
-        mine = [row for row in chosen if row["model"] == model]
-        places = range(len(mine))
-        panel.bar([p - 0.2 for p in places], [row["latency_s"]["mean"] * 1e3 for row in mine], 0.4, label="simulated")
-        panel.bar([p + 0.2 for p in places], [row["authors_s"] * 1e3 for row in mine], 0.4, label="authors, measured")
-        panel.set_xticks(list(places), [row["planner"] for row in mine], rotation=70, fontsize=8)
-        panel.set(title=model, ylabel="mean latency, ms")
-        panel.grid(True, axis="y", alpha=0.3)
-    panels[0][0].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    with panels(path, 1, len(models), (3.2 * len(models), 4)) as grid:
+        for panel, model in zip(grid[0], models):
+            mine = [row for row in chosen if row["model"] == model]
+            places = range(len(mine))
+            panel.bar(
+                [p - 0.2 for p in places], [row["latency_s"]["mean"] * 1e3 for row in mine], 0.4, label="simulated"
+            )
+            panel.bar(
+                [p + 0.2 for p in places], [row["authors_s"] * 1e3 for row in mine], 0.4, label="authors, measured"
+            )
+            panel.set_xticks(list(places), [row["planner"] for row in mine], rotation=70, fontsize=8)
+            panel.set(title=model, ylabel="mean latency, ms")
+            panel.grid(True, axis="y", alpha=0.3)
+        grid[0, 0].legend(fontsize=8)

@@ -69,33 +69,21 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(robots: int, seconds: float) -> Dict[str, Any]:
     """Run server and robots."""
-    from edge_offload.link.security.keys import KeyStore
-    from edge_offload_benchmarks.chaos.rig import Process
     from edge_offload_benchmarks.chaos.robot import MODEL
+    from edge_offload_benchmarks.processes import Process, Server, introduced
 
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
-        server_keys = KeyStore(root / "server")
-        public = server_keys.new_pair("server").public
-        for number in range(robots):
-            server_keys.trust_client(f"robot{number}", KeyStore(root / f"robot{number}").new_pair("client").public)
-        words = [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1"]
-        server = Process([*words, "--keys", str(root / "server"), "--allow", MODEL])
-        load = None
-        try:
-            address = server.wait_line("listening on ").split()[2]
-            for number in range(robots):
-                KeyStore(root / f"robot{number}").trust_server(address, public)
-            arguments = [address, directory, str(robots), str(seconds), MODEL]
-            load = Process([sys.executable, "-m", "edge_offload_benchmarks.experiments.robots", *arguments])
-            load.wait_line("loaded")
-            watched = _watch(server.process.pid, seconds)
-            told = json.loads(load.wait_line("{"))
-            load.end()
-        finally:
-            for process in (load, server):
-                if process is not None:
-                    process.kill()
+        public, stores = introduced(root, [f"robot{number}" for number in range(robots)])
+        with Server("--keys", str(root / "server"), "--allow", MODEL) as server:
+            for store in stores.values():
+                store.trust_server(server.address, public)
+            arguments = [server.address, directory, str(robots), str(seconds), MODEL]
+            with Process([sys.executable, "-m", "edge_offload_benchmarks.experiments.robots", *arguments]) as load:
+                load.wait_line("loaded")
+                watched = _watch(server.pid, seconds)
+                told = json.loads(load.wait_line("{"))
+                load.end()
     memory = [moment["memory"] for moment in watched]
     fifth = len(memory) // 5
     early, late = statistics.median(memory[fifth : fifth + 5]), statistics.median(memory[-5:])

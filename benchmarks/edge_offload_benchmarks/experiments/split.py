@@ -21,13 +21,11 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from typing import Any, Dict, List, Sequence
 
 from edge_offload.outputs import add_output
+from edge_offload_benchmarks.processes import Process, Server, edge_offload, patient_client, wait_open
 
 BANDWIDTHS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 OPEN_S = 900.0
@@ -68,21 +66,16 @@ def run(args: argparse.Namespace) -> int:
     before = os.getloadavg()[0]
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as keys:
-        server = _started(["serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1", "--keys", keys], cores[-1])
-        try:
-            address = _first_line(server, "listening on ").split()[2]
-            os.sched_setaffinity(0, {cores[0]})
-            emulator = _started(["link", "emulate", "--listen", "127.0.0.1:0", "--to", address[len("tcp://"):],
-                                 "--rate-mbps", "240", "--rtt-ms", str(args.rtt_ms)], cores[0])  # fmt: skip
+        core = {cores[0]}
+        with Server("--keys", keys, cores=cores[-1:]) as server:
+            os.sched_setaffinity(0, core)
+            address = server.address[len("tcp://") :]
+            words = ["--listen", "127.0.0.1:0", "--to", address, "--rate-mbps", "240", "--rtt-ms", str(args.rtt_ms)]
             try:
-                rows = measure(args, planners, emulator, keys)
+                with Process(edge_offload("link", "emulate", *words), cores=core) as emulator:
+                    rows = measure(args, planners, json.loads(emulator.wait_line("{")), keys)
             finally:
-                emulator.terminate()
-                emulator.wait(20)
-        finally:
-            os.sched_setaffinity(0, set(cores))
-            server.terminate()
-            server.wait(20)
+                os.sched_setaffinity(0, set(cores))
     record = {
         "model": args.model,
         "options": list(args.option),
@@ -105,14 +98,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _started(arguments: Sequence[str], core: int) -> Any:
-    """A subcommand in a process of its own, on one core."""
-    process = subprocess.Popen([sys.executable, "-m", "edge_offload.cli", *arguments], stdout=subprocess.PIPE,
-                               stderr=subprocess.DEVNULL, text=True)  # fmt: skip
-    os.sched_setaffinity(process.pid, {core})  # before it has any thread but its first
-    return process
-
-
 def _others(path: pathlib.Path, model: str) -> List[Dict[str, Any]]:
     """Records of other models in the file."""
     from edge_offload.errors import BadInput
@@ -125,23 +110,16 @@ def _others(path: pathlib.Path, model: str) -> List[Dict[str, Any]]:
         raise BadInput(f"{path} holds something else: {error}", remedy="name a new file") from error
 
 
-def _first_line(process: Any, beginning: str) -> str:
-    from edge_offload.errors import RemoteError
+def measure(
+    args: argparse.Namespace, planners: Sequence[str], about: Dict[str, Any], keys: str
+) -> List[Dict[str, Any]]:
+    """One row per planner, codecs on or off, and bandwidth.
 
-    line: str = process.stdout.readline()
-    if not line.startswith(beginning):
-        raise RemoteError(f"a process of the experiment said {line.strip()!r} instead of {beginning!r}")
-    return line
-
-
-def measure(args: argparse.Namespace, planners: Sequence[str], emulator: Any, keys: str) -> List[Dict[str, Any]]:
-    """One row per planner, codecs on or off, and bandwidth."""
+    Args:
+        about: what the emulator said of itself.
+    """
     from edge_offload.commands.profile import options_of
-    from edge_offload.errors import RemoteError
     from edge_offload.link.emulate.control import Control
-    from edge_offload.link.security.keys import KeyStore
-    from edge_offload.link.transport.client import Client
-    from edge_offload.link.transport.connection import Timings
     from edge_offload.manager.runtime import OffloadedModule
     from edge_offload.mode import Mode
     from edge_offload.models import registry
@@ -152,17 +130,14 @@ def measure(args: argparse.Namespace, planners: Sequence[str], emulator: Any, ke
     from edge_offload.split.planners.table import Effort
     from edge_offload_benchmarks.payloads import video_frames
 
-    about = json.loads(_first_line(emulator, "{"))
-    address, control = about["listen"], Control(about["control"])
+    control = Control(about["control"])
     entry = registry.entries().get(args.model)
     options = options_of(args.option, entry.options if entry else {})
     (frame,) = video_frames(args.video or sample_video(), [0])
     network, given = module_and_inputs(args.model, options, frame)
     inputs = list(given)
     rows: List[Dict[str, Any]] = []
-    # both ends share a machine with whoever else uses it: a silence is not a fault here
-    patient = Timings(connect_s=5.0, handshake_s=20.0, silence_s=20.0)
-    with control, Client(address, keys=KeyStore(keys), timings=patient) as client:
+    with control, patient_client(about["listen"], keys) as client:
         client.wait_ready(60.0)
         module = OffloadedModule(args.model, network, client, options=options, robot_slowdown=args.slowdown,
                                  hedging=False)  # fmt: skip
@@ -172,11 +147,7 @@ def measure(args: argparse.Namespace, planners: Sequence[str], emulator: Any, ke
         )  # fmt: skip
         module.add_runner(runner)
         runner.learn(inputs)  # before the server measures: they share memory and caches here
-        until = time.monotonic() + OPEN_S
-        while (why := module.unavailable_reason(Mode.SPLIT, inputs)) is not None:
-            if time.monotonic() > until:
-                raise RemoteError(f"the split was not open after {OPEN_S:g} s: {why}")
-            time.sleep(0.05)
+        wait_open(module, Mode.SPLIT, inputs, OPEN_S)
         known: Dict[Any, Dict[str, Any]] = {}
         for codecs in (True, False) if args.no_codecs else (True,):
             for planner in planners:
@@ -251,23 +222,16 @@ def _line(row: Dict[str, Any]) -> str:
 def draw(everything: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
     """Measured and predicted latency over the bandwidth, a panel per model and a line per planner; and one against
     the other.
-
-    Raises:
-        BadInput: matplotlib is not installed.
     """
-    from edge_offload.errors import BadInput
-
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise BadInput("--plot needs matplotlib", remedy="pip install 'edge_offload[plot]'") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from edge_offload_benchmarks.plotting import panels
 
     across = min(len(everything) + 1, 4)
     down = -(-(len(everything) + 1) // across)
-    figure, grid = pyplot.subplots(down, across, figsize=(4.6 * across, 3.6 * down), squeeze=False)
-    panels = grid.flatten()
+    with panels(path, down, across, (4.6 * across, 3.6 * down), dpi=100) as grid:
+        _draw(everything, grid.flatten())
+
+
+def _draw(everything: Sequence[Dict[str, Any]], panels: Any) -> None:
     for panel, record in zip(panels, everything):
         for key in dict.fromkeys((row["planner"], row["codecs"]) for row in record["rows"]):
             mine = [row for row in record["rows"] if (row["planner"], row["codecs"]) == key and row["latency_s"]]
@@ -295,6 +259,3 @@ def draw(everything: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
     last.legend(fontsize=5)
     for panel in panels[len(everything) + 1 :]:
         panel.set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)

@@ -28,9 +28,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from edge_offload.outputs import Kept, add_output
+from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, edge_offload
+
+if TYPE_CHECKING:
+    from edge_offload.link.emulate.emulator import Emulator
 
 LINKS = ("wifi_93mbps", "wifi_73mbps")
 PAIRED = ("server", "replay")
@@ -97,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
         if left:
             total = len(names) * len(links)
             print(f"{left} of {total} networks and links are left: --resume goes on with them", file=sys.stderr)
+    record["load_average_end"] = list(os.getloadavg())
     transparent_tables.show(record)
     kept("json", lambda: save(record, args.json))
     if args.plot is not None and record["records"]:
@@ -273,109 +278,49 @@ def check(name: str, link: str, lines: Sequence[Dict[str, Any]], emulated: Any) 
     return found
 
 
-class _Robot:
-    """The robot's process."""
-
-    def __init__(self, address: str, cores: Sequence[int]) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        if cores:
-            environment["EDGE_OFFLOAD_BENCH_CORES"] = ",".join(map(str, cores))
-        command = [sys.executable, "-m", "edge_offload.cli", "exec", "--server", address, "--wait", "30", "--"]
-        command += [sys.executable, "-m", "edge_offload_benchmarks.transparent.robot", address]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
-
-    def ask(self, request: Dict[str, Any]) -> Dict[str, Any]:
-        """Send a request and wait for what it measured."""
-        from edge_offload.errors import RemoteError
-
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            print(json.dumps(request), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise RemoteError(f"the robot's process ended with code {self._process.wait()}; it said why above")
-        answer: Dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        """End it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
 @contextlib.contextmanager
-def _server(cores: Sequence[int]) -> Iterator[Tuple[str, int]]:
-    """A server process on loopback; yields its address and process number."""
-    from edge_offload.errors import RemoteError
-    from edge_offload_benchmarks.transparent import models as transparent_models
-
-    allow = [f"{transparent_models.__name__}:{name}" for name in ("segmenter", "detector")]
-    with tempfile.TemporaryDirectory() as blobs:
-        command = [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--device", "cpu"]
-        command += ["--threads", "1", "--weights-cache", blobs, "--max-models", "2"]
-        command += [word for name in allow for word in ("--allow", name)]
-        command += ["--cores", ",".join(map(str, cores))] if cores else []
-        with tempfile.TemporaryFile("w+") as log:
-            process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-            )
-            try:
-                assert process.stdout is not None
-                line = process.stdout.readline()
-                if not line.startswith("listening on "):
-                    log.seek(0)
-                    raise RemoteError(f"the server did not start: {log.read()[-500:]}")
-                yield line.split()[2], process.pid
-            finally:
-                process.terminate()
-                process.wait(20)
-
-
-@contextlib.contextmanager
-def _rig(cores: Sequence[int]) -> Iterator[Tuple[Any, _Robot, int]]:
+def _linked(cores: Sequence[int]) -> Iterator[Tuple[Emulator, Server]]:
+    """A server process, and an emulated link to it."""
     from edge_offload.link.emulate.emulator import Emulator
     from edge_offload.link.emulate.trace import named_link
+    from edge_offload_benchmarks.transparent import models as transparent_models
 
-    with _server(cores[1:2]) as (address, pid), Emulator("127.0.0.1:0", address, named_link(LINKS[0])) as emulator:
-        robot = _Robot(emulator.address, cores[:1] if len(cores) > 1 else [])
-        try:
-            yield emulator, robot, pid
-        finally:
-            robot.close()
+    own = transparent_models.__name__
+    options = ["--device", "cpu", "--max-models", "2", "--allow", f"{own}:segmenter", "--allow", f"{own}:detector"]
+    options += ["--cores", str(cores[1])] if len(cores) > 1 else []
+    with contextlib.ExitStack() as stack:
+        options += ["--weights-cache", stack.enter_context(tempfile.TemporaryDirectory())]
+        server = stack.enter_context(Server(*options, environment=ONE_THREAD))
+        yield stack.enter_context(Emulator("127.0.0.1:0", server.address, named_link(LINKS[0]))), server
+
+
+@contextlib.contextmanager
+def _rig(cores: Sequence[int]) -> Iterator[Tuple[Emulator, Process, int]]:
+    """A link, the robot's process, and the server's process number."""
+    with _linked(cores) as (emulator, server):
+        environment = {**ONE_THREAD, "EDGE_OFFLOAD_BENCH_CORES": str(cores[0])} if len(cores) > 1 else ONE_THREAD
+        program = [sys.executable, "-m", "edge_offload_benchmarks.transparent.robot", emulator.address]
+        command = edge_offload("exec", "--server", emulator.address, "--wait", "30", "--", *program)
+        with Process(command, environment) as robot:
+            yield emulator, robot, server.pid
+            robot.end(30.0)
 
 
 def measure_app(script: pathlib.Path, links: Sequence[str]) -> List[Dict[str, Any]]:
     """Run a program as it is, here and in every mode over every link; seconds and traffic of the whole run."""
-    from edge_offload.link.emulate.emulator import Emulator
     from edge_offload.link.emulate.trace import named_link
 
     found: List[Dict[str, Any]] = []
     cores = sorted(os.sched_getaffinity(0))
-    with contextlib.ExitStack() as stack:
-        address, _ = stack.enter_context(_server(cores[1:2]))
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        emulator = stack.enter_context(Emulator("127.0.0.1:0", address, named_link(LINKS[0])))
+    with _linked(cores) as (emulator, _), tempfile.TemporaryDirectory() as folder:
         for link in links:
             emulator.set_link(named_link(link))
             for mode in ("local", "replay", "lazy", "cached", "per_op"):
                 tally = pathlib.Path(folder, f"{link}-{mode}.json")
                 command = [sys.executable, str(script)]
                 if mode != "local":
-                    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--server", emulator.address,
-                               "--mode", mode, "--tally", str(tally), "--", *command]  # fmt: skip
+                    words = ["--server", emulator.address, "--mode", mode, "--tally", str(tally), "--", *command]
+                    command = edge_offload("exec", *words)
                 began = time.monotonic()
                 done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
                 line: Dict[str, Any] = {"app": script.name, "mode": mode, "link": link,

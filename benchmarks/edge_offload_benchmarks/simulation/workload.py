@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
 from edge_offload.errors import BadInput, RemoteError
 from edge_offload.mode import Mode, parse_mode
 from edge_offload.outputs import write_text
+from edge_offload_benchmarks.processes import Server, patient_client, wait_open
 from edge_offload_benchmarks.simulation.closed_loop import ModeCost
 
 if TYPE_CHECKING:
@@ -52,41 +51,24 @@ def measure(model: str, slowdowns: Sequence[float], frames: int, plans: bool) ->
     import torch
 
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as keys:
-        command = [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1"]
-        server = subprocess.Popen(
-            [*command, "--keys", keys], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        try:
-            assert server.stdout is not None
-            line = server.stdout.readline()
-            if not line.startswith("listening on "):
-                raise RemoteError(f"the server of the experiment said {line.strip()!r}")
-            return _measure(line.split()[2], keys, model, slowdowns, frames, plans)
-        finally:
-            server.terminate()
-            server.wait(20)
+    with tempfile.TemporaryDirectory() as keys, Server("--keys", keys) as server:
+        return _measure(server.address, keys, model, slowdowns, frames, plans)
 
 
 def _measure(
     address: str, keys: str, model: str, slowdowns: Sequence[float], frames: int, plans: bool
 ) -> List[Workload]:
-    from edge_offload.link.security.keys import KeyStore
-    from edge_offload.link.transport.client import Client
-    from edge_offload.link.transport.connection import Timings
     from edge_offload.manager.runtime import OffloadedModule
     from edge_offload.models.registry import build_estimator
     from edge_offload.modes.timeouts import TimeoutLimits
 
     estimator = build_estimator(model)
     inputs = [[estimator.prepare(image)[0]] for image in _images(frames)]
-    # a silence is not a fault here, whatever else the machine does
-    patient = Timings(connect_s=5.0, handshake_s=20.0, silence_s=20.0)
-    with Client(address, keys=KeyStore(keys), timings=patient) as client:
+    with patient_client(address, keys) as client:
         client.wait_ready(60.0)
         slow = TimeoutLimits(floor_s=60.0, cap_s=60.0, first_s=60.0)
         module = OffloadedModule(model, estimator.module, client, hedging=False, patience=slow)
-        _until_open(module, Mode.SERVER, inputs[0])
+        wait_open(module, Mode.SERVER, inputs[0], OPEN_S)
         compute_s, coding_s, serving_s, sizes, pauses_s = [], [], [], [], []
         down = 0
         for number, frame in enumerate([inputs[0], *inputs]):
@@ -132,16 +114,6 @@ def _images(frames: int) -> List[Any]:
         images.append(image)
     video.release()
     return images
-
-
-def _until_open(module: Any, mode: Mode, inputs: Sequence[Any]) -> None:
-    ends = time.monotonic() + OPEN_S
-    why = module.unavailable_reason(mode, inputs)
-    while why is not None:
-        if time.monotonic() > ends:
-            raise RemoteError(f"mode {mode} could not run after {OPEN_S:g} s: {why}")
-        time.sleep(0.02)
-        why = module.unavailable_reason(mode, inputs)
 
 
 def _own_coding_s(inputs: Sequence[Any], outputs: Sequence[Any]) -> float:

@@ -77,25 +77,20 @@ def _ratio(value: Optional[float]) -> str:
 
 def plot(record: Dict[str, Any], path: pathlib.Path) -> None:
     """Median latency by network and mode, one panel per link."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from edge_offload_benchmarks.plotting import panels
 
     links = list(dict.fromkeys(line["link"] for line in record["records"]))
     models = list(dict.fromkeys(line["model"] for line in record["records"]))
     modes = ("local", "server", *("replay", "lazy", "cached", "per_op"))
-    figure, panels = pyplot.subplots(len(links), 1, figsize=(11, 3.6 * len(links)), squeeze=False)
-    for panel, link in zip(panels[:, 0], links):
-        for offset, mode in enumerate(modes):
-            found = {line["model"]: line["latency_s"]["p50"] for line in record["records"]
-                     if line["link"] == link and line["mode"] == mode}  # fmt: skip
-            places = [i + (offset - 2.5) * 0.13 for i, model in enumerate(models) if model in found]
-            panel.bar(places, [found[model] * 1e3 for model in models if model in found], 0.13, label=mode)
-        panel.set_yscale("log")
-        panel.set_ylabel("median latency, ms")
-        panel.set_title(link)
-        panel.set_xticks(range(len(models)), models, rotation=20, ha="right", fontsize=8)
-    panels[0, 0].legend(ncol=6, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    with panels(path, len(links), 1, (11, 3.6 * len(links))) as grid:
+        for panel, link in zip(grid[:, 0], links):
+            for offset, mode in enumerate(modes):
+                found = {line["model"]: line["latency_s"]["p50"] for line in record["records"]
+                         if line["link"] == link and line["mode"] == mode}  # fmt: skip
+                places = [i + (offset - 2.5) * 0.13 for i, model in enumerate(models) if model in found]
+                panel.bar(places, [found[model] * 1e3 for model in models if model in found], 0.13, label=mode)
+            panel.set_yscale("log")
+            panel.set_ylabel("median latency, ms")
+            panel.set_title(link)
+            panel.set_xticks(range(len(models)), models, rotation=20, ha="right", fontsize=8)
+        grid[0, 0].legend(ncol=6, fontsize=8)
