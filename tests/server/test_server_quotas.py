@@ -111,7 +111,7 @@ def test_devices_are_counted_per_robot_and_those_that_ended_make_room(monkeypatc
 
 def test_what_goes_ahead_of_its_message_is_bounded_even_if_it_is_empty(monkeypatch):
     monkeypatch.setattr(Session, "_feed", lambda self: None)
-    session = Session(Peer("r", "K"), "cpu", 1, (), DeviceQuota(staged_bytes=1 << 20), blobs=None)
+    session = Session(Peer("r", "K"), "cpu", 1, (), DeviceQuota(staged_bytes=1 << 20), store=None)
 
     class Stage:
         buffers = ()
@@ -147,7 +147,7 @@ def test_answers_that_a_robot_does_not_acknowledge_are_kept_in_bounds(monkeypatc
     monkeypatch.setattr(Session, "_feed", lambda self: None)
     monkeypatch.setattr(Session, "_end", lambda self, reason: None)
     monkeypatch.setattr("edge_offload.server.services.device.session.MAX_KEPT_BYTES", 1 << 20)
-    session = Session(Peer("r", "K"), "cpu", 1, (), DeviceQuota(), blobs=None)
+    session = Session(Peer("r", "K"), "cpu", 1, (), DeviceQuota(), store=None)
     told = []
 
     class Run:

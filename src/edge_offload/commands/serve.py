@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.execute.threads import parse_cores
     from edge_offload.link import codecs
     from edge_offload.link.security.keys import KeyStore
-    from edge_offload.protocol.blobs import BlobStore
+    from edge_offload.server.blobs import BlobStore
     from edge_offload.server.quota import DeviceQuota
     from edge_offload.server.server import OffloadServer
     from edge_offload.server.services.replica.service import Quota

@@ -14,7 +14,7 @@ from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.listener import Listener
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.models.entry import Scalar
-from edge_offload.protocol.blobs import BlobStore
+from edge_offload.server.blobs import BlobStore
 from edge_offload.server.fair_queue import FairQueue
 from edge_offload.server.quota import DeviceQuota
 from edge_offload.server.results import ResultFeed, Watcher
@@ -91,7 +91,7 @@ class OffloadServer:
         self._devices = DeviceService(
             str(self._device_name), threads or 0, tuple(sorted(self._cores or ())), device_quota, blobs
         )
-        self._splits = SplitService(self.pool, self._device, self._loader, blobs)
+        self._splits = SplitService(self.pool, self._device, self._loader, self._book, blobs)
         self._handlers: Dict[str, Handler] = {
             **self._splits.handlers,
             **self._replicas.handlers,

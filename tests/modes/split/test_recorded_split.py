@@ -28,7 +28,8 @@ from edge_offload.link.transport.client import Client
 from edge_offload.memory import flat_bytes
 from edge_offload.modes.split.unmodified.recorded import RecordedSplit
 from edge_offload.native import libraries
-from edge_offload.protocol.blobs import BlobStore, digest
+from edge_offload.protocol.blobs import digest
+from edge_offload.server.blobs import BlobStore
 from edge_offload.server.services.split import recorded as captured
 from edge_offload.split.planners.table import Effort
 from edge_offload.split.runtime.tracing import trace
@@ -145,17 +146,16 @@ def test_a_sequence_is_read_and_gets_its_constants(recorded, tmp_path, monkeypat
     data = bytes_of(program)
     names = [digest(data[:4000]), digest(data[4000:])]
     store = BlobStore(tmp_path)
-    constants = captured.Constants(store)
     with pytest.raises(Refused, match="not here"):
-        constants.program(sequence, names)
+        captured.with_constants(sequence, names, store)
     store.put(names[0], data[:4000])
     store.put(names[1], data[4000:])
-    found = constants.program(sequence, names)
+    found = captured.with_constants(sequence, names, store)
     assert set(found.constants) == set(program.constants)
     assert all(torch.equal(tensor, program.constants[name]) for name, tensor in found.constants.items())
     for wrong in (names[:1], names[::-1], [*names, names[0]], ["text"], None):
         with pytest.raises(ProtocolError):
-            constants.program(sequence, wrong)
+            captured.with_constants(sequence, wrong, store)
 
 
 def changed(sequence, which, **what):

@@ -13,7 +13,7 @@ from edge_offload.errors import ProtocolError, Refused
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.native.libraries import NODES
 from edge_offload.native.loader import Library
-from edge_offload.protocol.blobs import BlobStore
+from edge_offload.server.blobs import BlobStore
 from edge_offload.server.quota import DeviceQuota
 from edge_offload.server.services.device.session import Session
 

@@ -18,8 +18,8 @@ from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError, Remot
 from edge_offload.execute.heap import of_executor
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.link.transport.peers import Peer, Request
-from edge_offload.protocol.blobs import BlobStore
 from edge_offload.protocol.channel import Channel
+from edge_offload.server import blobs
 from edge_offload.server.quota import DeviceQuota
 
 _log = logging.getLogger(__name__)
@@ -27,7 +27,6 @@ _log = logging.getLogger(__name__)
 NOTE_BYTES = 128
 #: Answers kept for a robot that does not acknowledge them, and their bytes; the latest is, however large.
 MAX_KEPT, MAX_KEPT_BYTES = 64, 256 << 20
-MAX_BLOBS_PER_QUESTION = 256
 #: What a piece takes besides its bytes: even empty ones are not gathered without end.
 ENTRY_BYTES = 512
 
@@ -42,7 +41,7 @@ class Session:
     """
 
     def __init__(
-        self, peer: Peer, device: str, threads: int, cores: Tuple[int, ...], quota: DeviceQuota, blobs: BlobStore
+        self, peer: Peer, device: str, threads: int, cores: Tuple[int, ...], quota: DeviceQuota, store: blobs.BlobStore
     ) -> None:
         self._options = [
             "--device", device, "--threads", str(threads), "--cores", ",".join(map(str, cores)),
@@ -50,7 +49,7 @@ class Session:
             "--segments", str(quota.segments),
         ]  # fmt: skip
         self._quota = quota
-        self._blobs = blobs
+        self._store = store
         self._peer: Optional[Peer] = peer
         self.detached_s: Optional[float] = None
         self.over = ""
@@ -136,18 +135,13 @@ class Session:
 
     def have(self, request: Request) -> None:
         """``{number, names}`` → ``{missing}``: positions of the blobs that are not here."""
-        names = request.body.get("names")
-        if not isinstance(names, list) or len(names) > MAX_BLOBS_PER_QUESTION:
-            raise ProtocolError("a list of checksums was expected")
-        if not all(isinstance(name, bytes) for name in names):
-            raise ProtocolError("a checksum is bytes")
+        blobs.checksums(request.body.get("names"))
         _count(request, "number")
         self._inbox.put(("have", request))
 
     def put(self, request: Request) -> None:
         """``{number, name}`` and the blob → ``{}``."""
-        if not isinstance(request.body.get("name"), bytes):
-            raise ProtocolError("a blob without its checksum")
+        blobs.checksums([request.body.get("name")])
         _count(request, "number")
         self._inbox.put(("put", request))
 
@@ -222,22 +216,17 @@ class Session:
                 self._refuse(request, error)
 
     def _look_up(self, request: Request) -> None:
-        missing = []
-        for index, name in enumerate(request.body["names"]):
-            data = self._blobs.get(name)
-            if data is None:
-                missing.append(index)
-            else:
-                self._hold(request.body["number"], name, data)
+        missing, found = blobs.look_up(self._store, request)
+        for name, data in found.items():
+            self._stage_blob(request.body["number"], name, data)
         request.reply({"missing": missing})
 
     def _take_blob(self, request: Request) -> None:
-        data = b"".join(request.buffers)
-        self._blobs.put(request.body["name"], data)
-        self._hold(request.body["number"], request.body["name"], data)
+        name, data = blobs.keep(self._store, request)
+        self._stage_blob(request.body["number"], name, data)
         request.reply({})
 
-    def _hold(self, number: int, name: bytes, data: bytes) -> None:
+    def _stage_blob(self, number: int, name: bytes, data: bytes) -> None:
         with self._lock:
             if number > self._forwarded and name not in self._staged.get(number, {}):
                 self._reserve(number, name, len(data))[:] = data

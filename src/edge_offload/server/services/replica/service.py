@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
-import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
-from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, RemoteError
+from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused, RemoteError
 from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descriptors, pack, unpack
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.mode import Mode
 from edge_offload.server.results import FrameResult, ResultFeed
+from edge_offload.server.services.base import OpenHandles, Service
 from edge_offload.server.services.replica.replicas import Replica, ReplicaPool
 from edge_offload.server.status import StatusBook
 from edge_offload.server.worker import Worker
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ class Opened:
     specs: Tuple[TensorSpec, ...]
 
 
-class ReplicaService:
+class ReplicaService(Service):
     """Answers ``open_model``, ``close_model`` and ``infer``. Its methods run on the link's thread and return at once.
 
     Args:
@@ -65,20 +61,18 @@ class ReplicaService:
         feed: ResultFeed,
         quota: Optional[Quota] = None,
     ) -> None:
+        super().__init__(book)
         self._pool = pool
         self._device = device
         self._loader = loader
-        self._book = book
         self._feed = feed
         self._quota = quota or Quota()
-        self._opened: Dict[Peer, Dict[int, Opened]] = {}
-        self._handles = itertools.count(1)
-        self._lock = threading.Lock()
+        self._opened: OpenHandles[Opened] = OpenHandles("model", lambda item: pool.release(item.replica))
 
     @property
     def handlers(self) -> Dict[str, Callable[[Request], None]]:
         """What it answers, by the request's kind."""
-        return {"open_model": self.open_model, "close_model": self.close_model, "infer": self.infer}
+        return {"open_model": self.open_model, "close_model": self._opened.close, "infer": self.infer}
 
     def open_model(self, request: Request) -> None:
         """``{name, options, state_hash, inputs: [spec…]}`` → ``{handle, state_hash, warm_up_s}``.
@@ -99,16 +93,9 @@ class ReplicaService:
                 f"inputs of {size} bytes where {self._quota.max_input_bytes} are allowed",
                 remedy="send smaller inputs, or start the server with a larger --max-input-mb",
             )
-        if len(self._held(request.peer)) >= self._quota.max_open:
+        if len(self._opened.of_robot(request.peer)) >= self._quota.max_open:
             raise Refused(f"full: this robot has {self._quota.max_open} models open", remedy="close one")
-        self._loader.submit(request.peer, lambda: self._guarded(request, lambda: self._load(request, specs)))
-
-    def close_model(self, request: Request) -> None:
-        """``{handle}`` → ``{}``; the handle is void afterwards."""
-        self._pool.release(self._find(request).replica)
-        with self._lock:
-            del self._opened[request.peer][request.body["handle"]]
-        request.reply({})
+        self.submit(self._loader, request, lambda: self._load(request, specs))
 
     def infer(self, request: Request) -> None:
         """``{handle, inputs, codec, wait_s, meta}`` → ``{outputs, decode_s, queue_s, compute_s, encode_s}``.
@@ -119,7 +106,7 @@ class ReplicaService:
             BadInput, ProtocolError, Refused: malformed, no such handle, other shapes than opened, or full.
         """
         body = request.body
-        opened = self._find(request)
+        opened = self._opened.find(request)
         check_descriptors(body.get("inputs"), len(request.buffers), opened.specs, self._quota.max_input_bytes)
         if not isinstance(body.get("codec", "auto"), str) or not isinstance(body.get("meta", {}), dict):
             raise ProtocolError("codec is a string, meta a map")
@@ -128,33 +115,13 @@ class ReplicaService:
             raise ProtocolError("wait_s is a number of seconds")
         own_s = self._book.expected_s(opened.replica.name)
         self._admit(request.peer, own_s, wait_s)
-        self._device.submit(
-            request.peer, lambda: self._guarded(request, lambda: self._compute(request, opened, wait_s)), own_s
-        )
+        self.submit(self._device, request, lambda: self._compute(request, opened, wait_s), own_s)
 
     def forget(self, peer: Peer) -> None:
         """The peer has gone: what it had open ends, and what waits for it is not computed."""
         self._device.queue.drop(peer)
         self._loader.queue.drop(peer)
-        with self._lock:
-            opened = self._opened.pop(peer, {})
-        for item in opened.values():
-            self._pool.release(item.replica)
-
-    def _held(self, peer: Peer) -> List[Opened]:
-        """What the robot has open, on this connection and its others."""
-        with self._lock:
-            return [item for other, held in self._opened.items() if other.key == peer.key for item in held.values()]
-
-    def _find(self, request: Request) -> Opened:
-        handle = request.body.get("handle")
-        with self._lock:
-            found = self._opened.get(request.peer, {}).get(handle) if type(handle) is int else None
-        if found is None:
-            raise BadInput(
-                f"no model is open under handle {str(handle)[:32]}", remedy="open it (again) on this connection"
-            )
-        return found
+        self._opened.forget(peer)
 
     def _admit(self, peer: Peer, own_s: float, wait_s: Optional[float]) -> None:
         if wait_s is None:
@@ -166,28 +133,11 @@ class ReplicaService:
                 remedy="compute locally, or share the server with fewer robots",
             )
 
-    def _guarded(self, request: Request, work: Callable[[], None]) -> None:
-        """Run ``work``; whatever it raises is the answer to ``request``, never the end of the worker."""
-        try:
-            work()
-        except Exception as error:
-            self.failed(request, error)
-        except SystemExit as error:
-            self.failed(request, RemoteError(f"the model called sys.exit({error.code!r})"))
-
-    def failed(self, request: Request, error: Exception) -> None:
-        """Answer ``request`` with ``error`` and count it."""
-        self._book.add(**{"refused" if isinstance(error, Refused) else "failed": 1})
-        if not isinstance(error, EdgeOffloadError):
-            _log.error("%s of %s failed", request.kind, request.peer.name, exc_info=error)
-        if not request.answered:
-            request.fail(error)
-
     def _load(self, request: Request, specs: Tuple[TensorSpec, ...]) -> None:
         """On the loader's thread: build, then hand over to the device for the first run."""
         body = request.body
         name, options = body.get("name"), body.get("options", {})
-        models = {item.replica.key for item in self._held(request.peer)}
+        models = {item.replica.key for item in self._opened.of_robot(request.peer)}
         if len(models) >= self._quota.max_models and self._pool.key(name, options) not in models:
             raise Refused(
                 f"full: this robot has {len(models)} different models open",
@@ -195,9 +145,7 @@ class ReplicaService:
             )
         replica = self._pool.acquire(name, options, body.get("state_hash"))
         try:
-            self._device.submit(
-                request.peer, lambda: self._guarded(request, lambda: self._finish_open(request, replica, specs))
-            )
+            self.submit(self._device, request, lambda: self._finish_open(request, replica, specs))
         except Refused:
             self._pool.release(replica)
             raise
@@ -209,15 +157,9 @@ class ReplicaService:
         except Exception:
             self._pool.release(replica)
             raise
-        handle = next(self._handles)
-        with self._lock:
-            gone = request.peer.gone
-            if not gone:
-                self._opened.setdefault(request.peer, {})[handle] = Opened(replica, specs)
-        if gone:
-            self._pool.release(replica)
-            return
-        request.reply({"handle": handle, "state_hash": replica.state_hash, "warm_up_s": warm_up_s})
+        handle = self._opened.add(request, Opened(replica, specs))
+        if handle:
+            request.reply({"handle": handle, "state_hash": replica.state_hash, "warm_up_s": warm_up_s})
 
     def _compute(self, request: Request, opened: Opened, wait_s: Optional[float]) -> None:
         """On the device's thread: one inference."""

@@ -1,13 +1,10 @@
-"""Models that robots split with this server: traced and profiled once for each set of input shapes, and kept.
-
-What was learned is kept on disk, too: a robot whose server was started again is not to wait for a trace.
-"""
+"""Models that robots split with this server: traced and profiled once for each set of input shapes."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -16,23 +13,21 @@ from edge_offload.execute.tensors import TensorSpec
 from edge_offload.ir import sequence_hash
 from edge_offload.ir.build import Program
 from edge_offload.server.services.replica.replicas import Replica, ReplicaPool
-from edge_offload.server.services.split.kept import KeptSplits
+from edge_offload.server.services.split.trace_cache import TraceCache
 from edge_offload.split.model.network import Network
 from edge_offload.split.model.reference import shared_values
 from edge_offload.split.runtime.profile import Profile, measure
 from edge_offload.split.runtime.tracing import located_along, trace
 
-MAX_LEARNT = 8
+MAX_TRACED = 8
 """Traced and profiled models that are kept."""
 MAX_RECORDED_BYTES = 1 << 30
 """Of which recorded inferences may hold so many bytes of constants, besides those that robots have open."""
 PROFILE_REPEATS = 3
 
-_Specs = Tuple[TensorSpec, ...]
-
 
 @dataclass
-class Learnt:
+class TracedModel:
     """A model traced for one set of input shapes, and profiled where ``profile`` is there.
 
     Attributes:
@@ -56,18 +51,18 @@ class SplitModels:
 
     Args:
         pool: builds the models.
-        kept: what outlives the process.
+        cache: what outlives the process.
     """
 
-    def __init__(self, pool: ReplicaPool, kept: KeptSplits) -> None:
+    def __init__(self, pool: ReplicaPool, cache: TraceCache) -> None:
         self._pool = pool
-        self._kept = kept
-        self._learnt: Dict[_Specs, List[Learnt]] = {}
+        self._cache = cache
+        self._traced: List[TracedModel] = []
         self._lock = threading.Lock()
 
     def trace(
         self, name: Any, options: Any, state_hash: Any, examples: Sequence[torch.Tensor], sequence: Any = None
-    ) -> Learnt:
+    ) -> TracedModel:
         """Acquire the model and trace it, or find it; may take long, so not on a thread that others wait for.
 
         Args:
@@ -79,23 +74,22 @@ class SplitModels:
         replica = self._pool.acquire(name, options, state_hash)
         try:
             with self._lock:
-                known = self._learnt.get(_specs(examples), [])
-                found = next((learnt for learnt in known if learnt.replica is replica), None)
+                found = next((traced for traced in self._known(examples) if traced.replica is replica), None)
             if found is not None:
                 return found
-            network, earlier = self._again(replica, examples, sequence)
+            network, earlier = self._cached(replica, examples, sequence)
             network = network or trace(replica.name, replica.executor.module, examples)
             shared = shared_values(network.located, network.program.constants)
-            return Learnt(replica, network, shared, earlier=earlier)
+            return TracedModel(replica, network, shared, earlier=earlier)
         except BaseException:
             self._pool.release(replica)
             raise
 
-    def _again(
+    def _cached(
         self, replica: Replica, examples: Sequence[torch.Tensor], sequence: Any
     ) -> Tuple[Optional[Network], Optional[Profile]]:
         """The network and the profile of before the server's start, if the robot has the same trace."""
-        found = self._kept.find(sequence, replica.executor.module) if isinstance(sequence, str) else None
+        found = self._cache.find(sequence, replica.executor.module) if isinstance(sequence, str) else None
         if found is None:
             return None, None
         described = found.program.sequence
@@ -105,7 +99,7 @@ class SplitModels:
         located = located_along(replica.name, described, None)
         return Network(replica.name, found.program, located, tuple(examples), found.readout), found.profile
 
-    def recorded(self, program: Program, examples: Sequence[torch.Tensor]) -> Learnt:
+    def recorded(self, program: Program, examples: Sequence[torch.Tensor]) -> TracedModel:
         """An inference that was recorded on a virtual device, analysed or found.
 
         Raises:
@@ -113,50 +107,51 @@ class SplitModels:
         """
         identity = sequence_hash(program.sequence)
         with self._lock:
-            for learnt in self._learnt.get(_specs(examples), []):
-                if learnt.replica is None and learnt.profile is not None and learnt.profile.sequence == identity:
-                    return learnt
+            for traced in self._known(examples):
+                if traced.replica is None and traced.profile is not None and traced.profile.sequence == identity:
+                    return traced
         located = located_along("a recorded inference", program.sequence, None)
         network = Network(identity, program, located, tuple(examples))
         shared = shared_values(located, program.constants)
-        return Learnt(None, network, shared, earlier=self._kept.profile(identity))
+        return TracedModel(None, network, shared, earlier=self._cache.profile(identity))
 
-    def release(self, learnt: Learnt) -> None:
+    def release(self, traced: TracedModel) -> None:
         """Whoever got it does not need it any more."""
-        if learnt.replica is not None:
-            self._pool.release(learnt.replica)
+        if traced.replica is not None:
+            self._pool.release(traced.replica)
 
-    def profile(self, learnt: Learnt) -> None:
+    def profile(self, traced: TracedModel) -> None:
         """Measure it on this thread, unless this machine has, and keep it."""
         try:
-            if learnt.earlier is not None and learnt.earlier.machine == fingerprint("cpu"):
-                learnt.profile = learnt.earlier
+            if traced.earlier is not None and traced.earlier.machine == fingerprint("cpu"):
+                traced.profile = traced.earlier
             else:
-                learnt.profile = measure(learnt.network, PROFILE_REPEATS)
-                module = None if learnt.replica is None else learnt.replica.executor.module
-                self._kept.keep(learnt.network.program, learnt.profile, module)
+                traced.profile = measure(traced.network, PROFILE_REPEATS)
+                module = None if traced.replica is None else traced.replica.executor.module
+                self._cache.keep(traced.network.program, traced.profile, module)
         except BaseException:
-            self.release(learnt)
+            self.release(traced)
             raise
         with self._lock:
-            self._learnt.setdefault(_specs(learnt.network.inputs), []).append(learnt)
-            while sum(map(len, self._learnt.values())) > MAX_LEARNT:
-                oldest = next(iter(self._learnt))
-                self._learnt[oldest].pop(0)
-                if not self._learnt[oldest]:
-                    del self._learnt[oldest]
+            self._traced.append(traced)
+            del self._traced[:-MAX_TRACED]
             self._bound_recorded()
 
+    def _known(self, examples: Sequence[torch.Tensor]) -> List[TracedModel]:
+        """Models traced for inputs of these shapes; the lock is held."""
+        specs = _specs(examples)
+        return [traced for traced in self._traced if _specs(traced.network.inputs) == specs]
+
     def _bound_recorded(self) -> None:
-        """The oldest recorded inferences make room; the lock is held."""
-        found = [(specs, learnt) for specs, known in self._learnt.items() for learnt in known if learnt.replica is None]
-        sizes = [sum(tensor.nbytes for tensor in learnt.network.program.constants.values()) for _, learnt in found]
-        total = sum(sizes)
-        for (specs, learnt), size in zip(found[:-1], sizes):
-            if total > MAX_RECORDED_BYTES:
-                self._learnt[specs] = [other for other in self._learnt[specs] if other is not learnt]
-                total -= size
+        """The oldest recorded inferences make room, but not for the latest; the lock is held."""
+        total = 0
+        for traced in [traced for traced in reversed(self._traced) if traced.replica is None]:
+            size = sum(tensor.nbytes for tensor in traced.network.program.constants.values())
+            if total and total + size > MAX_RECORDED_BYTES:
+                self._traced.remove(traced)
+            else:
+                total += size
 
 
-def _specs(tensors: Sequence[torch.Tensor]) -> _Specs:
+def _specs(tensors: Sequence[torch.Tensor]) -> Tuple[TensorSpec, ...]:
     return tuple(TensorSpec.of(tensor) for tensor in tensors)

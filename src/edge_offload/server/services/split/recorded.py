@@ -7,7 +7,7 @@ makes: arguments that do not fit, and sizes that were not announced, are refused
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, Sequence, Tuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,8 +22,8 @@ from edge_offload.ir.operators import Operator
 from edge_offload.ir.schemas import enumerated, overload
 from edge_offload.ir.trace.allowlist import NAMESPACES, REFUSED
 from edge_offload.ir.values import DYNAMIC, Value, contiguous_strides
-from edge_offload.link.transport.peers import Request
-from edge_offload.protocol.blobs import DIGEST_BYTES, MAX_BLOB_BYTES, BlobStore
+from edge_offload.protocol.blobs import MAX_BLOB_BYTES
+from edge_offload.server.blobs import BlobStore, checksums
 from edge_offload.split.footprints.registry import find_rule
 
 MAX_OPERATORS = 20_000
@@ -31,7 +31,6 @@ MAX_CONSTANT_BYTES = 1 << 30
 MAX_VALUE_BYTES = 1 << 30
 MAX_VALUES_BYTES = 8 << 30
 """All intermediate values together, though most are freed on the way."""
-MAX_NAMES = 256
 
 #: Operators that may appear beside those that have a rule of locality; all of it is computed on one side.
 WHOLE = frozenset(
@@ -56,72 +55,35 @@ def distinct_constants(sequence: OperatorSequence) -> Dict[str, Value]:
     return found
 
 
-class Constants:
-    """Keeps the bytes of constants on disk; its methods read and write files.
-
-    Args:
-        blobs: where; the same store as that of virtual devices.
-    """
-
-    def __init__(self, blobs: BlobStore) -> None:
-        self._blobs = blobs
-
-    def missing(self, request: Request) -> Dict[str, Any]:
-        """``{names}`` → ``{missing}``: positions of the pieces that are not here."""
-        names = piece_names(request.body.get("names"), MAX_NAMES)
-        return {"missing": [index for index, name in enumerate(names) if self._blobs.get(name) is None]}
-
-    def put(self, request: Request) -> Dict[str, Any]:
-        """``{name}`` and a piece → ``{}``."""
-        (name,) = piece_names([request.body.get("name")], 1)
-        data = b"".join(request.buffers)
-        if len(data) > MAX_BLOB_BYTES:
-            raise ProtocolError(f"a piece of {len(data)} bytes, the limit is {MAX_BLOB_BYTES}")
-        self._blobs.put(name, data)
-        return {}
-
-    def program(self, sequence: OperatorSequence, names: Any) -> Program:
-        """The sequence with its constants, which are the pieces ``names`` in a row.
-
-        Raises:
-            Refused: a piece is not here (any more).
-            ProtocolError: they are not what the sequence names.
-        """
-        wanted = distinct_constants(sequence)
-        total = constant_bytes(sequence)
-        data = bytearray(total)
-        filled = 0
-        for name in piece_names(names, total // MAX_BLOB_BYTES + 1):
-            piece = self._blobs.get(name)
-            if piece is None:
-                raise Refused("a piece of the constants is not here any more", remedy="send it again")
-            if filled + len(piece) > total:
-                raise ProtocolError("the constants have more bytes than the sequence says")
-            data[filled : filled + len(piece)] = piece
-            filled += len(piece)
-        if filled != total:
-            raise ProtocolError("the constants have fewer bytes than the sequence says")
-        constants: Dict[str, torch.Tensor] = {}
-        offset = 0
-        for digest, value in wanted.items():
-            constants[digest] = _tensor(value, data, offset)
-            if tensor_digest(constants[digest]) != digest:
-                raise ProtocolError("a constant is not what its digest says")
-            offset += value.nbytes
-        return Program(sequence, constants)
-
-
-def piece_names(names: Any, most: int) -> List[bytes]:
-    """A list of checksums off the wire.
+def with_constants(sequence: OperatorSequence, names: Any, store: BlobStore) -> Program:
+    """The sequence with its constants, which are the blobs ``names`` in a row.
 
     Raises:
-        ProtocolError: it is not one.
+        Refused: a piece is not here (any more).
+        ProtocolError: they are not what the sequence names.
     """
-    if not isinstance(names, list) or len(names) > most:
-        raise ProtocolError(f"a list of at most {most} checksums was expected")
-    if not all(isinstance(name, bytes) and len(name) == DIGEST_BYTES for name in names):
-        raise ProtocolError(f"a checksum is {DIGEST_BYTES} bytes")
-    return names
+    wanted = distinct_constants(sequence)
+    total = constant_bytes(sequence)
+    data = bytearray(total)
+    filled = 0
+    for name in checksums(names, total // MAX_BLOB_BYTES + 1):
+        piece = store.get(name)
+        if piece is None:
+            raise Refused("a piece of the constants is not here any more", remedy="send it again")
+        if filled + len(piece) > total:
+            raise ProtocolError("the constants have more bytes than the sequence says")
+        data[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    if filled != total:
+        raise ProtocolError("the constants have fewer bytes than the sequence says")
+    constants: Dict[str, torch.Tensor] = {}
+    offset = 0
+    for digest, value in wanted.items():
+        constants[digest] = _tensor(value, data, offset)
+        if tensor_digest(constants[digest]) != digest:
+            raise ProtocolError("a constant is not what its digest says")
+        offset += value.nbytes
+    return Program(sequence, constants)
 
 
 def read(data: bytes, inputs: Sequence[TensorSpec]) -> OperatorSequence:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Callable, Dict, Mapping, Optional, Tuple
+from typing import Dict, Optional, Tuple
 
-import torch
-
-from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, RemoteError
+from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.server.fair_queue import FairQueue
-from edge_offload.server.services.split.models import Learnt
+from edge_offload.server.services.split.models import TracedModel
 from edge_offload.server.worker import Worker
-from edge_offload.split.model.network import Network
 from edge_offload.split.model.plan import Side
 from edge_offload.split.runtime.pieces import decode_piece, encode_piece
-from edge_offload.split.runtime.profile import Profile
 from edge_offload.split.runtime.progress import Progress
 from edge_offload.split.runtime.tables import ReadyPlan
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -37,13 +30,10 @@ class _Inference:
 
 
 @dataclass
-class Session:
+class OpenSplit:
     """A model that one robot has opened for splitting."""
 
-    learnt: Learnt
-    network: Network
-    profile: Profile
-    shared: Mapping[int, torch.Tensor]
+    traced: TracedModel
     plans: Tuple[ReadyPlan, ...] = ()
     current: Optional[_Inference] = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -57,138 +47,132 @@ class SplitRuns:
 
     Args:
         device: worker that owns the device, a CPU.
+
+    Attributes:
+        decoder, encoder: workers that decode what comes and encode what goes.
     """
 
     def __init__(self, device: Worker) -> None:
         self._device = device
-        self._decoder = Worker("edge-offload-split-decode", FairQueue(4096, 1 << 16))
-        self._encoder = Worker("edge-offload-split-encode", FairQueue(4096, 1 << 16))
+        self.decoder = Worker("edge-offload-split-decode", FairQueue(4096, 1 << 16))
+        self.encoder = Worker("edge-offload-split-encode", FairQueue(4096, 1 << 16))
 
     def start(self) -> None:
         """Start the coding threads."""
-        self._decoder.start()
-        self._encoder.start()
+        self.decoder.start()
+        self.encoder.start()
 
     def close(self) -> None:
         """Stop them."""
-        self._decoder.close()
-        self._encoder.close()
+        self.decoder.close()
+        self.encoder.close()
 
     def drop(self, peer: Peer) -> None:
         """The peer has gone: what it waits for is not decoded or encoded any more."""
-        for worker in (self._decoder, self._encoder):
+        for worker in (self.decoder, self.encoder):
             worker.queue.drop(peer)
 
-    def begin(self, request: Request, session: Session) -> None:
+    def begin(self, request: Request, split: OpenSplit) -> None:
         """``{handle, run, plan}``: begin inference ``run``. The reply carries the last transfer to the robot.
 
         Raises:
             BadInput: no such plan.
         """
         number, place = request.body.get("run"), request.body.get("plan")
-        if type(number) is not int or type(place) is not int or not 0 <= place < len(session.plans):
+        if type(number) is not int or type(place) is not int or not 0 <= place < len(split.plans):
             raise BadInput("no such plan is in force", remedy="send the table of plans again")
-        chosen = session.plans[place]
+        chosen = split.plans[place]
         sends = chosen.sides[Side.SERVER].sends
         if not sends:
             raise BadInput("this plan needs no server")
-        inference = _Inference(number, Progress(chosen, Side.SERVER, session.network.located, session.shared))
+        inference = _Inference(number, Progress(chosen, Side.SERVER, split.traced.network.located, split.traced.shared))
         inference.replies[sends[-1]] = request
-        with session.lock:
-            earlier, session.current = session.current, inference
+        with split.lock:
+            earlier, split.current = split.current, inference
         if earlier is not None:
             self._end(earlier, Refused("a newer inference took this one's place"))
-        self._advance(request.peer, session, inference)
+        self._advance(request.peer, split, inference)
 
-    def take(self, request: Request, session: Session) -> None:
+    def take(self, request: Request, split: OpenSplit) -> None:
         """``{handle, run, transfer}``: the reply carries that transfer."""
-        inference = self._inference(request, session)
+        inference = self._inference(request, split)
         index = request.body.get("transfer")
         if inference is None:
             raise Refused("this inference is over")
-        with session.lock:
+        with split.lock:
             if type(index) is not int or index in inference.replies:
                 raise ProtocolError("no such transfer is to be taken")
             if index not in inference.progress.mine.sends:
                 raise ProtocolError(f"transfer {index} does not go to the robot")
             inference.replies[index] = request
-        self._advance(request.peer, session, inference)
+        self._advance(request.peer, split, inference)
 
-    def rows(self, request: Request, session: Session) -> None:
+    def rows(self, request: Request, split: OpenSplit) -> None:
         """``{handle, run, transfer, low, high, tensors}`` and buffers → ``{}``. Rows of an older run are dropped."""
-        inference = self._inference(request, session)
+        inference = self._inference(request, split)
         if inference is not None:
-            self._decoder.submit(request.peer, lambda: self._decode(request, session, inference))
+            self.decoder.submit(request.peer, lambda: self._decode(request, split, inference))
         request.reply({})
 
-    def echo(self, request: Request) -> None:
-        """``{}`` → ``{}``, by way of every thread that rows go through: a robot learns what a request costs here."""
-
-        def passed(worker: Worker, job: Callable[[], None]) -> None:
-            worker.submit(request.peer, lambda: guarded(request, job))
-
-        passed(self._decoder, lambda: passed(self._device, lambda: passed(self._encoder, lambda: request.reply({}))))
-
-    def _inference(self, request: Request, session: Session) -> Optional[_Inference]:
+    def _inference(self, request: Request, split: OpenSplit) -> Optional[_Inference]:
         number = request.body.get("run")
-        with session.lock:
-            current = session.current
+        with split.lock:
+            current = split.current
         return current if current is not None and current.number == number else None
 
-    def _decode(self, request: Request, session: Session, inference: _Inference) -> None:
+    def _decode(self, request: Request, split: OpenSplit, inference: _Inference) -> None:
         """On the decoder's thread."""
         try:
             index, low, tensor = decode_piece(inference.progress, request.body, request.buffers)
             inference.progress.arrive(index, low, tensor)
         except EdgeOffloadError as error:
-            self._fail(session, inference, error)
+            self._fail(split, inference, error)
             return
-        self._advance(request.peer, session, inference)
+        self._advance(request.peer, split, inference)
 
-    def _advance(self, peer: Peer, session: Session, inference: _Inference) -> None:
+    def _advance(self, peer: Peer, split: OpenSplit, inference: _Inference) -> None:
         """Let the device compute what can be computed, and send what can be sent; any thread."""
-        with session.lock:
+        with split.lock:
             replies = inference.replies
             awaited = set(inference.progress.mine.sends) - set(replies)
-            start = inference.progress.computable() and not inference.busy and inference is session.current
+            start = inference.progress.computable() and not inference.busy and inference is split.current
             inference.busy = inference.busy or start
         try:
             if start:
-                self._device.submit(peer, lambda: self._compute(peer, session, inference))
+                self._device.submit(peer, lambda: self._compute(peer, split, inference))
             elif not awaited:
-                self._send(peer, session, inference)
+                self._send(peer, split, inference)
         except Refused as error:
-            self._fail(session, inference, error)
+            self._fail(split, inference, error)
 
-    def _compute(self, peer: Peer, session: Session, inference: _Inference) -> None:
+    def _compute(self, peer: Peer, split: OpenSplit, inference: _Inference) -> None:
         """On the device's thread: blocks, until the robot's rows are awaited."""
         try:
-            while inference is session.current and inference.progress.computable():
+            while inference is split.current and inference.progress.computable():
                 inference.progress.compute()
-                self._send(peer, session, inference)
+                self._send(peer, split, inference)
         except Exception as error:
-            known = isinstance(error, EdgeOffloadError)
-            self._fail(session, inference, error if known else RemoteError(f"{type(error).__name__}: {error}"))
+            self._fail(split, inference, error)
             return
-        with session.lock:
+        with split.lock:
             inference.busy = False
-        self._advance_again(peer, session, inference)
+        self._advance_again(peer, split, inference)
 
-    def _advance_again(self, peer: Peer, session: Session, inference: _Inference) -> None:
+    def _advance_again(self, peer: Peer, split: OpenSplit, inference: _Inference) -> None:
         """Rows that came just as the device let go are not forgotten."""
         if inference.progress.computable():
-            self._advance(peer, session, inference)
+            self._advance(peer, split, inference)
 
-    def _send(self, peer: Peer, session: Session, inference: _Inference) -> None:
+    def _send(self, peer: Peer, split: OpenSplit, inference: _Inference) -> None:
         """Hand what can leave to the encoder, once the robot has asked for everything that it will take."""
-        with session.lock:
+        with split.lock:
             if set(inference.progress.mine.sends) - set(inference.replies):
                 return
             ready_now = inference.progress.sendable()
         for index in ready_now:
-            self._encoder.submit(peer, functools.partial(self._encode, session, inference, index))
+            self.encoder.submit(peer, functools.partial(self._encode, split, inference, index))
 
-    def _encode(self, session: Session, inference: _Inference, index: int) -> None:
+    def _encode(self, split: OpenSplit, inference: _Inference, index: int) -> None:
         """On the encoder's thread: answer the request that takes this transfer."""
         progress = inference.progress
         transfer = progress.transfer(index)
@@ -209,13 +193,12 @@ class SplitRuns:
             if not request.answered:
                 request.reply(body, buffers)
         except Exception as error:
-            known = isinstance(error, EdgeOffloadError)
-            self._fail(session, inference, error if known else RemoteError(f"{type(error).__name__}: {error}"))
+            self._fail(split, inference, error)
 
-    def _fail(self, session: Session, inference: _Inference, error: Exception) -> None:
-        with session.lock:
-            if session.current is inference:
-                session.current = None
+    def _fail(self, split: OpenSplit, inference: _Inference, error: Exception) -> None:
+        with split.lock:
+            if split.current is inference:
+                split.current = None
         self._end(inference, error)
 
     @staticmethod
@@ -226,19 +209,3 @@ class SplitRuns:
                     request.fail(error)
             except BadInput:
                 continue  # another thread answered just now
-
-
-def guarded(request: Request, work: Callable[[], None]) -> None:
-    """Run ``work``; whatever it raises is the answer to ``request``."""
-    try:
-        work()
-    except EdgeOffloadError as error:
-        _refuse(request, error)
-    except (Exception, SystemExit) as error:
-        _log.exception("%s of %s failed", request.kind, request.peer.name)
-        _refuse(request, RemoteError(f"{type(error).__name__}: {error}"))
-
-
-def _refuse(request: Request, error: EdgeOffloadError) -> None:
-    if not request.answered:
-        request.fail(error)

@@ -1,21 +1,22 @@
-"""Mode ``split`` on the server: models are opened, profiled and given plans; what runs is in :mod:`.split_runs`."""
+"""Mode ``split`` on the server: models are opened, profiled and given plans; :mod:`.runs` runs their inferences."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import threading
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Callable, Dict, Sequence
 
-from edge_offload.errors import BadInput, ProtocolError, Refused
+from edge_offload.errors import ProtocolError, Refused
 from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descriptors, unpack
 from edge_offload.link.transport.peers import Peer, Request
-from edge_offload.protocol.blobs import BlobStore
+from edge_offload.server import blobs
+from edge_offload.server.blobs import BlobStore
+from edge_offload.server.services.base import OpenHandles, Service
 from edge_offload.server.services.replica.replicas import ReplicaPool
 from edge_offload.server.services.split import recorded as captured
-from edge_offload.server.services.split.kept import KeptSplits
-from edge_offload.server.services.split.models import Learnt, SplitModels
-from edge_offload.server.services.split.runs import Session, SplitRuns, guarded
+from edge_offload.server.services.split.models import SplitModels, TracedModel
+from edge_offload.server.services.split.runs import OpenSplit, SplitRuns
+from edge_offload.server.services.split.trace_cache import TraceCache
+from edge_offload.server.status import StatusBook
 from edge_offload.server.worker import Worker
 from edge_offload.split.model.plan import Plan
 from edge_offload.split.runtime.tables import MAX_PLANS, ready
@@ -26,7 +27,7 @@ MAX_INPUT_BYTES = 256 << 20
 MAX_TABLE_BYTES = 32 << 20
 
 
-class SplitService:
+class SplitService(Service):
     """Answers ``split_open``, ``split_table``, ``split_begin``, ``split_rows``, ``split_take``, ``split_echo`` and
     ``split_close``; and for inferences that a robot recorded, ``split_have`` and ``split_put`` of their constants.
 
@@ -36,20 +37,19 @@ class SplitService:
         pool: builds the models.
         device: worker that owns the device, a CPU.
         loader: worker that builds and traces models meanwhile.
-        blobs: where constants of recorded inferences are kept; what was learned of models is kept beside them.
+        book: counts.
+        store: where constants of recorded inferences are kept; what was learned of models is kept beside them.
     """
 
-    def __init__(self, pool: ReplicaPool, device: Worker, loader: Worker, blobs: Optional[BlobStore] = None) -> None:
+    def __init__(self, pool: ReplicaPool, device: Worker, loader: Worker, book: StatusBook, store: BlobStore) -> None:
+        super().__init__(book)
         self._pool = pool
         self._device = device
         self._loader = loader
+        self._store = store
         self._runs = SplitRuns(device)
-        self._sessions: Dict[Peer, Dict[int, Session]] = {}
-        blobs = blobs if blobs is not None else BlobStore()
-        self._models = SplitModels(pool, KeptSplits(blobs.directory / "splits"))
-        self._constants = captured.Constants(blobs)
-        self._handles = itertools.count(1)
-        self._lock = threading.Lock()
+        self._models = SplitModels(pool, TraceCache(store.directory / "splits"))
+        self._open: OpenHandles[OpenSplit] = OpenHandles("split", lambda split: self._models.release(split.traced))
 
     @property
     def handlers(self) -> Dict[str, Callable[[Request], None]]:
@@ -57,13 +57,13 @@ class SplitService:
         return {
             "split_open": self.open,
             "split_table": self.table,
-            "split_begin": lambda request: self._runs.begin(request, self._find(request)),
-            "split_rows": lambda request: self._runs.rows(request, self._find(request)),
-            "split_take": lambda request: self._runs.take(request, self._find(request)),
-            "split_close": self.close_session,
-            "split_echo": self._runs.echo,
-            "split_have": lambda request: self._with_constants(request, self._constants.missing),
-            "split_put": lambda request: self._with_constants(request, self._constants.put),
+            "split_begin": lambda request: self._runs.begin(request, self._open.find(request)),
+            "split_rows": lambda request: self._runs.rows(request, self._open.find(request)),
+            "split_take": lambda request: self._runs.take(request, self._open.find(request)),
+            "split_close": self._open.close,
+            "split_echo": self.echo,
+            "split_have": self.have,
+            "split_put": self.put,
         }
 
     def start(self) -> None:
@@ -77,10 +77,7 @@ class SplitService:
     def forget(self, peer: Peer) -> None:
         """The peer has gone: what it had open ends."""
         self._runs.drop(peer)
-        with self._lock:
-            sessions = self._sessions.pop(peer, {})
-        for session in sessions.values():
-            self._models.release(session.learnt)
+        self._open.forget(peer)
 
     def open(self, request: Request) -> None:
         """``{name, options, state_hash, inputs}`` and sample inputs → ``{handle, sequence}`` and the server's profile.
@@ -99,25 +96,35 @@ class SplitService:
         if self._pool.device.type != "cpu":
             raise Refused(f"this server computes on {self._pool.device}; a split runs on its CPU alone so far",
                           remedy="start a server with --device cpu, or use mode server or replay")  # fmt: skip
-        with self._lock:
-            if len(self._sessions.get(request.peer, ())) >= MAX_OPEN:
-                raise Refused(f"full: this robot has {MAX_OPEN} splits open", remedy="close one")
-        self._loader.submit(request.peer, lambda: guarded(request, lambda: self._load(request, specs)))
+        if len(self._open.of_connection(request.peer)) >= MAX_OPEN:
+            raise Refused(f"full: this robot has {MAX_OPEN} splits open", remedy="close one")
+        self.submit(self._loader, request, lambda: self._load(request, specs))
 
     def table(self, request: Request) -> None:
         """``{handle}`` and a JSON list of plans as the one buffer → ``{plans}``: how many are in force now."""
-        session = self._find(request)
+        split = self._open.find(request)
         if len(request.buffers) != 1 or request.buffers[0].nbytes > MAX_TABLE_BYTES:
             raise ProtocolError(f"a table of plans is one buffer of at most {MAX_TABLE_BYTES} bytes")
-        self._loader.submit(request.peer, lambda: guarded(request, lambda: self._take_table(request, session)))
+        self.submit(self._loader, request, lambda: self._take_table(request, split))
 
-    def close_session(self, request: Request) -> None:
-        """``{handle}`` → ``{}``."""
-        session = self._find(request)
-        with self._lock:
-            del self._sessions[request.peer][request.body["handle"]]
-        self._models.release(session.learnt)
-        request.reply({})
+    def have(self, request: Request) -> None:
+        """``{names}`` → ``{missing}``: positions of the blobs of constants that are not here."""
+        self.submit(self._loader, request, lambda: request.reply({"missing": blobs.look_up(self._store, request)[0]}))
+
+    def put(self, request: Request) -> None:
+        """``{name}`` and a blob → ``{}``."""
+
+        def keep() -> None:
+            blobs.keep(self._store, request)
+            request.reply({})
+
+        self.submit(self._loader, request, keep)
+
+    def echo(self, request: Request) -> None:
+        """``{}`` → ``{}``, by way of every thread that rows go through: a robot learns what a request costs here."""
+        through, device, back = self._runs.decoder, self._device, self._runs.encoder
+        answer = lambda: self.submit(back, request, lambda: request.reply({}))  # noqa: E731
+        self.submit(through, request, lambda: self.submit(device, request, answer))
 
     # -- opening
 
@@ -125,64 +132,46 @@ class SplitService:
         """On the loader's thread: build and trace; then profile on the device's."""
         body = request.body
         if "constants" in body:
-            learnt = self._recorded(request, specs)
+            traced = self._recorded(request, specs)
         else:
             examples = unpack(body.get("inputs"), request.buffers, specs, MAX_INPUT_BYTES)
             known = body.get("sequence")
-            learnt = self._models.trace(
+            traced = self._models.trace(
                 body.get("name"), body.get("options", {}), body.get("state_hash"), examples, known
             )
-        if learnt.profile is not None:
-            self._opened(request, learnt)
+        if traced.profile is not None:
+            self._opened(request, traced)
             return
         try:
-            self._device.submit(request.peer, lambda: guarded(request, lambda: self._profile(request, learnt)))
+            self.submit(self._device, request, lambda: self._profile(request, traced))
         except BaseException:
-            self._models.release(learnt)
+            self._models.release(traced)
             raise
 
-    def _recorded(self, request: Request, specs: Sequence[TensorSpec]) -> Learnt:
+    def _recorded(self, request: Request, specs: Sequence[TensorSpec]) -> TracedModel:
         """On the loader's thread: an inference that came as a sequence, within what one robot may hold."""
         sequence = captured.read(bytes(request.buffers[0]), specs)
-        with self._lock:
-            opened = list(self._sessions.get(request.peer, {}).values())
-        held = sum(captured.constant_bytes(item.network.program.sequence) for item in opened
-                   if item.learnt.replica is None)  # fmt: skip
+        opened = [split.traced for split in self._open.of_connection(request.peer)]
+        held = sum(captured.constant_bytes(item.network.program.sequence) for item in opened if item.replica is None)
         if held + captured.constant_bytes(sequence) > captured.MAX_CONSTANT_BYTES:
             raise Refused(f"the splits of this robot hold {held >> 20} MiB of constants already", remedy="close one")
-        program = self._constants.program(sequence, request.body["constants"])
+        program = captured.with_constants(sequence, request.body["constants"], self._store)
         examples = unpack(request.body.get("inputs"), request.buffers[1:], specs, MAX_INPUT_BYTES)
         return self._models.recorded(program, examples)
 
-    def _with_constants(self, request: Request, work: Callable[[Request], Dict[str, Any]]) -> None:
-        """On the loader's thread: it reads and writes files."""
-
-        def answer() -> None:
-            request.reply(work(request))
-
-        self._loader.submit(request.peer, lambda: guarded(request, answer))
-
-    def _profile(self, request: Request, learnt: Learnt) -> None:
+    def _profile(self, request: Request, traced: TracedModel) -> None:
         """On the device's thread."""
-        self._models.profile(learnt)
-        self._opened(request, learnt)
+        self._models.profile(traced)
+        self._opened(request, traced)
 
-    def _opened(self, request: Request, learnt: Learnt) -> None:
-        assert learnt.profile is not None
-        handle = next(self._handles)
-        with self._lock:
-            gone = request.peer.gone
-            if not gone:
-                session = Session(learnt, learnt.network, learnt.profile, learnt.shared)
-                self._sessions.setdefault(request.peer, {})[handle] = session
-        if gone:
-            self._models.release(learnt)
-            return
-        record = json.dumps(learnt.profile.to_record()).encode()
-        body = {"handle": handle, "sequence": learnt.profile.sequence}
-        request.reply(body, [record])
+    def _opened(self, request: Request, traced: TracedModel) -> None:
+        assert traced.profile is not None
+        handle = self._open.add(request, OpenSplit(traced))
+        if handle:
+            record = json.dumps(traced.profile.to_record()).encode()
+            request.reply({"handle": handle, "sequence": traced.profile.sequence}, [record])
 
-    def _take_table(self, request: Request, session: Session) -> None:
+    def _take_table(self, request: Request, split: OpenSplit) -> None:
         """On the loader's thread: every plan is checked before it may run."""
         try:
             texts = json.loads(bytes(request.buffers[0]).decode())
@@ -192,14 +181,7 @@ class SplitService:
             raise ProtocolError(f"a table holds 1 to {MAX_PLANS} plans")
         if not all(isinstance(text, str) for text in texts):
             raise ProtocolError("a plan is a string of JSON")
-        located, identity = session.network.located, session.profile.sequence
-        session.plans = tuple(ready(Plan.from_json(text), located, identity) for text in texts)
-        request.reply({"plans": len(session.plans)})
-
-    def _find(self, request: Request) -> Session:
-        handle = request.body.get("handle")
-        with self._lock:
-            found = self._sessions.get(request.peer, {}).get(handle) if type(handle) is int else None
-        if found is None:
-            raise BadInput(f"no split is open under handle {str(handle)[:32]}", remedy="open it (again)")
-        return found
+        located, profile = split.traced.network.located, split.traced.profile
+        assert profile is not None
+        split.plans = tuple(ready(Plan.from_json(text), located, profile.sequence) for text in texts)
+        request.reply({"plans": len(split.plans)})

@@ -16,8 +16,8 @@ from edge_offload.link.emulate.trace import Link, Trace
 from edge_offload.mode import Mode
 from edge_offload.server.services.replica.replicas import ReplicaPool
 from edge_offload.server.services.split import models as split_models
-from edge_offload.server.services.split.kept import KeptSplits
 from edge_offload.server.services.split.models import SplitModels
+from edge_offload.server.services.split.trace_cache import TraceCache
 from edge_offload.split.runtime.profile import Profile
 from edge_offload.split.runtime.tracing import trace
 from tests.modes.split import split_nets
@@ -36,14 +36,14 @@ def quick(network, repeats):
 def started(folder, factory="pictures"):
     """The models of a server that has just been started."""
     name = f"tests.modes.split.split_nets:{factory}"
-    return SplitModels(ReplicaPool(torch.device("cpu"), [name]), KeptSplits(folder))
+    return SplitModels(ReplicaPool(torch.device("cpu"), [name]), TraceCache(folder))
 
 
 def opened(models, factory="pictures", sequence=None, seed=1):
-    learnt = models.trace(f"tests.modes.split.split_nets:{factory}", {"seed": seed}, None, [PICTURE], sequence)
-    if learnt.profile is None:
-        models.profile(learnt)
-    return learnt
+    traced = models.trace(f"tests.modes.split.split_nets:{factory}", {"seed": seed}, None, [PICTURE], sequence)
+    if traced.profile is None:
+        models.profile(traced)
+    return traced
 
 
 def results(program):
@@ -120,7 +120,7 @@ def test_a_constant_that_is_no_weight_is_kept_too(tmp_path):
             return image.float() + torch.tensor([[1.0], [2.0], [4.0]])[:, :, None]
 
     network = trace("shifted", Shifted(), [PICTURE])
-    kept = KeptSplits(tmp_path)
+    kept = TraceCache(tmp_path)
     profile = quick(network, 1)
     kept.keep(network.program, profile, Shifted())
     found = kept.find(profile.sequence, Shifted())
@@ -130,11 +130,11 @@ def test_a_constant_that_is_no_weight_is_kept_too(tmp_path):
 
 def test_old_profiles_are_not_believed_and_few_are_kept(tmp_path, monkeypatch):
     network = trace("pictures", split_nets.pictures(1).eval(), [PICTURE])
-    kept, profile = KeptSplits(tmp_path), quick(network, 1)
+    kept, profile = TraceCache(tmp_path), quick(network, 1)
     kept.keep(network.program, profile, None)
     assert kept.profile(profile.sequence) == profile
     assert kept.find(profile.sequence, split_nets.pictures(1)) is None  # the profile alone
-    monkeypatch.setattr("edge_offload.server.services.split.kept.PROFILE_S", 0.0)
+    monkeypatch.setattr("edge_offload.server.services.split.trace_cache.PROFILE_S", 0.0)
     assert kept.profile(profile.sequence) is None
     for number in range(40):
         kept.keep(network.program, dataclasses.replace(profile, sequence=f"{number:032x}"), None)
@@ -162,7 +162,7 @@ def test_after_an_interruption_robot_and_server_go_on_with_what_they_had(server,
 
 
 def test_a_file_of_the_wrong_kind_is_not_used(tmp_path):
-    kept = KeptSplits(tmp_path)
+    kept = TraceCache(tmp_path)
     tmp_path.joinpath(f"{'a' * 32}.split").mkdir()
     assert kept.profile("a" * 32) is None
     with pytest.raises(EdgeOffloadError):

@@ -1,4 +1,4 @@
-"""What a server learned of the models that it splits, on its disk: a server that was started again need not trace anew.
+"""Traces and profiles of the models that a server splits, on its disk: a restarted server need not trace anew.
 
 A file per sequence: its msgpack form, this machine's profile, and those constants that are no weights of the model.
 Nothing in it is executed. A robot that comes back names the hash of its own trace; what is read here must have that
@@ -43,8 +43,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What was kept of one sequence.
+class CachedTrace:
+    """What the cache has of one sequence.
 
     Attributes:
         program: with its constants.
@@ -57,7 +57,7 @@ class Kept:
     profile: Optional[Profile]
 
 
-class KeptSplits:
+class TraceCache:
     """Files in a directory that only this user can write. A disk that cannot be written costs time, never a result.
 
     Args:
@@ -76,8 +76,8 @@ class KeptSplits:
             _log.warning("%s cannot be used: %s", self._path(sequence), error)
             return None
 
-    def find(self, sequence: str, module: nn.Module) -> Optional[Kept]:
-        """What is kept of the sequence of that hash, bound to the weights of ``module``; None if it cannot be used."""
+    def find(self, sequence: str, module: nn.Module) -> Optional[CachedTrace]:
+        """The trace of the sequence of that hash, bound to the weights of ``module``; None if it cannot be used."""
         document = self._read(sequence)
         if document is None or not document.get("sequence"):
             return None
@@ -92,7 +92,7 @@ class KeptSplits:
         except (EdgeOffloadError, ValueError, TypeError, KeyError, RecursionError) as error:
             _log.warning("%s cannot be used, the model is traced again: %s", self._path(sequence), error)
             return None
-        return Kept(program, readout, profile)
+        return CachedTrace(program, readout, profile)
 
     def keep(self, program: Program, profile: Profile, module: Optional[nn.Module]) -> None:
         """Write down what was traced from ``module`` and measured; without one the profile alone."""
@@ -124,7 +124,7 @@ class KeptSplits:
             self._make_room()
             write_atomic(self._path(profile.sequence), hashlib.sha256(data).digest() + data)
         except OSError as error:
-            _log.warning("what was learned of a model cannot be kept in %s: %s", self.directory, error)
+            _log.warning("the trace of a model cannot be cached in %s: %s", self.directory, error)
 
     def _path(self, sequence: str) -> pathlib.Path:
         return self.directory / f"{sequence}.split"

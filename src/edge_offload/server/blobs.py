@@ -1,0 +1,135 @@
+"""Weights and constants on the server's disk, by checksum: what one program sent, none sends again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pathlib
+import threading
+from typing import Any, Dict, List, Optional, Tuple
+
+from edge_offload.errors import ProtocolError
+from edge_offload.link.transport.peers import Request
+from edge_offload.protocol.blobs import DIGEST_BYTES, MAX_BLOB_BYTES, Data, digest
+
+#: Checksums in one question.
+MAX_NAMES = 256
+
+_log = logging.getLogger(__name__)
+
+
+def default_directory() -> pathlib.Path:
+    """``$XDG_CACHE_HOME/edge_offload/blobs``, by default under ``~/.cache``."""
+    root = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "") or pathlib.Path.home() / ".cache")
+    return root / "edge_offload" / "blobs"
+
+
+class BlobStore:
+    """Blobs in a directory that only this user can read; the least recently used go first. Thread-safe.
+
+    A robot that knows a checksum can use the blob, whoever sent it. A disk that cannot be written costs uploads at
+    the next start, never a result.
+
+    Args:
+        directory: where they are; made when first needed.
+        max_bytes: most bytes on disk.
+    """
+
+    def __init__(self, directory: Optional[pathlib.Path] = None, max_bytes: int = 16 << 30) -> None:
+        self.directory = directory if directory is not None else default_directory()
+        self.max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._stored: Optional[int] = None
+
+    def get(self, name: bytes) -> Optional[bytes]:
+        """The blob, or None if it is not here (any more). A file that was damaged is not here."""
+        path = self._path(name)
+        try:
+            data = path.read_bytes()
+            os.utime(path)
+        except OSError:
+            return None
+        if digest(data) != name:
+            _log.warning("%s is damaged and is sent anew", path)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        return data
+
+    def put(self, name: bytes, data: Data) -> None:
+        """Keep a blob.
+
+        Raises:
+            ProtocolError: ``name`` is not its checksum.
+        """
+        if digest(data) != name:
+            raise ProtocolError("a blob does not have the checksum that it was announced with")
+        path = self._path(name)
+        try:
+            with self._lock:
+                if path.exists():
+                    return
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._make_room(memoryview(data).nbytes)
+                temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+                with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
+                    stream.write(data)
+                os.replace(temporary, path)
+        except OSError as error:
+            _log.warning("weights cannot be kept in %s: %s", self.directory, error)
+
+    def _path(self, name: bytes) -> pathlib.Path:
+        if len(name) != DIGEST_BYTES:
+            raise ProtocolError("a checksum of another length")
+        text = name.hex()
+        return self.directory / text[:2] / text
+
+    def _make_room(self, size: int) -> None:
+        if self._stored is None or self._stored + size > self.max_bytes:
+            # counted anew: other servers of this user share the directory
+            found = sorted(
+                ((stat.st_mtime, stat.st_size, path) for path in self.directory.glob("??/*") for stat in [path.stat()]),
+                key=lambda item: item[0],
+            )
+            self._stored = sum(nbytes for _, nbytes, _ in found)
+            for _, nbytes, path in found:
+                if self._stored + size <= self.max_bytes:
+                    break
+                path.unlink()
+                self._stored -= nbytes
+        self._stored += size
+
+
+def checksums(names: Any, most: int = MAX_NAMES) -> List[bytes]:
+    """A list of checksums off the wire.
+
+    Raises:
+        ProtocolError: it is not one.
+    """
+    if not isinstance(names, list) or len(names) > most:
+        raise ProtocolError(f"a list of at most {most} checksums was expected")
+    if not all(isinstance(name, bytes) and len(name) == DIGEST_BYTES for name in names):
+        raise ProtocolError(f"a checksum is {DIGEST_BYTES} bytes")
+    return names
+
+
+def look_up(store: BlobStore, request: Request) -> Tuple[List[int], Dict[bytes, bytes]]:
+    """``{names}``: positions of the blobs that are not here, and those that are; reads files."""
+    names = checksums(request.body.get("names"))
+    found = {name: data for name in names for data in [store.get(name)] if data is not None}
+    return [position for position, name in enumerate(names) if name not in found], found
+
+
+def keep(store: BlobStore, request: Request) -> Tuple[bytes, bytes]:
+    """``{name}`` and a blob, which is written to disk: name and blob.
+
+    Raises:
+        ProtocolError: the blob is too large, or ``name`` is not its checksum.
+    """
+    (name,) = checksums([request.body.get("name")])
+    data = b"".join(request.buffers)
+    if len(data) > MAX_BLOB_BYTES:
+        raise ProtocolError(f"a piece of {len(data)} bytes, the limit is {MAX_BLOB_BYTES}")
+    store.put(name, data)
+    return name, data

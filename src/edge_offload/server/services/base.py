@@ -1,0 +1,117 @@
+"""What services share: handles of what robots have open, work on other threads, and answers with errors."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from typing import Callable, Dict, Generic, List, TypeVar
+
+from edge_offload.errors import BadInput, EdgeOffloadError, Refused, RemoteError
+from edge_offload.link.transport.peers import Peer, Request
+from edge_offload.server.status import StatusBook
+from edge_offload.server.worker import Worker
+
+Item = TypeVar("Item")
+_log = logging.getLogger(__name__)
+
+
+class OpenHandles(Generic[Item]):
+    """What robots have open, by connection and handle. Thread-safe.
+
+    Args:
+        what: is opened, for messages.
+        release: called with what is not open any more.
+    """
+
+    def __init__(self, what: str, release: Callable[[Item], None]) -> None:
+        self._what = what
+        self._release = release
+        self._open: Dict[Peer, Dict[int, Item]] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def add(self, request: Request, item: Item) -> int:
+        """A handle for ``item``; 0, and it is released, if the robot has gone meanwhile."""
+        handle = next(self._numbers)
+        with self._lock:
+            if not request.peer.gone:
+                self._open.setdefault(request.peer, {})[handle] = item
+                return handle
+        self._release(item)
+        return 0
+
+    def find(self, request: Request) -> Item:
+        """What the request's handle stands for.
+
+        Raises:
+            BadInput: nothing is open under it.
+        """
+        handle = request.body.get("handle")
+        with self._lock:
+            found = self._open.get(request.peer, {}).get(handle) if type(handle) is int else None
+        if found is None:
+            raise BadInput(
+                f"no {self._what} is open under handle {str(handle)[:32]}", remedy="open it (again) on this connection"
+            )
+        return found
+
+    def close(self, request: Request) -> None:
+        """``{handle}`` → ``{}``; the handle is void afterwards."""
+        item = self.find(request)
+        with self._lock:
+            del self._open[request.peer][request.body["handle"]]
+        self._release(item)
+        request.reply({})
+
+    def forget(self, peer: Peer) -> None:
+        """The connection has gone, and what was open on it."""
+        with self._lock:
+            items = self._open.pop(peer, {})
+        for item in items.values():
+            self._release(item)
+
+    def of_connection(self, peer: Peer) -> List[Item]:
+        """What is open on one connection."""
+        with self._lock:
+            return list(self._open.get(peer, {}).values())
+
+    def of_robot(self, peer: Peer) -> List[Item]:
+        """What the robot has open, on this connection and its others."""
+        with self._lock:
+            return [item for other, items in self._open.items() if other.key == peer.key for item in items.values()]
+
+
+class Service:
+    """Answers some kinds of requests. What it does not do at once is submitted to a worker.
+
+    Args:
+        book: counts.
+    """
+
+    def __init__(self, book: StatusBook) -> None:
+        self._book = book
+
+    def submit(self, worker: Worker, request: Request, work: Callable[[], None], cost_s: float = 0.0) -> None:
+        """Let ``worker`` do ``work``; whatever that raises is the answer to ``request``, never the end of the worker.
+
+        Raises:
+            Refused: too much waits.
+        """
+        worker.submit(request.peer, lambda: self._guarded(request, work), cost_s)
+
+    def failed(self, request: Request, error: BaseException) -> None:
+        """Answer ``request`` with ``error`` and count it."""
+        self._book.add(**{"refused" if isinstance(error, Refused) else "failed": 1})
+        if not isinstance(error, EdgeOffloadError):
+            _log.error("%s of %s failed", request.kind, request.peer.name, exc_info=error)
+        if not request.answered:
+            request.fail(error)
+
+    def _guarded(self, request: Request, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self.failed(request, error)
+        except SystemExit as error:
+            self.failed(request, RemoteError(f"the model called sys.exit({error.code!r})"))
