@@ -20,10 +20,10 @@ from edge_offload.link.transport.client import Client
 from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.mode import Mode
 from edge_offload.models import registry
-from edge_offload.models.video import sample_video
+from edge_offload.models.video import read_frames, sample_video
 from edge_offload.modes.split.robot.runner import SplitRunner
 from edge_offload.split.networks import module_and_inputs
-from edge_offload_benchmarks.payloads import video_frames
+from edge_offload_benchmarks.processes import wait_open
 
 WARM = 12
 OPEN_S = 300.0
@@ -69,7 +69,7 @@ def main() -> int:
     torch.set_num_threads(1)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    (frame,) = video_frames(sample_video(), [0])
+    frame = read_frames(sample_video(), [0])[0]
     network, inputs = module_and_inputs(model, {}, frame)
 
     def tensors(found: Any) -> Tuple[torch.Tensor, ...]:
@@ -130,11 +130,7 @@ def by_module(
     runner = SplitRunner(model, {}, network, client, lambda: registry.state_hash(network),
                          lambda given: module._local.run(given), planner="device_only")  # fmt: skip
     module.add_runner(runner)
-    until = time.monotonic() + OPEN_S
-    while (why := module.unavailable_reason(Mode.SPLIT, inputs)) is not None:
-        if time.monotonic() > until:
-            raise RemoteError(f"the split was not open after {OPEN_S:g} s: {why}")
-        time.sleep(0.05)
+    wait_open(module, Mode.SPLIT, inputs, OPEN_S)
 
     def split() -> Tuple[torch.Tensor, ...]:
         outputs, report = module.run(inputs, Mode.SPLIT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Dict, List, Sequence, Tuple
+from typing import Tuple
 
 import numpy as np
 
@@ -20,27 +20,6 @@ IMAGENET_STD = np.array([0.229, 0.224, 0.225], np.float32)
 
 _BAND = 2  # voxels of height per class of the label grid
 _REACH = 3.0  # voxels: how far the completed label grid extends what was measured
-
-
-def video_frames(path: pathlib.Path, numbers: Sequence[int]) -> List[Array]:
-    """The frames of a video with these (0-based, ascending) numbers: uint8 [H, W, 3], BGR.
-
-    Raises:
-        BadInput: not a video, or shorter.
-    """
-    import cv2
-
-    capture = cv2.VideoCapture(str(path))
-    wanted, number = set(numbers), 0
-    frames: Dict[int, Array] = {}
-    while len(frames) < len(wanted):
-        done, frame = capture.read()
-        if not done:
-            raise BadInput(f"{path} ends after {number} frames", remedy=f"give a video of {max(wanted) + 1} frames")
-        if number in wanted:
-            frames[number] = frame
-        number += 1
-    return [frames[number] for number in numbers]
 
 
 def resized(frame: Array, width: int, height: int) -> Array:

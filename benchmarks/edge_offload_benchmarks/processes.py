@@ -25,6 +25,16 @@ START_S = 120.0
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
+def machine() -> str:
+    """This machine in a few words."""
+    import platform
+
+    model = ""
+    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as stream:
+        model = next(line.split(":", 1)[1].strip() for line in stream if line.startswith("model name"))
+    return f"{model or platform.machine()}, {os.cpu_count()} cores"
+
+
 def edge_offload(*arguments: str) -> List[str]:
     """The command of a subcommand, under this Python."""
     return [sys.executable, "-m", "edge_offload.cli", *arguments]

@@ -10,10 +10,9 @@ from edge_offload.models.checkpoint import read
 from edge_offload.models.kapao import SHIPPED
 from edge_offload.models.kapao.checkpoint import facts_of
 from edge_offload.models.registry import build_estimator, entries
-from edge_offload.models.video import sample_video
+from edge_offload.models.video import read_frames, sample_video
 from edge_offload_benchmarks.experiments.people import LABELS, read_labels
 from edge_offload_training import evaluation
-from edge_offload_training.kapao.samples import read_frames
 
 NUMBERS = (601, 636, 671, 701, 731, 761, 791)
 

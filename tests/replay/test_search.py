@@ -17,6 +17,7 @@ from edge_offload.replay.search import (
     z_function,
 )
 from edge_offload_research import cricket
+from tests.replay.cricket_log import synthetic_log
 
 WEIGHT, INPUT, STATE = 1, 2, 3
 
@@ -187,10 +188,10 @@ def test_many_copies_in_one_inference_stay_linear() -> None:
 
 
 def test_published_call_counts_and_the_search_over_them() -> None:
-    log = cricket.synthetic_log(inferences=8)
+    log = synthetic_log(inferences=8)
     assert len(log) > 1e5
     for name, count in cricket.LOOP_INFERENCE.items():
-        assert sum(call.function == name for call in cricket.synthetic_log(1)[-5895:]) == count
+        assert sum(call.function == name for call in synthetic_log(1)[-5895:]) == count
     sequence = operator_sequence_search(log)
     assert sequence is not None
     assert sequence.length == 5895

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import json
 import os
 import pathlib
 import pickle
@@ -25,10 +26,9 @@ from edge_offload.models.kapao.network import DEFAULT_ANCHORS
 from edge_offload.models.kapao.network import STRIDES as LEVEL_STRIDES
 from edge_offload.models.kapao.readout import Readout
 from edge_offload.models.kapao.thresholds import PRESETS
-from edge_offload.models.people import People
 from edge_offload_training.kapao import augment
 from edge_offload_training.kapao.loss import K, Weights, fit_anchors, loss, match, target_rows
-from edge_offload_training.kapao.samples import Dataset, coco_document, load_coco
+from edge_offload_training.kapao.samples import Dataset, load_coco
 from edge_offload_training.kapao.trainer import Config, Trainer
 
 ANCHORS = [torch.tensor([[19.0, 27], [44, 40], [38, 94]]), torch.tensor([[96.0, 68], [86, 152], [180, 137]])]
@@ -143,19 +143,20 @@ def test_flip_swaps_left_and_right_keypoints():
     assert (augment.FLIPPED[augment.FLIPPED] == np.arange(K)).all()
 
 
-def test_coco_document_round_trip(tmp_path):
-    random = np.random.default_rng(0)
-    people = {3: People([[10, 10, 50, 60]], [0.9], random.uniform(11, 49, (1, K, 3)) / [1, 1, 50]), 5: People.empty()}
-    document = coco_document(people, 128, 96, visible=0.4)
+def test_a_coco_file_is_read_as_it_is_labelled(tmp_path):
+    keypoints = np.random.default_rng(0).integers(11, 49, (K, 3))
+    keypoints[:, 2] = 2 * (keypoints[:, 2] > 30)
+    person = {"image_id": 3, "bbox": [10, 10, 40, 50], "keypoints": keypoints.ravel().tolist()}
+    images = [{"id": number, "file_name": f"{number:06d}.png"} for number in (3, 5)]
     (tmp_path / "images").mkdir()
-    for number in people:
-        cv2.imwrite(str(tmp_path / "images" / f"{number:06d}.png"), np.zeros((96, 128, 3), np.uint8))
-    (tmp_path / "labels.json").write_text(__import__("json").dumps(document))
+    for image in images:
+        cv2.imwrite(str(tmp_path / "images" / image["file_name"]), np.zeros((96, 128, 3), np.uint8))
+    crowd = {**person, "image_id": 5, "iscrowd": 1}
+    (tmp_path / "labels.json").write_text(json.dumps({"images": images, "annotations": [person, crowd]}))
     dataset = load_coco(tmp_path / "labels.json", tmp_path / "images", size=128)
     assert [len(dataset[index].boxes) for index in range(2)] == [1, 0]
     assert dataset[0].boxes[0].tolist() == pytest.approx([10, 10, 50, 60], abs=0.01)
-    seen = people[3].keypoints[0, :, 2] >= 0.4
-    assert (dataset[0].keypoints[0, :, 2] > 0).tolist() == seen.tolist()
+    assert dataset[0].keypoints[0].tolist() == keypoints.tolist()
 
 
 def test_bad_labels_name_the_file(tmp_path):

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 
 from edge_offload.arrays import Array
 from edge_offload.outputs import add_output
+from edge_offload_benchmarks.processes import machine
 
 if TYPE_CHECKING:
     Pair = Tuple[Array, Optional[Array]]
@@ -87,42 +88,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def machine() -> str:
-    """Processor of this machine, as its operating system calls it."""
-    import os
-    import platform
-
-    name = platform.processor() or platform.machine()
-    try:
-        for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                name = line.split(":", 1)[1].strip()
-                break
-    except OSError:
-        pass
-    return f"{name}, {os.cpu_count()} cores"
-
-
 def video_payloads(path: Optional[pathlib.Path], count: int) -> List[Payload]:
     """Frames by themselves and against earlier ones, with and without noise, and normalised images.
 
     Raises:
         BadInput: no video, or too short a one.
     """
-    import cv2
-
     from edge_offload.errors import BadInput
-    from edge_offload.models.video import sample_video
+    from edge_offload.models.video import Video, read_frames, sample_video
     from edge_offload_benchmarks import payloads
 
     source = path or sample_video()
-    length = int(cv2.VideoCapture(str(source)).get(cv2.CAP_PROP_FRAME_COUNT))
+    length = Video(source).length
     if length < count + max(LAGS):
         raise BadInput(f"{source} has {length} frames", remedy=f"give a video of at least {count + max(LAGS)} frames")
     # drawn, not on a grid: a grid may keep step with the key frames of the video
     numbers = sorted(random.Random(0).sample(range(max(LAGS), length), count))
     wanted = sorted({number - lag for number in numbers for lag in (0, *LAGS)})
-    frames = dict(zip(wanted, payloads.video_frames(source, wanted)))
+    frames = read_frames(source, wanted)
     made = []
     for width, height in SIZES:
         small = {number: payloads.resized(frame, width, height) for number, frame in frames.items()}

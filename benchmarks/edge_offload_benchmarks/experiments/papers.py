@@ -157,7 +157,7 @@ def measured_codecs(args: argparse.Namespace, model: str) -> Dict[str, Dict[str,
     import numpy as np
 
     from edge_offload.link import codecs
-    from edge_offload.models.video import sample_video
+    from edge_offload.models.video import read_frames, sample_video
     from edge_offload_benchmarks import payloads
     from edge_offload_benchmarks.experiments.codecs import Payload, read_labels
 
@@ -174,12 +174,13 @@ def measured_codecs(args: argparse.Namespace, model: str) -> Dict[str, Dict[str,
         occupied = payloads.occupancy(scan)
         flat = [np.ascontiguousarray(grid.transpose(0, 2, 1))[None] for grid in (occupied, labels)]
         return {"spatial": {"input": cost(flat[:1]), "output": cost(flat[1:], upward=False)}}
-    frames = payloads.video_frames(args.video or sample_video(), [40 * k + 7 for k in range(args.frames)])
+    video = args.video or sample_video()
+    frames = list(read_frames(video, [40 * k + 7 for k in range(args.frames)]).values())
     if model != "kapao":
         return {"spatial": {"input": cost([payloads.normalised(frame) for frame in frames])}}
     sized = [payloads.resized(frame, 960, 640) for frame in frames]
     noisy = [payloads.with_noise(frame, 1.0, k) for k, frame in enumerate(sized)]
-    pan = _panned(payloads.video_frames(args.video or sample_video(), list(range(100, 100 + args.frames + 1))))
+    pan = _panned(list(read_frames(video, range(100, 100 + args.frames + 1)).values()))
     return {
         "spatial": {"input": cost([_planes(frame) for frame in sized])},
         "noise": {"input": cost([_planes(frame) for frame in noisy])},

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.commands.track import parse_options
     from edge_offload.errors import BadInput
     from edge_offload.models.movenet.estimator import DEFAULTS as MOVENET
-    from edge_offload.models.video import frames_per_s, sample_video
+    from edge_offload.models.video import Video, sample_video
     from edge_offload_benchmarks.people_tracking import read_identities, tracking_figures
     from edge_offload_training import evaluation
     from edge_offload_training.kapao import distil, recipe
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     identities = {} if not by_hand else read_identities(args.labels or LABELS)
     identities = {number: ids for number, ids in identities.items() if number in by_hand}
     tracking = [
-        {"finder": name, **tracking_figures(found, numbers, by_hand, identities, score, frames_per_s(video))}
+        {"finder": name, **tracking_figures(found, numbers, by_hand, identities, score, Video(video).fps)}
         for name, found, score in finders
         if identities and name != "background"
     ]
@@ -178,7 +178,7 @@ def _network(
 
 def _infer(name: str, options: Dict[str, Any], video: pathlib.Path, numbers: Sequence[int]) -> List[People]:
     from edge_offload.models.registry import build_estimator
-    from edge_offload_training.kapao.samples import read_frames
+    from edge_offload.models.video import read_frames
 
     estimator = build_estimator(name, **options)
     frames = read_frames(video, numbers)
@@ -195,21 +195,15 @@ def _background(
     import cv2
     import numpy as np
 
+    from edge_offload.models.video import Video
     from edge_offload_training import evaluation
 
     subtractor = cv2.createBackgroundSubtractorMOG2(history=500, varThreshold=16, detectShadows=True)
-    capture = cv2.VideoCapture(str(video))
     found: Dict[int, People] = {}
-    try:
-        for number in range(max(*numbers, *tune) + 1):
-            ok, frame = capture.read()
-            if not ok:
-                break
-            mask = subtractor.apply(frame)
-            if number in teacher:
-                found[number] = blobs((mask == 255).astype(np.uint8))
-    finally:
-        capture.release()
+    for number, (_, frame) in enumerate(Video(video).frames(max(*numbers, *tune) + 1)):
+        mask = subtractor.apply(frame)
+        if number in teacher:
+            found[number] = blobs((mask == 255).astype(np.uint8))
     matched = evaluation.match([found[number] for number in tune], [teacher[number] for number in tune])
     areas = [(evaluation.at_threshold(matched, area_score(area))[2], area) for area in BLOB_AREAS]
     return "background", [found[number] for number in numbers], area_score(max(areas)[1])

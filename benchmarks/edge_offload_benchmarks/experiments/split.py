@@ -123,17 +123,16 @@ def measure(
     from edge_offload.manager.runtime import OffloadedModule
     from edge_offload.mode import Mode
     from edge_offload.models import registry
-    from edge_offload.models.video import sample_video
+    from edge_offload.models.video import read_frames, sample_video
     from edge_offload.modes.split.robot.runner import SplitRunner, ways
     from edge_offload.split.model.simulate import simulate
     from edge_offload.split.networks import module_and_inputs
     from edge_offload.split.planners.table import Effort
-    from edge_offload_benchmarks.payloads import video_frames
 
     control = Control(about["control"])
     entry = registry.entries().get(args.model)
     options = options_of(args.option, entry.options if entry else {})
-    (frame,) = video_frames(args.video or sample_video(), [0])
+    frame = read_frames(args.video or sample_video(), [0])[0]
     network, given = module_and_inputs(args.model, options, frame)
     inputs = list(given)
     rows: List[Dict[str, Any]] = []

@@ -31,7 +31,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from edge_offload.outputs import Kept, add_output
-from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, edge_offload
+from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, edge_offload, machine
 
 if TYPE_CHECKING:
     from edge_offload.link.emulate.emulator import Emulator
@@ -109,16 +109,6 @@ def run(args: argparse.Namespace) -> int:
     kept.settle()
     differ = any(item["equal"] < item["inferences"] for item in record.get("bits", ()))
     return 1 if record["failures"] or differ else 0
-
-
-def machine() -> str:
-    """This machine in a few words."""
-    import platform
-
-    model = ""
-    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as stream:
-        model = next(line.split(":", 1)[1].strip() for line in stream if line.startswith("model name"))
-    return f"{model or platform.machine()}, {os.cpu_count()} cores"
 
 
 def save(record: Dict[str, Any], path: Optional[pathlib.Path]) -> None:

@@ -60,10 +60,11 @@ def _measure(
 ) -> List[Workload]:
     from edge_offload.manager.runtime import OffloadedModule
     from edge_offload.models.registry import build_estimator
+    from edge_offload.models.video import read_frames, sample_video
     from edge_offload.modes.timeouts import TimeoutLimits
 
     estimator = build_estimator(model)
-    inputs = [[estimator.prepare(image)[0]] for image in _images(frames)]
+    inputs = [[estimator.prepare(image)[0]] for image in read_frames(sample_video(), range(frames)).values()]
     with patient_client(address, keys) as client:
         client.wait_ready(60.0)
         slow = TimeoutLimits(floor_s=60.0, cap_s=60.0, first_s=60.0)
@@ -98,22 +99,6 @@ def _measure(
             found.append((costs, planned))
         module.close()
     return found
-
-
-def _images(frames: int) -> List[Any]:
-    import cv2
-
-    from edge_offload.models.video import sample_video
-
-    video = cv2.VideoCapture(str(sample_video()))
-    images: List[Any] = []
-    while len(images) < frames:
-        there, image = video.read()
-        if not there:
-            raise BadInput(f"the sample video has {len(images)} frames", remedy="ask for fewer --frames")
-        images.append(image)
-    video.release()
-    return images
 
 
 def _own_coding_s(inputs: Sequence[Any], outputs: Sequence[Any]) -> float:

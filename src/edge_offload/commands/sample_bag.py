@@ -34,9 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See the module."""
-    import cv2
-
-    from edge_offload.models.video import sample_video
+    from edge_offload.models.video import Video
 
     try:
         import genpy
@@ -50,33 +48,23 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"{args.bag} is no ordinary file", remedy="name another")
     if not re.fullmatch(r"[~/]?[A-Za-z][A-Za-z0-9_/]*", args.topic):
         raise BadInput(f"--topic {args.topic!r} is no name of a topic", remedy="such as camera/image_raw")
-    video = args.video or sample_video()
-    capture = cv2.VideoCapture(str(video))
-    if not capture.isOpened():
-        raise BadInput(f"cannot open video {video}", remedy="give a file that OpenCV can decode")
-    rate = capture.get(cv2.CAP_PROP_FPS) or 10.0
+    video = Video(args.video)
     written = 0
     # written aside and renamed: a bag that is there is a whole one
     partial = args.bag.with_name(args.bag.name + ".part")
     with rosbag.Bag(str(partial), "w", compression="lz4") as bag:
-        number = 0
-        while written < args.frames:
-            ok, frame = capture.read()
-            if not ok:
-                break
+        for number, (_, frame) in enumerate(video.frames(args.first + args.every * args.frames)):
             if number >= args.first and (number - args.first) % args.every == 0:
-                total_ns = EPOCH_NS + round(number * 1e9 / rate)
+                total_ns = EPOCH_NS + round(number * 1e9 / video.fps)
                 stamp = genpy.Time(total_ns // 10**9, total_ns % 10**9)
                 height, width = frame.shape[:2]
                 header = Header(seq=written, stamp=stamp, frame_id="camera_optical_frame")
                 image = Image(header, height, width, "bgr8", 0, 3 * width, frame.tobytes())
                 bag.write(args.topic, image, stamp)
                 written += 1
-            number += 1
-    capture.release()
     if not written:
         partial.unlink()
-        raise BadInput(f"video {video} has no frame {args.first}")
+        raise BadInput(f"video {video.path} has no frame {args.first}")
     partial.replace(args.bag)
-    print(f"wrote {args.bag}: {written} images of {video} on {args.topic}")
+    print(f"wrote {args.bag}: {written} images of {video.path} on {args.topic}")
     return 0

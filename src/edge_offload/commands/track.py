@@ -24,7 +24,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.outputs import add_output
 
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from edge_offload.models.base import PersonEstimator
+    from edge_offload.models.video import Video
     from edge_offload.perception.pipeline import Run
     from edge_offload.power.meter import Energy
     from edge_offload.timing import InferenceReport
@@ -68,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--frames {args.frames}", remedy="give at least 1")
     if args.png and pathlib.Path(args.png).suffix.lower() != ".png":
         raise BadInput(f"--png {args.png}", remedy="name a .png")
+    from edge_offload.models.video import Video
+
     video = Video(args.video)
     say("loading the model")
     from edge_offload.execute.threads import pin
@@ -85,47 +87,6 @@ def run(args: argparse.Namespace) -> int:
     if work.failed is not None:
         raise work.failed
     return INTERRUPTED if work.interrupted else 0
-
-
-class Video:
-    """A video that can be opened: its frames with their time in it.
-
-    Raises:
-        BadInput: it cannot be opened.
-    """
-
-    def __init__(self, path: Optional[str]) -> None:
-        import cv2
-
-        from edge_offload.models.video import sample_video
-
-        self.path = str(path or sample_video())
-        self._capture = cv2.VideoCapture(self.path)
-        if not self._capture.isOpened():
-            raise BadInput(f"video {self.path} cannot be read", remedy="give a file that OpenCV can decode")
-        fps = self._capture.get(cv2.CAP_PROP_FPS)
-        self.fps = fps if 0 < fps < 1000 else 10.0
-        self.length = max(0, int(self._capture.get(cv2.CAP_PROP_FRAME_COUNT)))
-        """Frames, as the container says; 0 when it does not."""
-
-    def frames(self, limit: Optional[int]) -> Iterator[Tuple[float, Array]]:
-        """Time in seconds and pixels, up to ``limit`` frames.
-
-        Raises:
-            BadInput: there is none.
-        """
-        count = 0
-        try:
-            while limit is None or count < limit:
-                there, bgr = self._capture.read()
-                if not there:
-                    break
-                yield count / self.fps, bgr
-                count += 1
-        finally:
-            self._capture.release()
-        if not count:
-            raise BadInput(f"video {self.path} cannot be read", remedy="give a file that OpenCV can decode")
 
 
 @dataclass

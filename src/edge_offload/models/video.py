@@ -1,11 +1,12 @@
-"""Where the sample video is: vtest.avi of the Debian package opencv-doc, people walking in front of a fixed camera."""
+"""Frames of videos; the sample video: vtest.avi of Debian's opencv-doc, people before a camera that does not move."""
 
 from __future__ import annotations
 
 import os
 import pathlib
-from typing import List
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.cache import cache_dir
 
@@ -42,12 +43,64 @@ def sample_video() -> pathlib.Path:
     )
 
 
-def frames_per_s(video: pathlib.Path) -> float:
-    """What the file says; 10 where it says nothing."""
-    import cv2
+class Video:
+    """A video that can be opened: the sample video unless another is named.
 
-    capture = cv2.VideoCapture(str(video))
-    try:
-        return float(capture.get(cv2.CAP_PROP_FPS)) or 10.0
-    finally:
-        capture.release()
+    Attributes:
+        fps: frames per second; 10 where the file says nothing.
+        length: frames, as the container says; 0 when it does not.
+
+    Raises:
+        BadInput: it cannot be opened.
+    """
+
+    def __init__(self, path: Union[str, pathlib.Path, None] = None) -> None:
+        import cv2
+
+        self.path = str(path or sample_video())
+        self._capture = cv2.VideoCapture(self.path)
+        if not self._capture.isOpened():
+            raise self._unreadable()
+        fps = self._capture.get(cv2.CAP_PROP_FPS)
+        self.fps = fps if 0 < fps < 1000 else 10.0
+        self.length = max(0, int(self._capture.get(cv2.CAP_PROP_FRAME_COUNT)))
+
+    def _unreadable(self) -> BadInput:
+        return BadInput(f"video {self.path} cannot be read", remedy="give a file that OpenCV can decode")
+
+    def frames(self, limit: Optional[int] = None) -> Iterator[Tuple[float, Array]]:
+        """Time in seconds and pixels (uint8 [h, w, 3] BGR) of each frame from the first, up to ``limit`` frames.
+
+        Raises:
+            BadInput: there is none.
+        """
+        count = 0
+        try:
+            while limit is None or count < limit:
+                there, bgr = self._capture.read()
+                if not there:
+                    break
+                yield count / self.fps, bgr
+                count += 1
+        finally:
+            self._capture.release()
+        if not count:
+            raise self._unreadable()
+
+
+def read_frames(video: Union[str, pathlib.Path], wanted: Sequence[int]) -> Dict[int, Array]:
+    """The frames of ``video`` whose numbers (from 0) are ``wanted``, in ascending order: uint8 [h, w, 3] BGR each.
+
+    Raises:
+        BadInput: the video cannot be opened, or ends before the last of them.
+    """
+    found: Dict[int, Array] = {}
+    numbers, length = set(wanted), 0
+    if numbers:
+        for number, (_, frame) in enumerate(Video(video).frames(max(numbers) + 1)):
+            length = number + 1
+            if number in numbers:
+                found[number] = frame
+    if len(found) < len(numbers):
+        raise BadInput(f"video {video} ends at frame {length}; frame {max(numbers)} was asked for")
+    return found

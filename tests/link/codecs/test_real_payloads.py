@@ -8,6 +8,7 @@ import pytest
 
 from edge_offload import cli
 from edge_offload.link import codecs
+from edge_offload.models.video import read_frames
 from edge_offload_benchmarks import payloads
 from tests.link.codecs.codec_pictures import picture
 
@@ -24,7 +25,7 @@ def ratio(array, name):
 def pairs(video):
     """(frame, the frame before it) at 960x640."""
     wanted = sorted({number - lag for number in NUMBERS for lag in (0, 1)})
-    frames = dict(zip(wanted, payloads.video_frames(video, wanted)))
+    frames = read_frames(video, wanted)
     frames = {number: payloads.resized(frame, 960, 640) for number, frame in frames.items()}
     return [(frames[number], frames[number - 1]) for number in NUMBERS]
 
@@ -102,7 +103,11 @@ class TestBench:
 
     @pytest.mark.parametrize(
         ("option", "content", "message"),
-        [("--scan", b"abc", "not a scan"), ("--labels", b"abc", "not a label grid"), ("--video", b"abc", "frames")],
+        [
+            ("--scan", b"abc", "not a scan"),
+            ("--labels", b"abc", "not a label grid"),
+            ("--video", b"abc", "cannot be read"),
+        ],
     )
     def test_unusable_inputs_are_named(self, inputs, tmp_path, capsys, option, content, message):
         bad = tmp_path / "bad"

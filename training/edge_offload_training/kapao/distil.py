@@ -13,7 +13,7 @@ from edge_offload.errors import BadInput
 from edge_offload.models.base import PersonEstimator
 from edge_offload.models.cache import cache_dir, write_atomic
 from edge_offload.models.people import People
-from edge_offload_training.kapao.samples import read_frames
+from edge_offload.models.video import read_frames
 
 TEACHERS: Dict[str, Dict[str, Union[int, float]]] = {"movenet": {"size": 768, "people": 20, "score": 0.2}}
 """Networks that can teach, with their options: uncapped, at the size of the video, so that few people are missed."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import pathlib
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
 
 import cv2
 import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.models.people import COCO_KEYPOINTS, People
+from edge_offload.models.people import COCO_KEYPOINTS
+from edge_offload.models.video import read_frames
 
 MAX_LABELS_BYTES = 1 << 30
 _K = len(COCO_KEYPOINTS)
@@ -129,86 +130,3 @@ def _read_images(source: pathlib.Path, entries: Sequence[Mapping[str, Any]]) -> 
         return images
     frames = read_frames(source, [int(entry["frame"]) for entry in entries])
     return [frames[int(entry["frame"])] for entry in entries]
-
-
-def read_frames(video: pathlib.Path, wanted: Sequence[int]) -> Dict[int, Array]:
-    """Decode the frames of ``video`` whose numbers (from 0) are in ``wanted``: uint8 [h, w, 3] BGR each.
-
-    Raises:
-        BadInput: the video cannot be opened or ends before the last of them.
-    """
-    capture = cv2.VideoCapture(str(video))
-    found: Dict[int, Array] = {}
-    missing = set(wanted)
-    try:
-        if not capture.isOpened():
-            raise BadInput(f"cannot open video {video}")
-        number = 0
-        while missing:
-            ok, frame = capture.read()
-            if not ok:
-                raise BadInput(f"video {video} ends at frame {number}; frame {max(missing)} was asked for")
-            if number in missing:
-                found[number] = frame
-                missing.discard(number)
-            number += 1
-    finally:
-        capture.release()
-    return found
-
-
-def frame_count(video: pathlib.Path) -> int:
-    """Frames that can be decoded from ``video``, counted by decoding: what its header says is often wrong.
-
-    Raises:
-        BadInput: the video cannot be opened.
-    """
-    capture = cv2.VideoCapture(str(video))
-    try:
-        if not capture.isOpened():
-            raise BadInput(f"cannot open video {video}")
-        count = 0
-        while capture.grab():
-            count += 1
-        return count
-    finally:
-        capture.release()
-
-
-def coco_document(
-    people: Mapping[int, People], width: int, height: int, visible: float, video: Optional[str] = None
-) -> Dict[str, Any]:
-    """A COCO-keypoints document of people found in frames (by frame number).
-
-    Keypoints whose score reaches ``visible`` are labelled visible (2), the others not at all (0).
-    """
-    images: List[Dict[str, Any]] = []
-    annotations: List[Dict[str, Any]] = []
-    for number in sorted(people):
-        images.append(
-            {"id": number, "frame": number, "file_name": f"{number:06d}.png", "width": width, "height": height}
-        )
-        found = people[number]
-        for box, score, keypoints in zip(found.boxes, found.scores, found.keypoints):
-            seen = keypoints[:, 2] >= visible
-            flat = np.column_stack([keypoints[:, :2] * seen[:, None], 2 * seen]).round(2)
-            x, y, right, bottom = (float(v) for v in box)
-            annotations.append(
-                {
-                    "id": len(annotations) + 1,
-                    "image_id": number,
-                    "category_id": 1,
-                    "iscrowd": 0,
-                    "bbox": [round(v, 2) for v in (x, y, right - x, bottom - y)],
-                    "area": round((right - x) * (bottom - y), 2),
-                    "score": round(float(score), 4),
-                    "num_keypoints": int(seen.sum()),
-                    "keypoints": flat.flatten().tolist(),
-                }
-            )
-    return {
-        "info": {"description": "people labelled by a teacher network", "video": video or ""},
-        "images": images,
-        "annotations": annotations,
-        "categories": [{"id": 1, "name": "person", "keypoints": list(COCO_KEYPOINTS)}],
-    }

@@ -154,12 +154,13 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 def _data(args: argparse.Namespace) -> Tuple[Dataset, Optional[Finds]]:
     """The samples, and for a video the teacher's finds in the training frames."""
+    from edge_offload.models.video import Video, read_frames
     from edge_offload_training.kapao import distil
-    from edge_offload_training.kapao.samples import Dataset, frame_count, load_coco, read_frames
+    from edge_offload_training.kapao.samples import Dataset, load_coco
 
     if args.coco is not None:
         return load_coco(args.coco, args.images, args.size), None
-    numbers = list(args.frames or range(frame_count(args.video)))
+    numbers = list(args.frames or range(sum(1 for _ in Video(args.video).frames())))
     finds = label(args.video, args.teacher, numbers)
     frames = read_frames(args.video, numbers)
     bridged = finds if args.moving_camera else distil.bridge_gaps(finds)
@@ -196,9 +197,9 @@ def _finish(
     import numpy as np
 
     from edge_offload.models.kapao.estimator import DEFAULTS, KapaoEstimator
+    from edge_offload.models.video import read_frames
     from edge_offload_training import evaluation
     from edge_offload_training.kapao import distil, recipe
-    from edge_offload_training.kapao.samples import read_frames
 
     options = {**DEFAULTS, "checkpoint": str(out / recipe.WEIGHTS_FILE), "size": settings.size, "conf": 0.01}
     estimator = KapaoEstimator("n", **options)
