@@ -14,11 +14,17 @@ SHORTER: List[Tuple[str, str]] = [
     (r"gpu-machine|\bgpu(?=:\d)", "127.0.0.1"),
     # what the set-up has installed is not installed again, and nothing is downloaded
     (r"^apt-get install [^&]*(&& )?", ""),
-    (r"^(\S*python3 -m venv)(?: --system-site-packages)? (\S+)$", r"\1 --system-site-packages \2 && "
-     r"""echo "import site; site.addsitedir('$(readlink -f CHECKOUT/.venv/lib/python3*/site-packages)')" """
-     r"> $(echo \2/lib/python3*/site-packages)/set_up.pth"),
-    (r"^(\S*pip) install ", r"PYTHONPATH=$(readlink -f CHECKOUT/.venv/lib/python3*/site-packages) "
-     r"\1 install --no-deps --no-build-isolation "),
+    (
+        r"^(\S*python3 -m venv)(?: --system-site-packages)? (\S+)$",
+        r"\1 --system-site-packages \2 && "
+        r"""echo "import site; site.addsitedir('$(readlink -f CHECKOUT/.venv/lib/python3*/site-packages)')" """
+        r"> $(echo \2/lib/python3*/site-packages)/set_up.pth",
+    ),
+    (
+        r"^(\S*pip) install ",
+        r"PYTHONPATH=$(readlink -f CHECKOUT/.venv/lib/python3*/site-packages) "
+        r"\1 install --no-deps --no-build-isolation ",
+    ),
     (r"/path/to/venv", "CHECKOUT/.venv"),
     # the Python that the reader has torch in
     (r"-- python (?=detect\.py)", "-- CHECKOUT/.venv/bin/python "),

@@ -89,7 +89,7 @@ class Terminals:
 
     def _start(self, text: str) -> tuple[subprocess.Popen[bytes], pathlib.Path]:
         handle, name = tempfile.mkstemp(dir=str(self._folder), suffix=".log")
-        script = f". {self._state}; cd \"$(cat {self._cwd})\" || exit 1\n{text}"
+        script = f'. {self._state}; cd "$(cat {self._cwd})" || exit 1\n{text}'
         with os.fdopen(handle, "wb") as log:
             process = subprocess.Popen(
                 [*self._prefix, "bash", "-c", script], env=self._environment, stdin=subprocess.DEVNULL, stdout=log,

@@ -9,7 +9,7 @@ LINE = re.compile(r"`((?:[\w/]+\.py)?)(?:::(\w+))?`")
 
 
 def test_every_line_names_tests_that_exist():
-    _, after = (ROOT / "docs/threat-model.md").read_text().split("| attacker |")
+    _, after = (ROOT / "docs/explanation/threat-model.md").read_text().split("| attacker |")
     rows = list(itertools.takewhile(lambda row: row.startswith("| "), after.splitlines()[1:]))[1:]
     assert len(rows) >= 15
     for row in rows:

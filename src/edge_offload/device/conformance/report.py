@@ -1,4 +1,4 @@
-"""What came out: totals, the table for the terminal, the page ``docs/compatibility.md``, progress while it goes on."""
+"""What came out: totals, the terminal's table, the page ``docs/reference/compatibility.md``, progress."""
 
 from __future__ import annotations
 

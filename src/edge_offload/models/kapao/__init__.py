@@ -39,7 +39,7 @@ def _shipped() -> Entry:
         name="kapao_vtest",
         kind="people",
         summary="KAPAO nano with weights, for the sample video's scene only: 3.2 M parameters, 2.2 GFLOP at 512×384",
-        source="shipped; from 'edge-offload train kapao' on that video, MoveNet teaching (docs/models/kapao_n.md)",
+        source="shipped; from 'edge-offload train kapao' on that video, MoveNet teaching (see its card in docs/)",
         licence="Apache-2.0 (part of edge_offload)",
         build=lambda options: KapaoEstimator("n", checkpoint=str(SHIPPED), seed=0, name="kapao_vtest", **options),
         options={**options, "size": SHIPPED_SIZE},

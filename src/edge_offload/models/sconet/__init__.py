@@ -15,7 +15,7 @@ def entries() -> Tuple[Entry, ...]:
         return SceneCompleter(**options).module
 
     source = (
-        "shipped; trained by 'edge-offload train sconet' on procedural scenes only (docs/models/sconet.md)"
+        "shipped; trained by 'edge-offload train sconet' on procedural scenes only (docs/reference/models/sconet.md)"
         if SHIPPED.exists()
         else "your own (option weights=FILE, from 'edge-offload train sconet'); else random, and nothing is completed"
     )

@@ -1,0 +1,507 @@
+"""Results pages: one for each recorded JSON, with its command, date, machine and tables."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+
+#: What is shown of one row: heading, path into the row (dots), how it is written.
+Column = Tuple[str, str, Callable[[Any], str]]
+
+
+def pages(root: pathlib.Path) -> Dict[str, str]:
+    """Pages by their path below docs/. ``results/sources.json`` says how each JSON came about."""
+    folder = root / "docs" / "results"
+    sources: Mapping[str, Mapping[str, str]] = json.loads((folder / "sources.json").read_text(encoding="utf-8"))
+    made = {}
+    index = [
+        "# Results",
+        "",
+        "Each page is written by `scripts/docs` from a JSON file that a command wrote.",
+        "",
+        "| page | date | command |",
+        "| --- | --- | --- |",
+    ]
+    for name, source in sources.items():
+        record = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        lines = [
+            f"# {source['title']}",
+            "",
+            f"*Written by `scripts/docs` from [{name}.json]({name}.json); do not edit.*",
+            "",
+            f"- Command: `{source['command']}`",
+            f"- Date: {source['date']}",
+            f"- Machine: {source.get('machine', MACHINE)}",
+            f"- Beside it: {source['beside']}",
+        ]
+        lines += [f"- {source['note']}"] if "note" in source else []
+        lines += ["", *TABLES[name](record)]
+        if (folder / f"{name}.png").exists():
+            lines += ["", f"![{source['title']}]({name}.png)"]
+        made[f"results/{name}.md"] = "\n".join(lines).rstrip() + "\n"
+        index.append(f"| [{source['title']}]({name}.md) | {source['date']} | `{_cell(source['command'])}` |")
+    made["results/README.md"] = "\n".join(index) + "\n"
+    return made
+
+
+MACHINE = "two shared cores of an AMD EPYC processor (AVX2), no GPU; times are upper bounds"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _at(row: Any, path: str) -> Any:
+    for part in path.split(".") if path else ():
+        if row is None:
+            return None
+        row = row[int(part)] if isinstance(row, list) else row.get(part)
+    return row
+
+
+def _table(rows: Sequence[Any], columns: Sequence[Column]) -> List[str]:
+    lines = ["| " + " | ".join(head for head, _, _ in columns) + " |", "|" + " --- |" * len(columns)]
+    for row in rows:
+        values = [(_at(row, path), write) for _, path, write in columns]
+        lines.append("| " + " | ".join("–" if value is None else _cell(write(value)) for value, write in values) + " |")
+    return lines
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f}"
+
+
+def _us(seconds: float) -> str:
+    return f"{1e6 * seconds:.2f}"
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds:.2f}"
+
+
+def _kb(size: float) -> str:
+    return f"{size / 1e3:.1f}"
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:.1f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _exponent(value: float) -> str:
+    return f"{value:.1e}"
+
+
+def _adaptive(record: Any) -> List[str]:
+    lines = []
+    for number, experiment in enumerate(record["experiments"]):
+        lines += [
+            f"## {experiment['trace'] if isinstance(experiment['trace'], str) else f'Experiment {number + 1}'}",
+            "",
+        ]
+        lines += [f"{experiment['workload']}; robot slowed {experiment['slowdown']:g} times; virtual time.", ""]
+        lines += _table(
+            experiment["rows"],
+            [
+                ("policy", "policy", str),
+                ("seeds", "seeds", str),
+                ("mean, ms", "latency_s.mean", _ms),
+                ("p50, ms", "latency_s.p50", _ms),
+                ("p99, ms", "latency_s.p99", _ms),
+                ("J a frame", "energy_j", _s),
+                ("switches", "switches", str),
+                ("remote", "remote_share", _percent),
+            ],
+        )
+        lines += [
+            "",
+            *_table(experiment["bars"], [("bar", "name", str), ("value", "value", str), ("met", "met", _yes)]),
+        ]
+        lines.append("")
+    return lines
+
+
+def _busy(record: Any) -> List[str]:
+    return _table(
+        record,
+        [
+            ("busy processes", "busy", str),
+            ("load average", "load_average", _s),
+            ("link, Mbit/s", "mbps", str),
+            ("frames", "frames", str),
+            ("mode changes a minute", "changes_per_min", _s),
+            ("forecast off by (median)", "ratio.p50", _s),
+            ("longest forecast, s", "worst_forecast_s", _s),
+            ("estimate p5, Mbit/s", "uplink_mbps.p5", _s),
+            ("p50", "uplink_mbps.p50", _s),
+            ("p95", "uplink_mbps.p95", _s),
+        ],
+    )
+
+
+def _chaos(record: Any) -> List[str]:
+    return _table(
+        record,
+        [
+            ("scenario", "scenario", str),
+            ("passed", "passed", _yes),
+            ("frames", "figures.frames", str),
+            ("remote", "figures.remote", str),
+            ("local p99, ms", "figures.local_p99_s", _ms),
+            ("p99 in the fault, ms", "figures.during_p99_s", _ms),
+            ("waited in vain", "figures.waited", str),
+            ("back after, s", "figures.back_s", _s),
+            ("robot, MB before → after", "figures.robot.memory", lambda m: f"{_mb(m[0])} → {_mb(m[1])}"),
+            ("server, MB before → after", "figures.server.memory", lambda m: f"{_mb(m[0])} → {_mb(m[1])}"),
+        ],
+    )
+
+
+def _conformance(record: Any) -> List[str]:
+    totals = [{"mode": mode, **counts} for mode, counts in record["totals"].items()]
+    samples = sum(entry.get("samples", 0) for entry in record["entries"])
+    said = (
+        f"torch {record['torch']}; {len(record['entries'])} operator entries, {samples} samples; "
+        f"dtypes {', '.join(record['dtypes'])}; layouts {', '.join(record['layouts'])}."
+    )
+    return [
+        said,
+        "",
+        *_table(totals, [(name, name, str) for name in ("mode", "passed", "refused", "wrong", "excluded")]),
+    ]
+
+
+def _fuzz(record: Any) -> List[str]:
+    facts = [
+        ("messages", record["messages"]),
+        ("connections of strangers", record["connections"]),
+        ("seconds", round(record["seconds"])),
+        ("strangers let in", record["strangers"]["let in"]),
+        ("most bytes told to a stranger", record["strangers"]["most bytes told"]),
+        ("checks of honest sessions", record["checks"]),
+        ("calls that ended their own session", sum(record["crashes"].values())),
+        ("server's memory, MB: begin", _mb(record["server_begin"]["memory"])),
+        ("end", _mb(record["server_end"]["memory"])),
+        ("failures", len(record["failures"])),
+    ]
+    kinds = [{"kind": kind, "count": count} for kind, count in record["sent"].items()]
+    outcomes = [{"kind": kind, "count": count} for kind, count in record["outcomes"].items()]
+    rows = [{"what": what, "value": value} for what, value in facts]
+    lines = _table(rows, [("what", "what", str), ("value", "value", str)])
+    for head, table in (("sent", kinds), ("what came of it", outcomes)):
+        lines += ["", *_table(table, [(head, "kind", str), ("count", "count", str)])]
+    return lines
+
+
+def _run(record: Any) -> List[str]:
+    rows = [
+        {"mode": mode, "frames": record["frames_by_mode"].get(mode), **row} for mode, row in record["by_mode"].items()
+    ]
+    said = (
+        f"{record['model']}: {record['frames_in']} frames taken up, {record['results_out']} results; "
+        f"{record['energy_j']:.2f} J a frame (model); compute slowed {record['robot_slowdown']:g} times."
+    )
+    return [
+        said,
+        "",
+        *_table(
+            rows,
+            [
+                ("mode", "mode", str),
+                ("frames", "frames", str),
+                ("mean, ms", "latency_s.mean", _ms),
+                ("p50, ms", "latency_s.p50", _ms),
+                ("p99, ms", "latency_s.p99", _ms),
+                ("up, kB", "bytes_up", _kb),
+                ("down, kB", "bytes_down", _kb),
+                ("round trips", "round_trips", _s),
+            ],
+        ),
+    ]
+
+
+def _overhead(record: Any) -> List[str]:
+    rows = [{**row, "each_s": row["overhead_s"] / row["operators"]} for row in record]
+    return _table(
+        rows,
+        [
+            ("network", "model", str),
+            ("way", "way", str),
+            ("lead", "lead", str),
+            ("pairs", "pairs", str),
+            ("plain, ms", "plain_s", _ms),
+            ("intercepted, ms", "intercepted_s", _ms),
+            ("overhead, ms", "overhead_s", _ms),
+            ("operators", "operators", str),
+            ("µs an operator", "each_s", _us),
+            ("within its bar", "within", _yes),
+        ],
+    )
+
+
+def _papers(record: Any) -> List[str]:
+    return _table(
+        record,
+        [
+            ("network", "model", str),
+            ("planner", "planner", str),
+            ("codecs", "variant", str),
+            ("camera", "camera", str),
+            ("mean, ms", "latency_s.mean", _ms),
+            ("p99, ms", "latency_s.p99", _ms),
+            ("authors, ms", "authors_s", _ms),
+            ("ratio", "ratio", _ratio),
+            ("J", "energy_j", _s),
+        ],
+    )
+
+
+def _people(record: Any) -> List[str]:
+    lines = _table(
+        record["rows"],
+        [
+            ("finder", "finder", str),
+            ("against", "reference", str),
+            ("frames", "frames", str),
+            ("people", "people", str),
+            ("recall", "recall", _ratio),
+            ("precision", "precision", _ratio),
+            ("F1", "f1", _ratio),
+            ("box AP50", "box_ap50", _ratio),
+            ("box AP", "box_ap", _ratio),
+            ("keypoint AP", "keypoint_ap", _ratio),
+        ],
+    )
+    return [
+        *lines,
+        "",
+        *_table(
+            record["tracking"],
+            [
+                ("finder", "finder", str),
+                ("MOTA", "mota", _ratio),
+                ("IDF1", "idf1", _ratio),
+                ("identity switches", "switches", str),
+                ("fragmentations", "fragmentations", str),
+                ("misses", "misses", str),
+                ("false", "false_positives", str),
+            ],
+        ),
+    ]
+
+
+def _robots(record: Any) -> List[str]:
+    rows = [
+        ("robots", record["robots"]),
+        ("seconds", record["seconds"]),
+        ("answers a second", f"{record['answers_per_s']:.1f}"),
+        ("most served over least served", _ratio(record["ratio"])),
+        ("refused", record["refused"]),
+        ("failed", record["failed"]),
+        ("mean latency, ms", _ms(record["latency_s"]["mean"])),
+        ("p99, ms", _ms(record["latency_s"]["p99"])),
+        ("growth of the server's memory", _percent(record["memory_growth"])),
+    ]
+    return _table(
+        [{"what": what, "value": value} for what, value in rows], [("what", "what", str), ("value", "value", str)]
+    )
+
+
+def _sconet(record: Any) -> List[str]:
+    rows = [{"method": method, **row} for method, row in record["methods"].items()]
+    return _table(
+        rows,
+        [
+            ("method", "method", str),
+            ("completion IoU", "mean.completion_iou", _ratio),
+            ("± ", "deviation.completion_iou", _ratio),
+            ("precision", "mean.precision", _ratio),
+            ("recall", "mean.recall", _ratio),
+            ("mIoU", "mean.mean_iou", _ratio),
+            ("±", "deviation.mean_iou", _ratio),
+        ],
+    )
+
+
+def _split(record: Any) -> List[str]:
+    lines: List[str] = []
+    for model in record:
+        lines += [f"## {model['model']} {' '.join(model['options'])}".rstrip(), ""]
+        lines += [
+            f"Robot slowed {model['slowdown']:g} times; load average {model['load_average']:.1f}; median error of the "
+            f"predictions {_percent(model['median_error'])}.",
+            "",
+        ]
+        lines += _table(
+            model["rows"],
+            [
+                ("MB/s", "bytes_per_s", _mb),
+                ("planner", "planner", str),
+                ("codecs", "codecs", _yes),
+                ("kind", "kind", str),
+                ("predicted, ms", "predicted_s", _ms),
+                ("median, ms", "latency_s.p50", _ms),
+                ("p99, ms", "latency_s.p99", _ms),
+                ("up, kB", "bytes_up", _kb),
+                ("fell back", "fell_back", str),
+            ],
+        )
+        lines.append("")
+    return lines
+
+
+def _exactness(record: Any) -> List[str]:
+    rows = [{**row, "what": " ".join([row["model"], *row.get("options", [])])} for row in record]
+    return [
+        "Largest difference from the float64 network, as a share of the largest value.",
+        "",
+        *_table(
+            rows,
+            [
+                ("network", "what", str),
+                ("planner", "planner", str),
+                ("plans", "plans", str),
+                ("that divide", "splits", str),
+                ("in float64", "float64", _exponent),
+                ("in float32", "float32", _exponent),
+                ("unsplit, float32", "unsplit_float32", _exponent),
+                ("exact", "exact", _yes),
+            ],
+        ),
+    ]
+
+
+def _transparent(record: Any) -> List[str]:
+    lines = [
+        "## Ratios of medians, in pairs",
+        "",
+        *_table(
+            record["checks"],
+            [
+                ("network", "model", str),
+                ("link", "link", str),
+                ("replay / server", "replay_over_server", _ratio),
+                ("per_op / replay", "per_op_over_replay", _s),
+                ("modelled", "modelled", _s),
+                ("load average", "load_average", _s),
+            ],
+        ),
+    ]
+    lines += [
+        "",
+        "## Latency by mode",
+        "",
+        *_table(
+            record["records"],
+            [
+                ("network", "model", str),
+                ("link", "link", str),
+                ("mode", "mode", str),
+                ("median, ms", "latency_s.p50", _ms),
+                ("p99, ms", "latency_s.p99", _ms),
+                ("round trips", "round_trips", _s),
+                ("up, kB", "bytes_up", _kb),
+                ("down, kB", "bytes_down", _kb),
+                ("J", "energy_j", _s),
+                ("bits equal", "bit_equal", _yes),
+            ],
+        ),
+    ]
+    lines += [
+        "",
+        "## Bits, every input a fresh one, from the first inference on",
+        "",
+        *_table(
+            record["bits"],
+            [
+                ("network", "model", str),
+                ("inferences", "inferences", str),
+                ("equal", "equal", str),
+                ("round trips", "round_trips", str),
+            ],
+        ),
+    ]
+    cricket = record["cricket"]
+    rows = [
+        {"system": system, "rpcs": rpcs, "s": cricket["communication_s"][system]}
+        for system, rpcs in cricket["rpcs"].items()
+    ]
+    return [
+        *lines,
+        "",
+        f"## Published systems (synthetic: computed from {cricket['source']})",
+        "",
+        *_table(
+            rows,
+            [
+                ("system", "system", str),
+                ("round trips", "rpcs", str),
+                ("communication, s", "s", _s),
+            ],
+        ),
+    ]
+
+
+def _memory(record: Any) -> List[str]:
+    rows = [{"model": part["model"], **point} for part in record for point in part["points"]]
+    return _table(
+        rows,
+        [
+            ("network", "model", str),
+            ("inferences", "inferences", str),
+            ("robot, MB", "robot_bytes", _mb),
+            ("server, MB", "server_bytes", _mb),
+            ("round trips since the line before", "round_trips", str),
+        ],
+    )
+
+
+def _codecs(record: Any) -> List[str]:
+    return _table(
+        record["rows"],
+        [
+            ("payload", "payload", str),
+            ("codec", "codec", str),
+            ("lossless", "lossless", _yes),
+            ("ratio", "ratio", _s),
+            ("encode, MB/s", "encode_bytes_per_s", _mb),
+            ("decode, MB/s", "decode_bytes_per_s", _mb),
+        ],
+    )
+
+
+TABLES: Dict[str, Callable[[Any], List[str]]] = {
+    "kapao_tracking": _run,
+    "agrnav": _run,
+    "transparent": _transparent,
+    "transparent_memory": _memory,
+    "overhead": _overhead,
+    "conformance": _conformance,
+    "conformance_layouts": _conformance,
+    "split": _split,
+    "split_exactness": _exactness,
+    "adaptive": _adaptive,
+    "busy": _busy,
+    "chaos": _chaos,
+    "chaos_split": _chaos,
+    "robots": _robots,
+    "fuzz": _fuzz,
+    "fuzz_messages": _fuzz,
+    "fuzz_strangers": _fuzz,
+    "people": _people,
+    "sconet": _sconet,
+    "papers": _papers,
+    "codecs": _codecs,
+}
