@@ -14,13 +14,11 @@ from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
 from edge_offload.ir.trace.budget import Budget, Work
 from edge_offload.ir.trace.symbols import REACH, BranchKey
 from edge_offload.ir.trace.trace_graph import Edge
-from edge_offload.replay.call_log import Call, Category
+from edge_offload.replay.cycle import LoggedStep, find_cycle
 from edge_offload.replay.flushed import DYNAMIC, READ
 from edge_offload.replay.history import CONTEXTS, Contexts, Trail
 from edge_offload.replay.plans import Knowledge, Plan
-from edge_offload.replay.search import operator_sequence_search
-from edge_offload.replay.signatures import Call as NativeCall
-from edge_offload.replay.signatures import CompletedStep, SignatureTable
+from edge_offload.replay.signatures import Call, CompletedStep, SignatureTable
 
 MAX_NODES = 1024
 MAX_HISTORY = 8192
@@ -99,7 +97,7 @@ class Predictor:
     def __init__(
         self,
         forms: SignatureTable,
-        number: Callable[[NativeCall], int],
+        number: Callable[[Call], int],
         min_repeats: int = 2,
         budget: Optional[Budget] = None,
     ) -> None:
@@ -113,7 +111,8 @@ class Predictor:
         self._known: Dict[int, Knowledge] = {}
         self._sites: Dict[Site, Knowledge] = {}
         self._opened = 0
-        self._history: Deque[Tuple[int, int, bool]] = deque(maxlen=MAX_HISTORY)
+        self._history: Deque[LoggedStep] = deque(maxlen=MAX_HISTORY)
+        self._after_read = True
         self._contexts = Contexts(self._reason, MAX_STEPS)
         self._place = self._contexts.first()
         self._cycle: List[int] = []
@@ -138,7 +137,7 @@ class Predictor:
 
     def opens(self, uploads: bool) -> bool:
         """Whether a step that comes now begins an inference: it uploads something after a read."""
-        return uploads and (not self._history or self._history[-1][1] == READ)
+        return uploads and self._after_read
 
     def begin(self, done: CompletedStep) -> None:
         """``done`` is the next step; its outcome is not known yet."""
@@ -177,7 +176,8 @@ class Predictor:
             del self.since[REACH:-REACH]
         if place.note(form):
             self._version += 1
-        self._history.append((form, done.reason, bool(done.payloads)))
+        self._history.append(LoggedStep(form, done.reason in (READ, DYNAMIC), bool(done.payloads)))
+        self._after_read = done.reason == READ
         self._place = self._contexts.after(place, form, done.kind)
         if self._cycle:
             if self._cycle[self._position] == form:
@@ -319,28 +319,18 @@ class Predictor:
 
     def _search(self) -> None:
         self._put_off = False
-        log: List[Call] = []
-        owner: List[int] = []
         recent = list(self._history)[-(self.budget.left // (2 * SEARCH_UNITS)) :]  # of the budget half at most
         self.budget.charge(SEARCH_UNITS * len(recent))
-        for index, (form, reason, uploads) in enumerate(recent):
-            calls = [Call(Category.LAUNCH, "step", form)]
-            if uploads:
-                calls.insert(0, Call(Category.HTOD, "upload", form))
-            if reason in (READ, DYNAMIC):
-                calls.append(Call(Category.DTOH, "read", form))
-            log += calls
-            owner += [index] * len(calls)
-        found = operator_sequence_search(log, self._min_repeats)
+        found = find_cycle(recent, self._min_repeats)
         if found is None:
             self._search_at = min(2 * self._search_at, MAX_HISTORY // 2)
             return
-        members = sorted(set(owner[found.start : found.stop]))
-        history = [form for form, _, _ in recent]
-        cycle = [history[index] for index in members]
-        for index in range(members[0], len(history)):
-            if history[index] != cycle[(index - members[0]) % len(cycle)]:
+        start, length = found
+        history = [step.signature for step in recent]
+        cycle = history[start : start + length]
+        for index in range(start, len(history)):
+            if history[index] != cycle[(index - start) % length]:
                 return
         self._cycle = cycle
-        self._position = (len(history) - members[0]) % len(cycle)
+        self._position = (len(history) - start) % length
         self._version += 1

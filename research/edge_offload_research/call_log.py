@@ -1,7 +1,7 @@
 """A call log: what an intercepting recorder sees of a program, one entry per call to the device.
 
-The searches of :mod:`edge_offload.replay.search` read nothing else, so they work on a log of CUDA runtime calls
-(as in RRTO), of operators, or of whole segments.
+The searches of :mod:`edge_offload_research.operator_search` read nothing else, so they work on a log of CUDA runtime
+calls (as in RRTO), of operators, or of whole segments.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finding the operator sequence of one inference in a call log, with no hint from the program.
 
-Two published searches, as pure functions over a log of :class:`~edge_offload.replay.call_log.Call`:
+Two published searches, as pure functions over a log of :class:`~edge_offload_research.call_log.Call`:
 
 * :func:`operator_sequence_search` (RRTO for mobile edge computing, Alg. 1 and 2: FastCheck, FullCheck, realignment of
   rotated windows, data dependencies),
@@ -29,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Hashable, List, Optional, Sequence, Set, Tuple
 
-from edge_offload.replay.call_log import NEUTRAL, Call, Category
+from edge_offload_research.call_log import NEUTRAL, Call, Category
 
 DEFAULT_REPEATS = 3
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_offload.replay.call_log import Call, Category
-from edge_offload.replay.search import (
+from edge_offload_research import cricket
+from edge_offload_research.call_log import Call, Category
+from edge_offload_research.operator_search import (
     InferenceSequence,
     Steps,
     data_dependency_search,
     operator_sequence_search,
     z_function,
 )
-from edge_offload_research import cricket
-from tests.replay.cricket_log import synthetic_log
+from tests.research.cricket_log import synthetic_log
 
 WEIGHT, INPUT, STATE = 1, 2, 3
 
