@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Tuple
 
-from edge_offload_research.cricket import LOOP_INFERENCE
-
 from edge_offload_research.call_log import Call, Category
+from edge_offload_research.cricket import LOOP_INFERENCE
 
 #: Calls per stage: while loading the model, and in the first inference.
 LOADING: Dict[str, int] = {
