@@ -58,6 +58,24 @@ def write(path: Union[str, pathlib.Path], kind: str, record: Union[Record, Seque
     write_text(path, json.dumps(payload, indent=2, sort_keys=False) + "\n")
 
 
+def read_list(path: Union[str, pathlib.Path, None], kind: str) -> List[Dict[str, Any]]:
+    """The records of a kind that ``write`` left in ``path``; none where there is no such file.
+
+    Raises:
+        BadInput: it holds something else.
+    """
+    file = pathlib.Path(path) if path else None
+    if file is None or not file.exists():
+        return []
+    try:
+        held: List[Dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+        for one in held:
+            validate(kind, one)
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"{file} holds something else: {error}", remedy="name a new file") from error
+    return held
+
+
 def latency_summary(seconds: Sequence[float]) -> Dict[str, float]:
     """``{mean, p50, p99}`` of durations in seconds (linear interpolation between ranks).
 

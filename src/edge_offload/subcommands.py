@@ -6,11 +6,14 @@ import argparse
 import ast
 import importlib
 import importlib.util
+import json
 import math
 import pathlib
 import pkgutil
 from types import ModuleType
 from typing import Any, Dict, Iterator, Mapping, NoReturn, Optional, Sequence, Tuple
+
+from edge_offload.errors import BadInput
 
 MOST = 2**31 - 1
 """The largest whole number that an argument may be."""
@@ -54,6 +57,28 @@ def some(text: str) -> int:
     if not value:
         raise argparse.ArgumentTypeError(f"{text!r} is too few; give a whole number from 1 on")
     return value
+
+
+def options(
+    texts: Sequence[str], known: Optional[Mapping[str, Any]] = None, form: str = "NAME=VALUE"
+) -> Dict[str, Any]:
+    """``{name: value}`` from texts of a ``form``: JSON scalars, else text; yes or no where the known value is a bool.
+
+    Raises:
+        BadInput: not of that form.
+    """
+    found: Dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise BadInput(f"--option {text!r}", remedy=f"write {form}")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+        if known is not None and isinstance(known.get(name), bool):
+            found[name] = value.lower() in ("1", "true", "yes")
+    return found
 
 
 class Subparser(argparse.ArgumentParser):

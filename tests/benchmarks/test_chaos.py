@@ -13,7 +13,7 @@ from edge_offload.errors import BadInput
 from edge_offload_benchmarks.chaos.scenarios import SCENARIOS
 from edge_offload_benchmarks.chaos.usage import usage
 from edge_offload_benchmarks.chaos.verdict import Fault, judge
-from edge_offload_benchmarks.commands.chaos import held_in, merged, record, run_scenario
+from edge_offload_benchmarks.commands.chaos import merged, record, run_scenario
 
 USED = {"descriptors": 20, "sockets": 5, "threads": 8, "memory": 200 << 20, "children": 0}
 
@@ -165,12 +165,12 @@ def test_a_file_of_results_is_kept_up_to_date_scenario_by_scenario(tmp_path):
     records.write(path, "chaos", merged([], older))
     newer = record(verdict(frames, summary, back=18.0, scenario="calm"))
     assert not newer["passed"]
-    found = merged(held_in(path), [newer])
+    found = merged(records.read_list(path, "chaos"), [newer])
     passed = [(item["scenario"], item["passed"]) for item in found]
     assert passed == [("calm", False), ("reset", True), ("reset (split)", True)]
     path.write_text("[1]")
-    with pytest.raises(BadInput, match="does not hold records of chaos"):
-        held_in(path)
+    with pytest.raises(BadInput, match="holds something else"):
+        records.read_list(path, "chaos")
 
 
 def test_a_run_that_is_cut_off_keeps_what_it_found_and_goes_on_from_there(tmp_path, monkeypatch):
@@ -187,10 +187,10 @@ def test_a_run_that_is_cut_off_keeps_what_it_found_and_goes_on_from_there(tmp_pa
     words = ["chaos", "blackhole", "reset", "stalls", "rtt", "--json", str(path)]
     with contextlib.suppress(KeyboardInterrupt):
         main(words)
-    assert [item["scenario"] for item in held_in(path)] == ["blackhole"]
+    assert [item["scenario"] for item in records.read_list(path, "chaos")] == ["blackhole"]
     assert main([*words, "--resume"]) == 0
     assert ran == ["blackhole", "reset", "reset", "stalls", "rtt"]
-    assert [item["scenario"] for item in held_in(path)] == ["blackhole", "reset", "stalls", "rtt"]
+    assert [item["scenario"] for item in records.read_list(path, "chaos")] == ["blackhole", "reset", "stalls", "rtt"]
 
 
 @pytest.mark.process

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--update and --resume without a file", remedy="say --json FILE")
     to_stdout = args.json == "-"
     file = pathlib.Path(args.json) if args.json and not to_stdout else None
-    held = held_in(file) if file is not None and args.update else []
+    held = records.read_list(file, "chaos") if args.update else []
     verdicts, kept = [], Kept()
     # told to end, it ends the processes that it has started
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -99,24 +99,6 @@ def run(args: argparse.Namespace) -> int:
     if to_stdout:
         print(json.dumps([record(verdict) for verdict in verdicts], indent=2))
     return 1 if any(verdict.failures for verdict in verdicts) else 0
-
-
-def held_in(path: pathlib.Path) -> List[Dict[str, Any]]:
-    """The records in ``path``; none if there is no such file.
-
-    Raises:
-        BadInput: the file holds something else.
-    """
-    from edge_offload import records
-    from edge_offload.errors import BadInput
-
-    try:
-        held: List[Dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        for item in held:
-            records.validate("chaos", item)
-    except (ValueError, TypeError, BadInput) as error:
-        raise BadInput(f"{path} does not hold records of chaos: {error}", remedy="write to another file") from error
-    return held
 
 
 def merged(held: Sequence[Dict[str, Any]], found: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:

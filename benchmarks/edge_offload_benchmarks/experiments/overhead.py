@@ -55,13 +55,12 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= args.starts <= args.pairs or args.lead < 0:
         raise BadInput("--starts is at least 1, --pairs at least as many, and --lead at least 0")
     models, ways = args.model or ["movenet", "mobilenet_v3_large"], tuple(args.way or WAYS)
-    found: List[Dict[str, Any]] = []
-    if args.json and args.json.exists():
-        measured = {(model, way) for model in models for way in ways}
-        earlier = json.loads(args.json.read_text(encoding="utf-8"))
-        found = [
-            item for item in earlier if (item["model"], item["way"]) not in measured or item.get("lead", 0) != args.lead
-        ]
+    measured = {(model, way) for model in models for way in ways}
+    found = [
+        item
+        for item in records.read_list(args.json, "overhead")
+        if (item["model"], item["way"]) not in measured or item.get("lead", 0) != args.lead
+    ]
     load = os.getloadavg()[0]
     kept = Kept()
     with tempfile.TemporaryDirectory() as keys, Server("--keys", keys, cores=_core(0)) as server:

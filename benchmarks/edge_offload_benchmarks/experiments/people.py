@@ -23,6 +23,7 @@ import json
 import pathlib
 from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Tuple
 
+from edge_offload import subcommands
 from edge_offload.arrays import Array
 from edge_offload.outputs import add_output
 from edge_offload_training.targets.kapao import frame_range, label
@@ -64,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from edge_offload import records
-    from edge_offload.commands.track import parse_options
     from edge_offload.errors import BadInput
     from edge_offload.models.movenet.estimator import DEFAULTS as MOVENET
     from edge_offload.models.video import Video, sample_video
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload_training import evaluation
     from edge_offload_training.kapao import distil, recipe
 
-    options = parse_options(args.option)
+    options = subcommands.options(args.option)
     if set(args.frames) & set(args.tune):
         raise BadInput("--tune holds frames of --frames", remedy="keep them apart")
     torch.set_num_threads(max(1, args.threads))

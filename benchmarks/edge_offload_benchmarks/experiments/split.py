@@ -85,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
         "rows": rows,
         **errors_of(rows),
     }
-    everything = [*(_others(args.json, args.model) if args.json else ()), record]
+    others = [item for item in records.read_list(args.json, "split_bench") if item["model"] != args.model]
+    everything = [*others, record]
     found = errors_of([row for item in everything for row in item["rows"]])
     print(f"{args.model}: simulated against measured: median error {record['median_error']:.1%}, p90 "
           f"{record['p90_error']:.1%}; robot slowed {args.slowdown:g} times (emulated), load average {before:.1f}\n"
@@ -96,18 +97,6 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         draw(everything, args.plot)
     return 0
-
-
-def _others(path: pathlib.Path, model: str) -> List[Dict[str, Any]]:
-    """Records of other models in the file."""
-    from edge_offload.errors import BadInput
-
-    if not path.exists():
-        return []
-    try:
-        return [item for item in json.loads(path.read_text(encoding="utf-8")) if item["model"] != model]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path} holds something else: {error}", remedy="name a new file") from error
 
 
 def measure(
@@ -130,8 +119,7 @@ def measure(
     from edge_offload.split.planners.table import Effort
 
     control = Control(about["control"])
-    entry = registry.entries().get(args.model)
-    options = options_of(args.option, entry.options if entry else {})
+    options = options_of(args)
     frame = read_frames(args.video or sample_video(), [0])[0]
     network, given = module_and_inputs(args.model, options, frame)
     inputs = list(given)

@@ -92,7 +92,9 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"no planner {args.planner!r}", remedy=f"use one of {', '.join(PLANNERS)}")
     if args.plot and pathlib.Path(args.plot).suffix.lower() not in PICTURES:
         raise BadInput(f"--plot {args.plot}", remedy=f"name one of {', '.join(PICTURES)}")
-    held = _held_bounds(args)
+    if args.bounds and args.bound is None:
+        raise BadInput("--bounds notes bounds, and none was asked for", remedy="add --bound LABELS")
+    held = records.read_list(args.bounds, "split_bound")
     # what is named is read before minutes are spent on measuring
     profiles = [Profile.read(path) if path else None for path in (args.profile, args.server_profile)]
     network = network_of(args, dense=args.verify)
@@ -190,31 +192,6 @@ def _bounds(args: argparse.Namespace, model: CostModel,
     return improve_and_bound(Space(model, table.bandwidths, not args.no_codecs), table, Limits(labels=args.bound))
 
 
-def _held_bounds(args: argparse.Namespace) -> List[Dict[str, Any]]:
-    """What the file of ``--bounds`` holds.
-
-    Raises:
-        BadInput: it holds something else, or no bound was asked for.
-    """
-    import json
-
-    from edge_offload import records
-    from edge_offload.errors import BadInput
-
-    if not args.bounds:
-        return []
-    if args.bound is None:
-        raise BadInput("--bounds notes bounds, and none was asked for", remedy="add --bound LABELS")
-    file = pathlib.Path(args.bounds)
-    try:
-        known: List[Dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-        for one in known:
-            records.validate("split_bound", one)
-    except (ValueError, TypeError) as error:
-        raise BadInput(f"{file} holds something else: {error}", remedy="name a new file") from error
-    return known
-
-
 def _note_bounds(
     args: argparse.Namespace, model: CostModel, bandwidths: Sequence[float], effort: Effort, known: List[Dict[str, Any]]
 ) -> int:
@@ -282,8 +259,10 @@ def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwi
     from edge_offload.split.planners.table import PLANNERS, plan_table
 
     options = list(args.option)
-    others, done = _recorded(args.out, args.model) if args.out else ([], [])
-    found = [record for record in done if args.resume and record.get("options", []) == options]
+    held = records.read_list(args.out, "split_exactness")
+    others = [record for record in held if record["model"] != args.model]
+    found = [record for record in held if args.resume and record["model"] == args.model
+             and record.get("options", []) == options]  # fmt: skip
     known = {record["planner"] for record in found}
     verifier = Verifier(network)
     kept = Kept()
@@ -313,22 +292,3 @@ def _verify(args: argparse.Namespace, network: Network, model: CostModel, bandwi
     kept.settle()
     fine = all(record["exact"] and record.get("mutants") == record.get("mutants_refused") for record in found)
     return 0 if fine else 1
-
-
-def _recorded(path: str, model: str) -> Tuple[List[Dict[str, Any]], List[Dict[str, Any]]]:
-    """Records that the file holds: (of other models, of this one)."""
-    import json
-    import pathlib
-
-    from edge_offload.errors import BadInput
-
-    file = pathlib.Path(path)
-    if not file.exists():
-        return [], []
-    try:
-        held = json.loads(file.read_text(encoding="utf-8"))
-        mine = [record["model"] == model for record in held]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path} holds something else: {error}", remedy="name a new file") from error
-    return ([record for record, own in zip(held, mine) if not own],
-            [record for record, own in zip(held, mine) if own])  # fmt: skip

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List
 
 from edge_offload.outputs import add_output, write_each
-from edge_offload.subcommands import some
+from edge_offload.subcommands import options, some
 
 CONNECT_S = 20.0
 MEASURE_S = 600.0
@@ -45,7 +45,6 @@ def network_of(args: argparse.Namespace, dense: bool = False) -> Any:
     """The traced network that the arguments name; ``dense``: only up to its last maps."""
     from edge_offload.errors import BadInput
     from edge_offload.execute.threads import pin
-    from edge_offload.models import registry
     from edge_offload.split.networks import load
 
     pin(args.threads)
@@ -56,25 +55,15 @@ def network_of(args: argparse.Namespace, dense: bool = False) -> Any:
         picture = cv2.imread(args.image) if os.path.isfile(args.image) else None
         if picture is None:
             raise BadInput(f"cannot read picture {args.image}", remedy="give a .png or .jpg")
+    return load(args.model, options_of(args), picture, args.axis, dense)
+
+
+def options_of(args: argparse.Namespace) -> Dict[str, Any]:
+    """The model's options that the arguments give."""
+    from edge_offload.models import registry
+
     entry = registry.entries().get(args.model)
-    return load(args.model, options_of(args.option, entry.options if entry else {}), picture, args.axis, dense)
-
-
-def options_of(pairs: Sequence[str], known: Any) -> Dict[str, Any]:
-    """``KEY=VALUE`` pairs as scalars of the types of the known options."""
-    from edge_offload.errors import BadInput
-
-    found: Dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        kind = type(known.get(key, ""))
-        try:
-            found[key] = text.lower() in ("1", "true", "yes") if kind is bool else kind(text)
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise BadInput(f"cannot read option {pair!r}", remedy="write KEY=VALUE")
-    return found
+    return options(args.option, entry.options if entry else None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -122,13 +111,12 @@ def _measured_there(args: argparse.Namespace, network: Any) -> Any:
     from edge_offload.models import registry
     from edge_offload.split.runtime.profile import Profile
 
-    entry = registry.entries().get(args.model)
-    options = options_of(args.option, entry.options if entry else {})
+    given = options_of(args)
     descriptors, buffers = pack(network.inputs)
     body = {
         "name": args.model,
-        "options": options,
-        "state_hash": registry.state_hash(registry.build_module(args.model, **options)),
+        "options": given,
+        "state_hash": registry.state_hash(registry.build_module(args.model, **given)),
         "inputs": descriptors,
     }
     with Client(args.server, keys=KeyStore(args.keys)) as client:

@@ -23,7 +23,7 @@ import time
 from typing import Any, Dict, List
 
 from edge_offload.outputs import add_output
-from edge_offload.subcommands import positive, some
+from edge_offload.subcommands import options, positive, some
 
 DEFAULT_BIND = "tcp://127.0.0.1:5700"
 
@@ -129,21 +129,14 @@ def parse_overrides(texts: List[str]) -> Dict[str, Dict[str, Any]]:
     Raises:
         BadInput: not of that form.
     """
-    import json
-
     from edge_offload.errors import BadInput
 
     found: Dict[str, Dict[str, Any]] = {}
-    for text in texts:
-        left, equals, value = text.partition("=")
-        model, dot, option = left.rpartition(".")
-        if not (equals and dot and model and option):
-            raise BadInput(f"--option {text!r}", remedy="write MODEL.OPTION=VALUE")
-        try:
-            parsed = json.loads(value)
-        except ValueError:
-            parsed = value
-        found.setdefault(model, {})[option] = parsed
+    for name, value in options(texts, form="MODEL.OPTION=VALUE").items():
+        model, dot, option = name.rpartition(".")
+        if not (dot and model and option):
+            raise BadInput(f"--option {name!r}", remedy="write MODEL.OPTION=VALUE")
+        found.setdefault(model, {})[option] = value
     return found
 
 

@@ -24,6 +24,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
+from edge_offload import subcommands
 from edge_offload.errors import BadInput
 from edge_offload.outputs import add_output
 
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.models.registry import build_estimator
 
     pin(args.threads)
-    options = parse_options(args.option)
+    options = subcommands.options(args.option)
     estimator = build_estimator(args.model, **options)
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(runner(args, estimator, options))
@@ -260,26 +261,6 @@ def report(args: argparse.Namespace, model: str, work: Work) -> None:
         print(f"written   {path}")
     if args.json:
         records.write(args.json, "run", record)
-
-
-def parse_options(texts: List[str]) -> Dict[str, Any]:
-    """``{name: value}`` from ``NAME=VALUE``; values are JSON scalars, or else text.
-
-    Raises:
-        BadInput: not of that form.
-    """
-    import json
-
-    options: Dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise BadInput(f"--option {text!r}", remedy="write NAME=VALUE")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
-    return options
 
 
 class Progress:

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from edge_offload.commands.plan import bins
-from edge_offload.commands.profile import options_of
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.ir.build import Program
 from edge_offload.split.model.check import BadPlan, check
@@ -30,6 +29,7 @@ from edge_offload.split.planners.table import PLANNERS, Effort, Planner, plan_ta
 from edge_offload.split.runtime import profile as profiling
 from edge_offload.split.runtime.profile import Profile, cost_model, measure
 from edge_offload.split.runtime.tracing import trace
+from edge_offload.subcommands import options
 from tests.split.split_chains import Chain
 
 
@@ -168,10 +168,11 @@ def test_input_has_256_values_a_channel_as_a_camera_gives() -> None:
 
 def test_options_take_the_types_of_the_defaults() -> None:
     known = {"size": 224, "fused": False, "conf": 0.5}
-    assert options_of(["size=96", "fused=true", "conf=0.25"], known) == {"size": 96, "fused": True, "conf": 0.25}
-    for wrong in ("size", "size=big"):
+    given = ["size=96", "fused=yes", "conf=0.25", "checkpoint=a.safetensors"]
+    assert options(given, known) == {"size": 96, "fused": True, "conf": 0.25, "checkpoint": "a.safetensors"}
+    for wrong in ("size", "=3"):
         with pytest.raises(BadInput):
-            options_of([wrong], known)
+            options([wrong], known)
     assert len(bins()) == 31
 
 
