@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from edge_offload.models.scenes import truth, visibility
 from edge_offload.models.scenes.labels import IGNORED, VALUE
 from edge_offload.models.scenes.lidar import Lidar, Pose, sweep
-from edge_offload.models.scenes.objects import HELD_OUT, TRAINING, scale_of
+from edge_offload.models.scenes.objects import HELD_OUT, TRAINING, Spot, scale_of
 from edge_offload.models.scenes.samples import pair
-from edge_offload.models.scenes.solids import Solid, ball, box, post
+from edge_offload.models.scenes.solids import Solid, box
 from edge_offload.models.scenes.world import Ground, Street, World, room
 from edge_offload.models.voxels import around
 
@@ -139,7 +139,7 @@ def test_held_out_kinds_and_sizes_never_occur_in_training():
     for role, kinds in HELD_OUT.items():
         assert set(kinds) - set(TRAINING[role]), f"no {role} is held out"
         for maker in {*kinds, *TRAINING[role]}:
-            made = maker(0.0, 0.0, 0.5, 1.0, np.random.default_rng(1))
+            made = maker(Spot(0.0, 0.0, 0.5, 1.0, np.random.default_rng(1)))
             assert made
             assert min(solid.centre[2] - solid.half[2] for solid in made) < 0.7, f"a {maker.__name__} floats"
 
@@ -148,8 +148,9 @@ def test_someone_who_walks_is_elsewhere_later():
     walker = Solid(1, (5.0, 0.0, 0.9), (0.3, 0.3, 0.9), 0.0, VALUE["person"], velocity=(0.0, 1.0))
     assert walker.seen_from(0, 0, 0, 2.0).centre == pytest.approx((5.0, 2.0, 0.9))
     assert walker.seen_from(5.0, 1.0, np.pi / 2, 2.0).centre == pytest.approx((1.0, 0.0, 0.9))
-    assert ball(0, 0, 1, (1, 1, 1), 0, 1).seen_from(1, 0, 0).centre == (-1.0, 0.0, 1.0)
-    assert post(0, 0, 0, 0.1, 2.0, 18).raised(1.0).centre[2] == 2.0
+    spot = Spot(0.0, 0.0, 0.0, 1.0, np.random.default_rng(0))
+    assert spot.ball("car", 1, (1, 1, 1)).seen_from(1, 0, 0).centre == (-1.0, 0.0, 1.0)
+    assert spot.post("pole", 0.1, 2.0).raised(1.0).centre[2] == 2.0
 
 
 def test_what_no_sensor_on_the_path_could_see_is_left_out_and_what_one_sees_from_further_on_is_not():

@@ -1,232 +1,237 @@
 """Kinds of objects, made of a few solids each. Some kinds, and all sizes beyond a range, are held out of training.
 
-A kind is a function of a place and a random generator. ``HELD_OUT`` kinds never occur in a training world; the others
-are made ``scale`` times as large, where training draws ``scale`` from 0.9 to 1.1 and held-out worlds from outside.
+A kind is a function of a spot: a place, a size and a random generator. ``HELD_OUT`` kinds never occur in a training
+world; the others are made ``scale`` times as large, where training draws ``scale`` from 0.9 to 1.1 and held-out worlds
+from outside.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Tuple
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 
 from edge_offload.models.scenes.labels import VALUE
-from edge_offload.models.scenes.solids import BOX, Solid, ball, box, post
+from edge_offload.models.scenes.solids import BOX, CYLINDER, ELLIPSOID, Solid
 
-Maker = Callable[[float, float, float, float, np.random.Generator], List[Solid]]
-"""``x``, ``y`` (m), ``yaw`` (rad), ``scale``, random generator -> solids that stand at height 0."""
-
-
-def _local(x: float, y: float, yaw: float, along: float, across: float) -> Tuple[float, float]:
-    cos, sin = float(np.cos(yaw)), float(np.sin(yaw))
-    return x + cos * along - sin * across, y + sin * along + cos * across
+Size = Tuple[float, float, float]
 
 
-def _vehicle(
-    x: float, y: float, yaw: float, size: Tuple[float, float, float], cabin: Tuple[float, float, float], label: int
-) -> List[Solid]:
+@dataclass(frozen=True)
+class Spot:
+    """Where an object stands, at height 0, and what it is drawn from. Its solids are placed along and across its yaw.
+
+    Attributes:
+        x, y: m.
+        yaw: rad.
+        scale: of the object.
+        random: generator of everything else.
+    """
+
+    x: float
+    y: float
+    yaw: float
+    scale: float
+    random: np.random.Generator
+
+    def draw(self, low: float, high: float) -> float:
+        """A length from ``low`` to ``high`` (m), times the scale."""
+        return self.scale * self.random.uniform(low, high)
+
+    def box(self, label: str, size: Size, low: float = 0.0, along: float = 0.0, across: float = 0.0,
+            yaw: float = 0.0, **more: Any) -> Solid:  # fmt: skip
+        """A box of full ``size`` whose lower face is at height ``low``, turned by ``yaw`` more."""
+        half = (size[0] / 2, size[1] / 2, size[2] / 2)
+        return Solid(BOX, self._at(along, across, low + half[2]), half, self.yaw + yaw, VALUE[label], **more)
+
+    def post(self, label: str, radius: float, height: float, low: float = 0.0, along: float = 0.0,
+             across: float = 0.0, **more: Any) -> Solid:  # fmt: skip
+        """A round post whose foot is at height ``low``."""
+        half = (radius, radius, height / 2)
+        return Solid(CYLINDER, self._at(along, across, low + height / 2), half, 0.0, VALUE[label], **more)
+
+    def ball(self, label: str, z: float, half: Size, along: float = 0.0, **more: Any) -> Solid:
+        """An ellipsoid whose middle is at height ``z``."""
+        return Solid(ELLIPSOID, self._at(along, 0.0, z), half, self.yaw, VALUE[label], **more)
+
+    def _at(self, along: float, across: float, z: float) -> Size:
+        cos, sin = float(np.cos(self.yaw)), float(np.sin(self.yaw))
+        return self.x + cos * along - sin * across, self.y + sin * along + cos * across, z
+
+
+Maker = Callable[[Spot], List[Solid]]
+
+
+def _car(at: Spot, size: Size, cabin: Size) -> List[Solid]:
     """A body, and on it a cabin of (length, height, offset along the body)."""
     length, width, height = size
-    place = _local(x, y, yaw, cabin[2], 0.0)
     return [
-        box(x, y, 0.22, (length, width, height - 0.22), yaw, label),
-        box(*place, height, (cabin[0], 0.88 * width, cabin[1]), yaw, label),
-        *(
-            box(*_local(x, y, yaw, sign * 0.31 * length, 0.0), 0.0, (0.6, 0.96 * width, 0.3), yaw, label)
-            for sign in (1, -1)
-        ),
+        at.box("car", (length, width, height - 0.22), 0.22),
+        at.box("car", (cabin[0], 0.88 * width, cabin[1]), height, along=cabin[2]),
+        *(at.box("car", (0.6, 0.96 * width, 0.3), along=sign * 0.31 * length) for sign in (1, -1)),
     ]
 
 
-def saloon(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def saloon(at: Spot) -> List[Solid]:
     """A car with a boot."""
-    length = scale * random.uniform(4.0, 4.8)
-    size = (length, scale * random.uniform(1.65, 1.85), scale * 0.85)
-    return _vehicle(x, y, yaw, size, (0.5 * length, scale * 0.6, -0.05 * length), VALUE["car"])
+    length = at.draw(4.0, 4.8)
+    return _car(at, (length, at.draw(1.65, 1.85), at.scale * 0.85), (0.5 * length, at.scale * 0.6, -0.05 * length))
 
 
-def hatchback(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def hatchback(at: Spot) -> List[Solid]:
     """A short car."""
-    length = scale * random.uniform(3.4, 4.1)
-    size = (length, scale * random.uniform(1.6, 1.8), scale * 0.9)
-    return _vehicle(x, y, yaw, size, (0.65 * length, scale * 0.6, -0.15 * length), VALUE["car"])
+    length = at.draw(3.4, 4.1)
+    return _car(at, (length, at.draw(1.6, 1.8), at.scale * 0.9), (0.65 * length, at.scale * 0.6, -0.15 * length))
 
 
-def van(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def van(at: Spot) -> List[Solid]:
     """A delivery van: tall, with a short bonnet."""
-    length = scale * random.uniform(4.8, 5.6)
-    size = (length, scale * random.uniform(1.9, 2.05), scale * 1.05)
-    return _vehicle(x, y, yaw, size, (0.82 * length, scale * random.uniform(1.0, 1.3), -0.08 * length), VALUE["car"])
+    length = at.draw(4.8, 5.6)
+    return _car(at, (length, at.draw(1.9, 2.05), at.scale * 1.05), (0.82 * length, at.draw(1.0, 1.3), -0.08 * length))
 
 
-def pickup(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def pickup(at: Spot) -> List[Solid]:
     """A car with a cabin in the middle and an open bed."""
-    length = scale * random.uniform(5.0, 5.5)
-    size = (length, scale * 1.9, scale * 1.0)
-    return _vehicle(x, y, yaw, size, (0.35 * length, scale * 0.75, 0.05 * length), VALUE["car"])
+    length = at.draw(5.0, 5.5)
+    return _car(at, (length, at.scale * 1.9, at.scale * 1.0), (0.35 * length, at.scale * 0.75, 0.05 * length))
 
 
-def lorry(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def lorry(at: Spot) -> List[Solid]:
     """A lorry with a box."""
-    length = scale * random.uniform(6.0, 8.5)
-    cab = box(*_local(x, y, yaw, 0.5 * length - 0.9, 0.0), 0.4, (1.8, 2.3, 2.2 * scale), yaw, VALUE["truck"])
-    load = box(*_local(x, y, yaw, -1.0, 0.0), 0.9, (length - 2.0, 2.4, 2.4 * scale), yaw, VALUE["truck"])
-    axles = [
-        box(*_local(x, y, yaw, part * length, 0.0), 0.0, (0.9, 2.2, 0.9), yaw, VALUE["truck"]) for part in (-0.33, 0.36)
-    ]
-    return [cab, load, *axles]
-
-
-def adult(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
-    """Somebody who stands or walks."""
-    height = scale * random.uniform(1.55, 1.9)
-    stride = random.uniform(0.05, 0.3)
-    legs = [
-        post(*_local(x, y, yaw, sign * stride, sign * 0.1), 0.0, 0.09, 0.5 * height, VALUE["person"])
-        for sign in (1, -1)
-    ]
-    body = ball(x, y, 0.66 * height, (0.18, 0.27, 0.24 * height), yaw, VALUE["person"])
-    head = ball(x, y, height - 0.12, (0.11, 0.1, 0.13), yaw, VALUE["person"])
-    return [*legs, body, head]
-
-
-def child(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
-    """Somebody of 0.9 to 1.3 m."""
-    return adult(x, y, yaw, scale * random.uniform(0.55, 0.72), random)
-
-
-def cyclist(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
-    """Somebody on a bicycle."""
-    label = VALUE["bicyclist"]
-    frame = box(x, y, 0.1, (1.7 * scale, 0.12, 0.8), yaw, label)
-    rider = ball(*_local(x, y, yaw, -0.1, 0.0), 1.2, (0.3, 0.24, 0.5 * scale), yaw, label)
-    head = ball(*_local(x, y, yaw, 0.1, 0.0), 1.72, (0.12, 0.11, 0.14), yaw, label)
-    return [frame, rider, head]
-
-
-def broadleaf(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
-    """A tree with a round crown."""
-    trunk = scale * random.uniform(1.8, 3.2)
-    wide, high = scale * random.uniform(1.2, 2.8), scale * random.uniform(1.2, 2.4)
-    crown = ball(x, y, trunk + 0.8 * high, (wide, wide * random.uniform(0.8, 1.2), high), yaw, VALUE["vegetation"])
+    length = at.draw(6.0, 8.5)
     return [
-        post(x, y, 0.0, scale * random.uniform(0.12, 0.28), trunk + 0.4 * high, VALUE["trunk"]),
-        _porous(crown, 0.35),
+        at.box("truck", (1.8, 2.3, 2.2 * at.scale), 0.4, along=0.5 * length - 0.9),
+        at.box("truck", (length - 2.0, 2.4, 2.4 * at.scale), 0.9, along=-1.0),
+        *(at.box("truck", (0.9, 2.2, 0.9), along=part * length) for part in (-0.33, 0.36)),
     ]
 
 
-def conifer(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def adult(at: Spot, share: float = 1.0) -> List[Solid]:
+    """Somebody who stands or walks; ``share`` of an adult's height."""
+    height = at.scale * share * at.random.uniform(1.55, 1.9)
+    stride = at.random.uniform(0.05, 0.3)
+    return [
+        *(at.post("person", 0.09, 0.5 * height, along=sign * stride, across=sign * 0.1) for sign in (1, -1)),
+        at.ball("person", 0.66 * height, (0.18, 0.27, 0.24 * height)),
+        at.ball("person", height - 0.12, (0.11, 0.1, 0.13)),
+    ]
+
+
+def child(at: Spot) -> List[Solid]:
+    """Somebody of 0.9 to 1.3 m."""
+    return adult(at, at.random.uniform(0.55, 0.72))
+
+
+def cyclist(at: Spot) -> List[Solid]:
+    """Somebody on a bicycle."""
+    return [
+        at.box("bicyclist", (1.7 * at.scale, 0.12, 0.8), 0.1),
+        at.ball("bicyclist", 1.2, (0.3, 0.24, 0.5 * at.scale), along=-0.1),
+        at.ball("bicyclist", 1.72, (0.12, 0.11, 0.14), along=0.1),
+    ]
+
+
+def broadleaf(at: Spot) -> List[Solid]:
+    """A tree with a round crown."""
+    trunk, wide, high = at.draw(1.8, 3.2), at.draw(1.2, 2.8), at.draw(1.2, 2.4)
+    half = (wide, wide * at.random.uniform(0.8, 1.2), high)
+    crown = at.ball("vegetation", trunk + 0.8 * high, half, porosity=0.35)
+    return [at.post("trunk", at.draw(0.12, 0.28), trunk + 0.4 * high), crown]
+
+
+def conifer(at: Spot) -> List[Solid]:
     """A tree that tapers from near the ground."""
-    wide, tiers = scale * random.uniform(1.2, 2.0), 5
-    step = scale * random.uniform(0.8, 1.2)
-    parts = [post(x, y, 0.0, 0.16 * scale, 1.0 * scale, VALUE["trunk"])]
-    for tier in range(tiers):
-        radius = wide * (1.0 - tier / tiers)
-        parts.append(_porous(post(x, y, 0.6 * scale + tier * step, radius, step, VALUE["vegetation"]), 0.25))
-    return parts
+    wide, tiers = at.draw(1.2, 2.0), 5
+    step = at.draw(0.8, 1.2)
+    lows = [0.6 * at.scale + tier * step for tier in range(tiers)]
+    radii = [wide * (1.0 - tier / tiers) for tier in range(tiers)]
+    crown = (at.post("vegetation", radius, step, low, porosity=0.25) for radius, low in zip(radii, lows))
+    return [at.post("trunk", 0.16 * at.scale, 1.0 * at.scale), *crown]
 
 
-def bush(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def bush(at: Spot) -> List[Solid]:
     """A low round bush."""
-    wide, high = scale * random.uniform(0.5, 1.4), scale * random.uniform(0.4, 0.9)
-    half = (wide, wide * random.uniform(0.6, 1.4), high)
-    return [_porous(ball(x, y, 0.6 * high, half, yaw, VALUE["vegetation"]), 0.25)]
+    wide, high = at.draw(0.5, 1.4), at.draw(0.4, 0.9)
+    half = (wide, wide * at.random.uniform(0.6, 1.4), high)
+    return [at.ball("vegetation", 0.6 * high, half, porosity=0.25)]
 
 
-def hedge(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def hedge(at: Spot) -> List[Solid]:
     """A long clipped hedge."""
-    size = (scale * random.uniform(4.0, 10.0), scale * random.uniform(0.7, 1.1), scale * random.uniform(1.0, 1.8))
-    return [_porous(box(x, y, 0.0, size, yaw, VALUE["vegetation"]), 0.15)]
+    return [at.box("vegetation", (at.draw(4.0, 10.0), at.draw(0.7, 1.1), at.draw(1.0, 1.8)), porosity=0.15)]
 
 
-def lamp(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def lamp(at: Spot) -> List[Solid]:
     """A street lamp with an arm across the road."""
-    height = scale * random.uniform(4.5, 7.5)
-    reach = random.uniform(0.6, 1.6)
-    arm = box(*_local(x, y, yaw, 0.0, 0.5 * reach), height - 0.15, (0.14, reach, 0.14), yaw, VALUE["pole"])
-    return [post(x, y, 0.0, random.uniform(0.06, 0.12), height, VALUE["pole"]), arm]
+    height = at.draw(4.5, 7.5)
+    reach = at.random.uniform(0.6, 1.6)
+    arm = at.box("pole", (0.14, reach, 0.14), height - 0.15, across=0.5 * reach)
+    return [at.post("pole", at.random.uniform(0.06, 0.12), height), arm]
 
 
-def bollard(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def bollard(at: Spot) -> List[Solid]:
     """A short thick post."""
-    return [post(x, y, 0.0, random.uniform(0.1, 0.18) * scale, random.uniform(0.7, 1.1) * scale, VALUE["pole"])]
+    return [at.post("pole", at.draw(0.1, 0.18), at.draw(0.7, 1.1))]
 
 
-def sign(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def sign(at: Spot) -> List[Solid]:
     """A traffic sign on its pole."""
-    height = scale * random.uniform(2.0, 2.9)
-    plate = box(x, y, height - 0.4, (0.08, random.uniform(0.5, 0.8), 0.7), yaw, VALUE["traffic-sign"])
-    return [post(x, y, 0.0, 0.05, height, VALUE["pole"]), plate]
+    height = at.draw(2.0, 2.9)
+    plate = at.box("traffic-sign", (0.08, at.random.uniform(0.5, 0.8), 0.7), height - 0.4)
+    return [at.post("pole", 0.05, height), plate]
 
 
-def planks(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def planks(at: Spot) -> List[Solid]:
     """A closed fence or low wall."""
-    size = (scale * random.uniform(3.0, 12.0), random.uniform(0.12, 0.3), scale * random.uniform(0.8, 1.8))
-    return [box(x, y, 0.0, size, yaw, VALUE["fence"])]
+    return [at.box("fence", (at.draw(3.0, 12.0), at.random.uniform(0.12, 0.3), at.draw(0.8, 1.8)))]
 
 
-def railing(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def railing(at: Spot) -> List[Solid]:
     """An open fence, through which most rays pass."""
-    size = (scale * random.uniform(3.0, 9.0), 0.1, scale * random.uniform(1.0, 1.3))
-    return [_porous(box(x, y, 0.0, size, yaw, VALUE["fence"]), 0.6)]
+    return [at.box("fence", (at.draw(3.0, 9.0), 0.1, at.draw(1.0, 1.3)), porosity=0.6)]
 
 
-def house(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
-    """A building block; ``yaw`` is along its front."""
-    size = (scale * random.uniform(8.0, 20.0), scale * random.uniform(8.0, 14.0), scale * random.uniform(4.0, 14.0))
-    return [_hollow(box(x, y, -0.5, (size[0], size[1], size[2] + 0.5), yaw, VALUE["building"]))]
+def house(at: Spot) -> List[Solid]:
+    """A building block; its yaw is along its front."""
+    size = (at.draw(8.0, 20.0), at.draw(8.0, 14.0), at.draw(4.0, 14.0) + 0.5)
+    return [at.box("building", size, -0.5, shell=0.5)]
 
 
-def winged_house(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def winged_house(at: Spot) -> List[Solid]:
     """A building with a wing in front and a porch, at an angle to the street."""
-    turned = yaw + random.uniform(-0.25, 0.25)
-    parts = house(x, y, turned, scale, random)
-    low = scale * random.uniform(2.4, 3.5)
-    wing = box(
-        *_local(x, y, turned, random.uniform(-4, 4), 0.0), -0.5, (4.0, 16.0, low + 0.5), turned, VALUE["building"]
-    )
-    return [*parts, _hollow(wing)]
+    turned = replace(at, yaw=at.yaw + at.random.uniform(-0.25, 0.25))
+    parts = house(turned)
+    low = at.draw(2.4, 3.5)
+    wing = turned.box("building", (4.0, 16.0, low + 0.5), -0.5, along=at.random.uniform(-4, 4), shell=0.5)
+    return [*parts, wing]
 
 
-def crate(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def crate(at: Spot) -> List[Solid]:
     """A box, now and then on another one."""
-    size = tuple(scale * random.uniform(0.4, 1.2, 3))
-    parts = [box(x, y, 0.0, size, yaw, VALUE["other-object"])]
-    if random.random() < 0.3:
-        upper = (0.8 * size[0], 0.8 * size[1], scale * random.uniform(0.3, 0.7))
-        parts.append(box(x, y, size[2], upper, yaw + 0.3, VALUE["other-object"]))
+    long, wide, high = at.scale * at.random.uniform(0.4, 1.2, 3)
+    parts = [at.box("other-object", (long, wide, high))]
+    if at.random.random() < 0.3:
+        parts.append(at.box("other-object", (0.8 * long, 0.8 * wide, at.draw(0.3, 0.7)), high, yaw=0.3))
     return parts
 
 
-def cupboard(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def cupboard(at: Spot) -> List[Solid]:
     """A tall piece of furniture."""
-    size = (scale * random.uniform(0.8, 2.4), scale * random.uniform(0.4, 0.7), scale * random.uniform(1.2, 2.2))
-    return [box(x, y, 0.0, size, yaw, VALUE["other-object"])]
+    return [at.box("other-object", (at.draw(0.8, 2.4), at.draw(0.4, 0.7), at.draw(1.2, 2.2)))]
 
 
-def table(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def table(at: Spot) -> List[Solid]:
     """A table on four legs."""
-    length, width, height = scale * random.uniform(1.2, 2.2), scale * random.uniform(0.7, 1.0), 0.75 * scale
-    legs = [
-        post(*_local(x, y, yaw, a * 0.45 * length, b * 0.42 * width), 0.0, 0.04, height, VALUE["other-object"])
-        for a in (1, -1)
-        for b in (1, -1)
-    ]
-    return [box(x, y, height - 0.06, (length, width, 0.06), yaw, VALUE["other-object"]), *legs]
+    length, width, height = at.draw(1.2, 2.2), at.draw(0.7, 1.0), 0.75 * at.scale
+    corners = [(a * 0.45 * length, b * 0.42 * width) for a in (1, -1) for b in (1, -1)]
+    legs = [at.post("other-object", 0.04, height, along=along, across=across) for along, across in corners]
+    return [at.box("other-object", (length, width, 0.06), height - 0.06), *legs]
 
 
-def barrel(x: float, y: float, yaw: float, scale: float, random: np.random.Generator) -> List[Solid]:
+def barrel(at: Spot) -> List[Solid]:
     """A barrel or bin."""
-    return [post(x, y, 0.0, scale * random.uniform(0.25, 0.4), scale * random.uniform(0.8, 1.2), VALUE["other-object"])]
-
-
-def _porous(solid: Solid, porosity: float) -> Solid:
-    return Solid(solid.shape, solid.centre, solid.half, solid.yaw, solid.label, porosity)
-
-
-def _hollow(solid: Solid, shell: float = 0.5) -> Solid:
-    assert solid.shape == BOX
-    return Solid(solid.shape, solid.centre, solid.half, solid.yaw, solid.label, shell=shell)
+    return [at.post("other-object", at.draw(0.25, 0.4), at.draw(0.8, 1.2))]
 
 
 TRAINING: Dict[str, Tuple[Maker, ...]] = {

@@ -117,13 +117,3 @@ def box(x: float, y: float, low: float, size: Tuple[float, float, float], yaw: f
     """A box of full ``size`` (m) that stands at height ``low`` over ``x``, ``y``."""
     half = (size[0] / 2, size[1] / 2, size[2] / 2)
     return Solid(BOX, (x, y, low + half[2]), half, yaw, label)
-
-
-def post(x: float, y: float, low: float, radius: float, height: float, label: int) -> Solid:
-    """A round post that stands at height ``low`` over ``x``, ``y``."""
-    return Solid(CYLINDER, (x, y, low + height / 2), (radius, radius, height / 2), 0.0, label)
-
-
-def ball(x: float, y: float, z: float, half: Tuple[float, float, float], yaw: float, label: int) -> Solid:
-    """An ellipsoid about ``x``, ``y``, ``z``."""
-    return Solid(ELLIPSOID, (x, y, z), half, yaw, label)

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.models.scenes.labels import VALUE
-from edge_offload.models.scenes.objects import HELD_OUT, TRAINING, scale_of
+from edge_offload.models.scenes.objects import HELD_OUT, TRAINING, Spot, scale_of
 from edge_offload.models.scenes.solids import Solid, box
 
 BLOCK_M = 32.0
@@ -157,7 +157,7 @@ def _street_block(street: Street, block: int) -> Tuple[Solid, ...]:
         makers = kinds[role]
         maker = makers[int(random.integers(len(makers)))]
         height = float(street.ground.at(np.array(x), np.array(y))[0])
-        for solid in maker(x, y, yaw, scale_of(street.held_out, random), random):
+        for solid in maker(Spot(x, y, yaw, scale_of(street.held_out, random), random)):
             found.append(replace(solid.raised(height), velocity=velocity))
 
     def somewhere() -> float:
@@ -227,5 +227,5 @@ def room(seed: int, held_out: bool = False) -> World:
             makers = [maker for maker in kinds[role] if maker.__name__ != "cyclist"]
             maker = makers[int(random.integers(len(makers)))]
             yaw = float(random.choice((0.0, 1.57)) + random.normal(0, 0.1))
-            solids.extend(maker(x, y, yaw, scale_of(held_out, random), random))
+            solids.extend(maker(Spot(x, y, yaw, scale_of(held_out, random), random)))
     return World(Ground(VALUE["other-ground"]), tuple(solids), (-long - 0.3, -wide - 0.3, long + 0.3, wide + 0.3))
