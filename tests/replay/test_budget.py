@@ -64,9 +64,9 @@ class Program:
             opens,
         )
         course = self.predictor.branches() if opens else self.course
-        plan = next((plan for plan in course.plans if plan.form == form), None) if course is not None else None
+        plan = next((plan for plan in course.plans if plan.signature == form), None) if course is not None else None
         self.predictor.begin(done)
-        confirmed = plan is not None and plan.integers(self.predictor.since) == integers
+        confirmed = plan is not None and plan.integers(self.predictor.history) == integers
         if not confirmed:
             course = self.predictor.branches(done)
         self.course = course
@@ -136,7 +136,7 @@ def test_what_a_budget_does_not_reach_is_learnt_in_later_inferences() -> None:
                 program.step(form, (width,) * CALLS, outcome, form == 10, READ if form == 12 else DYNAMIC)
             course = program.predictor.branches()
             plans = course.plans if course is not None else []
-            found.append({plan.form: plan.node.patches for plan in plans})
+            found.append({plan.signature: plan.node.patches for plan in plans})
         return found
 
     whole = formulas(Budget(units=10**9, busy=standing, clock=standing), 24)

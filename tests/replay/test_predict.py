@@ -44,13 +44,13 @@ class Program:
         found = self.predictor.branches()
         if found is None:
             return []
-        index, forms = found.first[0][1], []
-        while len(forms) < 12:
-            forms.append(found.plans[index].form)
+        index, signatures = found.first[0][1], []
+        while len(signatures) < 12:
+            signatures.append(found.plans[index].signature)
             if not found.edges[index]:
                 break
             index = found.edges[index][0][1]
-        return forms
+        return signatures
 
 
 def test_an_inference_is_expected_whole_after_it_has_been_seen_twice() -> None:
@@ -81,7 +81,7 @@ def test_a_number_that_was_never_read_before_changes_nothing() -> None:
     program.step(10, kind=(-1,), upload=True)
     found = program.predictor.next()
     assert found is not None
-    assert found.form == 11
+    assert found.signature == 11
 
 
 def test_what_a_number_meant_in_another_place_is_not_taken_for_a_rule() -> None:
@@ -99,7 +99,7 @@ def test_what_a_number_meant_in_another_place_is_not_taken_for_a_rule() -> None:
     program.step(10, kind=(-1,))
     found = program.predictor.next()
     assert found is not None
-    assert found.form == 11
+    assert found.signature == 11
 
 
 def test_a_loop_goes_on_by_the_size_of_each_result() -> None:
@@ -111,10 +111,10 @@ def test_a_loop_goes_on_by_the_size_of_each_result() -> None:
         program.step(30)
     found = program.predictor.branches()
     assert found is not None
-    loops = [index for index, plan in enumerate(found.plans) if plan.form == 20]
+    loops = [index for index, plan in enumerate(found.plans) if plan.signature == 20]
     assert loops
     for index in loops:
-        following = {kind: found.plans[node].form for kind, node in found.edges[index]}
+        following = {kind: found.plans[node].signature for kind, node in found.edges[index]}
         assert following.get((0,), 30) == 30
         assert following.get((2,), 20) == 20
 

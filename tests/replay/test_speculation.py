@@ -12,7 +12,7 @@ from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, SAME, Patch
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.messages import Answer
 from edge_offload.replay.flushed import DYNAMIC
-from edge_offload.replay.plans import Plan
+from edge_offload.replay.plans import StepPlan
 from edge_offload.replay.signatures import Call, CompletedStep, SegmentSignature
 from edge_offload.replay.speculation import Speculation
 
@@ -27,21 +27,21 @@ class FormsByHand:
     def __init__(self) -> None:
         self.told: List[Tuple[bytes, Tuple[int, ...]]] = []
 
-    def foretell(self, calls: Any) -> None:
+    def expect_results(self, calls: Any) -> None:
         self.told += [(key, integers) for _, key, integers, _ in calls]
 
 
-def plan() -> Plan:
+def plan() -> StepPlan:
     """Two calls; the first integer of the second follows from what came before, and its result is foretold."""
     live = ((0, SAME, 4), (1, FROM_STEP, -1), (2, FROM_START, 2))
     node = TraceStep(None, (0, 0, 1, 1), (Patch(1, 0, FORMULA),), live, (), b"", (), True, (1,))
-    return Plan(5, 0, node, ((8,), (0, 6)), ((1, 0),), frozenset({1}), {1: LIKE})
+    return StepPlan(5, 0, node, ((8,), (0, 6)), ((1, 0),), frozenset({1}), {1: LIKE})
 
 
 def done(**other: Any) -> CompletedStep:
     """The step that the plan is, when the step before brought a 9, its first storage is 30 and the inference's 20."""
     given: Dict[str, Any] = {
-        "shape": SegmentSignature(5, (1, 2), ((8,), (19, 6))), "segment": 3, "canonicals": (0, 1, 2), "base": 30,
+        "signature": SegmentSignature(5, (1, 2), ((8,), (19, 6))), "segment": 3, "canonicals": (0, 1, 2), "base": 30,
         "live": (4, 29, 22), "dead": frozenset({1, 2}), "numbers": b"", "payloads": (), "reason": DYNAMIC,
         "opens": False, **other,
     }  # fmt: skip
@@ -54,8 +54,8 @@ def test_a_step_is_the_same_only_in_everything() -> None:
     assert integers == ((8,), (19, 6))
     assert expected.same_as(done(), 20, integers)
     assert not expected.same_as(done(), 21, integers)
-    assert not expected.same_as(done(shape=SegmentSignature(5, (1, 2), ((8,), (21, 6)))), 20, integers)
-    assert not expected.same_as(done(shape=SegmentSignature(6, (1, 2), ((8,), (19, 6)))), 20, integers)
+    assert not expected.same_as(done(signature=SegmentSignature(5, (1, 2), ((8,), (21, 6)))), 20, integers)
+    assert not expected.same_as(done(signature=SegmentSignature(6, (1, 2), ((8,), (19, 6)))), 20, integers)
     assert not expected.same_as(done(live=(4, 28, 22)), 20, integers)
     assert not expected.same_as(done(live=(4, 29)), 20, integers)
     assert not expected.same_as(done(dead=frozenset({2})), 20, integers)
@@ -65,23 +65,23 @@ def test_a_step_is_the_same_only_in_everything() -> None:
 
 
 def test_integers_follow_from_what_ran_before() -> None:
-    forms: Any = FormsByHand()
+    signatures: Any = FormsByHand()
     ahead = Speculation([plan()], [[]], [(None, 0)], [], Arriving(), last=(9,))
     described = Outcome(results=[["t", [0, 0, 6, 0, [24]]]], described={1: [["t", [0, 0, 6, 0, [3]]]]})
-    ahead.take_in(Answer([Outcome()], ran=[(0, 30, described)]), forms)
+    ahead.take_in(Answer([Outcome()], ran=[(0, 30, described)]), signatures)
     assert [ran.integers for ran in ahead.ran] == [((8,), (19, 6))]
     assert ahead.ran[0].facts == ((24, 19, 6), (2,))
-    assert ahead.since == [(9,), (24, 19, 6)]
+    assert ahead.history == [(9,), (24, 19, 6)]
     again = [(0, 30, described), (0, 31, described)]
-    ahead.take_in(Answer([Outcome()], ran=again), forms)
+    ahead.take_in(Answer([Outcome()], ran=again), signatures)
     assert [ran.integers for ran in ahead.ran] == [((8,), (19, 6)), ((8,), (49, 6))]
     keys = [(19).to_bytes(8, "little") + bytes([6]) + bytes(7), (49).to_bytes(8, "little") + bytes([6]) + bytes(7)]
-    assert forms.told == [(keys[0], (19, 6)), (keys[1], (49, 6))]
+    assert signatures.told == [(keys[0], (19, 6)), (keys[1], (49, 6))]
 
 
 def test_what_a_call_returns_is_told_again_only_when_its_sizes_differ() -> None:
     expected, described = plan(), {1: [["t", [0]]]}
-    told = [len(expected.foretold(((8,), (size, 6)), described)) for size in (19, 19, 21, 21, 19)]
+    told = [len(expected.expected_results(((8,), (size, 6)), described)) for size in (19, 19, 21, 21, 19)]
     assert told == [1, 0, 1, 0, 1]
 
 
@@ -90,7 +90,7 @@ def test_a_step_whose_sizes_cannot_be_told_ends_what_ran_ahead() -> None:
     ahead.future.so_far.ran.append((0, 30, Outcome()))
     ahead.take_in(ahead.future.so_far, FormsByHand())  # type: ignore[arg-type]
     assert ahead.ran == []
-    ahead.taken = 1
+    ahead.accepted = 1
     assert not ahead.may_go_on_with(done(), 20)
 
 

@@ -48,7 +48,7 @@ class Program:
 
     def __init__(self) -> None:
         self.retained = ReplayableUploads()
-        self.forms = SignatureTable(self)
+        self.signatures = SignatureTable(self)
         self._words: List[Tuple[int, ...]] = []
 
     def entry(self, number: int) -> Tuple[str, bytes, Any]:
@@ -62,10 +62,10 @@ class Program:
     ) -> None:
         self._words.append(tuple(words))
         uploads = [torch.tensor(payload, dtype=torch.float32) for payload in payloads]
-        piece = SegmentInvocation(
+        invocation = SegmentInvocation(
             len(self._words) - 1, base, tuple(live.items()), frozenset(how.pop("dead", ())), b"", uploads, READ
         )
-        self.retained.note(piece, self.retained.use(piece, self.forms), True, **how)
+        self.retained.note(invocation, self.retained.use(invocation, self.signatures), True, **how)
 
     def put_back(self, before: int = 1000) -> Dict[int, List[float]]:
         """What a session that knows nothing has afterwards."""
@@ -138,7 +138,7 @@ def test_random_generators_that_were_used_are_known(program: Program) -> None:
     program.do((DRAW, 0), 20, {0: 10})
     assert program.retained.used == {0}
     draws = SegmentInvocation(1, 20, ((0, 10),), frozenset(), b"", [], READ)
-    assert program.retained.use(draws, program.forms).generators == {0: False}
+    assert program.retained.use(draws, program.signatures).generators == {0: False}
     program.do((SEED, DRAW, 0), 30, {0: 11})
     seeded = SegmentInvocation(2, 30, ((0, 11),), frozenset(), b"", [], READ)
-    assert program.retained.use(seeded, program.forms).generators == {0: True}
+    assert program.retained.use(seeded, program.signatures).generators == {0: True}

@@ -1,4 +1,4 @@
-"""What the server has been told: calls, segments and nodes, by the numbers that they have there."""
+"""What the server knows already: calls, segments and steps, by the numbers under which they were sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge_offload.ir.trace.calls import Buffer
 from edge_offload.ir.trace.checksums import checksum
 from edge_offload.ir.trace.trace_graph import MAX_PAYLOAD, Edge
 from edge_offload.protocol.messages import Message
-from edge_offload.replay.plans import Plan
+from edge_offload.replay.plans import StepPlan
 from edge_offload.replay.predict import Branches
 from edge_offload.replay.signatures import Call, Definition, SignatureTable
 
@@ -21,18 +21,18 @@ class Definitions:
         native: the extension module.
 
     Attributes:
-        forms: what calls and segments are made of.
+        signatures: what calls and segments are made of.
         count: segments that were defined, in all.
     """
 
     def __init__(self, native: Any) -> None:
-        self.forms = SignatureTable(native)
+        self.signatures = SignatureTable(native)
         self.count = 0
         self._native = native
         self._segments: Set[int] = set()
         self._calls: Dict[int, int] = {}
         self._new: List[Call] = []
-        self._told = object()
+        self._session = object()
         self._branches: Optional[Branches] = None
         self._uploads: List[Optional[bytes]] = []
 
@@ -41,16 +41,16 @@ class Definitions:
         self._segments.clear()
         self._calls.clear()
         self._new.clear()
-        self._told = object()
+        self._session = object()
         self._branches = None
         self._uploads = []
 
     def renumber(self) -> None:
-        """Number the forms anew."""
-        self.forms = SignatureTable(self._native)
+        """Number the signatures anew."""
+        self.signatures = SignatureTable(self._native)
 
     def call(self, call: Call) -> int:
-        """The number that a call has on the server, which is told of it with the next message."""
+        """The number of a call on the server; its definition goes with the next message."""
         found = self._calls.get(call.entry)
         if found is None:
             found = self._calls[call.entry] = len(self._calls)
@@ -61,7 +61,7 @@ class Definitions:
         """Have a segment defined with ``message`` if it is not; says whether it was not."""
         if segment in self._segments:
             return False
-        made = definition or self.forms.definition(segment)
+        made = definition or self.signatures.definition(segment)
         words = list(made.words)
         position = 0
         for call in made.calls:
@@ -72,24 +72,24 @@ class Definitions:
         self.count += 1
         return True
 
-    def node(self, plan: Plan, message: Message) -> int:
-        """The number of a plan's node on the server, which is told of it with ``message`` if it does not know it."""
+    def node(self, plan: StepPlan, message: Message) -> int:
+        """The number of a plan's trace step on the server; its definition goes with ``message`` if it is not there."""
         if plan.node.segment is not None:
             self.segment(plan.node.segment, message)
-        if plan.sent is not self._told:
-            plan.sent = self._told
+        if plan.sent is not self._session:
+            plan.sent = self._session
             message.nodes.append((plan.slot, plan.node))
         return plan.slot
 
     def nodes(self, branches: Branches, message: Message) -> Optional[List[Tuple[int, List[Edge]]]]:
-        """The nodes of a course along ``branches``; None if they are those of the one before."""
+        """The steps of a trace graph along ``branches``; None if they are those of the one before."""
         if branches is self._branches:
             return None
         self._branches = branches
         return [(self.node(plan, message), edges) for plan, edges in zip(branches.plans, branches.edges)]
 
     def uploads(self, payloads: Sequence[Buffer]) -> List[Optional[Buffer]]:
-        """What a course's first node gets, with None for what it got in the course before."""
+        """The payloads of a trace graph's first step, with None for what is as in the graph before."""
         known = self._uploads + [None] * len(payloads)
         short = [memoryview(payload).nbytes <= MAX_PAYLOAD for payload in payloads]
         self._uploads = [bytes(payload) if keep else None for payload, keep in zip(payloads, short)]

@@ -34,11 +34,11 @@ class Counters:
 
 
 class Exchange:
-    """Sends messages with what belongs to each: new definitions, dropped storages, what became of a speculation.
+    """Sends messages with what belongs to each: new definitions, freed storages, what was accepted of a speculation.
 
     Args:
         remote: where segments run.
-        definitions: what the server has been told.
+        definitions: what the server knows.
         timeout_s: longest wait for one answer.
     """
 
@@ -78,7 +78,7 @@ class Exchange:
             raise
 
     def _wait(self, future: Arriving, blocked: bool = True, outcomes: int = ALL, ran: int = 0) -> Answer:
-        """What there is of an answer once it has so many outcomes, and steps that ran ahead; all of it by default."""
+        """What there is of an answer once it has so many outcomes and speculated steps; all of it by default."""
         if blocked:
             self.counters.round_trips += 1
         try:

@@ -1,4 +1,4 @@
-"""What the device hands to the recorder when a segment ends, and why it ended."""
+"""What the device gives to the recorder when a segment ends, and why it ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FlushedSegment(NamedTuple):
         segment: its number; ``fresh`` if it has just got it.
         base: number of its first new storage.
         live: canonical number and storage, in turn, of each storage that existed before.
-        dead: canonical numbers of new storages that are dropped already; ``freed``: other storages.
+        dead: canonical numbers of new storages that are freed already; ``freed``: other storages.
         numbers: 16 bytes for each host number.
         payloads: host tensors that travel with it.
         calls: how many it has; none of a barrier alone.

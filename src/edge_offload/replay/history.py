@@ -1,4 +1,4 @@
-"""What has followed what: the step that came after the same few steps, and kinds of outcomes, before."""
+"""Which step followed the same few steps and kinds of outcomes before: a Markov model of variable order."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from edge_offload.replay.flushed import READ
 CONTEXTS = (6, 3, 2, 1)
 MAX_CONTEXTS = 65536
 MAX_PLACES = 8192
-#: How often a step has to follow others before that is taken for a rule.
+#: How often a step has to follow others before that is taken as a rule.
 SURE = 2
 
 #: Stands for every kind of outcome.
 ANY: BranchKey = (-9,)
-#: Contexts that count, by their order, only while they have always told the same.
+#: Contexts that count, by their order, only while they have always had the same follower.
 STRICT = (1, 2)
 #: Marks a number of steps among them.
 COUNT: BranchKey = (-8,)
@@ -28,36 +28,36 @@ class Follower:
     """What has followed a context.
 
     Attributes:
-        form: of the step that did so most; None if none did.
+        signature: of the step that did so most; None if none did.
         sure: how often, less the times that another one did; at most twice :data:`SURE`.
         varied: whether more than one has.
     """
 
-    __slots__ = ("form", "sure", "varied")
+    __slots__ = ("signature", "sure", "varied")
 
     def __init__(self) -> None:
-        self.form: Optional[int] = None
+        self.signature: Optional[int] = None
         self.sure = 0
         self.varied = False
 
-    def note(self, form: int) -> bool:
-        """``form`` has followed now; says whether something else is to be expected than before.
+    def note(self, signature: int) -> bool:
+        """``signature`` has followed now; says whether something else is to be expected than before.
 
         What has come once says less than what always comes after fewer steps.
         """
-        known, sure = (self.form, self.sure) if self.form is not None else (form, 0)
-        if known == form:
-            self.form, self.sure = form, min(sure + 1, 2 * SURE)
+        known, sure = (self.signature, self.sure) if self.signature is not None else (signature, 0)
+        if known == signature:
+            self.signature, self.sure = signature, min(sure + 1, 2 * SURE)
         else:
-            self.form, self.sure = (known, sure - 1) if sure > 1 else (form, 1)
+            self.signature, self.sure = (known, sure - 1) if sure > 1 else (signature, 1)
             self.varied = True
-        return self.form != known or not sure or (self.sure >= SURE) != (sure >= SURE)
+        return self.signature != known or not sure or (self.sure >= SURE) != (sure >= SURE)
 
 
 class Place:
     """The last few steps, and how many there were since the inference began.
 
-    What is known of it is found once: a program that does what it did before goes from place to place.
+    Its followers are looked up once: a program that does what it did before goes from place to place.
 
     Attributes:
         followers: of each of its contexts, in the order in which they are asked; ``distinct``: each once.
@@ -75,12 +75,12 @@ class Place:
         self.next: Dict[Item, Place] = {}
         self.opened: Optional[Place] = None
 
-    def note(self, form: int) -> bool:
-        """``form`` is the next step; says whether something else is to be expected than before."""
+    def note(self, signature: int) -> bool:
+        """``signature`` is the next step; says whether something else is to be expected than before."""
         fresh = False
         for follower in self.distinct:
-            if follower.form != form or follower.sure < 2 * SURE:
-                fresh = follower.note(form) or fresh
+            if follower.signature != signature or follower.sure < 2 * SURE:
+                fresh = follower.note(signature) or fresh
         return fresh
 
 
@@ -88,7 +88,7 @@ class Contexts:
     """Remembers what has followed each context.
 
     Args:
-        reason: why a step of this form ends, if that is known.
+        reason: why a step of this signature ends, if that is known.
         max_steps: as many since the inference began are told apart.
     """
 
@@ -108,9 +108,9 @@ class Contexts:
             place.opened = self._place(place.trail, 0)
         return place.opened
 
-    def after(self, place: Place, form: int, kind: BranchKey) -> Place:
-        """The place after a step of ``form`` whose outcome is of ``kind``."""
-        item = form, kind
+    def after(self, place: Place, signature: int, kind: BranchKey) -> Place:
+        """The place after a step of ``signature`` whose outcome is of ``kind``."""
+        item = signature, kind
         found = place.next.get(item)
         if found is None:
             if len(self._places) > MAX_PLACES or len(self._followers) > MAX_CONTEXTS:
@@ -122,18 +122,18 @@ class Contexts:
         return found
 
     def expected(self, trail: Trail, steps: int) -> Optional[int]:
-        """The form that will probably follow ``trail``, ``steps`` after the inference began."""
+        """The signature that will probably follow ``trail``, ``steps`` after the inference began."""
         known = self._followers.get
         return self.expected_of([known(context, _NOTHING) for context in self._of(trail, steps)])
 
     @staticmethod
     def expected_of(followers: Sequence[Follower]) -> Optional[int]:
-        """The form that will probably be next; the contexts' ``followers`` in the order in which they are asked."""
+        """The signature that is probably next; the contexts' ``followers`` in the order in which they are asked."""
         guess: Optional[int] = None
         for order, follower in enumerate(followers):
             if follower.sure >= SURE and (order not in STRICT or not follower.varied):
-                return follower.form
-            guess = follower.form if guess is None else guess
+                return follower.signature
+            guess = follower.signature if guess is None else guess
         return guess
 
     def _place(self, trail: Trail, steps: int) -> Place:
@@ -149,7 +149,7 @@ class Contexts:
         How many ``steps`` of the inference there were says when a loop over classes ends. The size of a result decides
         what is computed next more often than a number that is read.
         """
-        bare = tuple([(form, ANY) for form, _ in trail])
+        bare = tuple([(signature, ANY) for signature, _ in trail])
         counted = [((steps, COUNT), trail[-1]), trail[-1:], ((steps, COUNT), bare[-1])] if trail else []
         found = [trail[-length:] for length in CONTEXTS if len(trail) >= length]
         plain = [bare[-length:] for length in CONTEXTS if len(trail) >= length]

@@ -1,4 +1,4 @@
-"""What is known of a form from the steps that had it: how the next one will look, as a node for the server."""
+"""A model of each signature, learnt from its steps: what the next one will be, as a step for the server."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from edge_offload.ir.trace.symbols import BranchKey, OutcomeHistory, evaluate
 from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, SAME, Patch, TraceStep
 from edge_offload.replay.flushed import DYNAMIC, READ
 from edge_offload.replay.signatures import Call, CompletedStep, Integers
-from edge_offload.replay.sizes import Sizes
+from edge_offload.replay.sizes import IntegerFormulas
 
 _INTEGER = struct.Struct("<q")
 MAX_KINDS = 6
 
 
-class Plan:
-    """A node, and what the client compares with it.
+class StepPlan:
+    """A step as it is expected, for the server to run speculatively, and what the client compares with it.
 
     Attributes:
-        slot: number of its definition, which the next plan for the same place takes over.
+        slot: number of its definition, which the next plan for the same site takes over.
         uploads: bytes of those that have been the same so far, None for the others.
         sent: to whom it has been sent, None at first.
     """
 
     def __init__(
-        self, form: int, slot: int, node: TraceStep, integers: Integers, places: Tuple[Tuple[int, int], ...],
-        dead: FrozenSet[int], told: Optional[Dict[int, Call]] = None,
+        self, signature: int, slot: int, node: TraceStep, integers: Integers, places: Tuple[Tuple[int, int], ...],
+        dead: FrozenSet[int], result_meta: Optional[Dict[int, Call]] = None,
         uploads: Tuple[Optional[bytes], ...] = (),
     ) -> None:  # fmt: skip
-        self.form = form
+        self.signature = signature
         self.slot = slot
         self.sent: Optional[object] = None
         self.node = node
@@ -47,15 +47,15 @@ class Plan:
         for (call, item), patch in zip(places, node.patches):
             self._changes.setdefault(call, []).append((item, number[patch.formula]))
         self._origins = [(how, value) for _, how, value in node.live]
-        self._told = told or {}
-        self._said: Dict[int, Tuple[int, ...]] = {}
+        self._result_meta = result_meta or {}
+        self._reported: Dict[int, Tuple[int, ...]] = {}
 
-    def integers(self, since: OutcomeHistory) -> Optional[Integers]:
+    def integers(self, history: OutcomeHistory) -> Optional[Integers]:
         """The integers of each call's key; None if they cannot be worked out."""
         if not self._changes:
             return self._integers
         try:
-            values = [evaluate(formula, since) for formula in self._formulas]
+            values = [evaluate(formula, history) for formula in self._formulas]
         except ProtocolError:
             return None
         calls = list(self._integers)
@@ -66,7 +66,7 @@ class Plan:
             calls[call] = tuple(integers)
         return tuple(calls)
 
-    def foretold(
+    def expected_results(
         self, integers: Integers, results: Dict[int, List[Any]]
     ) -> List[Tuple[Call, bytes, Tuple[int, ...], List[Any]]]:
         """The calls whose ``results`` the server has said: one like each, its key and integers now, what it returns.
@@ -79,10 +79,10 @@ class Plan:
         """
         found = []
         for number, described in results.items():
-            like = self._told.get(number)
-            if like is None or self._said.get(number) == integers[number]:
+            like = self._result_meta.get(number)
+            if like is None or self._reported.get(number) == integers[number]:
                 continue
-            self._said[number] = integers[number]
+            self._reported[number] = integers[number]
             key = bytearray(like.key)
             for offset, old, new in zip(like.offsets, like.integers, integers[number]):
                 if old != new:
@@ -97,7 +97,7 @@ class Plan:
     def same_as(self, done: CompletedStep, start: int, integers: Optional[Integers]) -> bool:
         """Whether the node's outcome is that of ``done``, whose first new storages the node's are.
 
-        What ``done`` dropped may be more: a storage that was kept for nothing is freed later.
+        What ``done`` freed may be more: a storage that was kept for nothing is freed later.
 
         Args:
             start: number of the inference's first new storage.
@@ -105,41 +105,46 @@ class Plan:
         """
         node = self.node
         return (
-            self.form == done.shape.form
+            self.signature == done.signature.number
             and node.numbers == done.numbers
             and (not node.payloads or node.payloads == done.payloads)
             and self.dead <= done.dead
             and self._live(done.base, start) == done.live
-            and ((node.segment is not None and node.segment == done.segment) or integers == done.shape.integers)
+            and ((node.segment is not None and node.segment == done.segment) or integers == done.signature.integers)
         )
 
 
-class Knowledge:
-    """Of one form: learns from every step that has it.
+class StepModel:
+    """What is known of the steps of one signature, wherever they stand or at one site; learns from every one.
 
     Args:
-        form: its number.
+        signature: its number.
         slot: number that its plans are defined under.
         references: see :meth:`~edge_offload.replay.signatures.SignatureTable.calls`.
     """
 
-    def __init__(self, form: int, slot: int, references: Tuple[Tuple[int, ...], ...]) -> None:
-        self.form = form
+    def __init__(self, signature: int, slot: int, references: Tuple[Tuple[int, ...], ...]) -> None:
+        self.signature = signature
         self._slot = slot
         self.kinds: OrderedDict[BranchKey, None] = OrderedDict()
         self.last: Optional[CompletedStep] = None
         self._before: Optional[CompletedStep] = None
         self._references = references
-        self.sizes = Sizes(references)
+        self.sizes = IntegerFormulas(references)
         self._live: List[Set[Tuple[int, int]]] = []
-        self._plan: Optional[Plan] = None
+        self._plan: Optional[StepPlan] = None
         self._job: Optional[Work[None]] = None
         self._stale = True
         self.version = self._made_with = 0
         self._uploads: Tuple[Optional[bytes], ...] = ()
 
     def learn(
-        self, done: CompletedStep, since: List[Tuple[int, ...]], start: int, confirmed: bool, bases: Sequence[int] = ()
+        self,
+        done: CompletedStep,
+        history: List[Tuple[int, ...]],
+        start: int,
+        confirmed: bool,
+        bases: Sequence[int] = (),
     ) -> bool:
         """Take in a step; says whether anything is expected otherwise than before.
 
@@ -164,9 +169,9 @@ class Knowledge:
         else:
             self._live = options
         made_in = [bisect.bisect_right(bases, n) - 1 for n in done.live]
-        expected = self._plan.integers(since) if self._plan is not None else None
-        self.sizes.learn((tuple(since), done.shape.integers), made_in, expected)
-        if expected != done.shape.integers:
+        expected = self._plan.integers(history) if self._plan is not None else None
+        self.sizes.learn((tuple(history), done.signature.integers), made_in, expected)
+        if expected != done.signature.integers:
             self._plan = None
         self._stale = True
         self.version += 1
@@ -174,15 +179,15 @@ class Knowledge:
 
     def plan(
         self, call: Callable[[int], Call], number: Callable[[Call], int], budget: Budget,
-        general: Optional[Knowledge] = None,
-    ) -> Optional[Plan]:  # fmt: skip
+        general: Optional[StepModel] = None,
+    ) -> Optional[StepPlan]:  # fmt: skip
         """The node that the next step will probably be; None if it cannot be said, or not yet (see `unfinished`).
 
         Args:
             call: a native call's description, by its number.
             number: the number that a native call has on the server.
             budget: of the inference.
-            general: what is known of the form wherever it stands, if this is of one place alone.
+            general: the model of the signature wherever it stands, if this is of one site alone.
         """
         while True:
             version = general.version if general is not None else 0
@@ -209,8 +214,8 @@ class Knowledge:
         self._plan = yield from self._make(*given)
 
     def _make(
-        self, call: Callable[[int], Call], number: Callable[[Call], int], general: Optional[Knowledge]
-    ) -> Work[Optional[Plan]]:
+        self, call: Callable[[int], Call], number: Callable[[Call], int], general: Optional[StepModel]
+    ) -> Work[Optional[StepPlan]]:
         """Make the plan anew. Nothing but sizes is looked at after the first look at what is known."""
         last, before = self.last, self._before
         if before is None and general is not None:  # it stood here once, and in other places before
@@ -222,7 +227,7 @@ class Knowledge:
         operands, uploads = self._operands(general), self._uploads
         if general is not None and len(general._uploads) == len(uploads):  # an input has changed elsewhere if not here
             uploads = tuple([own if own == other else None for own, other in zip(uploads, general._uploads)])
-        calls = [call(entry) for entry in last.shape.entries]
+        calls = [call(entry) for entry in last.signature.entries]
         yield 1 + len(calls) + len(operands)
         formulas = yield from self.sizes.formulas(general.sizes if general is not None else None, calls)
         if formulas is None:
@@ -235,7 +240,7 @@ class Knowledge:
         patches: Tuple[Patch, ...] = ()
         words: List[int] = []
         wanted: Tuple[int, ...] = ()
-        told: Dict[int, Call] = {}
+        result_meta: Dict[int, Call] = {}
         if whole:
             called = _names_of_new(dead, last.canonicals)
         else:
@@ -245,8 +250,8 @@ class Knowledge:
                 words += [older + storage if storage >= 0 else -1 - storage for storage in used]
             patches = tuple(Patch(i, calls[i].offsets[item], how) for (i, item), how in formulas.items())
             changed = {i for i, _ in formulas}
-            told = {i: calls[i] for i in sorted(changed) if calls[i].operator and i < len(calls) - 1}
-            wanted = tuple(told)
+            result_meta = {i: calls[i] for i in sorted(changed) if calls[i].operator and i < len(calls) - 1}
+            wanted = tuple(result_meta)
         node = TraceStep(
             last.segment if whole else None,
             tuple(words),
@@ -258,10 +263,12 @@ class Knowledge:
             last.reason == DYNAMIC,
             wanted,
         )
-        return Plan(self.form, self._slot, node, last.shape.integers, tuple(formulas), dead, told, uploads)
+        return StepPlan(
+            self.signature, self._slot, node, last.signature.integers, tuple(formulas), dead, result_meta, uploads
+        )
 
-    def _operands(self, general: Optional[Knowledge]) -> List[Tuple[int, int]]:
-        """How the number of each storage is found that existed before; where it stood once, as in other places."""
+    def _operands(self, general: Optional[StepModel]) -> List[Tuple[int, int]]:
+        """How the number of each storage is found that existed before; at a site reached once, as at others."""
         found = []
         for position, options in enumerate(self._live):
             others = general._live[position] if general is not None and position < len(general._live) else set()
@@ -281,10 +288,10 @@ def _names_of_new(ordinals: FrozenSet[int], older: Tuple[int, ...]) -> Tuple[int
     """What the new storages with these ``ordinals`` are called in a segment whose ``older`` ones are called so."""
     names: List[int] = []
     number = ordinal = 0
-    taken = set(older)
+    used = set(older)
     last = max(ordinals, default=-1)
     while ordinal <= last:
-        if number not in taken:
+        if number not in used:
             if ordinal in ordinals:
                 names.append(number)
             ordinal += 1

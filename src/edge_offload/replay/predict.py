@@ -1,8 +1,8 @@
-"""Guessing which steps come next, from those that came before.
+"""Predicting which steps come next, from those that came before.
 
 The operator sequence search runs over the log of steps; once it has found the inference, the next step is the one after
 in its cycle. Before that, and for programs that branch, it is what followed the same few steps and outcomes last time.
-From such guesses grows a course: a graph of steps that the server can run ahead.
+From such predictions grows a trace graph of steps that the server can run speculatively.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edge_offload.ir.trace.trace_graph import Edge
 from edge_offload.replay.cycle import LoggedStep, find_cycle
 from edge_offload.replay.flushed import DYNAMIC, READ
 from edge_offload.replay.history import CONTEXTS, Contexts, Trail
-from edge_offload.replay.plans import Knowledge, Plan
+from edge_offload.replay.plans import StepModel, StepPlan
 from edge_offload.replay.signatures import Call, CompletedStep, SignatureTable
 
 MAX_NODES = 1024
@@ -25,13 +25,13 @@ MAX_HISTORY = 8192
 MAX_STEPS = 1024
 #: So far at most where no upload ends an inference: who reads first would wait for all of it.
 MAX_ENDLESS = 8
-#: After so many everything is learnt anew.
+#: After so many, learning begins anew.
 MAX_SITES = 8192
 
 #: Of work (see :mod:`~edge_offload.ir.trace.budget`): for what follows a few steps, and for each step that is searched.
 CONTEXT_UNITS, SEARCH_UNITS = 10, 16
 
-#: A form, the one before it, and how many steps of the inference came before.
+#: Where a step stands: its signature, the one before it, and how many steps of the inference came before.
 Site = Tuple[int, int, int]
 
 
@@ -43,26 +43,26 @@ class State:
     trail: Trail
     steps: int
 
-    def site(self, form: int) -> Site:
-        """That of ``form``, if it is the next."""
-        return (form, self.trail[-1][0] if self.trail else -1, self.steps)
+    def site(self, signature: int) -> Site:
+        """That of ``signature``, if it is the next."""
+        return (signature, self.trail[-1][0] if self.trail else -1, self.steps)
 
 
 @dataclass
 class Branches:
     """A trace graph before it has numbers: the plan of each step, and the edges."""
 
-    plans: List[Plan]
+    plans: List[StepPlan]
     edges: List[List[Edge]]
     first: List[Edge]
 
 
-class _Growing:
-    """A course that is being grown.
+class _GrowingGraph:
+    """A trace graph that is being grown.
 
     Args:
         version: of what it is grown from.
-        work: adds to a course, which is one whenever that stops.
+        work: adds to a graph, which is whole whenever that stops.
 
     Attributes:
         done: whether there is no more to add.
@@ -90,28 +90,28 @@ class Predictor:
     """Learns from every step; guesses the next.
 
     Attributes:
-        start, since: number of the first new storage of this inference, and the integers of its outcomes so far.
+        start, history: number of the first new storage of this inference, and the integers of its outcomes so far.
         budget: what learning may cost in this inference.
     """
 
     def __init__(
         self,
-        forms: SignatureTable,
+        signatures: SignatureTable,
         number: Callable[[Call], int],
         min_repeats: int = 2,
         budget: Optional[Budget] = None,
     ) -> None:
-        self.forms = forms
+        self.signatures = signatures
         self.budget = budget or Budget()
         self.start = 0
-        self.since: List[Tuple[int, ...]] = []
+        self.history: List[Tuple[int, ...]] = []
         self._bases: List[int] = []
         self._number = number
         self._min_repeats = min_repeats
-        self._known: Dict[int, Knowledge] = {}
-        self._sites: Dict[Site, Knowledge] = {}
+        self._known: Dict[int, StepModel] = {}
+        self._sites: Dict[Site, StepModel] = {}
         self._opened = 0
-        self._history: Deque[LoggedStep] = deque(maxlen=MAX_HISTORY)
+        self._log: Deque[LoggedStep] = deque(maxlen=MAX_HISTORY)
         self._after_read = True
         self._contexts = Contexts(self._reason, MAX_STEPS)
         self._place = self._contexts.first()
@@ -121,7 +121,7 @@ class Predictor:
         self._since_search = 0
         self._missed = self._put_off = False
         self._version = 0
-        self._cache: Dict[Tuple[State, Optional[int]], _Growing] = {}
+        self._cache: Dict[Tuple[State, Optional[int]], _GrowingGraph] = {}
         self._steps = 0
         self._announced = self._unfinished = False
 
@@ -132,7 +132,7 @@ class Predictor:
 
     @property
     def cycle(self) -> Tuple[int, ...]:
-        """The forms of one inference, as found by the operator sequence search; empty while it is unknown."""
+        """The signatures of one inference, as found by the operator sequence search; empty while it is unknown."""
         return tuple(self._cycle)
 
     def opens(self, uploads: bool) -> bool:
@@ -147,7 +147,7 @@ class Predictor:
         self._announced = False
         self.budget.step()
         if done.opens:
-            self.start, self.since, self._bases = done.base, [], []
+            self.start, self.history, self._bases = done.base, [], []
             self._place = self._contexts.opened(self._place)
             self._opened += 1
 
@@ -157,30 +157,30 @@ class Predictor:
             self._add(done, confirmed)
 
     def _add(self, done: CompletedStep, confirmed: bool) -> None:
-        form, place = done.shape.form, self._place
+        signature, place = done.signature.number, self._place
         if not self._missed:
-            self._missed = self._expected() != form
-        site = (form, place.trail[-1][0] if place.trail else -1, place.steps)
-        general, here = self._known.get(form), self._sites.get(site)
+            self._missed = self._expected() != signature
+        site = (signature, place.trail[-1][0] if place.trail else -1, place.steps)
+        general, here = self._known.get(signature), self._sites.get(site)
         if general is None:
-            general = self._known[form] = self._knowledge(form)
+            general = self._known[signature] = self._model(signature)
         if here is None:
-            here = self._sites[site] = self._knowledge(form)
+            here = self._sites[site] = self._model(signature)
         self.budget.charge(CONTEXT_UNITS if confirmed else CONTEXT_UNITS + 6 * len(done.live))
-        for knowledge in (general, here):
-            if knowledge.learn(done, self.since, self.start, confirmed, self._bases):
+        for model in (general, here):
+            if model.learn(done, self.history, self.start, confirmed, self._bases):
                 self._version += 1
-        self.since.append(done.integers)
+        self.history.append(done.integers)
         self._bases.append(done.base)
-        if len(self.since) > 4 * REACH:
-            del self.since[REACH:-REACH]
-        if place.note(form):
+        if len(self.history) > 4 * REACH:
+            del self.history[REACH:-REACH]
+        if place.note(signature):
             self._version += 1
-        self._history.append(LoggedStep(form, done.reason in (READ, DYNAMIC), bool(done.payloads)))
+        self._log.append(LoggedStep(signature, done.reason in (READ, DYNAMIC), bool(done.payloads)))
         self._after_read = done.reason == READ
-        self._place = self._contexts.after(place, form, done.kind)
+        self._place = self._contexts.after(place, signature, done.kind)
         if self._cycle:
-            if self._cycle[self._position] == form:
+            if self._cycle[self._position] == signature:
                 self._position = (self._position + 1) % len(self._cycle)
             else:
                 self._cycle, self._search_at, self._since_search = [], 4, 0
@@ -200,13 +200,13 @@ class Predictor:
         if self._put_off:  # before a course takes what there is
             self._search()
 
-    def next(self) -> Optional[Plan]:
+    def next(self) -> Optional[StepPlan]:
         """The step that will probably come next."""
         state = self._state()
         if self.opens(uploads=True):  # only such a step is announced
             state = replace(state, steps=0)
-        form = self._next(state)
-        return self._plan(state.site(form)) if form is not None else None
+        signature = self._next(state)
+        return self._plan(state.site(signature)) if signature is not None else None
 
     def branches(self, doing: Optional[CompletedStep] = None) -> Optional[Branches]:
         """What will probably come next, or after the step ``doing``, up to the next upload that cannot be known."""
@@ -214,20 +214,20 @@ class Predictor:
         if opens and not self._announced:
             self._announced = True
             self._renew()
-        state, form = self._state(), doing.shape.form if doing is not None else None
+        state, signature = self._state(), doing.signature.number if doing is not None else None
         if opens:
             state = replace(state, steps=0)
-        key = (state, form)
+        key = (state, signature)
         growing = self._cache.get(key)
         if growing is None or growing.version != self._version:
             if len(self._cache) > 256:
                 self._cache.clear()
-            growing = self._cache[key] = _Growing(self._version, lambda found: self._grow(state, form, found))
+            growing = self._cache[key] = _GrowingGraph(self._version, lambda found: self._grow(state, signature, found))
         shown = growing.go_on(self.budget)
         return shown if shown.first else None
 
     def _grow(self, state: State, doing: Optional[int], found: Branches) -> Work[None]:
-        """Add to ``found`` what will probably come; it is a course all the while."""
+        """Add to ``found`` what will probably come; it is a trace graph all the while."""
         places: Dict[Tuple[int, Site], int] = {}
         waiting: Deque[Tuple[State, int, List[Edge]]] = deque()
         endless = self._opened < 2 or (state.steps >= MAX_STEPS and not self._cycle)
@@ -235,10 +235,10 @@ class Predictor:
 
         def enter(place: State, came_from: Optional[int], edges: List[Edge], kind: BranchKey) -> Work[None]:
             yield CONTEXT_UNITS
-            form = self._next(place)
-            if form is None:
+            signature = self._next(place)
+            if signature is None:
                 return
-            here = place.position, place.site(form)
+            here = place.position, place.site(signature)
             if here not in places:
                 plan = self._plan(here[1]) if len(places) < limit else None
                 while plan is None and self._unfinished:  # in the next inference, then
@@ -249,7 +249,7 @@ class Predictor:
                 places[here] = len(found.plans)
                 found.plans.append(plan)
                 found.edges.append([])
-                waiting.append((place, form, found.edges[-1]))
+                waiting.append((place, signature, found.edges[-1]))
             if not edges and came_from is not None and self._reason(came_from) == READ:
                 edges.append((None, places[here]))  # what is read seldom decides what is computed next
             edges.append((kind, places[here]))
@@ -260,30 +260,30 @@ class Predictor:
             for kind, place in self._outcomes(state, doing):
                 yield from enter(place, doing, found.first, kind)
         while waiting:
-            place, form, edges = waiting.popleft()
-            for kind, following in self._outcomes(place, form):
-                yield from enter(following, form, edges, kind)
+            place, signature, edges = waiting.popleft()
+            for kind, following in self._outcomes(place, signature):
+                yield from enter(following, signature, edges, kind)
 
-    def _knowledge(self, form: int) -> Knowledge:
-        return Knowledge(form, len(self._known) + len(self._sites), self.forms.calls(form)[1])
+    def _model(self, signature: int) -> StepModel:
+        return StepModel(signature, len(self._known) + len(self._sites), self.signatures.calls(signature)[1])
 
-    def _may_follow(self, before: Optional[int], plan: Plan) -> bool:
+    def _may_follow(self, before: Optional[int], plan: StepPlan) -> bool:
         """Whether the server can do a step without the client: its uploads must be known."""
-        if before is None or not self._known[plan.form].uploads:
+        if before is None or not self._known[plan.signature].uploads:
             return True
         return self._reason(before) == DYNAMIC and bool(plan.node.payloads)
 
-    def _reason(self, form: int) -> Optional[int]:
-        last = self._known[form].last if form in self._known else None
+    def _reason(self, signature: int) -> Optional[int]:
+        last = self._known[signature].last if signature in self._known else None
         return last.reason if last is not None else None
 
-    def _outcomes(self, state: State, form: int) -> Iterator[Tuple[BranchKey, State]]:
-        known = self._known.get(form)
+    def _outcomes(self, state: State, signature: int) -> Iterator[Tuple[BranchKey, State]]:
+        known = self._known.get(signature)
         position = (state.position + 1) % len(self._cycle) if self._cycle else 0
         for kind in reversed(known.kinds) if known is not None else ():
-            trail = (*state.trail[-CONTEXTS[0] + 1 :], (form, kind))
+            trail = (*state.trail[-CONTEXTS[0] + 1 :], (signature, kind))
             if self._cycle:
-                trail = ((form, ()),)
+                trail = ((signature, ()),)
             yield kind, State(position, trail, min(state.steps + 1, MAX_STEPS))
 
     def _state(self) -> State:
@@ -302,24 +302,24 @@ class Predictor:
             return self._cycle[state.position]
         return self._contexts.expected(state.trail, state.steps)
 
-    def _plan(self, site: Site) -> Optional[Plan]:
-        """What is known of the form where it stands now; where it stood anywhere, if that says more. Afterwards
+    def _plan(self, site: Site) -> Optional[StepPlan]:
+        """What is known of the signature at its site; where it stood anywhere, if that says more. Afterwards
         ``_unfinished`` says whether more of the budget would say more.
         """
         self._unfinished = False
         general = self._known[site[0]]
         here = self._sites.get(site)
-        for knowledge, other in ((here, general), (general, None)):
-            if knowledge is not None:
-                plan = knowledge.plan(self.forms.call, self._number, self.budget, other)
-                if plan is not None or knowledge.unfinished:
-                    self._unfinished = knowledge.unfinished
+        for model, other in ((here, general), (general, None)):
+            if model is not None:
+                plan = model.plan(self.signatures.call, self._number, self.budget, other)
+                if plan is not None or model.unfinished:
+                    self._unfinished = model.unfinished
                     return plan
         return None
 
     def _search(self) -> None:
         self._put_off = False
-        recent = list(self._history)[-(self.budget.left // (2 * SEARCH_UNITS)) :]  # of the budget half at most
+        recent = list(self._log)[-(self.budget.left // (2 * SEARCH_UNITS)) :]  # of the budget half at most
         self.budget.charge(SEARCH_UNITS * len(recent))
         found = find_cycle(recent, self._min_repeats)
         if found is None:

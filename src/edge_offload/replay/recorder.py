@@ -4,12 +4,12 @@
 per_op   every call is a round trip, and so is every query (Cricket)
 cached   every call is a round trip, queries are answered here (semi-RRTO)
 lazy     calls wait for a host read and travel as one segment
-replay   as lazy, and the server runs ahead: when the inputs of a known inference have been copied, it is asked to run
+replay   as lazy, and the server runs speculatively: when the inputs of a known inference are there, it is asked to run
          the segments that will follow, so that every host read of the inference comes back in one answer
 ======== ==============================================================================================================
 
 Nothing is ever taken from a speculation that is not exactly what the program then did: the same calls with the same
-sizes on the same storages with the same host numbers. Otherwise the server undoes it and runs what was really issued.
+sizes on the same storages with the same host numbers. Otherwise it is rolled back, and the server runs what was issued.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from edge_offload.protocol.remote import Remote, SessionLost
 from edge_offload.replay.definitions import Definitions
 from edge_offload.replay.exchange import Exchange
 from edge_offload.replay.flushed import ASYNC, BARRIER, DYNAMIC, INFER, READ, FlushedSegment
-from edge_offload.replay.plans import Plan
+from edge_offload.replay.plans import StepPlan
 from edge_offload.replay.predict import Branches, Predictor
 from edge_offload.replay.recovery import SessionRecovery
 from edge_offload.replay.signatures import CompletedStep, SegmentInvocation
-from edge_offload.replay.speculation import Ran, Speculation
+from edge_offload.replay.speculation import SpeculatedStep, Speculation
 
 
 class Recorder(Exchange):
@@ -54,18 +54,18 @@ class Recorder(Exchange):
         self._generation = 0
         self._speculation: Optional[Speculation] = None
         self._has_read = False
-        self._standby = SessionRecovery()
+        self._recovery = SessionRecovery()
         self._next = 0
-        self._pieces: List[SegmentInvocation] = []
-        self._owed = 0
-        self._dropped: List[int] = []
+        self._invocations: List[SegmentInvocation] = []
+        self._deferred = 0
+        self._freed_meanwhile: List[int] = []
         self._predictor = self._new_predictor()
 
     def switch(self, mode: Mode) -> None:
         """Go on in another mode, with nothing learnt about what comes next. Nothing must be pending on the device."""
         self._catch_up()
         if self._speculation is not None:
-            self._settle(self._speculation.taken)
+            self._settle(self._speculation.accepted)
         self.mode = mode
         self._predictor = self._new_predictor()
 
@@ -77,76 +77,76 @@ class Recorder(Exchange):
         self._start_with(remote)
         self._forget_definitions()
         self._speculation, self._has_read = None, False
-        self._standby = SessionRecovery(self._next)
+        self._recovery = SessionRecovery(self._next)
         self.switch(self.mode)
 
     # -- called by the device, under its lock
 
-    def flush(self, *handed: Any) -> Any:
+    def flush(self, *flushed: Any) -> Any:
         """A segment ended: have it run, and return the tensor read or the results asked for.
 
         Args:
-            handed: see :class:`~edge_offload.replay.flushed.FlushedSegment`.
+            flushed: see :class:`~edge_offload.replay.flushed.FlushedSegment`.
         """
-        return self._ended(FlushedSegment(*handed))
+        return self._ended(FlushedSegment(*flushed))
 
-    def _ended(self, handed: FlushedSegment) -> Any:
-        self._freed += handed.freed
-        self._standby.freed(handed.freed)
-        self._next = handed.base
-        piece: Optional[SegmentInvocation] = None
+    def _ended(self, flushed: FlushedSegment) -> Any:
+        self._freed += flushed.freed
+        self._recovery.freed(flushed.freed)
+        self._next = flushed.base
+        invocation: Optional[SegmentInvocation] = None
         failed, first = True, not self._has_read
         try:
-            if handed.calls:
+            if flushed.calls:
                 if self._failed is None:
-                    self._renew(handed.generation)
-                piece = SegmentInvocation.of(handed)
-                self._standby.check_generators(piece, self._definitions.forms)
+                    self._renew(flushed.generation)
+                invocation = SegmentInvocation.of(flushed)
+                self._recovery.check_generators(invocation, self._definitions.signatures)
             forgotten: Optional[SessionLost] = None
             try:
-                result = self._outcome(piece, handed)
+                result = self._outcome(invocation, flushed)
             except SessionLost as error:
                 forgotten = error
             if forgotten is not None:
-                result = self._put_back(forgotten, piece, handed)
+                result = self._put_back(forgotten, invocation, flushed)
             failed = False
         finally:
-            self._standby.done(piece, self._definitions.forms, first, not self._pieces, failed)
+            self._recovery.done(invocation, self._definitions.signatures, first, not self._invocations, failed)
         return result
 
-    def _outcome(self, piece: Optional[SegmentInvocation], handed: FlushedSegment) -> Any:
-        """What the device is to be told of a segment, or of none."""
+    def _outcome(self, invocation: Optional[SegmentInvocation], flushed: FlushedSegment) -> Any:
+        """The tensor or the results that the device gets for a segment, or for none."""
         if self._failed is not None:
             raise self._failed
-        if piece is None:
-            return self._barrier() if handed.reason == BARRIER else None
+        if invocation is None:
+            return self._barrier() if flushed.reason == BARRIER else None
         self.counters.segments += 1
         if self._predictor is None:
-            outcome = self._run([piece], None)
+            outcome = self._run([invocation], None)
         else:
             try:
-                outcome = self._predicted(piece, handed.freed)
+                outcome = self._predicted(invocation, flushed.freed)
             except BaseException:
-                self._pieces, self._owed = [], 0
+                self._invocations, self._deferred = [], 0
                 raise
-        return outcome.tensor if handed.reason == READ else outcome.results
+        return outcome.tensor if flushed.reason == READ else outcome.results
 
-    def _put_back(self, error: SessionLost, piece: Optional[SegmentInvocation], handed: FlushedSegment) -> Any:
+    def _put_back(self, error: SessionLost, invocation: Optional[SegmentInvocation], flushed: FlushedSegment) -> Any:
         """The server was restarted: give a new session what the program had uploaded, and go on with this step.
 
         What was computed on the device is gone; using it raises LinkLost.
         """
-        standby, forms = self._standby, self._definitions.forms
-        pieces, freed = standby.again(piece)
+        recovery, signatures = self._recovery, self._definitions.signatures
+        invocations, freed = recovery.to_rerun(invocation)
         self.native.expect(-1)
         self._forget_definitions()
         self._unsettled, self._speculation = None, None
         self._outstanding.clear()
         try:
-            if handed.generation != self._generation:
+            if flushed.generation != self._generation:
                 raise LinkLost("the device has forgotten its calls at the same time")
             self.remote.renew()
-            for message in standby.messages(pieces[0].base if pieces else handed.base, error.cause):
+            for message in recovery.messages(invocations[0].base if invocations else flushed.base, error.cause):
                 answer = self._wait(self.remote.submit(message.to_wire(), keep=True), blocked=False)
                 if answer.error is not None:
                     raise answer.error
@@ -155,20 +155,20 @@ class Recorder(Exchange):
             raise self._failed from None
         self._failed, self._forget, self._freed = None, True, freed
         self._predictor = self._new_predictor()
-        notify(f"the server was restarted: {len(standby.retained)} tensors were put back on its device")
-        for each in pieces:
-            standby.check_generators(each, forms)
-        if not pieces:
-            return self._outcome(None, handed)
-        outcome = self._run(pieces, None)
-        return outcome.tensor if handed.reason == READ else outcome.results
+        notify(f"the server was restarted: {len(recovery.uploads)} tensors were put back on its device")
+        for each in invocations:
+            recovery.check_generators(each, signatures)
+        if not invocations:
+            return self._outcome(None, flushed)
+        outcome = self._run(invocations, None)
+        return outcome.tensor if flushed.reason == READ else outcome.results
 
     def announce(self, segment: int, base: int, live: List[int], payloads: List[torch.Tensor]) -> None:
         """The uploads of the expected segment are complete, but for some that have always been the same: the server
         starts before the program gets to the read.
         """
         predictor = self._predictor
-        if predictor is None or self._speculation is not None or self._failed is not None or self._pieces:
+        if predictor is None or self._speculation is not None or self._failed is not None or self._invocations:
             return
         plan = predictor.next()
         branches = predictor.branches()
@@ -179,18 +179,18 @@ class Recorder(Exchange):
         known = dict(plan.node.live_at(base, start))
         if any(known.get(canonical) != number for canonical, number in zip(live[::2], live[1::2])):
             return
-        course = TraceGraph([], branches.first, base, start, [] if opens else list(predictor.since))
+        graph = TraceGraph([], branches.first, base, start, [] if opens else list(predictor.history))
         assumed = plan.uploads[len(payloads) :]
         made = [tensor_bytes(payload) for payload in payloads]
-        course.payloads = self._definitions.uploads([*made, *(item for item in assumed if item is not None)])
+        graph.payloads = self._definitions.uploads([*made, *(item for item in assumed if item is not None)])
         try:
-            self._speculate(branches, course, Message())
+            self._speculate(branches, graph, Message())
         except SessionLost:
             return  # the read that follows sees to it
         assert self._speculation is not None
         self._speculation.assumed = assumed
 
-    def _expect(self, plan: Optional[Plan]) -> None:
+    def _expect(self, plan: Optional[StepPlan]) -> None:
         """Have the device announce ``plan``'s segment when everything is there that is not known before."""
         if plan is None or plan.node.segment is None:
             self.native.expect(-1)
@@ -200,28 +200,28 @@ class Recorder(Exchange):
 
     # -- running
 
-    def _predicted(self, piece: SegmentInvocation, freed: List[int]) -> Outcome:
-        """What becomes of a segment where steps are learnt and run ahead."""
+    def _predicted(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
+        """The outcome of a segment where steps are learnt and run speculatively."""
         assert self._predictor is not None
-        before = self._pieces[-1] if self._pieces else None
-        self._dropped = self._dropped + freed if before is not None else []
-        piece.uploads = bool(piece.payloads) or (before is not None and before.uploads)
-        piece.calls = before.calls if before is not None else 0
-        self._pieces.append(piece)
-        self._owed += 1
-        if piece.reason == INFER:
-            described = self._described(piece)
-            return described if described is not None else self._run(self._pieces[-self._owed :], None)
-        opens = self._predictor.opens(piece.uploads)
-        done = self._definitions.forms.done(self._pieces, self._dropped, opens)
+        before = self._invocations[-1] if self._invocations else None
+        self._freed_meanwhile = self._freed_meanwhile + freed if before is not None else []
+        invocation.uploads = bool(invocation.payloads) or (before is not None and before.uploads)
+        invocation.calls = before.calls if before is not None else 0
+        self._invocations.append(invocation)
+        self._deferred += 1
+        if invocation.reason == INFER:
+            described = self._described(invocation)
+            return described if described is not None else self._run(self._invocations[-self._deferred :], None)
+        opens = self._predictor.opens(invocation.uploads)
+        done = self._definitions.signatures.done(self._invocations, self._freed_meanwhile, opens)
         self._predictor.begin(done)
-        ran = self._taken(done)
+        ran = self._accept(done)
         if ran is not None:
             outcome, facts = ran.outcome, ran.facts
         else:
-            outcome = self._run(self._pieces[-self._owed :], done)
-            facts = facts_of(outcome, done.shape.integers[-1])
-        self._pieces, self._owed = [], 0
+            outcome = self._run(self._invocations[-self._deferred :], done)
+            facts = facts_of(outcome, done.signature.integers[-1])
+        self._invocations, self._deferred = [], 0
         done.integers, done.kind = facts
         self._predictor.add(done, confirmed=ran is not None)
         if self._predictor.full and self._speculation is None:
@@ -230,106 +230,108 @@ class Recorder(Exchange):
             self._expect(self._predictor.next())
         return outcome
 
-    def _run(self, pieces: Sequence[SegmentInvocation], done: Optional[CompletedStep]) -> Outcome:
-        """Have segments run that the server has not run ahead; after ``done`` it is to go on by itself."""
+    def _run(self, invocations: Sequence[SegmentInvocation], done: Optional[CompletedStep]) -> Outcome:
+        """Have segments run that did not run speculatively; after ``done`` the server is to go on by itself."""
         message = Message()
         fresh = False
-        for piece in pieces:
-            self._standby.check(piece.live)
-        for piece in pieces:
-            fresh = self._definitions.segment(piece.segment, message, piece.definition) or fresh
-            describe = piece.reason in (INFER, DYNAMIC) and piece is pieces[-1]
-            message.steps.append(_step(piece, describe))
-        message.speculative_from = len(pieces)
-        reason = pieces[-1].reason
+        for invocation in invocations:
+            self._recovery.check(invocation.live)
+        for invocation in invocations:
+            fresh = self._definitions.segment(invocation.segment, message, invocation.definition) or fresh
+            describe = invocation.reason in (INFER, DYNAMIC) and invocation is invocations[-1]
+            message.steps.append(_step(invocation, describe))
+        message.speculative_from = len(invocations)
+        reason = invocations[-1].reason
         predictor = self._predictor
         branches = predictor.branches(done) if predictor is not None and done is not None else None
         if predictor is not None and branches is not None and done is not None and reason in (READ, DYNAMIC):
-            course = TraceGraph([], branches.first, None, predictor.start, list(predictor.since))
-            future = self._speculate(branches, course, message)
+            graph = TraceGraph([], branches.first, None, predictor.start, list(predictor.history))
+            future = self._speculate(branches, graph, message)
             assert self._speculation is not None
-            self._speculation.last = done.shape.integers[-1]
+            self._speculation.last = done.signature.integers[-1]
         else:
             # a program that starts uploads its weights: before it reads anything, or so much that it cannot wait
             future = self._submit(message, keep=fresh or reason == ASYNC or not self._has_read)
-        self._owed = 0
+        self._deferred = 0
         self._has_read = self._has_read or reason == READ
         if reason == ASYNC:
             self._await_later(future)
             return Outcome()
         self._barrier(blocked=False)
-        answer = self._wait(future, outcomes=len(pieces))
+        answer = self._wait(future, outcomes=len(invocations))
         if self._speculation is not None:
             self._speculation.waited = True
-        return self._check(answer, len(pieces))
+        return self._check(answer, len(invocations))
 
-    def _speculate(self, branches: Branches, course: TraceGraph, message: Message) -> Arriving:
-        course.nodes = self._definitions.nodes(branches, message)
-        message.course = course
+    def _speculate(self, branches: Branches, graph: TraceGraph, message: Message) -> Arriving:
+        graph.nodes = self._definitions.nodes(branches, message)
+        message.course = graph
         future = self._submit(message)
-        self._speculation = Speculation(branches.plans, branches.edges, branches.first, course.since, future)
+        self._speculation = Speculation(branches.plans, branches.edges, branches.first, graph.since, future)
         return future
 
-    def _ran_next(self, ahead: Speculation) -> Optional[Ran]:
-        """The next step that ran ahead if there is one.
+    def _ran_next(self, speculation: Speculation) -> Optional[SpeculatedStep]:
+        """The next step that ran speculatively, if there is one.
 
         The server sends what it has as it goes: waiting for more of the same answer is no other round trip.
         """
-        if len(ahead.ran) <= ahead.taken or not ahead.waited:
-            answer = self._wait(ahead.future, blocked=not ahead.waited, outcomes=0, ran=ahead.taken + 1)
-            ahead.waited = True
-            ahead.take_in(answer, self._definitions.forms)
-        return ahead.ran[ahead.taken] if ahead.taken < len(ahead.ran) else None
+        if len(speculation.ran) <= speculation.accepted or not speculation.waited:
+            answer = self._wait(
+                speculation.future, blocked=not speculation.waited, outcomes=0, ran=speculation.accepted + 1
+            )
+            speculation.waited = True
+            speculation.take_in(answer, self._definitions.signatures)
+        return speculation.ran[speculation.accepted] if speculation.accepted < len(speculation.ran) else None
 
-    def _described(self, piece: SegmentInvocation) -> Optional[Outcome]:
-        """The results of the last call of a segment that ends inside a step, if the server has run that ahead.
+    def _described(self, invocation: SegmentInvocation) -> Optional[Outcome]:
+        """The results of the last call of a segment that ends inside a step, if that ran speculatively.
 
         They depend on nothing but the call's key. Whether all of the step is as expected is seen when it ends.
         """
-        ahead, predictor = self._speculation, self._predictor
-        if ahead is None or predictor is None:
+        speculation, predictor = self._speculation, self._predictor
+        if speculation is None or predictor is None:
             return None
-        ran = self._ran_next(ahead)
+        ran = self._ran_next(speculation)
         if ran is not None:
             # kept: the device may have forgotten what it consists of before it has to be run after all
-            piece.definition = self._definitions.forms.definition(piece.segment)
-            piece.calls += len(piece.definition.calls)
-            number = piece.calls - 1
-            call = piece.definition.calls[-1]
-            skeletons, _ = predictor.forms.calls(ran.plan.form)
+            invocation.definition = self._definitions.signatures.definition(invocation.segment)
+            invocation.calls += len(invocation.definition.calls)
+            number = invocation.calls - 1
+            call = invocation.definition.calls[-1]
+            skeletons, _ = predictor.signatures.calls(ran.plan.signature)
             results = ran.outcome.described.get(number)
             alike = number < len(skeletons) and skeletons[number] == call.skeleton
             if results is not None and alike and ran.integers[number] == call.integers:
                 return Outcome(results=results)
-        self._over(ahead, len(ahead.future.so_far.ran))
+        self._abandon(speculation, len(speculation.future.so_far.ran))
         return None
 
-    def _taken(self, done: CompletedStep) -> Optional[Ran]:
-        """What ran ahead if it is exactly ``done``; otherwise the speculation is over."""
-        ahead, predictor = self._speculation, self._predictor
-        if ahead is None or predictor is None:
+    def _accept(self, done: CompletedStep) -> Optional[SpeculatedStep]:
+        """The next speculated step if it is exactly ``done``; otherwise the speculation is abandoned."""
+        speculation, predictor = self._speculation, self._predictor
+        if speculation is None or predictor is None:
             return None
-        if ahead.taken >= len(ahead.ran):
-            ahead.take_in(ahead.future.so_far, self._definitions.forms)
-        if not ahead.may_go_on_with(done, predictor.start):
-            self._over(ahead, ahead.taken + 1)  # whatever runs, it is not this
+        if speculation.accepted >= len(speculation.ran):
+            speculation.take_in(speculation.future.so_far, self._definitions.signatures)
+        if not speculation.may_go_on_with(done, predictor.start):
+            self._abandon(speculation, speculation.accepted + 1)  # whatever runs, it is not this
             return None
-        ran = self._ran_next(ahead)
+        ran = self._ran_next(speculation)
         if ran is not None and ran.base == done.base and ran.plan.same_as(done, predictor.start, ran.integers):
-            ahead.taken += 1
+            speculation.accepted += 1
             self.counters.speculated += 1
             self.counters.accepted += 1
             self._freed += [done.base + number for number in done.dead - ran.plan.dead]
-            if ahead.future.ended and ahead.taken == len(ahead.future.so_far.ran):
-                self._settle(ahead.taken)
+            if speculation.future.ended and speculation.accepted == len(speculation.future.so_far.ran):
+                self._settle(speculation.accepted)
             return ran
-        self._over(ahead, len(ahead.future.so_far.ran))
+        self._abandon(speculation, len(speculation.future.so_far.ran))
         return None
 
-    def _over(self, ahead: Speculation, ran: int) -> None:
-        self.counters.speculated += ran - ahead.taken
-        self.counters.undone += ran - ahead.taken
-        self._settle(ahead.taken)
+    def _abandon(self, speculation: Speculation, ran: int) -> None:
+        self.counters.speculated += ran - speculation.accepted
+        self.counters.undone += ran - speculation.accepted
+        self._settle(speculation.accepted)
 
     def _settle(self, accepted: int) -> None:
         self._unsettled = accepted
@@ -340,32 +342,32 @@ class Recorder(Exchange):
         if generation == self._generation:
             return
         self._generation = generation
-        self._standby.done(None, self._definitions.forms, first=False, over=True, failed=True)
-        self._standby.retained.renumber()
+        self._recovery.done(None, self._definitions.signatures, first=False, over=True, failed=True)
+        self._recovery.uploads.renumber()
         self._catch_up()
         self._forget_definitions()
         self._forget = True
         if self._speculation is not None:
-            self._settle(self._speculation.taken)
+            self._settle(self._speculation.accepted)
         self._predictor = self._new_predictor()
 
     def _new_predictor(self) -> Optional[Predictor]:
         self._definitions.renumber()
         known = self._definitions
-        return Predictor(known.forms, known.call) if self.mode is Mode.REPLAY else None
+        return Predictor(known.signatures, known.call) if self.mode is Mode.REPLAY else None
 
     def _catch_up(self) -> None:
-        """Have run what only a step that ran ahead, and is now given up, could answer for."""
-        owed = self._pieces[-self._owed :] if self._owed else []
-        self._pieces = []
-        if owed:
+        """Have segments run for which only an abandoned speculation had answers."""
+        deferred = self._invocations[-self._deferred :] if self._deferred else []
+        self._invocations = []
+        if deferred:
             if self._speculation is not None:
-                self._settle(self._speculation.taken)
-            self._run(owed, None)
+                self._settle(self._speculation.accepted)
+            self._run(deferred, None)
 
     def _forget_definitions(self) -> None:
         self._definitions.forget()
-        self._pieces, self._owed = [], 0
+        self._invocations, self._deferred = [], 0
 
     def query(self) -> None:
         """A device query of the program, which costs a round trip where every call does."""
@@ -373,6 +375,14 @@ class Recorder(Exchange):
             self._wait(self._submit(Message()))
 
 
-def _step(piece: SegmentInvocation, describe: bool) -> Step:
-    payloads = [tensor_bytes(payload) for payload in piece.payloads]
-    return Step(piece.segment, piece.base, piece.live, sorted(piece.dead), piece.numbers, payloads, describe)
+def _step(invocation: SegmentInvocation, describe: bool) -> Step:
+    payloads = [tensor_bytes(payload) for payload in invocation.payloads]
+    return Step(
+        invocation.segment,
+        invocation.base,
+        invocation.live,
+        sorted(invocation.dead),
+        invocation.numbers,
+        payloads,
+        describe,
+    )

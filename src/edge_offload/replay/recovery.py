@@ -23,7 +23,7 @@ class SessionRecovery:
     """
 
     def __init__(self, oldest: int = 0) -> None:
-        self.retained = ReplayableUploads()
+        self.uploads = ReplayableUploads()
         self._unsure: List[Tuple[SegmentInvocation, Use]] = []
         self._freed: List[int] = []
         self._oldest = oldest
@@ -40,7 +40,7 @@ class SessionRecovery:
         if self._oldest and any(number < self._oldest and number not in self._restored for _, number in live):
             raise LinkLost(self._cause, remedy=AGAIN)
 
-    def check_generators(self, piece: SegmentInvocation, forms: SignatureTable) -> None:
+    def check_generators(self, invocation: SegmentInvocation, signatures: SignatureTable) -> None:
         """Whether the random generators that a segment uses are in the state in which they should be.
 
         Raises:
@@ -48,44 +48,46 @@ class SessionRecovery:
         """
         if not self._generators:
             return
-        for generator, set_first in self.retained.use(piece, forms).generators.items():
+        for generator, set_first in self.uploads.use(invocation, signatures).generators.items():
             if set_first:
                 self._generators.discard(generator)
             elif generator in self._generators:
                 raise LinkLost(f"{self._cause}: the state of a random generator", remedy="set its seed again")
 
     def freed(self, storages: Sequence[int]) -> None:
-        """They were dropped, in the step that is under way."""
+        """They were freed, in the step that is under way."""
         self._freed += storages
 
     def done(
-        self, piece: Optional[SegmentInvocation], forms: SignatureTable, first: bool, over: bool, failed: bool
+        self, invocation: Optional[SegmentInvocation], signatures: SignatureTable, first: bool, over: bool, failed: bool
     ) -> None:
-        """The program has done ``piece``.
+        """The program has done ``invocation``.
 
         Args:
             first: whether it had read nothing yet: its weights are kept by the server.
             over: whether the step ends with it.
             failed: it raised something.
         """
-        if piece is not None:
-            self._unsure.append((piece, self.retained.use(piece, forms)))
+        if invocation is not None:
+            self._unsure.append((invocation, self.uploads.use(invocation, signatures)))
         if not (over or failed):
             return
         for each, use in self._unsure:
             if not use.idle:
-                self.retained.note(each, use, first or each.reason == ASYNC, failed)
+                self.uploads.note(each, use, first or each.reason == ASYNC, failed)
         if self._freed:
-            self.retained.free(self._freed)
+            self.uploads.free(self._freed)
         self._unsure, self._freed = [], []
 
-    def again(self, piece: Optional[SegmentInvocation]) -> Tuple[List[SegmentInvocation], List[int]]:
-        """What is to be run again, with ``piece``, and the storages that were dropped in it."""
-        return [*(each for each, _ in self._unsure), *([piece] if piece is not None else [])], list(self._freed)
+    def to_rerun(self, invocation: Optional[SegmentInvocation]) -> Tuple[List[SegmentInvocation], List[int]]:
+        """The invocations that are to be run again, with ``invocation``, and the storages that were freed in them."""
+        return [*(each for each, _ in self._unsure), *([invocation] if invocation is not None else [])], list(
+            self._freed
+        )
 
     def messages(self, before: int, cause: str) -> Iterator[Message]:
         """What puts back the storages before ``before`` that can be; the others are lost, because of ``cause``."""
-        yield from self.retained.messages(before)
-        self._oldest, self._restored = before, self.retained.only()
-        self._generators = set(self.retained.used)
+        yield from self.uploads.messages(before)
+        self._oldest, self._restored = before, self.uploads.storages()
+        self._generators = set(self.uploads.used)
         self._cause = f"{cause}, as far as it was computed there"

@@ -1,8 +1,8 @@
-"""Steps by their form: the calls between two host reads, with all sizes taken out, wherever the device cut them.
+"""Steps by their signature: the calls between two host reads, without their integers, wherever the device cut them.
 
-The device ends a segment also where it does not know a result's shape yet, and calls with other sizes are other
-segments to it. A form sees neither: two steps have one form if they are the same calls on storages that are connected
-in the same way, and if their integers agree in which are 0, 1 or more. The integers themselves stand beside it.
+The device also ends a segment where it does not know the shape of a result yet, and calls with other sizes are other
+segments to it. A signature abstracts from both: two steps have the same one if they are the same calls on storages that
+are connected in the same way, and if their integers agree in which are 0, 1 or more. The integers stand beside it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INTEGER, _ZERO = struct.Struct("<q").unpack_from, bytes(8)
 
 @dataclass(frozen=True)
 class Call:
-    """A native call as forms see it: what is left without the integers, those, and where they are in its key."""
+    """A native call as signatures see it: what is left without its integers, those, and where they are in its key."""
 
     entry: int
     name: str
@@ -56,10 +56,10 @@ class Definition:
 
 @dataclass
 class SegmentInvocation:
-    """A segment that the device handed over, as it did so.
+    """A segment that the program has run to its end, with the storages, numbers and payloads of this time.
 
     Of the step that it belongs to, up to its own end: ``uploads`` says whether anything is uploaded, ``calls`` how many
-    calls the pieces consist of whose definition was asked for.
+    calls the invocations have whose definition was asked for.
     """
 
     segment: int
@@ -74,13 +74,13 @@ class SegmentInvocation:
     calls: int = 0
 
     @staticmethod
-    def of(handed: FlushedSegment) -> SegmentInvocation:
-        """What the device handed over."""
-        names = iter(handed.live)
+    def of(flushed: FlushedSegment) -> SegmentInvocation:
+        """That of a segment that the device has flushed."""
+        names = iter(flushed.live)
         live = tuple(zip(names, names))
-        dead = frozenset(handed.dead) if handed.dead else _NONE
+        dead = frozenset(flushed.dead) if flushed.dead else _NONE
         return SegmentInvocation(
-            handed.segment, handed.base, live, dead, handed.numbers, handed.payloads, handed.reason
+            flushed.segment, flushed.base, live, dead, flushed.numbers, flushed.payloads, flushed.reason
         )
 
 
@@ -89,12 +89,12 @@ class SegmentSignature:
     """What is the same in all steps that consist of the same segments.
 
     Attributes:
-        form: number of the form.
+        number: of the signature.
         entries: native number of each call.
         integers: of each call's key.
     """
 
-    form: int
+    number: int
     entries: Tuple[int, ...]
     integers: Integers
 
@@ -104,18 +104,18 @@ class CompletedStep:
     """A step that the program has done.
 
     Attributes:
-        shape: its form, and what goes with it.
+        signature: its signature, and the integers of its calls.
         segment: the only segment that it consists of, if so; ``canonicals``: what the storages of ``live`` are called
             in it.
         base: number of its first new storage.
         live: storages that existed before, in the order of their first use.
-        dead: which of its new storages have been dropped, counted from ``base``.
+        dead: which of its new storages have been freed, counted from ``base``.
         payloads: bytes of what was uploaded, None where that is long.
         opens: whether an inference begins with it.
         integers, kind: of its outcome.
     """
 
-    shape: SegmentSignature
+    signature: SegmentSignature
     segment: Optional[int]
     canonicals: Tuple[int, ...]
     base: int
@@ -131,13 +131,13 @@ class CompletedStep:
 
 @dataclass
 class SignatureTable:
-    """Numbers the forms; remembers what each call and each segment is made of."""
+    """Numbers the signatures; remembers what each call and each segment is made of."""
 
     native: Any
     _skeletons: Dict[Tuple[str, bytes], int] = field(default_factory=dict)
     _calls: Dict[int, Call] = field(default_factory=dict)
-    _pieces: Dict[int, Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = field(default_factory=dict)
-    _shapes: Dict[Tuple[int, int], SegmentSignature] = field(default_factory=dict)
+    _invocations: Dict[int, Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = field(default_factory=dict)
+    _signatures: Dict[Tuple[int, int], SegmentSignature] = field(default_factory=dict)
     _numbers: Dict[Any, int] = field(default_factory=dict)
     _dead: Dict[int, Tuple[FrozenSet[int], FrozenSet[int]]] = field(default_factory=dict)
     _skeleton_lists: List[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = field(default_factory=list)
@@ -145,9 +145,9 @@ class SignatureTable:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def calls(self, form: int) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]:
+    def calls(self, signature: int) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]:
         """Skeleton of each call, and its storages: new ones from 0 on, the others −1, −2, … by their first use."""
-        return self._skeleton_lists[form]
+        return self._skeleton_lists[signature]
 
     def call(self, entry: int) -> Call:
         """What the native call ``entry`` is."""
@@ -165,9 +165,9 @@ class SignatureTable:
             _bound(self._calls)
         return found
 
-    def foretell(self, calls: Sequence[Tuple[Call, bytes, Tuple[int, ...], List[Any]]]) -> None:
-        """Have the device know calls that the program will make: like those given, with another key and integers, and
-        these results.
+    def expect_results(self, calls: Sequence[Tuple[Call, bytes, Tuple[int, ...], List[Any]]]) -> None:
+        """Give the device the results of calls that the program will make: like those given, with another key and
+        integers.
         """
         numbers = self.native.foretell([(like.entry, key, results) for like, key, _, results in calls])
         for number, (like, key, integers, _) in zip(numbers, calls):
@@ -187,18 +187,18 @@ class SignatureTable:
             position += 1 + calls[-1].references
         return Definition(words, tuple(calls))
 
-    def done(self, pieces: Sequence[SegmentInvocation], freed: Sequence[int], opens: bool) -> CompletedStep:
-        """The step that ``pieces`` make up; ``freed`` are storages that were dropped since its first."""
-        last = pieces[-1]
-        first = pieces[0]
-        if len(pieces) == 1:
+    def done(self, invocations: Sequence[SegmentInvocation], freed: Sequence[int], opens: bool) -> CompletedStep:
+        """The step that ``invocations`` make up; ``freed`` are storages that were freed since its first."""
+        last = invocations[-1]
+        first = invocations[0]
+        if len(invocations) == 1:
             canonicals, live = tuple(zip(*last.live)) or ((), ())
-            dead = self._dropped(last)
-            shape = self._shapes.get((last.segment, last.reason))
-            if shape is None:
-                shape = self._shape(*self._storages(last), last.reason)
-                self._shapes[last.segment, last.reason] = shape
-                _bound(self._shapes)
+            dead = self._freed_ordinals(last)
+            signature = self._signatures.get((last.segment, last.reason))
+            if signature is None:
+                signature = self._signature(*self._storages(last), last.reason)
+                self._signatures[last.segment, last.reason] = signature
+                _bound(self._signatures)
             segment: Optional[int] = last.segment
             numbers = last.numbers
         else:
@@ -206,49 +206,49 @@ class SignatureTable:
             references: List[Tuple[int, ...]] = []
             order: Dict[int, int] = {}
             gone: Set[int] = set()
-            for piece in pieces:
-                mine, names = self._storages(piece)
-                own = [storage for _, storage in piece.live]
+            for invocation in invocations:
+                mine, names = self._storages(invocation)
+                own = [storage for _, storage in invocation.live]
                 for entry, used in zip(mine, names):
                     entries.append(entry)
-                    storages = [piece.base + name if name >= 0 else own[-1 - name] for name in used]
+                    storages = [invocation.base + name if name >= 0 else own[-1 - name] for name in used]
                     references.append(
                         tuple(
                             number - first.base if number >= first.base else -1 - order.setdefault(number, len(order))
                             for number in storages
                         )
                     )
-                gone.update(piece.base + number for number in self._dropped(piece))
+                gone.update(invocation.base + number for number in self._freed_ordinals(invocation))
             gone.update(number for number in freed if number >= first.base)
             dead = frozenset(number - first.base for number in gone)
-            shape = self._shape(tuple(entries), tuple(references), last.reason)
+            signature = self._signature(tuple(entries), tuple(references), last.reason)
             segment, canonicals, live = None, (), tuple(order)
-            numbers = b"".join(piece.numbers for piece in pieces)
+            numbers = b"".join(invocation.numbers for invocation in invocations)
         kept: Tuple[Optional[bytes], ...] = ()
-        for piece in pieces:
-            if piece.payloads:
-                kept += tuple(_short(payload) for payload in piece.payloads)
-        return CompletedStep(shape, segment, canonicals, first.base, live, dead, numbers, kept, last.reason, opens)
+        for invocation in invocations:
+            if invocation.payloads:
+                kept += tuple(_short(payload) for payload in invocation.payloads)
+        return CompletedStep(signature, segment, canonicals, first.base, live, dead, numbers, kept, last.reason, opens)
 
-    def _dropped(self, piece: SegmentInvocation) -> FrozenSet[int]:
-        """Which of the new storages of a piece are dropped: their numbers from 0 on."""
-        if not piece.dead:
-            return piece.dead
-        before, after = self._dead.get(piece.segment, (_NONE, _NONE))
-        if before != piece.dead:
-            older = [number for number, _ in piece.live]
-            after = frozenset(number - bisect.bisect_left(older, number) for number in piece.dead)
-            self._dead[piece.segment] = (piece.dead, after)
+    def _freed_ordinals(self, invocation: SegmentInvocation) -> FrozenSet[int]:
+        """Which of the new storages of an invocation are freed: their numbers from 0 on."""
+        if not invocation.dead:
+            return invocation.dead
+        before, after = self._dead.get(invocation.segment, (_NONE, _NONE))
+        if before != invocation.dead:
+            older = [number for number, _ in invocation.live]
+            after = frozenset(number - bisect.bisect_left(older, number) for number in invocation.dead)
+            self._dead[invocation.segment] = (invocation.dead, after)
             _bound(self._dead)
         return after
 
-    def _storages(self, piece: SegmentInvocation) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]:
-        """The calls of a piece, and their storages: new ones by number from 0 on, the others from −1 down."""
-        found = self._pieces.get(piece.segment)
+    def _storages(self, invocation: SegmentInvocation) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]:
+        """The calls of an invocation, and their storages: new ones by number from 0 on, the others from −1 down."""
+        found = self._invocations.get(invocation.segment)
         if found is None:
-            made = piece.definition or self.definition(piece.segment)
+            made = invocation.definition or self.definition(invocation.segment)
             references = []
-            older = [number for number, _ in piece.live]
+            older = [number for number, _ in invocation.live]
             place = {number: -1 - index for index, number in enumerate(older)}
             position = 0
             for call in made.calls:
@@ -261,19 +261,19 @@ class SignatureTable:
                 references.append(tuple(used))
                 position = stop
             entries = tuple(call.entry for call in made.calls)
-            found = self._pieces[piece.segment] = (entries, tuple(references))
-            _bound(self._pieces)
+            found = self._invocations[invocation.segment] = (entries, tuple(references))
+            _bound(self._invocations)
         return found
 
-    def _shape(
+    def _signature(
         self, entries: Tuple[int, ...], references: Tuple[Tuple[int, ...], ...], reason: int
     ) -> SegmentSignature:
         calls = [self.call(entry) for entry in entries]
         skeletons = tuple(call.skeleton for call in calls)
-        form = self._numbers.setdefault((skeletons, references, reason), len(self._numbers))
-        if form == len(self._skeleton_lists):
+        signature = self._numbers.setdefault((skeletons, references, reason), len(self._numbers))
+        if signature == len(self._skeleton_lists):
             self._skeleton_lists.append((skeletons, references))
-        return SegmentSignature(form, entries, tuple(call.integers for call in calls))
+        return SegmentSignature(signature, entries, tuple(call.integers for call in calls))
 
 
 def _short(payload: torch.Tensor) -> Optional[bytes]:

@@ -1,4 +1,4 @@
-"""How the integers of a form's calls follow from what came before, as learnt from the steps that had the form.
+"""How the integers of a signature's calls follow from earlier outcomes, as learnt from the steps that had it.
 
 Equal numbers are many, and samples are few. What is near in the data is therefore asked first: the size of a tensor is
 most likely one that the step brought after which it was made, and what is behind a concatenation is as long as all that
@@ -35,8 +35,8 @@ Sample = Tuple[Tuple[Tuple[int, ...], ...], Integers]
 Place = Tuple[int, int]
 
 
-class Sizes:
-    """Of one form.
+class IntegerFormulas:
+    """Formulas for the integers of one signature, at one site or wherever it stands.
 
     Args:
         references: see :meth:`~edge_offload.replay.signatures.SignatureTable.calls`.
@@ -76,14 +76,16 @@ class Sizes:
             yield from job
             self._job = None if self._job is job else self._job
 
-    def formulas(self, general: Optional[Sizes], calls: Sequence[Call]) -> Work[Optional[Dict[Place, Formula]]]:
-        """A formula for every integer that differs, here or in other places; None if one has none.
+    def formulas(
+        self, general: Optional[IntegerFormulas], calls: Sequence[Call]
+    ) -> Work[Optional[Dict[Place, Formula]]]:
+        """A formula for every integer that differs, at this site or at others; None if one has none.
 
         Work for a :class:`~edge_offload.ir.trace.budget.Budget`.
 
         Args:
-            general: what is known of the form wherever it stands, if this is of one place alone.
-            calls: of a step that has the form.
+            general: those of the signature wherever it stands, if these are of one site alone.
+            calls: of a step that has the signature.
         """
         yield from self.explain()
         if general is not None:
@@ -110,7 +112,7 @@ class Sizes:
         for place, formula in general._places.items() if general is not None else ():
             index, item = place
             yield len(samples) * (1 + len(formula[4]))
-            if all(_value(formula, since) == integers[index][item] for since, integers in samples):
+            if all(_value(formula, history) == integers[index][item] for history, integers in samples):
                 found[place] = formula
                 lacking.discard(place)
         return None if lacking else found
@@ -121,8 +123,8 @@ class Sizes:
         step = self._made_in[-1 - storage] if storage < 0 else -1
         near: Dict[Tuple[int, ...], Tuple[Symbol, ...]] = {}
         for position in (step - 1, step, step - 2) if step >= 0 else ():
-            if 0 <= position < REACH and all(position < len(since) for since, _ in samples):
-                for item, values in enumerate(zip(*(since[position] for since, _ in samples))):
+            if 0 <= position < REACH and all(position < len(history) for history, _ in samples):
+                for item, values in enumerate(zip(*(history[position] for history, _ in samples))):
                     near.setdefault(values, ((0, position, item),))
         return near
 
@@ -165,7 +167,7 @@ class Sizes:
 
     def _explain(self, samples: Tuple[Sample, ...]) -> Work[None]:
         columns = yield from _columns(samples)
-        formulas = yield from explain(columns.values(), [since for since, _ in samples])
+        formulas = yield from explain(columns.values(), [history for history, _ in samples])
         places = {place: formulas[column] for place, column in columns.items() if column in formulas}
         unexplained = set(columns) - set(places)
         # sizes of 0 and 1 may lead to other strides: perhaps there is one for those that are like the last
@@ -174,7 +176,7 @@ class Sizes:
         if unexplained and len(like) < len(samples):
             own = yield from _columns(like)
             lacking = [own[place] for place in columns if place in unexplained and place in own]
-            formulas = yield from explain(lacking, [since for since, _ in like])
+            formulas = yield from explain(lacking, [history for history, _ in like])
             for place in list(unexplained):
                 if place not in own or own[place] in formulas:
                     unexplained.discard(place)
@@ -201,8 +203,8 @@ def _columns(samples: Sequence[Sample]) -> Work[Dict[Place, Tuple[int, ...]]]:
     return columns
 
 
-def _value(formula: Formula, since: OutcomeHistory) -> Optional[int]:
+def _value(formula: Formula, history: OutcomeHistory) -> Optional[int]:
     try:
-        return evaluate(formula, since)
+        return evaluate(formula, history)
     except ProtocolError:
         return None

@@ -1,4 +1,4 @@
-"""What could be put on the device again if the server forgot it: uploads that nothing has written over since.
+"""What could be put on the device again if the server forgot it: uploads that nothing has overwritten.
 
 Of each storage that the program holds on the device, either all that was ever written to it came from the host, or
 something was computed there. The former is remembered: small uploads as they are, large ones (weights) by the checksums
@@ -47,12 +47,12 @@ class Effect:
 class Effects:
     """Works out what calls do; those that differ in integers alone do the same."""
 
-    def __init__(self, forms: SignatureTable) -> None:
-        self.forms = forms
+    def __init__(self, signatures: SignatureTable) -> None:
+        self.signatures = signatures
         self._known: Dict[int, Effect] = {}
 
     def of(self, call: Call) -> Effect:
-        """That of ``call``, one of ``forms``."""
+        """That of ``call``, one of ``signatures``."""
         found = self._known.get(call.skeleton)
         if found is None:
             found = _effect(call)
@@ -113,7 +113,7 @@ class Use:
 
 
 @dataclass
-class _Held:
+class _StorageContents:
     """One storage: the key of its allocation; of each upload the key and the bytes, or what they are called."""
 
     alloc: bytes
@@ -129,39 +129,39 @@ class ReplayableUploads:
 
     def __init__(self) -> None:
         self.used: Set[int] = set()
-        self._held: Dict[int, _Held] = {}
+        self._contents: Dict[int, _StorageContents] = {}
         self._uses: Dict[int, Use] = {}
         self._effects: Optional[Effects] = None
         self._small_bytes = 0
 
     def __contains__(self, storage: int) -> bool:
-        return storage in self._held
+        return storage in self._contents
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._contents)
 
     def renumber(self) -> None:
         """The device has forgotten its segments; storages stay."""
         self._uses.clear()
 
-    def only(self) -> Set[int]:
+    def storages(self) -> Set[int]:
         """The storages that are held."""
-        return set(self._held)
+        return set(self._contents)
 
-    def use(self, piece: SegmentInvocation, forms: SignatureTable) -> Use:
-        """What ``piece`` does."""
-        found = self._uses.get(piece.segment)
+    def use(self, invocation: SegmentInvocation, signatures: SignatureTable) -> Use:
+        """What ``invocation`` does."""
+        found = self._uses.get(invocation.segment)
         if found is None:
-            if self._effects is None or self._effects.forms is not forms:
-                self._effects = Effects(forms)
+            if self._effects is None or self._effects.signatures is not signatures:
+                self._effects = Effects(signatures)
             if len(self._uses) >= MAX_SEGMENTS:
                 self._uses.clear()
-            found = Use.of(forms.definition(piece.segment), self._effects)
-            self._uses[piece.segment] = found
+            found = Use.of(signatures.definition(invocation.segment), self._effects)
+            self._uses[invocation.segment] = found
         return found
 
-    def note(self, piece: SegmentInvocation, use: Use, keep: bool, failed: bool = False) -> None:
-        """The program has done ``piece``.
+    def note(self, invocation: SegmentInvocation, use: Use, keep: bool, failed: bool = False) -> None:
+        """The program has done ``invocation``.
 
         Args:
             use: what it does.
@@ -170,30 +170,32 @@ class ReplayableUploads:
         """
         self.used.update(use.generators)
         if use.computed:
-            self.free([storage for canonical, storage in piece.live if canonical in use.computed])
+            self.free([storage for canonical, storage in invocation.live if canonical in use.computed])
         if not (use.made or use.uploads):
             return
-        live = dict(piece.live)
+        live = dict(invocation.live)
         if failed:
             self.free([live[canonical] for canonical, _, _ in use.uploads if canonical in live])
             return
         storages = dict(live)
         for canonical, key in use.made.items():
-            if canonical in piece.dead or canonical in use.computed:
+            if canonical in invocation.dead or canonical in use.computed:
                 continue
-            storages[canonical] = piece.base + canonical - sum(number < canonical for number in live)
-            self._held[storages[canonical]] = _Held(key)
+            storages[canonical] = invocation.base + canonical - sum(number < canonical for number in live)
+            self._contents[storages[canonical]] = _StorageContents(key)
         for canonical, key, number in use.uploads:
             storage = storages.get(canonical)
-            if storage in self._held and not self._keep(self._held[storage], key, piece.payloads[number], keep):
+            if storage in self._contents and not self._keep(
+                self._contents[storage], key, invocation.payloads[number], keep
+            ):
                 self.free([storage])
 
     def free(self, storages: Sequence[int]) -> None:
         """They are gone, or hold something else."""
         for storage in storages:
-            if storage in self._held:
-                held = self._held.pop(storage)
-                self._small_bytes -= sum(_small(data) for data in held.uploads.values())
+            if storage in self._contents:
+                contents = self._contents.pop(storage)
+                self._small_bytes -= sum(_small(data) for data in contents.uploads.values())
 
     def messages(self, before: int) -> Iterator[Message]:
         """What puts the storages with numbers less than ``before`` into a session that knows nothing.
@@ -201,18 +203,18 @@ class ReplayableUploads:
         The calls and segments in them are to be forgotten afterwards.
         """
         message, size = Message(), 0
-        for storage, held in self._held.items():
+        for storage, contents in self._contents.items():
             if storage >= before:
                 continue
             first = len(message.entries)
-            message.entries.append((ALLOC, held.alloc, None, 0))
+            message.entries.append((ALLOC, contents.alloc, None, 0))
             words = [first]
-            for key in held.uploads:
+            for key in contents.uploads:
                 words += [len(message.entries), 0]
                 message.entries.append((UPLOAD, key, None, 0))
             number = len(message.segments)
             message.segments.append((number, struct.pack(f"<{len(words)}I", *words)))
-            payloads = list(held.uploads.values())
+            payloads = list(contents.uploads.values())
             message.steps.append(Step(number, storage, [], [], b"", payloads))  # type: ignore[arg-type]
             size += sum(data.nbytes if isinstance(data, Named) else _small(data) for data in payloads)
             if size >= MESSAGE_BYTES:
@@ -221,18 +223,18 @@ class ReplayableUploads:
         if message.steps:
             yield _closed(message)
 
-    def _keep(self, held: _Held, key: bytes, payload: torch.Tensor, keep: bool) -> bool:
+    def _keep(self, contents: _StorageContents, key: bytes, payload: torch.Tensor, keep: bool) -> bool:
         data = memoryview(tensor_bytes(payload)).cast("B") if payload.numel() else memoryview(b"")
-        old = _small(held.uploads.pop(key, b""))
+        old = _small(contents.uploads.pop(key, b""))
         self._small_bytes -= old
         if data.nbytes > SMALL:
             if keep:
-                pieces = [data[start : start + MAX_BLOB_BYTES] for start in range(0, data.nbytes, MAX_BLOB_BYTES)]
-                held.uploads[key] = Named(data.nbytes, tuple(digest(piece) for piece in pieces))
+                invocations = [data[start : start + MAX_BLOB_BYTES] for start in range(0, data.nbytes, MAX_BLOB_BYTES)]
+                contents.uploads[key] = Named(data.nbytes, tuple(digest(invocation) for invocation in invocations))
             return keep
         self._small_bytes += data.nbytes
-        held.uploads[key] = bytes(data)
-        return self._small_bytes <= MAX_SMALL_BYTES and len(held.uploads) <= MAX_UPLOADS
+        contents.uploads[key] = bytes(data)
+        return self._small_bytes <= MAX_SMALL_BYTES and len(contents.uploads) <= MAX_UPLOADS
 
 
 def _closed(message: Message) -> Message:

@@ -185,7 +185,7 @@ class DeferringRecorder(Recorder):
         """Storages that lived before and that a segment writes to."""
         written = self._written.get(segment)
         if written is None:
-            written = self._calls.read(self._definitions.forms.definition(segment)).written
+            written = self._calls.read(self._definitions.signatures.definition(segment)).written
             self._written[segment] = written
         return {storage for number, storage in live if number in written}
 

@@ -179,7 +179,7 @@ class InProcessSplitRecorder(SplitRecorder):
         if cut is None or cut.inference.problem:
             return
         inference, piece = cut
-        inference.uses.add(piece, items, self._definitions.forms)
+        inference.uses.add(piece, items, self._definitions.signatures)
         values, kept = inference.uses.values, all(payload is not None for payload in piece.payloads)
         if inference.runs >= REPEATS and values and kept and inference.uses.told:
             self._begin(inference, [piece], values)

@@ -296,8 +296,8 @@ class SplitRecorder(DeferringRecorder):
         self, inference: Inference, pieces: Sequence[SegmentInvocation], expected: Sequence[torch.Tensor]
     ) -> None:
         """An inference has come often enough, and its reads gave ``expected``: have it recorded if it can be."""
-        definitions = [self._definitions.forms.definition(piece.segment) for piece in pieces]
-        told = [*definitions[:-1], with_reads(definitions[-1], inference.uses.read, self._definitions.forms)]
+        definitions = [self._definitions.signatures.definition(piece.segment) for piece in pieces]
+        told = [*definitions[:-1], with_reads(definitions[-1], inference.uses.read, self._definitions.signatures)]
         joined = join(pieces, told)
         recorded = self._calls.read(joined.definition)
         why = unavailable_reason(recorded, joined.live, len(expected))
