@@ -17,8 +17,8 @@ from edge_offload.ir.trace.trace_graph import Edge
 from edge_offload.replay.cycle import LoggedStep, find_cycle
 from edge_offload.replay.flushed import DYNAMIC, READ
 from edge_offload.replay.history import CONTEXTS, Contexts, Trail
-from edge_offload.replay.plans import StepModel, StepPlan
 from edge_offload.replay.signatures import Call, CompletedStep, SignatureTable
+from edge_offload.replay.step_models import StepModel, StepPlan
 
 MAX_NODES = 1024
 MAX_HISTORY = 8192

@@ -30,11 +30,11 @@ from edge_offload.protocol.remote import Remote, SessionLost
 from edge_offload.replay.definitions import Definitions
 from edge_offload.replay.exchange import Exchange
 from edge_offload.replay.flushed import ASYNC, BARRIER, DYNAMIC, INFER, READ, FlushedSegment
-from edge_offload.replay.plans import StepPlan
 from edge_offload.replay.predict import Branches, Predictor
 from edge_offload.replay.recovery import SessionRecovery
 from edge_offload.replay.signatures import CompletedStep, SegmentInvocation
 from edge_offload.replay.speculation import SpeculatedStep, Speculation
+from edge_offload.replay.step_models import StepPlan
 
 
 class Recorder(Exchange):
