@@ -117,6 +117,12 @@ def test_a_verb_of_a_distribution_that_is_not_installed_says_how_to_install_it(m
     assert f"(not installed) {beside.VERBS[verb].summary[:10]}" in capsys.readouterr().out
 
 
+def test_an_action_of_a_distribution_that_is_not_installed_says_how_to_install_it(monkeypatch, capsys):
+    monkeypatch.setattr(beside, "commands", lambda group=beside.GROUP: {})
+    assert cli.main(["scene", "evaluate", "--scenes", "1"]) == 1
+    assert capsys.readouterr().err.rstrip().endswith("pip install ./training")
+
+
 @pytest.mark.parametrize(
     ("package", "folder"),
     [("edge_offload_research.testbed", "research"), ("pycocotools", "training"), ("motmetrics", "benchmarks")],

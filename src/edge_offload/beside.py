@@ -2,20 +2,23 @@
 
 Each adds its subcommands to ``edge-offload`` by entry points of the group ``edge_offload.commands`` (name: the verb,
 value: a module like those of :mod:`edge_offload.commands`). A verb whose distribution is not installed says how to
-install it.
+install it. The same holds for actions of a command (group ``edge_offload.actions``).
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, Dict, Optional
 
 from edge_offload.errors import Unsupported
 
 GROUP = "edge_offload.commands"
+ACTIONS = "edge_offload.actions"
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,23 @@ FOLDERS = {
 LIBRARIES = {"motmetrics": "edge_offload_benchmarks", "pycocotools": "edge_offload_training"}
 
 
-def commands() -> Dict[str, str]:
+def action(name: str, package: str) -> ModuleType:
+    """The module that ``package`` adds for an action of a command of this distribution, with ``run(args)``.
+
+    Raises:
+        Unsupported: it is not installed.
+    """
+    module = commands(ACTIONS).get(name)
+    if module is None:
+        raise absent(package) or AssertionError(package)
+    return importlib.import_module(module)
+
+
+def commands(group: str = GROUP) -> Dict[str, str]:
     """Module of every verb that an installed distribution adds; one whose package is gone adds none."""
     found: Any = metadata.entry_points()
     # a mapping of groups up to Python 3.9; the backport's and later ones are selected from
-    points = found.select(group=GROUP) if sys.version_info >= (3, 10) else found.get(GROUP, ())
+    points = found.select(group=group) if sys.version_info >= (3, 10) else found.get(group, ())
     return {point.name: point.value for point in points if find_spec(point.value.split(".")[0]) is not None}
 
 

@@ -11,7 +11,6 @@ from edge_offload.models import registry
 from edge_offload.models.scenes.labels import COLOURS, GROUND, IGNORED, LABELS, VALUE
 from edge_offload.models.sconet.baselines import BASELINES, columns, nothing
 from edge_offload.models.sconet.completer import SceneCompleter, save_weights
-from edge_offload.models.sconet.metrics import Confusion
 from edge_offload.models.sconet.network import (
     CrissCross,
     DilatedHead,
@@ -21,6 +20,7 @@ from edge_offload.models.sconet.network import (
     ground_level,
 )
 from edge_offload.models.voxels import VoxelGrid
+from edge_offload_training.sconet.metrics import Confusion
 
 SMALL = VoxelGrid((-3.2, -3.2, -2.0), 0.2, (32, 48, 32))
 

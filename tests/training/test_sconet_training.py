@@ -15,10 +15,10 @@ from edge_offload.cli import main
 from edge_offload.errors import BadInput
 from edge_offload.models.scenes.labels import IGNORED, LABELS, VALUE
 from edge_offload.models.sconet.completer import load_weights
-from edge_offload.models.sconet.evaluation import evaluate
 from edge_offload.models.sconet.network import SCONet
 from edge_offload_training.sconet.calibrate import apply_offset, completion_offset
 from edge_offload_training.sconet.crops import CropConfig, Crops
+from edge_offload_training.sconet.evaluation import evaluate
 from edge_offload_training.sconet.loss import loss
 from edge_offload_training.sconet.sources import KITTI_SHAPE, folder_source
 from edge_offload_training.sconet.trainer import Config, Trainer
@@ -209,7 +209,7 @@ def test_evaluation_scores_each_run_on_scenes_of_its_own(monkeypatch):
         seen.append((number, held_out))
         return Made(number)
 
-    monkeypatch.setattr("edge_offload.models.sconet.evaluation.pair", made)
+    monkeypatch.setattr("edge_offload_training.sconet.evaluation.pair", made)
     found = evaluate(SCONet().eval(), scenes=2, runs=2)
     assert len(set(seen)) == 4
     assert all(held_out for _, held_out in seen)

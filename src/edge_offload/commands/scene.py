@@ -5,15 +5,16 @@
   edge-offload scene make --count 5 --out scenes/                     sweeps (.bin) with their complete labels (.npz)
 
 The grid is 256x256x32 voxels of 0.2 m. Weights are those that come with edge_offload; --weights names others, such as
-the checkpoint of 'edge-offload train sconet'. With neither, nothing is completed, and the command says so.
+the checkpoint of 'edge-offload train sconet'. With neither, nothing is completed, and the command says so. The action
+evaluate comes with the training distribution (pip install ./training).
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import Any, Dict, List
+from typing import Any
 
+from edge_offload import beside
 from edge_offload.outputs import add_output, write_bytes, write_each
 from edge_offload.subcommands import signed, some
 
@@ -55,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     return {"complete": _complete, "evaluate": _evaluate, "make": _make}[args.action](args)
 
 
-def _completer(args: argparse.Namespace) -> Any:
+def completer_of(args: argparse.Namespace) -> Any:
+    """SCONet with the weights that the arguments name."""
     from edge_offload.execute.threads import pin
     from edge_offload.models.sconet.completer import SceneCompleter
 
@@ -85,7 +87,7 @@ def _complete(args: argparse.Namespace) -> int:
     points = read_scan(pathlib.Path(args.scan))
     if not len(points):
         raise BadInput(f"scan {args.scan} holds no point that is a number", remedy="give another scan")
-    completer = _completer(args)
+    completer = completer_of(args)
     completer.grid = grid = around(args.sensor_height, forward=args.extent == "forward")
     occupancy = grid.occupancy(points)
     labels = completer.complete(points)
@@ -124,40 +126,8 @@ def _complete(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from edge_offload import records
-    from edge_offload.models.sconet.evaluation import evaluate
-
-    completer = _completer(args)
-    network = completer.module if completer.trained else None
-
-    def progress(text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{text}", end="", file=sys.stderr, flush=True)
-
-    found = evaluate(network, args.scenes, args.runs, not args.seen_kinds, args.skip, progress)
-    print("\n".join(_table(found)))
-    if args.json:
-        records.write(args.json, "scene_scores", found)
-    return 0
-
-
-def _table(found: Dict[str, Any]) -> List[str]:
-    kinds = "kinds and sizes never trained on" if found["held_out"] else "kinds and sizes as in training"
-    lines = [
-        f"{found['runs']} runs of {found['scenes']} scenes, {kinds}; mean and standard deviation over the runs",
-        "",
-    ]
-    lines.append(f"{'':<14} {'completion IoU':>16} {'precision':>16} {'recall':>16} {'mIoU':>16}")
-    for name, scores in found["methods"].items():
-        cells = [
-            f"{scores['mean'][key]:>8.3f} ± {scores['deviation'][key]:.3f}"
-            for key in ("completion_iou", "precision", "recall", "mean_iou")
-        ]
-        lines.append(f"{name:<14} " + " ".join(f"{cell:>16}" for cell in cells))
-    for key, values in found.get("margin", {}).items():
-        shown = ", ".join(f"{value:+.3f}" for value in values)
-        lines.append(f"margin of sconet over the best baseline, {key}, run by run: {shown}")
-    return lines
+    code: int = beside.action("scene-evaluate", "edge_offload_training").run(args)
+    return code
 
 
 def _make(args: argparse.Namespace) -> int:

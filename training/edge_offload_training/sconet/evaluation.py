@@ -12,8 +12,8 @@ from edge_offload.models.scenes.labels import LABELS
 from edge_offload.models.scenes.samples import Pair, pair
 from edge_offload.models.sconet.baselines import BASELINES
 from edge_offload.models.sconet.completer import keep_hits
-from edge_offload.models.sconet.metrics import Confusion
 from edge_offload.models.sconet.network import SCONet
+from edge_offload_training.sconet.metrics import Confusion
 
 Method = Callable[[Array], Array]
 FIRST_SEED = 10_000_000
