@@ -6,7 +6,7 @@ is computed on it at once (native/computing.h). For programs that run without a 
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence
 
 import torch
 
@@ -15,17 +15,16 @@ from edge_offload.execute.devices import facts
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.mode import Mode
 from edge_offload.protocol.arriving import Arriving
+from edge_offload.protocol.remote import Remote
 from edge_offload.replay.exchange import Counters
 
 
-class NoRemote:
-    """There is nobody else (:class:`~edge_offload.device.remote.Remote`)."""
-
-    refused: Mapping[str, str] = {}
+class NoRemote(Remote):
+    """There is nobody else."""
 
     def __init__(self) -> None:
-        self.bytes_up = self.bytes_down = self.messages = 0
-        self.facts: Mapping[str, Any] = facts(torch.device("cpu"))
+        super().__init__()
+        self.facts = facts(torch.device("cpu"))
 
     def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
         """Nothing is ever sent.
@@ -34,12 +33,6 @@ class NoRemote:
             Unsupported: always.
         """
         raise Unsupported("the device is computed in this process: there is nobody to send anything to")
-
-    def renew(self) -> None:
-        """There is nothing to renew."""
-
-    def close(self) -> None:
-        """There is nothing to end."""
 
 
 class NoRecorder:

@@ -266,12 +266,13 @@ def built_libraries() -> VirtualDevice:
 
 def _install(libraries: VirtualDevice, settings: connect.Settings, mode: Mode) -> Installed:
     """With the server of the settings over the link, or with what this machine computes."""
-    from edge_offload.device.remote import AbsentRemote, WorkerRemote
+    from edge_offload.device.remote import WorkerRemote
+    from edge_offload.protocol.remote import Remote
 
     alone = mode is Mode.LOCAL
     if settings.server and not alone:
         if settings.absent == connect.LATER:
-            return install(libraries, AbsentRemote(), mode)
+            return install(libraries, Remote(), mode)
         try:
             remote = connect.connect(settings)
         except LinkLost as error:

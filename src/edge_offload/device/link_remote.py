@@ -23,14 +23,13 @@ from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.waiting import OnPart
 from edge_offload.protocol import payloads
 from edge_offload.protocol.arriving import Arriving
-from edge_offload.protocol.blobs import MAX_BLOB_BYTES, Named, digest
+from edge_offload.protocol.blobs import MAX_BLOB_BYTES, Named, cut, digest, look_up
 from edge_offload.protocol.messages import Answer, parse_answer
-from edge_offload.protocol.remote import SessionLost
+from edge_offload.protocol.remote import Remote, SessionLost
 
 RUN, STAGE, HAVE, PUT, RESUME, END, SCHEMAS = (
     "device.run", "device.stage", "device.have", "device.put", "device.resume", "device.end", "device.schemas",
 )  # fmt: skip
-PIECE = MAX_BLOB_BYTES
 #: Buffers that are likely to come again are looked for on the server from this size on.
 MIN_BLOB_BYTES = 16 << 10
 #: Bytes on the way at once; the server tells clients what it takes, and it takes more than this.
@@ -81,16 +80,16 @@ class Spent:
         self.encode_s = self.uplink_s = self.server_s = self.downlink_s = self.decode_s = self.clock_error_s = 0.0
 
 
-class LinkRemote:
+class LinkRemote(Remote):
     """Sends the device's messages through a :class:`~edge_offload.link.transport.client.Client`.
 
-    Arrays are coded without loss, weights are sent once in the server's life, and buffers of more than :data:`PIECE`
-    bytes go ahead in pieces, since a message of the link is bounded.
+    Arrays are coded without loss, weights are sent once in the server's life, and buffers of more than 8 MiB
+    go ahead in pieces, since a message of the link is bounded.
 
     When the connection breaks, the session goes on over the next one: messages are numbered, the server keeps the
     answers that were not acknowledged, and what it did not get is sent again, so every message takes effect exactly
     once. If that cannot be done within ``resume_s``, every later call raises LinkLost: what the program holds on the
-    device is gone. If the server has forgotten the session every later call raises Forgotten, until :meth:`renew`.
+    device is gone. If the server has forgotten the session every later call raises SessionLost, until :meth:`renew`.
 
     Args:
         client: started.
@@ -112,15 +111,16 @@ class LinkRemote:
         owns_client: bool = True,
         refused: Optional[Mapping[str, str]] = None,
     ) -> None:
+        super().__init__()
         self.client = client
         self.timeout_s = timeout_s
         self.resume_s = resume_s
         self.codec = codec
-        self.bytes_up = self.bytes_down = self.messages = self.resumed = self.parts = 0
+        self.resumed = self.parts = 0
         self.weights = Weights()
         self.spent = Spent()
         self.session = os.urandom(16)
-        self.refused: Mapping[str, str] = refused or {}
+        self.refused = refused or {}
         self.facts = known_facts(client.welcome.get("gpu"))
         self._owns_client = owns_client
         self._on_weights = on_weights
@@ -144,7 +144,7 @@ class LinkRemote:
         return len(self._unanswered)
 
     def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
-        """See :class:`~edge_offload.device.remote.Remote`."""
+        """See :class:`~edge_offload.protocol.remote.Remote`."""
         with self._lock:
             if self._lost is not None:
                 raise self._lost
@@ -167,7 +167,7 @@ class LinkRemote:
         return sent.answer
 
     def renew(self) -> None:
-        """See :class:`~edge_offload.device.remote.Remote`."""
+        """See :class:`~edge_offload.protocol.remote.Remote`."""
         with self._lock:
             if self.client.welcome.get("fingerprint") != self._fingerprint:
                 raise LinkLost("the server that came back computes with another torch, processor or thread count")
@@ -202,23 +202,21 @@ class LinkRemote:
                 continue
             view = memoryview(buffer).cast("B")
             if sent.keep and view.nbytes >= MIN_BLOB_BYTES:
-                pieces = [view[start : start + PIECE] for start in range(0, view.nbytes, PIECE)]
+                pieces = cut(view)
                 parts.append([view.nbytes, [digest(piece) for piece in pieces]])
                 blobs += pieces
-            elif view.nbytes > PIECE:
+            elif view.nbytes > MAX_BLOB_BYTES:
                 parts.append([view.nbytes, None])
-                for start in range(0, view.nbytes, PIECE):
-                    self._ask(STAGE, sent, {"index": index, "offset": start, "total": view.nbytes},
-                              [view[start : start + PIECE]])  # fmt: skip
+                for number, piece in enumerate(cut(view)):
+                    where = {"index": index, "offset": number * MAX_BLOB_BYTES, "total": view.nbytes}
+                    self._ask(STAGE, sent, where, [piece])
             else:
                 parts.append(None)
                 direct.append(view)
         if blobs:
             self._offer(sent, blobs, [name for part in parts if part is not None and part[1] for name in part[1]])
-        for start in range(0, len(named), 256):
-            question = self._ask(HAVE, sent, {"names": named[start : start + 256]}, [])
-            if _result(question, self.timeout_s).body.get("missing") != []:
-                raise ProtocolError("weights that were on the server's disk are not there any more")
+        if any(missing for _, missing in look_up(named, lambda names: self._have(sent, names))):
+            raise ProtocolError("weights that were on the server's disk are not there any more")
         body: Dict[str, Any] = {"codec": self.codec, "coded": [list(item) for item in sent.coded], "ahead": True}
         if any(part is not None for part in parts):
             body["parts"] = parts
@@ -234,20 +232,20 @@ class LinkRemote:
         """Send those blobs that the server does not have."""
         weights = self.weights
         weights.began_s = weights.began_s or time.monotonic()
-        for start in range(0, len(blobs), 256):
-            question = self._ask(HAVE, sent, {"names": names[start : start + 256]}, [])
-            missing = _result(question, self.timeout_s).body.get("missing")
-            if not isinstance(missing, list) or not all(type(i) is int and 0 <= i < len(blobs) for i in missing):
-                raise ProtocolError("the server did not say which weights it has")
-            for i, blob in enumerate(blobs[start : start + 256]):
-                if i in missing:
-                    self._ask(PUT, sent, {"name": names[start + i]}, [blob])
-                    weights.sent += blob.nbytes
+        for asked, missing in look_up(names, lambda names: self._have(sent, names)):
+            for index in asked:
+                if index in missing:
+                    self._ask(PUT, sent, {"name": names[index]}, [blobs[index]])
+                    weights.sent += blobs[index].nbytes
                 else:
-                    weights.found += blob.nbytes
+                    weights.found += blobs[index].nbytes
                 weights.ended_s = time.monotonic()
                 if self._on_weights is not None:
                     self._on_weights(weights)
+
+    def _have(self, sent: _Sent, names: List[bytes]) -> Any:
+        """What the server says of those blobs."""
+        return _result(self._ask(HAVE, sent, {"names": names}, []), self.timeout_s).body.get("missing")
 
     def _ask(
         self, kind: str, sent: _Sent, body: Dict[str, Any], buffers: Sequence[Buffer], on_part: Optional[OnPart] = None

@@ -1,4 +1,4 @@
-"""Executors of this machine (:class:`~edge_offload.protocol.remote.Remote`): in this process, or in a child process."""
+"""Executors of this machine: in this process, or in a child process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from edge_offload.errors import LinkLost, ProtocolError
 from edge_offload.execute.heap import of_executor
@@ -16,50 +16,26 @@ from edge_offload.ir.trace.calls import Buffer
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.channel import Channel
 from edge_offload.protocol.messages import Answer, parse_answer
+from edge_offload.protocol.remote import Remote
 
 _NUMBERS = ("total_memory", "major", "minor", "multi_processor_count")
 
 
-def known_facts(said: Any) -> Dict[str, Any]:
-    """What the other side says of its device, if it is well formed; else nothing."""
-    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+def known_facts(reported: Any) -> Dict[str, Any]:
+    """What the other side reports of its device, if it is well formed; else nothing."""
+    if not isinstance(reported, dict) or not isinstance(reported.get("name"), str):
         return {}
-    if not all(type(said.get(name)) is int and 0 <= said[name] < 1 << 62 for name in _NUMBERS):
+    if not all(type(reported.get(name)) is int and 0 <= reported[name] < 1 << 62 for name in _NUMBERS):
         return {}
-    return {"name": said["name"][:200], **{name: said[name] for name in _NUMBERS}}
+    return {"name": reported["name"][:200], **{name: reported[name] for name in _NUMBERS}}
 
 
-class AbsentRemote:
-    """No session yet: for programs that start without their server and reconnect when it is there."""
-
-    bytes_up = bytes_down = messages = 0
-    refused: Mapping[str, str] = {}
-    facts: Mapping[str, Any] = {}
-
-    def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
-        raise LinkLost("the virtual device has no server yet")
-
-    def renew(self) -> None:
-        """Such a session is not forgotten.
-
-        Raises:
-            LinkLost: always.
-        """
-        raise LinkLost("there is no other session")
-
-    def close(self) -> None:
-        """There is nothing to end."""
-
-
-class InProcessRemote:
-    """Runs messages at once in this process: for tests, and as the reference for what a transport must do."""
-
-    refused: Mapping[str, str] = {}
-    facts: Mapping[str, Any] = {}
+class InProcessRemote(Remote):
+    """Runs messages at once in this process."""
 
     def __init__(self, session: Any) -> None:
+        super().__init__()
         self.session = session
-        self.bytes_up = self.bytes_down = self.messages = 0
 
     def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
         self.messages += 1
@@ -76,19 +52,11 @@ class InProcessRemote:
         answer.complete(received(serve(self.session, [bytes(buffer) for buffer in buffers], ahead)))
         return answer
 
-    def renew(self) -> None:
-        """Such a session is not forgotten.
-
-        Raises:
-            LinkLost: always.
-        """
-        raise LinkLost("there is no other session")
-
     def close(self) -> None:
         self.session = None
 
 
-class WorkerRemote:
+class WorkerRemote(Remote):
     """An executor process of our own (see :mod:`edge_offload.execute.session.worker`), reached over a socket pair.
 
     Args:
@@ -96,10 +64,8 @@ class WorkerRemote:
         threads: torch threads; 0 leaves torch's choice.
     """
 
-    refused: Mapping[str, str] = {}
-    facts: Mapping[str, Any] = {}
-
     def __init__(self, device: str = "cpu", threads: int = 0, start_timeout_s: float = 240.0) -> None:
+        super().__init__()
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "edge_offload.execute.session.worker", str(theirs.fileno())]
         command += ["--device", device, "--threads", str(threads)]
@@ -107,7 +73,6 @@ class WorkerRemote:
             command, pass_fds=[theirs.fileno()], env=of_executor(os.environ), stdin=subprocess.DEVNULL
         )
         theirs.close()
-        self.bytes_up = self.bytes_down = self.messages = 0
         self._channel = Channel(ours)
         self._lock = threading.Lock()
         self._waiting: Dict[int, Arriving] = {}
@@ -153,14 +118,6 @@ class WorkerRemote:
                 left, self._waiting = list(self._waiting.values()), {}
             for waiting in left:
                 waiting.set_exception(reason)
-
-    def renew(self) -> None:
-        """Such a session is not forgotten.
-
-        Raises:
-            LinkLost: always.
-        """
-        raise LinkLost("there is no other session")
 
     def close(self) -> None:
         self._channel.close()

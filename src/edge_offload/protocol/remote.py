@@ -1,8 +1,8 @@
-"""How the robot's half reaches an executor: one small protocol, wherever that is."""
+"""How the robot's half reaches an executor, wherever that is."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Protocol, Sequence
+from typing import Any, Mapping, Sequence
 
 from edge_offload.errors import LinkLost
 from edge_offload.ir.trace.calls import Buffer
@@ -13,36 +13,37 @@ class SessionLost(LinkLost):
     """There is a server, but it knows nothing of the session: what the program had on the device is not there."""
 
 
-class Remote(Protocol):
+class Remote:
     """Sends messages in order; each answer arrives in a Future, perhaps in parts.
 
-    ``bytes_up`` and ``bytes_down`` count what travels.
-
-    ``refused``: operators that are others where it leads, each with the reason. ``facts``: what the device there is
-    (:func:`edge_offload.execute.devices.facts`); empty when it is not known.
+    Attributes:
+        bytes_up, bytes_down, messages: what has travelled.
+        refused: operators that are others where it leads, each with the reason.
+        facts: what the device there is (:func:`edge_offload.execute.devices.facts`); empty when it is not known.
     """
 
-    bytes_up: int
-    bytes_down: int
-    messages: int
-    refused: Mapping[str, str]
-    facts: Mapping[str, Any]
+    def __init__(self) -> None:
+        self.bytes_up = self.bytes_down = self.messages = 0
+        self.refused: Mapping[str, str] = {}
+        self.facts: Mapping[str, Any] = {}
 
     def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
         """Send one message (see :mod:`edge_offload.protocol.messages`); the Future may fail with LinkLost.
 
         ``keep``: what its buffers hold (weights) is likely to be sent again when the program next starts.
+
+        Raises:
+            LinkLost: there is nobody to send it to.
         """
-        ...
+        raise LinkLost("the virtual device has no server yet")
 
     def renew(self) -> None:
-        """After Forgotten: go on with a session that knows nothing.
+        """After SessionLost: go on with a session that knows nothing.
 
         Raises:
             EdgeOffloadError: that cannot be.
         """
-        ...
+        raise LinkLost("there is no other session")
 
     def close(self) -> None:
         """End the session."""
-        ...

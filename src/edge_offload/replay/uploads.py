@@ -18,7 +18,7 @@ from edge_offload.errors import EdgeOffloadError
 from edge_offload.ir.trace.calls import ALLOC, NEW, RESTORE, SEED, STATE, UPLOAD, Entry
 from edge_offload.ir.trace.keys import GeneratorMarker
 from edge_offload.ir.trace.segments import Step
-from edge_offload.protocol.blobs import MAX_BLOB_BYTES, Named, digest
+from edge_offload.protocol.blobs import Named, cut, digest
 from edge_offload.protocol.messages import SMALL, Message, tensor_bytes
 from edge_offload.replay.signatures import Call, Definition, SegmentInvocation, SignatureTable
 
@@ -229,8 +229,7 @@ class ReplayableUploads:
         self._small_bytes -= old
         if data.nbytes > SMALL:
             if keep:
-                invocations = [data[start : start + MAX_BLOB_BYTES] for start in range(0, data.nbytes, MAX_BLOB_BYTES)]
-                contents.uploads[key] = Named(data.nbytes, tuple(digest(invocation) for invocation in invocations))
+                contents.uploads[key] = Named(data.nbytes, tuple(map(digest, cut(data))))
             return keep
         self._small_bytes += data.nbytes
         contents.uploads[key] = bytes(data)

@@ -11,10 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from edge_offload.errors import ProtocolError
 from edge_offload.link.transport.peers import Request
-from edge_offload.protocol.blobs import DIGEST_BYTES, MAX_BLOB_BYTES, Data, digest
-
-#: Checksums in one question.
-MAX_NAMES = 256
+from edge_offload.protocol.blobs import DIGEST_BYTES, MAX_BLOB_BYTES, MAX_NAMES, Data, digest
 
 _log = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from concurrent.futures import Future
 from typing import Any, Callable, Iterator, List, Sequence, Set
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from edge_offload import background
-from edge_offload.errors import ProtocolError, Unsupported
+from edge_offload.errors import Unsupported
 from edge_offload.execute.tensors import pack
 from edge_offload.ir import wire
 from edge_offload.ir.build import Program
@@ -20,10 +19,9 @@ from edge_offload.memory import flat_bytes
 from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.robot.runner import OPEN_TIMEOUT_S, REOPEN_S, Opening, Specs, SplitRunner
 from edge_offload.notices import notify
-from edge_offload.protocol.blobs import MAX_BLOB_BYTES
+from edge_offload.protocol.blobs import MAX_BLOB_BYTES, digest, look_up
 from edge_offload.split.model.network import Network
 
-NAMES_PER_QUESTION = 256
 MOST_REOPEN_S = 600.0
 PUT_TIMEOUT_S = 300.0
 """For a piece of 8 MiB, on a link of 30 kB/s."""
@@ -80,15 +78,10 @@ class RecordedSplit(SplitRunner):
     def _send_constants(self, program: Program, tell: Callable[[str], None]) -> List[bytes]:
         """Send the pieces of the constants that the server does not have; names of all."""
         tell("the server is asked for its weights")
-        names = [hashlib.sha256(piece).digest() for piece in _pieces(program)]
+        names = [digest(piece) for piece in _pieces(program)]
         missing: Set[bytes] = set()
-        for first in range(0, len(names), NAMES_PER_QUESTION):
-            asked = names[first : first + NAMES_PER_QUESTION]
-            reply = background.result(self._client.request("split_have", {"names": asked}, timeout_s=60.0), 60.0)
-            found = reply.body.get("missing")
-            if not isinstance(found, list) or not all(type(i) is int and 0 <= i < len(asked) for i in found):
-                raise ProtocolError("the server did not say which weights it has")
-            missing.update(asked[index] for index in found)
+        for _, absent in look_up(names, self._have):
+            missing.update(names[index] for index in absent)
         for name, piece in zip(names, _pieces(program)):
             if name in missing:
                 missing.discard(name)
@@ -98,12 +91,17 @@ class RecordedSplit(SplitRunner):
                 self.weights_sent += len(piece)
         return names
 
+    def _have(self, names: List[bytes]) -> Any:
+        """What the server says of those blobs."""
+        reply = background.result(self._client.request("split_have", {"names": names}, timeout_s=60.0), 60.0)
+        return reply.body.get("missing")
+
 
 def _pieces(program: Program) -> Iterator[bytes]:
     """The bytes of all constants in a row, each once and in the order of the sequence, cut into pieces."""
     rest = bytearray()
-    for digest in dict.fromkeys(program.sequence.constants.values()):
-        tensor = program.constants[digest]
+    for name in dict.fromkeys(program.sequence.constants.values()):
+        tensor = program.constants[name]
         if tensor.numel():
             rest += flat_bytes(tensor).numpy().data
         while len(rest) >= MAX_BLOB_BYTES:
