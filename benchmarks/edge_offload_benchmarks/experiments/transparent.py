@@ -189,7 +189,7 @@ def measure_bits(names: Sequence[str], count: int, record: Dict[str, Any], for_s
                 break
             answer = robot.ask({"do": "steady", "model": name})
             if "error" not in answer:
-                answer = robot.ask({"do": "compare", "count": count})
+                answer = robot.ask({"do": "repeat", "count": count, "compared": count})
             if "error" in answer:
                 record["failures"].append({"model": name, "link": "", "modes": ["replay"], **answer})
                 continue

@@ -155,13 +155,12 @@ class VirtualRobot:
         assert self._planned is not None
         if self._planned.is_local(number):
             return self._draw(self._costs[Mode.LOCAL])[0]
-        transfer, _ = self._planned.run(number, *self._conditions(now))
+        transfer, _ = self._planned.run(number, self._link, now, self._chance())
         return NEVER if self._link.lost_within(now, transfer.received_s) < NEVER else transfer.received_s - now
 
-    def _conditions(self, now: float) -> Tuple[Trace, float, float, float, random.Random]:
-        """What a plan's frame meets: link, when it begins, when the link is free, and its chance."""
-        link = self._link
-        return link.trace, link.rtt_s, now, link.free_up_s, random.Random(hash((self._seed, self._frame)))
+    def _chance(self) -> random.Random:
+        """What the frame's costs are drawn from."""
+        return random.Random(hash((self._seed, self._frame)))
 
     def _expected(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
         if mode is not Mode.SPLIT or self._planned is None or reading.uplink <= 0:
@@ -171,7 +170,7 @@ class VirtualRobot:
 
     def _draw(self, cost: ModeCost) -> Tuple[float, float, int]:
         """Robot seconds, server seconds and bytes up of this frame."""
-        chance = random.Random(hash((self._seed, self._frame)))
+        chance = self._chance()
         robot_s, server_s = chance.choice(cost.robot_s), chance.choice(cost.server_s) if cost.server_s else 0.0
         return robot_s, server_s, chance.choice(cost.bytes_up) if cost.bytes_up else 0
 
@@ -228,12 +227,8 @@ class VirtualRobot:
         if found is None:
             return InferenceReport(mode, total_s=local_s, stages_s={"compute_robot": local_s})
         transfer, stages, lost_s, done_s = found
-        size, down, coding_s, robot_s = (
-            transfer.bytes_up,
-            transfer.bytes_down,
-            stages["encode"],
-            stages["compute_robot"],
-        )
+        size, down = transfer.bytes_up, transfer.bytes_down
+        coding_s, robot_s = stages["encode"], stages["compute_robot"]
         if math.isnan(late_s) or math.isinf(late_s):
             late_s = 5.0  # the patience of the runtime while nothing is known
         rival_from = min(began + late_s, lost_s)
@@ -303,7 +298,7 @@ class VirtualRobot:
             number = self._best_plan if oracle else self._planned.choose(rate)
             if self._planned.is_local(number):
                 return None
-            transfer, robot_s = self._planned.run(number, *self._conditions(began))
+            transfer, robot_s = self._planned.run(number, self._link, began, self._chance())
         else:
             cost = self._costs[mode]
             coding_s, server_s, size = self._draw(cost)

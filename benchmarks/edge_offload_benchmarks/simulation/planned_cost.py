@@ -7,12 +7,12 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Sequence, Tuple
 
-from edge_offload.link.emulate.trace import Trace
 from edge_offload.link.replies import Transfer
 from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.simulate import Compiled, compile_plan
 from edge_offload.split.planners.table import PlanTable
+from edge_offload_benchmarks.simulation.virtual_link import VirtualLink
 from edge_offload_research.testbed.replay import replay
 
 
@@ -73,20 +73,17 @@ class PlannedCost:
         """What the planner expects of the plan for a bandwidth."""
         return self.times.seconds(self.choose(bandwidth), bandwidth)
 
-    def run(
-        self, number: int, trace: Trace, rtt_s: float, sent_s: float, free_s: float, chance: random.Random
-    ) -> Tuple[Transfer, float]:
+    def run(self, number: int, link: VirtualLink, sent_s: float, chance: random.Random) -> Tuple[Transfer, float]:
         """One frame: what its transfers look like to the robot, and the seconds that it computes.
 
         Args:
             number: the plan.
-            trace, rtt_s: the link.
+            link: carries it from when on it is free.
             sent_s: when the frame begins.
-            free_s: from when on the link carries it.
             chance: what the ratio is drawn from.
         """
-        begin = max(sent_s, free_s)
-        found = replay(self.plans[number], self.model, trace, begin)
+        begin, rtt_s = max(sent_s, link.free_up_s), link.rtt_s
+        found = replay(self.plans[number], self.model, link.trace, begin)
         ended = begin + found.latency_s * chance.choice(self.ratios)
         if math.isinf(ended):
             never = math.inf

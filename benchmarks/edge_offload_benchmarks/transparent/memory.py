@@ -47,7 +47,7 @@ def measure(robot: Any, server_pid: int, names: Sequence[str], scale: float = 1.
                 "inferences": done, "robot_bytes": resident(robot.pid), "server_bytes": resident(server_pid),
                 "round_trips": answer["round_trips"],
             })  # fmt: skip
-        found.append({"model": name, "points": points, "equal": ask({"do": "repeat", "count": 1})["equal"],
+        found.append({"model": name, "points": points, "equal": ask({"do": "repeat", "count": 1})["equal"] == 1,
                       **{f"{side}_plateau": plateau([point[f"{side}_bytes"] for point in points])
                          for side in ("robot", "server")}})  # fmt: skip
     return found

@@ -11,7 +11,7 @@ import os
 import statistics
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -93,8 +93,7 @@ class Robot:
         elif mode is Mode.LOCAL:
             record.update(round_trips=0, rpcs=0, bytes_up=0, bytes_down=0, ops=0)
         else:
-            figures = ("round_trips", "rpcs", "bytes_up", "bytes_down", "ops")
-            record.update({name: b - a for name, a, b in zip(figures, before, after)})
+            record.update({name: count - before[name] for name, count in after.items()})
             spent = self.remote.spent
             record["stages_s"] = {
                 "encode": spent.encode_s, "uplink": spent.uplink_s, "server": spent.server_s,
@@ -102,12 +101,12 @@ class Robot:
             }  # fmt: skip
         return record
 
-    def _counts(self) -> Tuple[int, ...]:
-        counters = self.device.recorder.counters
-        return (
-            counters.round_trips, counters.messages, self.remote.bytes_up, self.remote.bytes_down,
-            self.device.native.counters()["calls"],
-        )  # fmt: skip
+    def _counts(self) -> Dict[str, int]:
+        counters, remote = self.device.recorder.counters, self.remote
+        return {
+            "round_trips": counters.round_trips, "rpcs": counters.messages, "bytes_up": remote.bytes_up,
+            "bytes_down": remote.bytes_down, "ops": self.device.native.counters()["calls"],
+        }  # fmt: skip
 
     def _run(self, mode: Mode, tensor: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         with torch.no_grad():
@@ -158,28 +157,16 @@ class Steady:
         self._local = case.module()
         self._module = case.module().to("cuda")
 
-    def repeat(self, count: int) -> Dict[str, Any]:
-        """``count`` inferences; says what they cost, and whether the last one's result is the robot's own."""
-        before = self._device.recorder.counters.round_trips
+    def repeat(self, count: int, compared: int = 1) -> Dict[str, Any]:
+        """``count`` inferences; says what they cost, and how many results of the last ``compared`` are the robot's."""
+        before, equal = self._device.recorder.counters.round_trips, 0
         with torch.no_grad():
-            for _ in range(count):
+            for left in reversed(range(count)):
                 tensor = self._inputs.next()
                 outputs = [item.cpu() for item in as_tensors(self._module(tensor.to("cuda")))]
-            trips = self._device.recorder.counters.round_trips - before
-            mine = as_tensors(self._local(tensor))
-        return {"round_trips": trips, "equal": same_bits(outputs, mine)}
-
-    def compare(self, count: int) -> Dict[str, Any]:
-        """``count`` inferences with fresh inputs, each beside the robot's own: how many results are equal."""
-        before = self._device.recorder.counters.round_trips
-        equal = 0
-        with torch.no_grad():
-            for _ in range(count):
-                tensor = self._inputs.next()
-                outputs = [item.cpu() for item in as_tensors(self._module(tensor.to("cuda")))]
-                equal += same_bits(outputs, as_tensors(self._local(tensor)))
+                equal += left < compared and same_bits(outputs, as_tensors(self._local(tensor)))
         trips = self._device.recorder.counters.round_trips - before
-        return {"inferences": count, "equal": equal, "round_trips": trips}
+        return {"inferences": count, "round_trips": trips, "equal": equal}
 
 
 def same_bits(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
@@ -218,6 +205,57 @@ def kernel_cost(chain: int = 200, repeats: int = 50) -> Dict[str, float]:
     return {"device_s": device_s, "device_thread_s": device_thread_s, "cpu_s": cpu_s, "cpu_thread_s": cpu_thread_s}
 
 
+class Requests:
+    """What the robot can be asked for: a method per request, with the request's other fields as arguments."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._known = {case.name: case for case in (*cases(), *small_cases())}
+        self.robot: Optional[Robot] = None
+        self._steady: Optional[Steady] = None
+
+    def answer(self, do: str, **arguments: Any) -> Dict[str, Any]:
+        """The answer; what goes wrong is one, too."""
+        try:
+            found: Dict[str, Any] = getattr(self, f"do_{do}")(**arguments)
+            return found
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def do_load(self, model: str) -> Dict[str, Any]:
+        """A network, ready in every mode."""
+        self.close()
+        self.robot = Robot(self._known[model], self._address)
+        self.robot.prepare()
+        return {}
+
+    def do_run(self, modes: List[str], count: int) -> Dict[str, Any]:
+        """Inferences of the network that was loaded."""
+        assert self.robot is not None
+        return measure(self.robot, [Mode(name) for name in modes], count)
+
+    def do_kernel(self) -> Dict[str, float]:
+        """What a replayed call costs."""
+        return kernel_cost()
+
+    def do_steady(self, model: str) -> Dict[str, Any]:
+        """A network in mode replay alone."""
+        self._steady = None
+        self._steady = Steady(self._known[model])
+        return {}
+
+    def do_repeat(self, count: int, compared: int = 1) -> Dict[str, Any]:
+        """Inferences of that."""
+        assert self._steady is not None
+        return self._steady.repeat(count, compared)
+
+    def close(self) -> None:
+        """End the connection."""
+        if self.robot is not None:
+            self.robot.client.close()
+        self.robot = None
+
+
 def main() -> int:
     """Serve requests from stdin until it ends."""
     torch.set_num_threads(1)
@@ -226,49 +264,10 @@ def main() -> int:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    known = {case.name: case for case in (*cases(), *small_cases())}
-    robot: Optional[Robot] = None
-    steady: Optional[Steady] = None
-    requests: Dict[str, Callable[[Dict[str, Any]], Any]] = {}
-
-    def load(request: Dict[str, Any]) -> Any:
-        nonlocal robot
-        if robot is not None:
-            robot.client.close()
-        robot = None
-        robot = Robot(known[request["model"]], sys.argv[1])
-        robot.prepare()
-        return {}
-
-    def run(request: Dict[str, Any]) -> Any:
-        assert robot is not None
-        return measure(robot, [Mode(name) for name in request["modes"]], request["count"])
-
-    def begin(request: Dict[str, Any]) -> Any:
-        nonlocal steady
-        steady = None
-        steady = Steady(known[request["model"]])
-        return {}
-
-    def repeat(request: Dict[str, Any]) -> Any:
-        assert steady is not None
-        return steady.repeat(request["count"])
-
-    def compare(request: Dict[str, Any]) -> Any:
-        assert steady is not None
-        return steady.compare(request["count"])
-
-    requests = {"load": load, "run": run, "kernel": lambda request: kernel_cost(), "steady": begin, "repeat": repeat,
-                "compare": compare}  # fmt: skip
+    requests = Requests(sys.argv[1])
     for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            answer = requests[request["do"]](request)
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=out, flush=True)
-    if robot is not None:
-        robot.client.close()
+        print(json.dumps(requests.answer(**json.loads(line))), file=out, flush=True)
+    requests.close()
     return 0
 
 
