@@ -71,7 +71,7 @@ def options(
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise BadInput(f"--option {text!r}", remedy=f"write {form}")
+            raise BadInput(f"option {text!r}", remedy=f"write {form}")
         try:
             found[name] = json.loads(value)
         except ValueError:

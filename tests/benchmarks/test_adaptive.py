@@ -108,11 +108,11 @@ class _Plans:
     def _seconds(self, number, bandwidth):
         return (0.010, 0.050)[number] + self._size(number) / bandwidth + 0.004
 
-    def run(self, number, trace, rtt_s, sent_s, free_s, chance):
+    def run(self, number, link, sent_s, chance):
         compute_s = (0.010, 0.050)[number]
-        begin = max(sent_s + compute_s, free_s)
-        up = trace.finish(begin, self._size(number)) + rtt_s / 2
-        return Transfer(sent_s, begin, up, up, up + rtt_s / 2, 1e-4, self._size(number), 1000), compute_s
+        begin = max(sent_s + compute_s, link.free_up_s)
+        up = link.trace.finish(begin, self._size(number)) + link.rtt_s / 2
+        return Transfer(sent_s, begin, up, up, up + link.rtt_s / 2, 1e-4, self._size(number), 1000), compute_s
 
 
 class _Held(_Plans):

@@ -23,6 +23,7 @@ import threading
 from typing import Any, Dict, Optional
 
 from edge_offload.outputs import add_output
+from edge_offload.subcommands import options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,18 +109,9 @@ def _save(path: Optional[str], stats: Dict[str, Any]) -> None:
 
 
 def _control(args: argparse.Namespace) -> int:
-    from edge_offload.errors import BadInput
     from edge_offload.link.emulate.control import Control
 
-    arguments: Dict[str, Any] = {}
-    for item in args.arguments:
-        name, equals, text = item.partition("=")
-        if not equals:
-            raise BadInput(f"{item!r} is not NAME=VALUE")
-        try:
-            arguments[name] = json.loads(text)
-        except ValueError:
-            arguments[name] = text
+    arguments = options(args.arguments)
     with Control(args.address) as control:
         print(json.dumps(control.do(args.do, **arguments)))
     return 0

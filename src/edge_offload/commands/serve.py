@@ -135,7 +135,7 @@ def parse_overrides(texts: List[str]) -> Dict[str, Dict[str, Any]]:
     for name, value in options(texts, form="MODEL.OPTION=VALUE").items():
         model, dot, option = name.rpartition(".")
         if not (dot and model and option):
-            raise BadInput(f"--option {name!r}", remedy="write MODEL.OPTION=VALUE")
+            raise BadInput(f"option {name!r}", remedy="write MODEL.OPTION=VALUE")
         found.setdefault(model, {})[option] = value
     return found
 
