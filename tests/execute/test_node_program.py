@@ -54,7 +54,7 @@ WORDS = (0, 0, 1, 1, 1, 2, 2, 3, 1, 2, 4, 5, 1, 1, 4, 6, 4, 7, 0, 8, 4)
 
 
 def last(factor: int, constant: int = 0) -> Formula:
-    return factor, constant, ((1, 0, 0),), (), ()
+    return Formula(factor, constant, ((1, 0, 0),))
 
 
 def patches() -> Tuple[Patch, ...]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.keys import integer_offsets, parse_key, tensor_operands
 from edge_offload.ir.trace.segments import Outcome
-from edge_offload.ir.trace.symbols import evaluate, facts_of, parse_formula
+from edge_offload.ir.trace.symbols import Formula, evaluate, facts_of, parse_formula
 from edge_offload.ir.trace.symbols import explain as explaining
 from edge_offload.ir.trace.trace_graph import Patch, TraceGraph, TraceStep, follow, parse_graph, parse_step
 from tests.replay.test_definitions import number, tensor
@@ -33,7 +33,8 @@ def explain(columns: List[Tuple[int, ...]], samples: List[OutcomeHistory]) -> Di
 
 
 #: Twice the sum of two sizes, of which the second counts at most 300.
-FORMULA = (2, 1, (), (), ((1, 0, ((1, 0, 0),), (), ()), (1, 0, ((0, 1, 0),), (-(1 << 62), 300), ())))
+PARTS = (Formula(1, 0, ((1, 0, 0),)), Formula(1, 0, ((0, 1, 0),), (-(1 << 62), 300)))
+FORMULA = Formula(2, 1, parts=PARTS)
 
 
 @given(
@@ -117,9 +118,9 @@ def test_what_follows_from_no_size_has_no_formula() -> None:
 
 
 @pytest.mark.parametrize(
-    "formula", [(1, 0, ((0, 3, 0),), (), ()), (1, 0, ((1, 0, 9),), (), ()), (1 << 62, 0, ((0, 0, 0),), (), ())]
+    "formula", [Formula(1, 0, ((0, 3, 0),)), Formula(1, 0, ((1, 0, 9),)), Formula(1 << 62, 0, ((0, 0, 0),))]
 )
-def test_a_formula_that_cannot_be_evaluated_is_refused(formula: tuple) -> None:
+def test_a_formula_that_cannot_be_evaluated_is_refused(formula: Formula) -> None:
     with pytest.raises(ProtocolError):
         evaluate(formula, [(5, 6)])
 

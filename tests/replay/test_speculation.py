@@ -8,6 +8,7 @@ import pytest
 
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.symbols import Formula
 from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, SAME, Patch, TraceStep
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.messages import Answer
@@ -17,7 +18,7 @@ from edge_offload.replay.speculation import Speculation
 from edge_offload.replay.step_models import StepPlan
 
 #: Twice the size that the step before brought, plus one.
-FORMULA = (2, 1, ((1, 0, 0),), (), ())
+FORMULA = Formula(2, 1, ((1, 0, 0),))
 LIKE = Call(7, "aten::relu", bytes(16), None, 3, (0, 0), (0, 8), 1)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from edge_offload.execute.session.serve import serve
 from edge_offload.execute.session.session import DeviceSession
+from edge_offload.protocol.blobs import MAX_BLOB_BYTES, Named, digest
 from edge_offload.protocol.messages import parse_answer
 from edge_offload.replay.flushed import READ
 from edge_offload.replay.signatures import SegmentInvocation, SignatureTable
@@ -47,7 +48,7 @@ class Program:
     """A program that has done a few segments."""
 
     def __init__(self) -> None:
-        self.retained = ReplayableUploads()
+        self.uploads = ReplayableUploads()
         self.signatures = SignatureTable(self)
         self._words: List[Tuple[int, ...]] = []
 
@@ -65,12 +66,12 @@ class Program:
         invocation = SegmentInvocation(
             len(self._words) - 1, base, tuple(live.items()), frozenset(how.pop("dead", ())), b"", uploads, READ
         )
-        self.retained.note(invocation, self.retained.use(invocation, self.signatures), True, **how)
+        self.uploads.note(invocation, self.uploads.use(invocation, self.signatures), True, **how)
 
     def put_back(self, before: int = 1000) -> Dict[int, List[float]]:
         """What a session that knows nothing has afterwards."""
         session = DeviceSession()
-        for message in self.retained.messages(before):
+        for message in self.uploads.messages(before):
             assert parse_answer(serve(session, message.to_wire())).error is None
         return {
             number: torch.empty(0).set_(slot.storage).tolist()  # type: ignore[call-overload]
@@ -92,7 +93,7 @@ def program() -> Program:
 def test_uploads_are_put_back_under_their_numbers(program: Program) -> None:
     assert program.put_back() == {10: [1, 2, 3], 11: [4, 5, 6]}
     assert program.put_back(before=11) == {10: [1, 2, 3]}
-    program.retained.free([10])
+    program.uploads.free([10])
     assert program.put_back() == {11: [4, 5, 6]}
 
 
@@ -134,11 +135,28 @@ def test_what_was_dropped_or_failed_is_not_put_back(program: Program) -> None:
 
 
 def test_random_generators_that_were_used_are_known(program: Program) -> None:
-    assert program.retained.used == set()
+    assert program.uploads.used == set()
     program.do((DRAW, 0), 20, {0: 10})
-    assert program.retained.used == {0}
+    assert program.uploads.used == {0}
     draws = SegmentInvocation(1, 20, ((0, 10),), frozenset(), b"", [], READ)
-    assert program.retained.use(draws, program.signatures).generators == {0: False}
+    assert program.uploads.use(draws, program.signatures).generators == {0: False}
     program.do((SEED, DRAW, 0), 30, {0: 11})
     seeded = SegmentInvocation(2, 30, ((0, 11),), frozenset(), b"", [], READ)
-    assert program.retained.use(seeded, program.signatures).generators == {0: True}
+    assert program.uploads.use(seeded, program.signatures).generators == {0: True}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_large_upload_is_remembered_by_its_checksums_where_the_server_keeps_it(program: Program, kept: bool) -> None:
+    size = MAX_BLOB_BYTES + 4
+    weights = torch.arange(size // 4, dtype=torch.float32)
+    program.do((ALLOC, UPLOAD, 0), 20, {}, ([1],))
+    invocation = SegmentInvocation(2, 30, ((0, 20),), frozenset(), b"", [weights], READ)
+    program._words.append((UPLOAD, 0))
+    program.uploads.note(invocation, program.uploads.use(invocation, program.signatures), kept)
+    assert (20 in program.uploads) == kept
+    steps = [step for message in program.uploads.messages(1000) for step in message.steps]
+    payloads = [payload for step in steps for payload in step.payloads]
+    found = [payload for payload in payloads if isinstance(payload, Named)]
+    data = bytes(memoryview(weights.numpy()).cast("B"))
+    wanted = [Named(size, (digest(data[:MAX_BLOB_BYTES]), digest(data[MAX_BLOB_BYTES:])))]
+    assert found == (wanted if kept else [])

@@ -216,7 +216,7 @@ def tampered(message: Message, draw: random.Random, *fields: str) -> List[bytear
 
 def times_found(factor: int, constant: int) -> Formula:
     """So many times what was found, plus a constant."""
-    return factor, constant, ((1, 0, 0),), (), ()
+    return Formula(factor, constant, ((1, 0, 0),))
 
 
 def _whole(value: int) -> bytes:

@@ -111,7 +111,7 @@ class IntegerFormulas:
                 sums += yield from self._total(samples, index, made, operands, found, lacking)
         for place, formula in general._places.items() if general is not None else ():
             index, item = place
-            yield len(samples) * (1 + len(formula[4]))
+            yield len(samples) * (1 + len(formula.parts))
             if all(_value(formula, history) == integers[index][item] for history, integers in samples):
                 found[place] = formula
                 lacking.discard(place)
@@ -142,7 +142,7 @@ class IntegerFormulas:
         places = [(index, at + dimension) for at, own, _ in operands if own == dims]
         if not dims or len(places) != len(operands):
             return []
-        bounds = {found[place][3] for place in places if place in found and found[place][3]}
+        bounds = {found[place].bounds for place in places if place in found and found[place].bounds}
         for place, (at, _, reference) in zip(places, operands):
             column = tuple(integers[index][place[1]] for _, integers in samples)
             near = self._near(samples, index, reference)
@@ -162,7 +162,7 @@ class IntegerFormulas:
         if any(place in lacking for place in places):
             return []
         total = tuple(sum(integers[i][item] for i, item in places) for _, integers in samples)
-        parts = tuple(found.get(place) or (0, made.integers[place[1]], (), (), ()) for place in places)
+        parts = tuple(found.get(place) or Formula(0, made.integers[place[1]]) for place in places)
         return [(total, parts)] if len(set(total)) > 1 and len(parts) <= MAX_PARTS else []
 
     def _explain(self, samples: Tuple[Sample, ...]) -> Work[None]:

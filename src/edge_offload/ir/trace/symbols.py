@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.budget import Work
@@ -23,9 +23,6 @@ from edge_offload.ir.trace.segments import Outcome
 OutcomeHistory = Sequence[Tuple[int, ...]]
 #: (counted from the end, position among the outcomes, position within the outcome)
 Symbol = Tuple[int, int, int]
-#: (factor, constant, symbols that are multiplied, (least, most) if there are bounds, formulas that are added up and
-#: then multiplied with the factor)
-Formula = Tuple[int, int, Tuple[Symbol, ...], Tuple[int, ...], Tuple[Any, ...]]
 #: What a step's outcome is taken for when the next step is guessed.
 BranchKey = Tuple[int, ...]
 
@@ -37,6 +34,23 @@ MAX_FACTORS = 48
 #: Sizes that are added up: tensors that are put behind each other.
 MAX_PARTS = 1024
 MAX_VALUE = 1 << 62
+
+
+class Formula(NamedTuple):
+    """An integer that follows from outcomes: ``factor · symbols · sum of parts + constant``, within bounds.
+
+    Attributes:
+        factor, constant: plain integers.
+        symbols: whose values are multiplied.
+        bounds: least and most, or nothing.
+        parts: formulas that are added up, or none.
+    """
+
+    factor: int
+    constant: int = 0
+    symbols: Tuple[Symbol, ...] = ()
+    bounds: Tuple[int, ...] = ()
+    parts: Tuple[Any, ...] = ()
 
 
 def facts_of(outcome: Outcome, last: Tuple[int, ...] = ()) -> Tuple[Tuple[int, ...], BranchKey]:
@@ -79,15 +93,15 @@ def evaluate(formula: Formula, since: OutcomeHistory) -> int:
     Raises:
         ProtocolError: it uses what is not there, or its value is no size.
     """
-    result, constant, symbols, bounds, parts = formula
-    for symbol in symbols:
+    result, bounds, parts = formula.factor, formula.bounds, formula.parts
+    for symbol in formula.symbols:
         value = value_of(symbol, since)
         if value is None or abs(value) >= MAX_VALUE:
             raise ProtocolError("a formula uses an outcome that does not exist")
         result *= value
     if parts:
         result *= sum([evaluate(part, since) for part in parts])
-    result += constant
+    result += formula.constant
     if not -MAX_VALUE < result < MAX_VALUE:
         raise ProtocolError("a formula's value is too large")
     return max(bounds[0], min(bounds[1], result)) if bounds else result
@@ -110,7 +124,7 @@ def explain(
     for column in dict.fromkeys(columns):
         yield 1
         if column in singles:
-            found[column] = (1, 0, singles[column], (), ())
+            found[column] = Formula(1, 0, singles[column])
             continue
         alike = {values: singles[values] for values in slopes.get(_slope(column)[1], ())}
         yield 4 + len(alike)
@@ -184,8 +198,8 @@ def _fit(column: Tuple[int, ...], candidates: Dict[Tuple[int, ...], Tuple[Symbol
         constant = column[0] - factor * values[0]
         if all(factor * v + constant == c for v, c in zip(values, column)):
             if constant == 0:
-                return factor, constant, symbols, (), ()
-            best = best or (factor, constant, symbols, (), ())
+                return Formula(factor, constant, symbols)
+            best = best or Formula(factor, constant, symbols)
     return best
 
 
@@ -201,16 +215,16 @@ def _fit_bounded(column: Tuple[int, ...], candidates: Dict[Tuple[int, ...], Tupl
                 continue
             factor = column[place] // values[place]
             if factor > 0 and all(max(bounds[0], min(bounds[1], factor * v)) == c for v, c in zip(values, column)):
-                return factor, 0, symbols, bounds, ()
+                return Formula(factor, 0, symbols, bounds)
     return None
 
 
 def derive(column: Tuple[int, ...], near: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Optional[Formula]:
     """A formula for ``column`` from symbols that are likely: equal, a multiple, or bounded."""
     if column in near:
-        return 1, 0, near[column], (), ()
+        return Formula(1, 0, near[column])
     formula = _fit(column, near)
-    return formula if formula is not None and not formula[1] else _fit_bounded(column, near)
+    return formula if formula is not None and not formula.constant else _fit_bounded(column, near)
 
 
 def likely_size(
@@ -220,14 +234,14 @@ def likely_size(
     for bound in (*sorted(bounds), ()):
         for values, symbols in near.items():
             if tuple([max(bound[0], min(bound[1], v)) for v in values] if bound else values) == column:
-                return 1, 0, symbols, bound, ()
+                return Formula(1, 0, symbols, bound)
     return None
 
 
 def multiple(times: int, formula: Formula) -> Formula:
     """``times`` the value of ``formula``; ``times`` is not negative."""
-    factor, constant, symbols, bounds, parts = formula
-    return times * factor, times * constant, symbols, tuple([_times(times, bound) for bound in bounds]), parts
+    bounds = tuple([_times(times, bound) for bound in formula.bounds])
+    return formula._replace(factor=times * formula.factor, constant=times * formula.constant, bounds=bounds)
 
 
 def _times(times: int, bound: int) -> int:
@@ -237,7 +251,7 @@ def _times(times: int, bound: int) -> int:
 def added(column: Tuple[int, ...], total: Tuple[int, ...], parts: Tuple[Formula, ...]) -> Optional[Formula]:
     """``column`` as a multiple of ``total``, the sum of ``parts``."""
     formula = _fit(column, {total: ()})
-    return (formula[0], 0, (), (), parts) if formula is not None and not formula[1] else None
+    return Formula(formula.factor, parts=parts) if formula is not None and not formula.constant else None
 
 
 def parse_formula(data: Any, inner: bool = False) -> Formula:
@@ -246,19 +260,23 @@ def parse_formula(data: Any, inner: bool = False) -> Formula:
     Raises:
         ValueError, TypeError: it is malformed.
     """
-    factor, constant, symbols, bounds, parts = data
+    if len(data) != len(Formula._fields):
+        raise ValueError("a formula is malformed")
+    raw = Formula(*data)
+    bounds, parts = raw.bounds, raw.parts
     if (
         len(parts) > (0 if inner else MAX_PARTS)
-        or len(symbols) > 4
+        or len(raw.symbols) > 4
         or len(bounds) not in (0, 2)
-        or not all(type(v) is int for v in (factor, constant, *bounds))
+        or not all(type(v) is int for v in (raw.factor, raw.constant, *bounds))
     ):
         raise ValueError("a formula is malformed")
     if any(abs(bound) > MAX_VALUE for bound in bounds):
         raise ValueError("a formula has a bound beyond any size")
     read = []
-    for backward, position, item in symbols:
+    for backward, position, item in raw.symbols:
         if not all(type(value) is int and 0 <= value < 1 << 16 for value in (backward, position, item)):
             raise ValueError("a formula is malformed")
         read.append((backward, position, item))
-    return factor, constant, tuple(read), tuple(bounds), tuple([parse_formula(part, inner=True) for part in parts])
+    read_parts = tuple([parse_formula(part, inner=True) for part in parts])
+    return Formula(raw.factor, raw.constant, tuple(read), tuple(bounds), read_parts)
