@@ -10,11 +10,11 @@ from edge_offload.errors import BadInput
 from edge_offload.link.emulate.trace import Trace
 from edge_offload.split.model.cost import CodecCost, Link
 from edge_offload.split.model.plan import Side
-from edge_offload.split.model.simulate import compile_plan, simulate
+from edge_offload.split.model.simulate import compile_plan, simulate, union_s
 from edge_offload.split.planners.space import Space
 from edge_offload.split.planners.table import Effort, plan_table
 from edge_offload_research.testbed import graph, loop, profiles
-from edge_offload_research.testbed.replay import replay, union_s
+from edge_offload_research.testbed.replay import replay
 
 QUIET = Link(latency_s=0.002, message_s=0.0)
 

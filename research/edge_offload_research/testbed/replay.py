@@ -5,13 +5,14 @@ link whose bandwidth changes while a transfer is under way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Tuple
 
-from edge_offload.errors import BadInput
+import numpy as np
+
+from edge_offload.arrays import Array
 from edge_offload.link.emulate.trace import Trace
 from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.plan import Side
-from edge_offload.split.model.simulate import Compiled
+from edge_offload.split.model.simulate import Compiled, schedule, union_s
 
 
 @dataclass(frozen=True)
@@ -40,66 +41,22 @@ def replay(compiled: Compiled, model: CostModel, trace: Trace, start_s: float) -
     Raises:
         BadInput: the plan's two sides wait for each other.
     """
-    plan = compiled.plan
-    ends: Dict[Side, List[float]] = {side: [] for side in Side}
-    queues = {side: [i for i, t in enumerate(plan.transfers) if t.sender is side] for side in Side}
-    heads = dict.fromkeys(Side, 0)
-    free = dict.fromkeys(Side, start_s)
-    arrived: Dict[int, float] = {}
-    overhead = model.request_s if plan.transfers else 0.0
-    sizes, wires = dict.fromkeys(Side, 0.0), dict.fromkeys(Side, 0.0)
-    coding_s = 0.0
-    busy: List[Tuple[float, float]] = []
-    progress = True
-    while progress:
-        progress = False
-        for side in Side:
-            blocks, done = compiled.blocks[side], ends[side]
-            while len(done) < len(blocks) and all(i in arrived for i in blocks[len(done)].awaits):
-                block = blocks[len(done)]
-                begin = max([done[-1] if done else start_s, *(arrived[i] for i in block.awaits)])
-                done.append(begin + block.seconds)
-                progress = True
-            queue = queues[side]
-            while heads[side] < len(queue):
-                index = queue[heads[side]]
-                steps, brought = compiled.after[index]
-                if len(done) < steps or any(i not in arrived for i in brought):
-                    break
-                ready = done[steps - 1] if steps else start_s + (overhead if side is Side.ROBOT else 0.0)
-                ready = max([ready, *(arrived[i] for i in brought)])
-                payload = compiled.payloads[index]
-                begin = max(free[side], ready + payload.encode_s / payload.pieces)
-                end = trace.finish(begin, payload.coded_bytes)
-                spent = end - begin
-                end = max(end, ready + payload.encode_s + spent / payload.pieces) + model.link.message_s
-                free[side] = end
-                arrived[index] = model.link.latency_s + max(
-                    end + payload.decode_s / payload.pieces, begin + spent / payload.pieces + payload.decode_s
-                )
-                busy.append((begin, end))
-                sizes[side] += payload.coded_bytes
-                wires[side] += spent
-                coding_s += payload.encode_s if side is Side.ROBOT else payload.decode_s
-                heads[side] += 1
-                progress = True
-    if any(heads[side] < len(queues[side]) or len(ends[side]) < len(compiled.blocks[side]) for side in Side):
-        raise BadInput("the plan's two sides wait for each other", remedy="check the plan")
-    finish = max([start_s, *ends[Side.ROBOT][-1:], *(arrived[i] for i in compiled.results)])
+    sizes, seconds = dict.fromkeys(Side, 0.0), dict.fromkeys(Side, 0.0)
+
+    def wire_s(side: Side, start: Array, size: float) -> Array:
+        spent = trace.finish(float(start[0]), size) - float(start[0])
+        sizes[side] += size
+        seconds[side] += spent
+        return np.array([spent])
+
+    finish, _, wire = schedule(compiled, model, wire_s, np.array([start_s]))
+    pairs = list(zip(compiled.plan.transfers, compiled.payloads))
+    coding_s = sum(payload.encode_s if one.sender is Side.ROBOT else payload.decode_s for one, payload in pairs)
     return Inference(
-        finish - start_s,
+        float(finish[0]) - start_s,
         sum(block.seconds for block in compiled.blocks[Side.ROBOT]) + coding_s,
-        union_s(busy),
+        union_s([(float(begin[0]), float(end[0])) for begin, end in wire]),
         sizes[Side.ROBOT],
         sizes[Side.SERVER],
-        sizes[Side.ROBOT] / wires[Side.ROBOT] if wires[Side.ROBOT] > 0 else 0.0,
+        sizes[Side.ROBOT] / seconds[Side.ROBOT] if seconds[Side.ROBOT] > 0 else 0.0,
     )
-
-
-def union_s(spans: List[Tuple[float, float]]) -> float:
-    """Length of the union of intervals."""
-    total, reach = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(end - max(start, reach), 0.0)
-        reach = max(reach, end)
-    return total

@@ -155,9 +155,13 @@ def compile_plan(plan: Plan, model: CostModel, payloads: Optional[Sequence[Paylo
     for number in model.located.sequence.kept():
         if number not in model.located.free:
             results += sources(Side.ROBOT, number, (0, model.located.length(number)), 1 << 60)[1]
-    found = payloads if payloads is not None else tuple(
-        model.payload(transfer.value, transfer.high - transfer.low, transfer.sender, transfer.codec)
-        for transfer in plan.transfers
+    found = (
+        payloads
+        if payloads is not None
+        else tuple(
+            model.payload(transfer.value, transfer.high - transfer.low, transfer.sender, transfer.codec)
+            for transfer in plan.transfers
+        )
     )
     return Compiled(plan, blocks, tuple(found), tuple(after), tuple(dict.fromkeys(results)))
 
@@ -196,7 +200,7 @@ def simulate(plan: Plan, model: CostModel, bandwidth: float) -> Outcome:
         spans.append(Span(lane, float(start[0]), float(end[0]), _transfer_label(transfer)))
         busy.append((float(start[0]), float(end[0])))
     robot_s = sum(block.seconds for block in compiled.blocks[Side.ROBOT])
-    communication = _length(busy)
+    communication = union_s(busy)
     total = float(makespan[0])
     return Outcome(
         makespan_s=total,
@@ -210,13 +214,27 @@ def simulate(plan: Plan, model: CostModel, bandwidth: float) -> Outcome:
     )
 
 
-def _run(
-    compiled: Compiled, model: CostModel, bandwidth: Array
-) -> Tuple[Array, Dict[Side, List[Times]], List[Times]]:
-    """Times of every block and transfer, as arrays over the bandwidths."""
-    plan, zero = compiled.plan, np.zeros_like(bandwidth)
+def _run(compiled: Compiled, model: CostModel, bandwidth: Array) -> Tuple[Array, Dict[Side, List[Times]], List[Times]]:
+    """The schedule at each bandwidth."""
     rate = {Side.ROBOT: np.maximum(bandwidth, 1e-9),
             Side.SERVER: np.maximum(bandwidth * model.link.down_factor, 1e-9)}  # fmt: skip
+    return schedule(compiled, model, lambda side, start, size: size / rate[side], np.zeros_like(bandwidth))
+
+
+def schedule(
+    compiled: Compiled, model: CostModel, wire_s: Callable[[Side, Array, float], Array], zero: Array
+) -> Tuple[Array, Dict[Side, List[Times]], List[Times]]:
+    """Last result on the robot, times of every block and of every transfer; arrays over links that are simulated alike.
+
+    Args:
+        compiled, model: the plan and its costs.
+        wire_s: seconds that the link takes from a start on for a sender's bytes.
+        zero: when the inference begins.
+
+    Raises:
+        BadInput: the plan's two sides wait for each other.
+    """
+    plan = compiled.plan
     end: Dict[Side, List[Times]] = {side: [] for side in Side}
     wire: List[Times] = [(zero, zero)] * len(plan.transfers)
     arrived: Dict[int, Array] = {}
@@ -243,8 +261,8 @@ def _run(
                 for other in brought:
                     ready = np.maximum(ready, arrived[other])
                 payload = compiled.payloads[index]
-                seconds = payload.coded_bytes / rate[side]
                 start = np.maximum(free[side], ready + payload.encode_s / payload.pieces)
+                seconds = wire_s(side, start, payload.coded_bytes)
                 done = np.maximum(start + seconds, ready + payload.encode_s + seconds / payload.pieces)
                 done = done + model.link.message_s
                 free[side] = done
@@ -315,7 +333,8 @@ def _merged(spans: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
     return merged
 
 
-def _length(spans: Sequence[Tuple[float, float]]) -> float:
+def union_s(spans: Sequence[Tuple[float, float]]) -> float:
+    """Length of the union of intervals."""
     return sum(end - start for start, end in _merged(spans))
 
 
