@@ -1,0 +1,127 @@
+"""Other people's programs, each plainly and in every mode: bits, round trips, what was refused and why.
+
+More than sixty programs of transformers, timm, diffusers, ultralytics, torch_geometric, stable-baselines3, whisper and
+others, with seeded weights. They need an environment of their own, which is made once; robot and server are processes
+of this machine.
+
+  edge-offload bench programs --setup ~/.cache/edge_offload/programs       install the pinned packages there, once
+  edge-offload bench programs --python ~/.cache/edge_offload/programs/bin/python --json programs.json
+  edge-offload bench programs --python … --only timm/ transformers/bert    names that begin so
+  edge-offload bench programs --list
+
+steady: the median of the round trips from the 15th inference on. A program passes in a mode if every inference has the
+bits of the plain CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any, Dict, List
+
+from edge_offload.errors import BadInput, Unsupported
+from edge_offload.outputs import add_output
+
+MODES = ("local", "per_op", "lazy", "replay", "split")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("--setup", type=pathlib.Path, metavar="DIR", help="make the environment there and end")
+    parser.add_argument("--python", type=pathlib.Path, metavar="FILE", help="the Python of that environment")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="programs whose names begin so")
+    parser.add_argument("--modes", default="local,lazy,replay", help=f"some of {','.join(MODES)} (%(default)s)")
+    parser.add_argument("--inferences", type=int, default=20, metavar="N", help="of each program (20)")
+    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="for one program in one mode (300)")
+    parser.add_argument("--quick", action="store_true", help="the small ones that tests run")
+    parser.add_argument("--list", action="store_true", help="name the programs and end")
+    parser.add_argument("--resume", action="store_true", help="go on with what --json holds")
+    add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record here, after each program")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the corpus, print a line a program and mode; 1 if anything is wrong, hangs or fails."""
+    from edge_offload_benchmarks.processes import Server
+    from edge_offload_benchmarks.programs.catalogue import catalogue, chosen
+    from edge_offload_benchmarks.programs.compare import PLAIN, run_program, verdict
+
+    if args.setup is not None:
+        return _set_up(args.setup)
+    names = [name for name in chosen(args.only) if not args.quick or catalogue()[name].quick]
+    if args.list:
+        print("\n".join(names))
+        return 0
+    modes = args.modes.split(",")
+    if not names or not set(modes) <= set(MODES):
+        raise BadInput("nothing to run", remedy=f"--only as in --list, --modes of {','.join(MODES)}")
+    python = str(args.python or sys.executable)
+    records: Dict[str, Dict[str, Any]] = {}
+    if args.resume and args.json is not None and args.json.exists():
+        records = {item["program"]: item for item in json.loads(args.json.read_text(encoding="utf-8"))["programs"]}
+    environment = {"PYTHONPATH": ":".join(path for path in sys.path if path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        keys = pathlib.Path(folder) / "keys"
+        with Server("--keys", str(keys)) as server:
+            for name in names:
+                if name in records and set(modes) <= set(records[name]["modes"]):
+                    continue
+                child = [python, "-m", "edge_offload_benchmarks.programs.child", name]
+                plain = run_program([*child, "cpu", str(args.inferences)], environment, args.timeout)
+                record: Dict[str, Any] = {"program": name, "varies": catalogue()[name].varies, "modes": {}}
+                record[PLAIN] = plain.problem or "ran"
+                for mode in modes:
+                    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", "--mode", mode]
+                    command += [] if mode == "local" else ["--server", server.address, "--keys", str(keys)]
+                    found = run_program([*command, "--", *child, "cuda", str(args.inferences)], environment, args.timeout)
+                    record["modes"][mode] = verdict(plain, found, args.inferences)
+                    _say(name, mode, record["modes"][mode])
+                records[name] = record
+                if args.json is not None:
+                    _write(args.json, list(records.values()), args.inferences)
+    verdicts = [row["verdict"] for item in records.values() for row in item["modes"].values()]
+    print(", ".join(f"{verdicts.count(kind)} {kind}" for kind in dict.fromkeys(verdicts)))
+    return 1 if {"wrong", "hangs", "failed"} & set(verdicts) else 0
+
+
+def _say(name: str, mode: str, row: Dict[str, Any]) -> None:
+    trips = "" if mode == "local" else f"  trips {row['first_trips']} first, {row['steady_trips']} steady"
+    reason = f"  {row['reason']}" if row["reason"] else ""
+    print(f"{name:44}{mode:8}{row['verdict']:9}{row['equal']}/{row['inferences']}{trips}{reason}", flush=True)
+
+
+def _write(path: pathlib.Path, programs: List[Dict[str, Any]], inferences: int) -> None:
+    from edge_offload.outputs import write_text
+    from edge_offload_benchmarks.programs.catalogue import REQUIREMENTS
+
+    record = {"inferences": inferences, "packages": list(REQUIREMENTS), "programs": programs}
+    write_text(path, json.dumps(record, indent=1))
+
+
+def _set_up(folder: pathlib.Path) -> int:
+    """An environment that sees the packages of this one and has the corpus's own, pinned."""
+    import sysconfig
+
+    from edge_offload_benchmarks.programs.catalogue import REQUIREMENTS
+
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    (site,) = folder.glob("lib/python3*/site-packages")
+    seen = sysconfig.get_paths()["purelib"]
+    (site / "zz_edge_offload.pth").write_text(f"import site; site.addsitedir({seen!r})\n", encoding="utf-8")
+    import torch
+
+    pins = ["numpy<2", f"torch=={torch.__version__.split('+')[0]}"]
+    command = [str(folder / "bin" / "python"), "-m", "pip", "install", *REQUIREMENTS, *pins]
+    if subprocess.run(command, env={"PYTHONPATH": seen, **_without("PYTHONPATH")}, check=False).returncode:
+        raise Unsupported("the packages of the corpus cannot be installed here", remedy="see what pip said above")
+    print(f"now: edge-offload bench programs --python {folder / 'bin' / 'python'}")
+    return 0
+
+
+def _without(name: str) -> Dict[str, str]:
+    import os
+
+    return {key: value for key, value in os.environ.items() if key != name}

@@ -1,0 +1,66 @@
+"""One program of the corpus in this process: ``python -m edge_offload_benchmarks.programs.child NAME DEVICE COUNT``.
+
+Prints one JSON line per inference: a digest of what came back, seconds, processor seconds of this process, and, on the
+virtual device, round trips. What a program or its package says goes to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+import time
+from typing import Any, Iterator
+
+import torch
+
+from edge_offload.ir.torchvision_package import torchvision_package
+from edge_offload_benchmarks.programs.catalogue import catalogue
+
+
+def main() -> int:
+    """Run it."""
+    name, device, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    torch.set_num_threads(1)
+    print_line = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):
+        torchvision_package()  # many import it, and fail where its wheel does not fit torch
+        infer = catalogue()[name].make(device)
+        for number in range(count):
+            trips, began, busy = _trips(), time.perf_counter(), time.process_time()
+            found = list(_tensors(infer(number)))
+            line = {
+                "digest": _digest(found), "seconds": time.perf_counter() - began,
+                "busy_s": time.process_time() - busy, "trips": _trips() - trips,
+                "largest": max((float(t.abs().max()) for t in found if t.is_floating_point() and t.numel()), default=0.0),
+            }  # fmt: skip
+            print(json.dumps(line), file=print_line, flush=True)
+    return 0
+
+
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
+    if isinstance(found, torch.Tensor):
+        yield found
+    else:
+        for item in found:
+            yield from _tensors(item)
+
+
+def _digest(found: Any) -> str:
+    """Of dtype, sizes and bytes of all results."""
+    digest = hashlib.sha256()
+    for tensor in found:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _trips() -> int:
+    module = sys.modules.get("edge_offload.device.installation")
+    installed = module.installed() if module is not None else None
+    return int(installed.recorder.counters.round_trips) if installed is not None else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

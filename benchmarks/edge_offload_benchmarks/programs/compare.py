@@ -1,0 +1,89 @@
+"""The runs of one program side by side: bits, round trips, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+PLAIN = "plain"
+#: From this inference on a program counts as steady.
+STEADY = 14
+
+
+@dataclass
+class Run:
+    """One program in one mode.
+
+    Attributes:
+        lines: what the child printed, a line an inference.
+        problem: why it ended early; empty if it did not.
+    """
+
+    lines: List[Dict[str, Any]]
+    problem: str = ""
+
+
+def run_program(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> Run:
+    """Start a child and read its lines; one that hangs is ended with all that it started."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        return Run(_lines(out), f"hangs: not over after {timeout_s:.0f} s")
+    if process.returncode:
+        said = [line for line in err.strip().splitlines() if line.strip()]
+        return Run(_lines(out), said[-1][:300] if said else f"exit code {process.returncode}")
+    return Run(_lines(out))
+
+
+def _lines(out: str) -> List[Dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+
+def verdict(plain: Run, run: Run, steps: int) -> Dict[str, Any]:
+    """What a run was, held against the plain one: passed, refused (with the reason), wrong, hangs or failed."""
+    equal = sum(a["digest"] == b["digest"] for a, b in zip(plain.lines, run.lines))
+    trips = [line["trips"] for line in run.lines]
+    steady = trips[STEADY:]
+    found = {
+        "inferences": len(run.lines), "equal": equal, "first_trips": trips[0] if trips else None,
+        "steady_trips": statistics.median(steady) if steady else None,
+        "most_steady_trips": max(steady) if steady else None, "steady_from": _steady_from(trips),
+        "median_s": statistics.median(line["seconds"] for line in run.lines[len(run.lines) // 2 :]) if trips else None,
+        "reason": run.problem,
+    }  # fmt: skip
+    if plain.problem:
+        found["verdict"] = "no plain run"
+    elif equal < len(run.lines):
+        found["verdict"] = "wrong"
+    elif run.problem:
+        found["verdict"] = "hangs" if run.problem.startswith("hangs") else _refused(run.problem)
+    else:
+        found["verdict"] = "passed" if len(run.lines) == steps else "failed"
+    return found
+
+
+def _refused(reason: str) -> str:
+    """A refusal is one line of ours that names what is not supported and what to do."""
+    return "refused" if "->" in reason or "is not supported" in reason or "edge_offload" in reason else "failed"
+
+
+def _steady_from(trips: Sequence[int]) -> Optional[int]:
+    """The first inference from which on the number of round trips never rises above its final median."""
+    if len(trips) < 4:
+        return None
+    level = statistics.median(trips[-4:])
+    for start in range(len(trips)):
+        if all(count <= level for count in trips[start:]):
+            return start
+    return None
