@@ -62,7 +62,11 @@ def run(args: argparse.Namespace) -> int:
     records: Dict[str, Dict[str, Any]] = {}
     if args.resume and args.json is not None and args.json.exists():
         records = {item["program"]: item for item in json.loads(args.json.read_text(encoding="utf-8"))["programs"]}
-    environment = {"PYTHONPATH": ":".join(path for path in sys.path if path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {
+        "PYTHONPATH": ":".join(path for path in sys.path if path),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     with tempfile.TemporaryDirectory() as folder:
         keys = pathlib.Path(folder) / "keys"
         with Server("--keys", str(keys)) as server:
@@ -76,7 +80,9 @@ def run(args: argparse.Namespace) -> int:
                 for mode in modes:
                     command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", "--mode", mode]
                     command += [] if mode == "local" else ["--server", server.address, "--keys", str(keys)]
-                    found = run_program([*command, "--", *child, "cuda", str(args.inferences)], environment, args.timeout)
+                    found = run_program(
+                        [*command, "--", *child, "cuda", str(args.inferences)], environment, args.timeout
+                    )
                     record["modes"][mode] = verdict(plain, found, args.inferences)
                     _say(name, mode, record["modes"][mode])
                 records[name] = record

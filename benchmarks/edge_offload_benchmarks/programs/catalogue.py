@@ -10,10 +10,19 @@ from typing import Any, Callable, Dict, Sequence, Tuple
 FIELDS = ("vision", "text", "speech", "detection", "diffusion", "graphs", "policies", "loops")
 #: What the corpus needs beside torch, torchvision and this package, in an environment of its own.
 REQUIREMENTS = (
-    "timm==1.0.31", "transformers==5.23.0", "diffusers==0.42.1", "ultralytics==8.4.190", "torch_geometric==2.8.1",
-    "stable-baselines3==2.9.2", "segment-anything==1.0", "kornia==0.9.0", "silero-vad==6.2.3",
-    "openai-whisper==20250625", "monai==1.6.1", "torchdiffeq==0.2.5",
-)  # fmt: skip
+    "timm==1.0.31",
+    "transformers==5.23.0",
+    "diffusers==0.42.1",
+    "ultralytics==8.4.190",
+    "torch_geometric==2.8.1",
+    "stable-baselines3==2.9.2",
+    "segment-anything==1.0",
+    "kornia==0.9.0",
+    "silero-vad==6.2.3",
+    "openai-whisper==20250625",
+    "monai==1.6.1",
+    "torchdiffeq==0.2.5",
+)
 
 #: Called with the number of an inference; gives what the program brings back to the host.
 Infer = Callable[[int], Any]

@@ -31,9 +31,13 @@ class Run:
 def run_program(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> Run:
     """Start a child and read its lines; one that hangs is ended with all that it started."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -56,12 +60,15 @@ def verdict(plain: Run, run: Run, steps: int) -> Dict[str, Any]:
     trips = [line["trips"] for line in run.lines]
     steady = trips[STEADY:]
     found = {
-        "inferences": len(run.lines), "equal": equal, "first_trips": trips[0] if trips else None,
+        "inferences": len(run.lines),
+        "equal": equal,
+        "first_trips": trips[0] if trips else None,
         "steady_trips": statistics.median(steady) if steady else None,
-        "most_steady_trips": max(steady) if steady else None, "steady_from": _steady_from(trips),
+        "most_steady_trips": max(steady) if steady else None,
+        "steady_from": _steady_from(trips),
         "median_s": statistics.median(line["seconds"] for line in run.lines[len(run.lines) // 2 :]) if trips else None,
         "reason": run.problem,
-    }  # fmt: skip
+    }
     if plain.problem:
         found["verdict"] = "no plain run"
     elif equal < len(run.lines):

@@ -56,18 +56,45 @@ def _detector(name: str, size: int, build: Callable[[Any], Any], pick: Callable[
         return infer
 
 
-_detector("yolos", 64, lambda t: t.YolosForObjectDetection(t.YolosConfig(
-    hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, image_size=[64, 64],
-    num_detection_tokens=10, num_labels=4)), lambda out: (out.logits, out.pred_boxes))  # fmt: skip
+_detector(
+    "yolos",
+    64,
+    lambda t: t.YolosForObjectDetection(
+        t.YolosConfig(
+            hidden_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=96,
+            image_size=[64, 64],
+            num_detection_tokens=10,
+            num_labels=4,
+        )
+    ),
+    lambda out: (out.logits, out.pred_boxes),
+)
 
 
 def _detr(t: Any) -> Any:
-    backbone = t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1],
-                              out_features=["stage4"])  # fmt: skip
-    return t.DetrForObjectDetection(t.DetrConfig(
-        use_timm_backbone=False, backbone_config=backbone, backbone=None, use_pretrained_backbone=False, d_model=32,
-        encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64,
-        decoder_ffn_dim=64, num_queries=10, num_labels=4))  # fmt: skip
+    backbone = t.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1], out_features=["stage4"]
+    )
+    return t.DetrForObjectDetection(
+        t.DetrConfig(
+            use_timm_backbone=False,
+            backbone_config=backbone,
+            backbone=None,
+            use_pretrained_backbone=False,
+            d_model=32,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=64,
+            decoder_ffn_dim=64,
+            num_queries=10,
+            num_labels=4,
+        )
+    )
 
 
 _detector("detr", 64, _detr, lambda out: (out.logits, out.pred_boxes))
@@ -95,17 +122,31 @@ def _owl(device: str) -> Infer:
     import transformers as t
 
     torch.manual_seed(0)
-    text = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64,
-            "vocab_size": 200, "max_position_embeddings": 16}  # fmt: skip
-    vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64,
-              "image_size": 32, "patch_size": 8}  # fmt: skip
-    network = ready(t.OwlViTForObjectDetection(t.OwlViTConfig(text_config=text, vision_config=vision,
-                                                              projection_dim=32)), device)  # fmt: skip
+    text = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "vocab_size": 200,
+        "max_position_embeddings": 16,
+    }
+    vision = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "image_size": 32,
+        "patch_size": 8,
+    }
+    network = ready(
+        t.OwlViTForObjectDetection(t.OwlViTConfig(text_config=text, vision_config=vision, projection_dim=32)), device
+    )
 
     def infer(number: int) -> Any:
         with torch.no_grad():
-            out = network(input_ids=tokens(number, 8, 200, rows=2).to(device),
-                          pixel_values=noise(number, 1, 3, 32, 32).to(device))  # fmt: skip
+            out = network(
+                input_ids=tokens(number, 8, 200, rows=2).to(device), pixel_values=noise(number, 1, 3, 32, 32).to(device)
+            )
         return [out.logits.cpu(), out.pred_boxes.cpu()]
 
     return infer

@@ -14,9 +14,19 @@ def _unet(device: str) -> Any:
     from diffusers import UNet2DModel
 
     torch.manual_seed(0)
-    return ready(UNet2DModel(sample_size=16, in_channels=3, out_channels=3, block_out_channels=(16, 32),
-                             layers_per_block=1, norm_num_groups=4, down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-                             up_block_types=("AttnUpBlock2D", "UpBlock2D")), device)  # fmt: skip
+    return ready(
+        UNet2DModel(
+            sample_size=16,
+            in_channels=3,
+            out_channels=3,
+            block_out_channels=(16, 32),
+            layers_per_block=1,
+            norm_num_groups=4,
+            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        ),
+        device,
+    )
 
 
 @program("diffusers/unet")
@@ -63,9 +73,16 @@ def _vae(device: str) -> Infer:
     from diffusers import AutoencoderKL
 
     torch.manual_seed(0)
-    network = ready(AutoencoderKL(block_out_channels=(16, 32), norm_num_groups=4, latent_channels=4,
-                                  down_block_types=("DownEncoderBlock2D",) * 2,
-                                  up_block_types=("UpDecoderBlock2D",) * 2), device)  # fmt: skip
+    network = ready(
+        AutoencoderKL(
+            block_out_channels=(16, 32),
+            norm_num_groups=4,
+            latent_channels=4,
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+        ),
+        device,
+    )
 
     def infer(number: int) -> Any:
         with torch.no_grad():

@@ -22,8 +22,9 @@ def _solver(method: str) -> None:
         def infer(number: int) -> Any:
             times = torch.linspace(0.0, 1.0, 4).to(device)
             with torch.no_grad():
-                return odeint(lambda _t, y: field(y), noise(number, 1, 4).to(device), times, method=method,
-                              rtol=1e-3, atol=1e-4).cpu()  # fmt: skip
+                return odeint(
+                    lambda _t, y: field(y), noise(number, 1, 4).to(device), times, method=method, rtol=1e-3, atol=1e-4
+                ).cpu()
 
         return infer
 

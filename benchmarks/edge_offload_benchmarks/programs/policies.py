@@ -20,10 +20,10 @@ def _policy(algorithm: str, pictures: bool, quick: bool = False) -> None:
 
         shape = (3, 36, 36) if pictures else (6,)
         bound = {"low": 0, "high": 255, "dtype": np.uint8} if pictures else {"low": -1.0, "high": 1.0}
-        seen = gymnasium.spaces.Box(shape=shape, **bound)  # type: ignore[arg-type]
+        seen = gymnasium.spaces.Box(shape=shape, **bound)
         done = gymnasium.spaces.Box(-1.0, 1.0, (2,))
 
-        class Still(gymnasium.Env):  # type: ignore[type-arg,misc]
+        class Still(gymnasium.Env):  # type: ignore[misc]
             """An environment that nothing happens in: the policy alone is wanted."""
 
             observation_space, action_space = seen, done
@@ -40,8 +40,9 @@ def _policy(algorithm: str, pictures: bool, quick: bool = False) -> None:
 
         def infer(number: int) -> Any:
             drawn = noise(number, *shape).numpy()
-            return torch.from_numpy(model.predict((255 * drawn).astype("uint8") if pictures else drawn,
-                                                  deterministic=True)[0])  # fmt: skip
+            return torch.from_numpy(
+                model.predict((255 * drawn).astype("uint8") if pictures else drawn, deterministic=True)[0]
+            )
 
         return infer
 

@@ -16,9 +16,18 @@ def _wave(name: str, varies: bool) -> None:
         import transformers as t
 
         torch.manual_seed(0)
-        sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
-                 "conv_dim": (32, 32, 32), "conv_stride": (5, 2, 2), "conv_kernel": (10, 3, 3), "vocab_size": 32,
-                 "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}  # fmt: skip
+        sizes = {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 128,
+            "conv_dim": (32, 32, 32),
+            "conv_stride": (5, 2, 2),
+            "conv_kernel": (10, 3, 3),
+            "vocab_size": 32,
+            "num_conv_pos_embeddings": 16,
+            "num_conv_pos_embedding_groups": 4,
+        }
         config, model = (t.Wav2Vec2Config, t.Wav2Vec2ForCTC) if name == "wav2vec2" else (t.HubertConfig, t.HubertModel)
         network = ready(model(config(**sizes)), device)
 
@@ -40,11 +49,30 @@ def _whisper(device: str) -> Infer:
     import transformers as t
 
     torch.manual_seed(0)
-    network = ready(t.WhisperForConditionalGeneration(t.WhisperConfig(
-        d_model=64, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=128, decoder_ffn_dim=128, num_mel_bins=16, max_source_positions=50, vocab_size=200,
-        max_target_positions=64, pad_token_id=0, bos_token_id=1, eos_token_id=199, decoder_start_token_id=2,
-        suppress_tokens=None, begin_suppress_tokens=None)), device)  # fmt: skip
+    network = ready(
+        t.WhisperForConditionalGeneration(
+            t.WhisperConfig(
+                d_model=64,
+                encoder_layers=1,
+                decoder_layers=1,
+                encoder_attention_heads=4,
+                decoder_attention_heads=4,
+                encoder_ffn_dim=128,
+                decoder_ffn_dim=128,
+                num_mel_bins=16,
+                max_source_positions=50,
+                vocab_size=200,
+                max_target_positions=64,
+                pad_token_id=0,
+                bos_token_id=1,
+                eos_token_id=199,
+                decoder_start_token_id=2,
+                suppress_tokens=None,
+                begin_suppress_tokens=None,
+            )
+        ),
+        device,
+    )
 
     def infer(number: int) -> Any:
         features = noise(number, 1, 16, 100).to(device)
@@ -58,9 +86,18 @@ def _model(device: str) -> Any:
     import whisper
 
     torch.manual_seed(0)
-    dims = whisper.model.ModelDimensions(n_mels=80, n_audio_ctx=50, n_audio_state=64, n_audio_head=4, n_audio_layer=2,
-                                         n_vocab=200, n_text_ctx=32, n_text_state=64, n_text_head=4,
-                                         n_text_layer=2)  # fmt: skip
+    dims = whisper.model.ModelDimensions(
+        n_mels=80,
+        n_audio_ctx=50,
+        n_audio_state=64,
+        n_audio_head=4,
+        n_audio_layer=2,
+        n_vocab=200,
+        n_text_ctx=32,
+        n_text_state=64,
+        n_text_head=4,
+        n_text_layer=2,
+    )
     return ready(whisper.model.Whisper(dims), device)
 
 

@@ -9,7 +9,13 @@ import torch
 from edge_offload_benchmarks.programs.catalogue import Infer, program
 from edge_offload_benchmarks.programs.inputs import length_of, noise, ready, tokens
 
-_SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 200}
+_SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 200,
+}
 
 
 def _encoder(name: str, build: Callable[[Any], Any], varies: bool, quick: bool = False) -> None:
@@ -35,10 +41,16 @@ _encoder("electra", lambda t: t.ElectraModel(t.ElectraConfig(embedding_size=32, 
 _encoder("albert", lambda t: t.AlbertModel(t.AlbertConfig(embedding_size=32, **_SMALL)), False)
 _encoder("mpnet", lambda t: t.MPNetModel(t.MPNetConfig(**_SMALL)), False)
 _encoder("deberta_v2", lambda t: t.DebertaV2Model(t.DebertaV2Config(**_SMALL)), True)
-_encoder("distilbert", lambda t: t.DistilBertModel(t.DistilBertConfig(dim=64, n_layers=2, n_heads=4, hidden_dim=128,
-                                                                      vocab_size=200)), True)  # fmt: skip
-_encoder("t5_encoder", lambda t: t.T5EncoderModel(t.T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4,
-                                                             vocab_size=200)), True)  # fmt: skip
+_encoder(
+    "distilbert",
+    lambda t: t.DistilBertModel(t.DistilBertConfig(dim=64, n_layers=2, n_heads=4, hidden_dim=128, vocab_size=200)),
+    True,
+)
+_encoder(
+    "t5_encoder",
+    lambda t: t.T5EncoderModel(t.T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, vocab_size=200)),
+    True,
+)
 _encoder("xlm_roberta", lambda t: t.XLMRobertaModel(t.XLMRobertaConfig(**_SMALL)), False)
 
 
@@ -54,8 +66,11 @@ def _causal(transformers: Any, name: str) -> Any:
     if name == "gpt_neox":
         return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**small, **sizes))
     if name == "opt":
-        return transformers.OPTForCausalLM(transformers.OPTConfig(ffn_dim=128, word_embed_proj_dim=64, hidden_size=64,
-                                                                  num_hidden_layers=2, num_attention_heads=4, **small))  # fmt: skip
+        return transformers.OPTForCausalLM(
+            transformers.OPTConfig(
+                ffn_dim=128, word_embed_proj_dim=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, **small
+            )
+        )
     return transformers.MambaForCausalLM(transformers.MambaConfig(hidden_size=64, num_hidden_layers=2, **small))
 
 
@@ -70,7 +85,9 @@ def _generation(name: str, count: int, lengths: Tuple[int, ...], quick: bool = F
         def infer(number: int) -> Any:
             ids = tokens(number, length_of(number, lengths), 200).to(device)
             with torch.no_grad():
-                found = network.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
+                found = network.generate(
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
+                )
             return found.cpu()
 
         return infer
@@ -111,9 +128,21 @@ def _t5(device: str) -> Infer:
     import transformers
 
     torch.manual_seed(0)
-    network = ready(transformers.T5ForConditionalGeneration(transformers.T5Config(
-        d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, vocab_size=200, decoder_start_token_id=0,
-        eos_token_id=None)), device)  # fmt: skip
+    network = ready(
+        transformers.T5ForConditionalGeneration(
+            transformers.T5Config(
+                d_model=64,
+                d_kv=16,
+                d_ff=128,
+                num_layers=2,
+                num_heads=4,
+                vocab_size=200,
+                decoder_start_token_id=0,
+                eos_token_id=None,
+            )
+        ),
+        device,
+    )
 
     def infer(number: int) -> Any:
         with torch.no_grad():
@@ -127,10 +156,23 @@ def _bart(device: str) -> Infer:
     import transformers
 
     torch.manual_seed(0)
-    network = ready(transformers.BartForConditionalGeneration(transformers.BartConfig(
-        d_model=64, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=128, decoder_ffn_dim=128, vocab_size=200, max_position_embeddings=64,
-        forced_eos_token_id=None)), device)  # fmt: skip
+    network = ready(
+        transformers.BartForConditionalGeneration(
+            transformers.BartConfig(
+                d_model=64,
+                encoder_layers=1,
+                decoder_layers=1,
+                encoder_attention_heads=4,
+                decoder_attention_heads=4,
+                encoder_ffn_dim=128,
+                decoder_ffn_dim=128,
+                vocab_size=200,
+                max_position_embeddings=64,
+                forced_eos_token_id=None,
+            )
+        ),
+        device,
+    )
 
     def infer(number: int) -> Any:
         ids = tokens(number, 10, 200).to(device)
@@ -147,9 +189,15 @@ def _clip_like(name: str) -> None:
 
         torch.manual_seed(0)
         text = {**_SMALL, "max_position_embeddings": 32, "eos_token_id": 2}
-        vision = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
-                  "image_size": 32, "patch_size": 8}  # fmt: skip
-        config, model = ((t.CLIPConfig, t.CLIPModel) if name == "clip" else (t.SiglipConfig, t.SiglipModel))
+        vision = {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 128,
+            "image_size": 32,
+            "patch_size": 8,
+        }
+        config, model = (t.CLIPConfig, t.CLIPModel) if name == "clip" else (t.SiglipConfig, t.SiglipModel)
         extra = {"projection_dim": 32} if name == "clip" else {}
         network = ready(model(config(text_config=text, vision_config=vision, **extra)), device)
 

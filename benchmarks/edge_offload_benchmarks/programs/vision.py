@@ -167,10 +167,23 @@ def _sam(device: str) -> Infer:
     from segment_anything.modeling import ImageEncoderViT, MaskDecoder, PromptEncoder, TwoWayTransformer
 
     torch.manual_seed(0)
-    encoder = ready(ImageEncoderViT(img_size=64, patch_size=8, embed_dim=48, depth=2, num_heads=4, out_chans=32,
-                                    use_rel_pos=True, window_size=4, global_attn_indexes=(1,)), device)  # fmt: skip
-    prompts = ready(PromptEncoder(embed_dim=32, image_embedding_size=(8, 8), input_image_size=(64, 64),
-                                  mask_in_chans=8), device)  # fmt: skip
+    encoder = ready(
+        ImageEncoderViT(
+            img_size=64,
+            patch_size=8,
+            embed_dim=48,
+            depth=2,
+            num_heads=4,
+            out_chans=32,
+            use_rel_pos=True,
+            window_size=4,
+            global_attn_indexes=(1,),
+        ),
+        device,
+    )
+    prompts = ready(
+        PromptEncoder(embed_dim=32, image_embedding_size=(8, 8), input_image_size=(64, 64), mask_in_chans=8), device
+    )
     decoder = ready(MaskDecoder(transformer_dim=32, transformer=TwoWayTransformer(2, 32, 4, 64)), device)
 
     def infer(number: int) -> Any:
@@ -200,16 +213,26 @@ def _dinov2() -> Any:
 def _segformer() -> Any:
     from transformers import SegformerConfig, SegformerForSemanticSegmentation
 
-    return SegformerForSemanticSegmentation(SegformerConfig(hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1],
-                                                            decoder_hidden_size=32, num_labels=5))  # fmt: skip
+    return SegformerForSemanticSegmentation(
+        SegformerConfig(hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1], decoder_hidden_size=32, num_labels=5)
+    )
 
 
 def _depth() -> Any:
     from transformers import DPTConfig, DPTForDepthEstimation
 
-    return DPTForDepthEstimation(DPTConfig(hidden_size=48, num_hidden_layers=4, num_attention_heads=4, image_size=64,
-                                           intermediate_size=96, backbone_out_indices=[0, 1, 2, 3], fusion_hidden_size=16,
-                                           neck_hidden_sizes=[8, 16, 24, 32]))  # fmt: skip
+    return DPTForDepthEstimation(
+        DPTConfig(
+            hidden_size=48,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            image_size=64,
+            intermediate_size=96,
+            backbone_out_indices=[0, 1, 2, 3],
+            fusion_hidden_size=16,
+            neck_hidden_sizes=[8, 16, 24, 32],
+        )
+    )
 
 
 _transformer("dinov2", 56, _dinov2, lambda out: out.last_hidden_state)
