@@ -134,9 +134,9 @@ def other_operators(client: Client) -> Dict[str, str]:
     """
     import torch
 
-    from edge_offload.device.link_remote import SCHEMAS
     from edge_offload.errors import ProtocolError
     from edge_offload.ir.trace import checksums
+    from edge_offload.protocol.remote import SCHEMAS
 
     there = client.welcome.get("fingerprint", {}).get("torch")
     if there == str(torch.__version__):

@@ -25,11 +25,8 @@ from edge_offload.protocol import payloads
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES, Named, cut, digest, look_up
 from edge_offload.protocol.messages import Answer, parse_answer
-from edge_offload.protocol.remote import Remote, SessionLost
+from edge_offload.protocol.remote import END, HAVE, PUT, RESUME, RUN, STAGE, Remote, SessionLost
 
-RUN, STAGE, HAVE, PUT, RESUME, END, SCHEMAS = (
-    "device.run", "device.stage", "device.have", "device.put", "device.resume", "device.end", "device.schemas",
-)  # fmt: skip
 #: Buffers that are likely to come again are looked for on the server from this size on.
 MIN_BLOB_BYTES = 16 << 10
 #: Bytes on the way at once; the server tells clients what it takes, and it takes more than this.

@@ -8,6 +8,11 @@ from edge_offload.errors import LinkLost
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.protocol.arriving import Arriving
 
+#: Kinds of the requests that a server answers for virtual devices.
+RUN, STAGE, HAVE, PUT, RESUME, END, SCHEMAS = (
+    "device.run", "device.stage", "device.have", "device.put", "device.resume", "device.end", "device.schemas",
+)  # fmt: skip
+
 
 class SessionLost(LinkLost):
     """There is a server, but it knows nothing of the session: what the program had on the device is not there."""

@@ -8,11 +8,11 @@ import threading
 import time
 from typing import Callable, Dict, List, Optional, Tuple
 
-from edge_offload.device.link_remote import END, HAVE, PUT, RESUME, RUN, SCHEMAS, STAGE
 from edge_offload.errors import ProtocolError, Refused
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.native.libraries import NODES
 from edge_offload.native.loader import Library
+from edge_offload.protocol.remote import END, HAVE, PUT, RESUME, RUN, SCHEMAS, STAGE
 from edge_offload.server.blobs import BlobStore
 from edge_offload.server.quota import DeviceQuota
 from edge_offload.server.services.device.session import Session
@@ -24,7 +24,7 @@ class DeviceService:
     """Answers the ``device.…`` requests. Its methods run on the link's thread and return at once.
 
     A session is an executor process of its own. It outlives a broken connection by its lease: the program goes on over
-    the next one (:class:`~edge_offload.device.link_remote.LinkRemote`).
+    the next one.
 
     Args:
         device: ``cpu`` or ``cuda``.
