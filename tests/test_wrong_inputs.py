@@ -174,6 +174,11 @@ track --frames 1 --model kapao_s --option checkpoint={binary}
 track --frames 1 --model kapao_s --option checkpoint={folder}
 track --frames 1 --model kapao_s --option checkpoint={empty}
 track --frames 1 --model kapao_s --option checkpoint={broken_safetensors}
+convert {missing} {folder}/o.safetensors
+convert {binary} {folder}/o.safetensors
+convert {folder} {folder}/o.safetensors
+convert {empty} {folder}/o.safetensors
+convert {binary} {binary}/o.safetensors
 track --frames 1 --model kapao_vtest --keys {binary} --server tcp://127.0.0.1:1
 track --frames 1 --model kapao_vtest --server nonsense
 track --frames 1 --model kapao_vtest --server tcp://127.0.0.1:99999

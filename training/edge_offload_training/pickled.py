@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Mapping
 
 import torch
 
-from edge_offload.errors import BadInput
+from edge_offload.errors import BadInput, Unsupported
 
 _CONTAINERS = ("ema", "model", "state_dict", "model_state_dict")
 _MAX_DEPTH = 64
@@ -53,11 +53,14 @@ def read_state(path: pathlib.Path) -> Dict[str, torch.Tensor]:
 
     Raises:
         BadInput: the file is missing or damaged, names something that is not allowed, or holds no named tensors.
+        Unsupported: this torch is too old for it.
     """
     if not path.is_file():
         raise BadInput(f"no checkpoint at {path}")
+    if not hasattr(torch.serialization, "add_safe_globals"):
+        raise Unsupported(f"torch {torch.__version__} has no allow-list for pickles", remedy="use torch 2.4 or newer")
     before = torch.serialization.get_safe_globals()
-    torch.serialization.add_safe_globals(_STAND_INS)
+    torch.serialization.add_safe_globals([*_STAND_INS, set])
     try:
         root = torch.load(path, map_location="cpu", weights_only=True)
         state = {name: tensor.detach().clone().contiguous() for name, tensor in _find(root).items()}
