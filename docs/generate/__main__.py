@@ -24,20 +24,26 @@ def main() -> int:
     words = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("scripts/docs", description=__doc__, formatter_class=words)
     parser.add_argument("--check", action="store_true", help="write nothing, name the stale pages")
-    check = parser.parse_args().check
+    parser.add_argument("--folder", default=ROOT / "docs", type=pathlib.Path, help="where the pages are (docs)")
+    options = parser.parse_args()
+    check, folder = options.check, options.folder
     os.environ["COLUMNS"] = "100"
     pages = {**reference.pages(ROOT), **results.pages(ROOT)}
     if sys.version_info[:2] == HELP_OF:
-        pages.update(reference.help_pages())
+        try:
+            pages.update(reference.help_pages())
+        except ImportError as error:
+            print(f"{error}: the messages of the nodes are built by scripts/setup", file=sys.stderr)
+            return 1
     else:
         print(f"skipped: reference/cli.md and nodes.md, which Python {HELP_OF[0]}.{HELP_OF[1]} writes")
-    stale = [name for name, text in pages.items() if _text(ROOT / "docs" / name) != text]
+    stale = [name for name, text in pages.items() if _text(folder / name) != text]
     if check:
         for name in stale:
             print(f"docs/{name} is stale: run scripts/docs", file=sys.stderr)
         return 1 if stale else 0
     for name in stale:
-        path = ROOT / "docs" / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(pages[name], encoding="utf-8")
         print(f"written docs/{name}")

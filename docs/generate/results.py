@@ -30,22 +30,23 @@ def pages(root: pathlib.Path) -> Dict[str, str]:
             "",
             f"*Written by `scripts/docs` from [{name}.json]({name}.json); do not edit.*",
             "",
-            f"- Command: `{source['command']}`",
-            f"- Date: {source['date']}",
-            f"- Machine: {source.get('machine', MACHINE)}",
-            f"- Beside it: {source['beside']}",
+            f"- Command: `{source['command']}`" if "command" in source else f"- Command: {UNKNOWN}",
+            f"- Date: {source.get('date', UNKNOWN)}",
+            f"- Machine: {source.get('machine', UNKNOWN)}",
+            f"- Beside it: {source.get('beside', UNKNOWN)}",
         ]
         lines += [f"- {source['note']}"] if "note" in source else []
         lines += ["", *TABLES[name](record)]
         if (folder / f"{name}.png").exists():
             lines += ["", f"![{source['title']}]({name}.png)"]
         made[f"results/{name}.md"] = "\n".join(lines).rstrip() + "\n"
-        index.append(f"| [{source['title']}]({name}.md) | {source['date']} | `{_cell(source['command'])}` |")
+        command = f"`{_cell(source['command'])}`" if "command" in source else UNKNOWN
+        index.append(f"| [{source['title']}]({name}.md) | {source.get('date', UNKNOWN)} | {command} |")
     made["results/README.md"] = "\n".join(index) + "\n"
     return made
 
 
-MACHINE = "two shared cores of an AMD EPYC processor (AVX2), no GPU; times are upper bounds"
+UNKNOWN = "not recorded"
 
 
 def _cell(text: str) -> str:
@@ -202,7 +203,14 @@ def _fuzz(record: Any) -> List[str]:
     lines = _table(rows, [("what", "what", str), ("value", "value", str)])
     for head, table in (("sent", kinds), ("what came of it", outcomes)):
         lines += ["", *_table(table, [(head, "kind", str), ("count", "count", str)])]
-    return lines
+    columns = [("messages", "messages", str), ("connections", "connections", str), ("server, MB", "memory", _mb)]
+    return [*lines, "", *_table(_spread(record["memory_over_time"]), columns)]
+
+
+def _spread(points: Sequence[Any], most: int = 8) -> List[Any]:
+    """At most ``most`` + 1 of ``points``, evenly, with the first and the last."""
+    steps = min(most, len(points) - 1)
+    return [points[round(number * (len(points) - 1) / max(steps, 1))] for number in range(steps + 1)]
 
 
 def _run(record: Any) -> List[str]:
