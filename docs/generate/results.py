@@ -203,7 +203,11 @@ def _fuzz(record: Any) -> List[str]:
     lines = _table(rows, [("what", "what", str), ("value", "value", str)])
     for head, table in (("sent", kinds), ("what came of it", outcomes)):
         lines += ["", *_table(table, [(head, "kind", str), ("count", "count", str)])]
-    columns = [("messages", "messages", str), ("connections", "connections", str), ("server, MB", "memory", _mb)]
+    columns: List[Column] = [
+        ("messages", "messages", str),
+        ("connections", "connections", str),
+        ("server, MB", "memory", _mb),
+    ]
     return [*lines, "", *_table(_spread(record["memory_over_time"]), columns)]
 
 
