@@ -100,6 +100,8 @@ def _launch(folder: pathlib.Path) -> str:
         body += [f"## {path.name}", "", " ".join(said.group(1).split()) if said else "", ""]
         rows = []
         for arg in ElementTree.fromstring(text).findall("arg"):
+            if arg.get("name", "").startswith("_"):  # worked out from others: nobody gives it
+                continue
             default = arg.get("default")
             value = arg.get("value")
             given = "required" if default is None and value is None else _short(default if value is None else value)
@@ -129,7 +131,9 @@ def _python() -> str:
             thing = getattr(module, name)
             body += [f"## {name}", "", "```python", f"from {module_name} import {name}", "```", ""]
             body += _described(name, thing, "###")
-    return _page("Python", "docstrings", body)
+    # roles of docstrings, which Markdown does not know
+    plain = [re.sub(r":\w+:`~?([^`]+)`", r"`\1`", line) for line in body]
+    return _page("Python", "docstrings", plain)
 
 
 def _described(name: str, thing: Any, below: str) -> Iterator[str]:
@@ -164,4 +168,4 @@ def _signature(thing: Any) -> str:
         if " at 0x" in repr(parameter.default) or "<factory>" in repr(parameter.default):
             plain = plain.replace(default=...)
         shown.append(plain)
-    return str(inspect.Signature(shown))
+    return re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", str(inspect.Signature(shown)))

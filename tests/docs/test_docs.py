@@ -7,6 +7,7 @@ each page gets a loopback of its own where this user may make one.
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import re
@@ -55,6 +56,25 @@ def test_what_a_page_links_to_is_there(page):
             heads = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE)
             anchors = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
             assert anchor in anchors, f"{page} links to {target}"
+
+
+#: A file of the sources as a page names it, from any folder on.
+_SOURCE = re.compile(r"`([\w.-]+(?:/[\w.-]+)+\.(?:py|cpp|h|c|launch))(?:::\w+)?`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_sources_that_a_page_names_are_there(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    missing = [
+        name for name in _SOURCE.findall(text) if not any(f"/{path}".endswith(f"/{name}") for path in _tracked())
+    ]
+    assert not missing
+
+
+@functools.lru_cache(maxsize=None)
+def _tracked():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [path for path in listed.stdout.splitlines() if (ROOT / path).exists()]
 
 
 #: Two cells of a row that begin with a measured figure.
