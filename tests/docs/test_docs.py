@@ -65,16 +65,14 @@ _SOURCE = re.compile(r"`([\w.-]+(?:/[\w.-]+)+\.(?:py|cpp|h|c|launch))(?:::\w+)?`
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_sources_that_a_page_names_are_there(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    missing = [
-        name for name in _SOURCE.findall(text) if not any(f"/{path}".endswith(f"/{name}") for path in _tracked())
-    ]
+    missing = [name for name in _SOURCE.findall(text) if not any(path.endswith(f"/{name}") for path in _sources())]
     assert not missing
 
 
 @functools.lru_cache(maxsize=None)
-def _tracked():
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return [path for path in listed.stdout.splitlines() if (ROOT / path).exists()]
+def _sources():
+    folders = ("src", "benchmarks", "research", "training", "tests", "examples", "launch")
+    return [f"/{path.relative_to(ROOT).as_posix()}" for folder in folders for path in (ROOT / folder).rglob("*.*")]
 
 
 #: Two cells of a row that begin with a measured figure.
