@@ -49,7 +49,8 @@ SHORTER: List[Tuple[str, str]] = [
 #: (pattern, what it has to print): commands that stay; they end with their block.
 STAYS: List[Tuple[str, str]] = [
     (r"^roslaunch .* input:=", r"progress no result"),
-    (r"^roslaunch \S+ (robot|server)\.launch", r"started with pid"),
+    # the first process is the master, which does not answer yet
+    (r"^roslaunch \S+ (robot|server)\.launch", r"process\[(?!master|rosout)\S+\]: started with pid"),
     (r"^roslaunch (?!\S+ regress\.launch)", r"progress [1-9]\d* (of \d+ )?results"),
     # "WARNING: topic [...] does not appear to be published yet" is no message
     (r"^rostopic echo", r"(?m)^(?!WARNING|ERROR)\w+:"),
