@@ -10,7 +10,7 @@ of this machine.
   edge-offload bench programs --list
 
 steady: the median of the round trips from the 15th inference on. A program passes in a mode if every inference has the
-bits of the plain CPU.
+bits of 'exec --mode local'; how far that is from the plain CPU (as a share of the largest value) is told beside it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the corpus, print a line a program and mode; 1 if anything is wrong, hangs or fails."""
     from edge_offload_benchmarks.processes import Server
     from edge_offload_benchmarks.programs.catalogue import catalogue, chosen
-    from edge_offload_benchmarks.programs.compare import PLAIN, run_program, verdict
+    from edge_offload_benchmarks.programs.compare import Run, error, run_program, verdict
 
     if args.setup is not None:
         return _set_up(args.setup)
@@ -74,28 +74,55 @@ def run(args: argparse.Namespace) -> int:
                 if name in records and set(modes) <= set(records[name]["modes"]):
                     continue
                 child = [python, "-m", "edge_offload_benchmarks.programs.child", name]
-                plain = run_program([*child, "cpu", str(args.inferences)], environment, args.timeout)
-                record: Dict[str, Any] = {"program": name, "varies": catalogue()[name].varies, "modes": {}}
-                record[PLAIN] = plain.problem or "ran"
-                for mode in modes:
+
+                session = ["--server", server.address, "--keys", str(keys)]
+
+                def started(mode: str, child: List[str] = child, session: List[str] = session) -> Run:
+                    file = pathlib.Path(folder) / f"{mode}.pt"
+                    file.unlink(missing_ok=True)
+                    if mode == "plain":
+                        return run_program([*child, "cpu", str(args.inferences), str(file)], environment, args.timeout)
                     command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", "--mode", mode]
-                    command += [] if mode == "local" else ["--server", server.address, "--keys", str(keys)]
-                    found = run_program(
-                        [*command, "--", *child, "cuda", str(args.inferences)], environment, args.timeout
-                    )
-                    record["modes"][mode] = verdict(plain, found, args.inferences)
-                    _say(name, mode, record["modes"][mode])
+                    words = [
+                        *command,
+                        *([] if mode == "local" else session),
+                        "--",
+                        *child,
+                        "cuda",
+                        str(args.inferences),
+                        str(file),
+                    ]
+                    return run_program(words, environment, args.timeout)
+
+                plain, local = started("plain"), started("local")
+                record: Dict[str, Any] = {
+                    "program": name,
+                    "varies": catalogue()[name].varies,
+                    "plain": plain.problem or "ran",
+                    "plain_error": error(*(pathlib.Path(folder) / f"{mode}.pt" for mode in ("plain", "local"))),
+                    "modes": {},
+                }
+                for mode in modes:
+                    found = local if mode == "local" else started(mode)
+                    record["modes"][mode] = verdict(local, found, args.inferences)
+                    _say(name, mode, record)
                 records[name] = record
                 if args.json is not None:
                     _write(args.json, list(records.values()), args.inferences)
+    far = [item["program"] for item in records.values() if (item["plain_error"] or 0.0) > 1e-6]
+    if far:
+        print(f"more than 1e-6 from the plain CPU: {', '.join(far)}")
     verdicts = [row["verdict"] for item in records.values() for row in item["modes"].values()]
     print(", ".join(f"{verdicts.count(kind)} {kind}" for kind in dict.fromkeys(verdicts)))
     return 1 if {"wrong", "hangs", "failed"} & set(verdicts) else 0
 
 
-def _say(name: str, mode: str, row: Dict[str, Any]) -> None:
+def _say(name: str, mode: str, record: Dict[str, Any]) -> None:
+    row = record["modes"][mode]
     trips = "" if mode == "local" else f"  trips {row['first_trips']} first, {row['steady_trips']} steady"
     reason = f"  {row['reason']}" if row["reason"] else ""
+    if record["plain_error"]:
+        reason = f"  plain CPU: {record['plain_error']:.1e}{reason}"
     print(f"{name:44}{mode:8}{row['verdict']:9}{row['equal']}/{row['inferences']}{trips}{reason}", flush=True)
 
 

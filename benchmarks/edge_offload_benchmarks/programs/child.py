@@ -1,7 +1,7 @@
-"""One program of the corpus in this process: ``python -m edge_offload_benchmarks.programs.child NAME DEVICE COUNT``.
+"""One program of the corpus in this process: ``python -m ….programs.child NAME DEVICE COUNT FILE``.
 
 Prints one JSON line per inference: a digest of what came back, seconds, processor seconds of this process, and, on the
-virtual device, round trips. What a program or its package says goes to standard error.
+virtual device, round trips; FILE gets the results themselves. What a program says goes to standard error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> int:
     """Run it."""
     name, device, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
     torch.set_num_threads(1)
-    print_line = sys.stdout
+    print_line, kept = sys.stdout, []
     with contextlib.redirect_stdout(sys.stderr):
         torchvision_package()  # many import it, and fail where its wheel does not fit torch
         infer = catalogue()[name].make(device)
@@ -37,6 +37,8 @@ def main() -> int:
                 "trips": _trips() - trips,
             }
             print(json.dumps(line), file=print_line, flush=True)
+            kept.append(found)
+    torch.save(kept, sys.argv[4])
     return 0
 
 

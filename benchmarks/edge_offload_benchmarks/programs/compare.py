@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import signal
 import statistics
 import subprocess
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-PLAIN = "plain"
+import torch
+
 #: From this inference on a program counts as steady.
 STEADY = 14
 
@@ -54,9 +56,9 @@ def _lines(out: str) -> List[Dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
-def verdict(plain: Run, run: Run, steps: int) -> Dict[str, Any]:
-    """What a run was, held against the plain one: passed, refused (with the reason), wrong, hangs or failed."""
-    equal = sum(a["digest"] == b["digest"] for a, b in zip(plain.lines, run.lines))
+def verdict(reference: Run, run: Run, steps: int) -> Dict[str, Any]:
+    """What a run was, held against mode local: passed, refused (with the reason), wrong, hangs or failed."""
+    equal = sum(a["digest"] == b["digest"] for a, b in zip(reference.lines, run.lines))
     trips = [line["trips"] for line in run.lines]
     steady = trips[STEADY:]
     found = {
@@ -69,15 +71,31 @@ def verdict(plain: Run, run: Run, steps: int) -> Dict[str, Any]:
         "median_s": statistics.median(line["seconds"] for line in run.lines[len(run.lines) // 2 :]) if trips else None,
         "reason": run.problem,
     }
-    if plain.problem:
-        found["verdict"] = "no plain run"
-    elif equal < len(run.lines):
+    if equal < len(run.lines):
         found["verdict"] = "wrong"
     elif run.problem:
         found["verdict"] = "hangs" if run.problem.startswith("hangs") else _refused(run.problem)
     else:
         found["verdict"] = "passed" if len(run.lines) == steps else "failed"
     return found
+
+
+def error(plain: pathlib.Path, other: pathlib.Path) -> Optional[float]:
+    """The largest difference of two files of results, as a share of the largest value; None where one is missing.
+
+    Integers and truth values that differ count as 1.
+    """
+    if not plain.exists() or not other.exists():
+        return None
+    worst = 0.0
+    for mine, theirs in zip(torch.load(plain, weights_only=True), torch.load(other, weights_only=True)):
+        for a, b in zip(mine, theirs):
+            if a.shape != b.shape or (not a.is_floating_point() and not torch.equal(a, b)):
+                return 1.0
+            if a.numel() and a.is_floating_point():
+                scale = max(float(a.abs().max()), 1e-30)
+                worst = max(worst, float((a.double() - b.double()).abs().max()) / scale)
+    return worst
 
 
 def _refused(reason: str) -> str:

@@ -98,7 +98,9 @@ def _model(device: str) -> Any:
         n_text_head=4,
         n_text_layer=2,
     )
-    return ready(whisper.model.Whisper(dims), device)
+    network = whisper.model.Whisper(dims)
+    torch.nn.init.normal_(network.decoder.positional_embedding, std=0.1)  # the package leaves it as memory was
+    return ready(network, device)
 
 
 @program("whisper/encoder")

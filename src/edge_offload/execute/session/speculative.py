@@ -21,6 +21,8 @@ from edge_offload.ir.trace.trace_graph import MAX_AHEAD, MAX_PAYLOAD, TraceGraph
 
 #: Distinct calls and segments, made from nodes, that are kept for the next time.
 MAX_CALLS = 4096
+#: Reads of one run: each is a part of the answer, and a message of the link has at most 1,024.
+MAX_READS = 512
 MAX_SEGMENTS = 128
 #: What the host reads leaves at once if what comes after it took at least so long the last time (seconds).
 LEAST_PAUSE_S = 2e-3
@@ -131,7 +133,7 @@ class SpeculativeExecutor:
         payloads: Optional[Sequence[Buffer]] = self._given
         reads = 0
         seen: Dict[int, int] = {}
-        while index is not None and count < MAX_AHEAD:
+        while index is not None and count < MAX_AHEAD and reads < MAX_READS:
             if seen.setdefault(index, reads) != reads:
                 break  # once more around, after the host has read something: that is the next inference
             if read is not None and not told and self._pauses.get(read, LEAST_PAUSE_S) >= LEAST_PAUSE_S:
