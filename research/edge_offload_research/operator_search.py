@@ -63,6 +63,7 @@ class Steps:
         self.count = 0
 
     def add(self, steps: int) -> None:
+        """Note steps of the log."""
         self.count += steps
 
 

@@ -43,9 +43,11 @@ class VirtualLink:
 
     @property
     def busy(self) -> bool:
+        """Whether anything is under way."""
         return self.outstanding > 0
 
     def at(self, when: float, what: Callable[[], None]) -> None:
+        """Have something done at a time."""
         heapq.heappush(self._events, (when, next(self._count), what))
 
     def lost_within(self, begin: float, end: float) -> float:
@@ -121,6 +123,7 @@ class VirtualLink:
     def request(
         self, kind: str, body: Mapping[str, Any], buffers: Sequence[bytes], timeout_s: float = 0.0
     ) -> Future[Any]:
+        """See :class:`~edge_offload.link.transport.client.Client`."""
         assert kind == PROBE
         self.commit(self.carry(self.now, len(buffers[0]) + 100, 0.0005, int(body["down"]) + 100), ACTIVE)
         return Future()

@@ -80,6 +80,7 @@ class Player(Source):
         return not self._stop.wait(seconds)
 
     def status(self) -> Dict[str, Any]:
+        """See :class:`Source`."""
         with self._lock:
             now = self._newest_s
             if now is not None and self._state == "playing":

@@ -155,6 +155,7 @@ class Progress:
         self._said_s = 0.0
 
     def __call__(self, weights: Weights) -> None:
+        """Say it if it is time to."""
         now = time.monotonic()
         if now - max(self._said_s, weights.began_s) < self._every_s:
             return

@@ -38,6 +38,7 @@ class InProcessRemote(Remote):
         self.session = session
 
     def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
+        """See :class:`~edge_offload.protocol.remote.Remote`."""
         self.messages += 1
         self.bytes_up += sum(len(memoryview(buffer).cast("B")) for buffer in buffers)
         answer = Arriving()
@@ -53,6 +54,7 @@ class InProcessRemote(Remote):
         return answer
 
     def close(self) -> None:
+        """See :class:`~edge_offload.protocol.remote.Remote`."""
         self.session = None
 
 
@@ -90,6 +92,7 @@ class WorkerRemote(Remote):
         self._thread.start()
 
     def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
+        """See :class:`~edge_offload.protocol.remote.Remote`."""
         answer = Arriving()
         with self._lock:
             if self._lost is not None:
@@ -120,6 +123,7 @@ class WorkerRemote(Remote):
                 waiting.set_exception(reason)
 
     def close(self) -> None:
+        """See :class:`~edge_offload.protocol.remote.Remote`."""
         self._channel.close()
         try:
             self.process.wait(timeout=5)

@@ -26,9 +26,11 @@ class Stream:
         self.stream_id = 0
 
     def synchronize(self) -> None:
+        """Wait for all calls."""
         torch.cuda.synchronize()
 
     def query(self) -> bool:
+        """Calls run in order: it is done."""
         return True
 
     def wait_event(self, event: Any) -> None:
@@ -38,6 +40,7 @@ class Stream:
         """Calls run in order: the stream is past."""
 
     def record_event(self, event: Optional[Event] = None) -> Event:
+        """Record an event, made anew if none is given."""
         event = event if event is not None else Event()
         event.record(self)
         return event
@@ -62,18 +65,22 @@ class Event:
         self._time: Optional[float] = None
 
     def record(self, stream: Any = None) -> None:
+        """Note the time of now."""
         self._time = time.monotonic()
 
     def wait(self, stream: Any = None) -> None:
         """Calls run in order: the event is past."""
 
     def query(self) -> bool:
+        """Calls run in order: it is done."""
         return True
 
     def synchronize(self) -> None:
+        """Wait for all calls."""
         torch.cuda.synchronize()
 
     def elapsed_time(self, end: Event) -> float:
+        """Milliseconds to a later event."""
         if self._time is None or end._time is None:
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
         return (end._time - self._time) * 1e3
@@ -315,6 +322,7 @@ class LegacyType(type):
     dtype: torch.dtype
 
     def __call__(cls, *args: Any) -> torch.Tensor:
+        """A tensor of this type on the device."""
         if len(args) == 1 and not isinstance(args[0], int):
             return torch.tensor(args[0], dtype=cls.dtype, device="cuda")
         return torch.empty(args, dtype=cls.dtype, device="cuda")

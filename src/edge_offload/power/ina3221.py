@@ -53,6 +53,7 @@ class Ina3221(PowerSource):
             raise BadInput(f"{self.name} cannot be read: {error}", remedy="check the permissions of sysfs") from error
 
     def watts(self) -> float:
+        """Power now, in watts."""
         return sum(rail.read() for rail in self._rails)
 
     def rails(self) -> Dict[str, float]:

@@ -52,10 +52,12 @@ class Nvml(PowerSource):
         self.name = "nvml " + "+".join(names)
 
     def watts(self) -> float:
+        """Power now, in watts."""
         try:
             return sum(float(self._nvml.nvmlDeviceGetPowerUsage(board)) for board in self._boards) * 1e-3
         except self._nvml.NVMLError as error:
             raise OSError(f"NVML: {error}") from error
 
     def close(self) -> None:
+        """Let the sensor go."""
         self._nvml.nvmlShutdown()

@@ -70,6 +70,7 @@ class Rapl(EnergyCounter):
         self._watts = 0.0
 
     def joules(self) -> float:
+        """Energy so far, in joules."""
         with self._lock:
             return self._joules()
 

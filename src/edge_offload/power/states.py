@@ -209,6 +209,7 @@ class StateModel(PowerSource):
         self.name = f"state model ({powers.inference:g}/{powers.communication:g}/{powers.standby:g} W)"
 
     def watts(self) -> float:
+        """Power now, in watts."""
         states = self.timeline.now()
         return self.powers.watts(states[COMPUTE], states[COMMUNICATE])
 

@@ -90,11 +90,13 @@ class Tegrastats(PowerSource):
         self._first.set()
 
     def watts(self) -> float:
+        """Power now, in watts."""
         if self._newest is None or self._clock() - self._newest[0] > self._stale_s:
             raise OSError("tegrastats has stopped reporting")
         return self._newest[1]
 
     def close(self) -> None:
+        """Let the sensor go."""
         self._process.terminate()
         try:
             self._process.wait(2.0)

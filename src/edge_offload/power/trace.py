@@ -79,6 +79,7 @@ class WattTrace(Trace):
         self._watts: List[float] = []
 
     def sample(self, now: float) -> None:
+        """Note the power of now."""
         watts = self.source.watts()
         if not (math.isfinite(watts) and watts >= 0):
             raise OSError(f"it reads {watts} W")
@@ -93,6 +94,7 @@ class WattTrace(Trace):
 
     @property
     def latest_watts(self) -> Optional[float]:
+        """The latest sample, in watts; None before the first."""
         return self._watts[-1] if self._watts else None
 
     def _rise(self, i: int, into: float, step: float) -> float:
@@ -107,6 +109,7 @@ class CounterTrace(Trace):
         self._counter = source
 
     def sample(self, now: float) -> None:
+        """Note the power of now."""
         joules = self._counter.joules()
         if now <= self.end:
             return
@@ -117,6 +120,7 @@ class CounterTrace(Trace):
 
     @property
     def latest_watts(self) -> Optional[float]:
+        """The latest sample, in watts; None before the first."""
         if len(self._times) < 2:
             return None
         return (self._joules[-1] - self._joules[-2]) / (self._times[-1] - self._times[-2])

@@ -29,6 +29,7 @@ class Channel:
         self._sending = threading.Lock()
 
     def fileno(self) -> int:
+        """Of the socket, for selectors."""
         return self._socket.fileno()
 
     def close(self) -> None:

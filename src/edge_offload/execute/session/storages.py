@@ -66,6 +66,7 @@ class Storages:
     # -- storages
 
     def slot(self, number: int) -> StorageBuffer:
+        """The buffer of a storage by number."""
         slot = self.slots.get(number)
         if slot is None:
             raise BadInput(
@@ -74,6 +75,7 @@ class Storages:
         return slot
 
     def keep(self, number: int, slot: StorageBuffer, undo: Optional[Undo]) -> None:
+        """Put a buffer under a number."""
         if number in self.slots or len(self.slots) >= self.limits.storages:
             raise ProtocolError(f"storage {number} exists already, or the session holds too many")
         self.slots[number] = slot
@@ -157,6 +159,7 @@ class Storages:
         outcome: Outcome,
         describe: bool,
     ) -> Tuple[List[StorageBuffer], Outcome]:
+        """Run one call; its results and what is told of them."""
         self.note(entry)
         if entry.refused is not None:
             raise entry.refused

@@ -124,6 +124,7 @@ class Result:
     storage_bytes: int = 0
 
     def to_wire(self) -> List[Any]:
+        """As msgpack takes it."""
         if self.layout is None:
             return [3]
         lay = self.layout

@@ -48,6 +48,7 @@ class Segment:
         self.tail: Optional[Tuple[int, ...]] = None
 
     def add(self, entry: Entry, references: Tuple[int, ...]) -> None:
+        """Put a call at the end."""
         self.calls.append((entry, references, max(references, default=-1) + 1))
         self.written.update(references[position] for position in entry.written)
         self.random = self.random or entry.random
@@ -90,7 +91,6 @@ class Step:
     payloads: List[Buffer]
     describe: bool = False
     wanted: FrozenSet[int] = frozenset()
-
 
     def signature(self) -> StepSignature:
         """What a program takes for granted of it."""

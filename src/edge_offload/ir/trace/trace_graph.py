@@ -81,6 +81,7 @@ class TraceStep:
         return [values[patch.formula] for patch in self.patches]
 
     def to_wire(self) -> List[Any]:
+        """As msgpack takes it."""
         patches = [[patch.call, patch.offset, patch.formula] for patch in self.patches]
         words = struct.pack(f"<{len(self.words)}I", *self.words)
         return [self.segment, words, patches, self.live, self.dead, self.numbers, self.payloads, self.describe,
