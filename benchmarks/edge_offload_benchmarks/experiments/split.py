@@ -207,8 +207,9 @@ def _line(row: Dict[str, Any]) -> str:
 
 
 def draw(everything: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
-    """Measured and predicted latency over the bandwidth, a panel per model and a line per planner; and one against
-    the other.
+    """Measured and predicted latency over the bandwidth.
+
+    A panel per model and a line per planner; and one against the other.
     """
     from edge_offload_benchmarks.plotting import panels
 

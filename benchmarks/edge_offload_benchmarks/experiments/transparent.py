@@ -175,8 +175,9 @@ def measure_models(
 
 
 def measure_bits(names: Sequence[str], count: int, record: Dict[str, Any], for_s: float = 0.0) -> Iterator[None]:
-    """Fill ``record["bits"]``: of the first ``count`` inferences of each network in mode replay, with fresh inputs, how
-    many have the robot's own result, bit for bit. Yields after each network; those in the record are left out.
+    """Fill ``record["bits"]``: how many of the first ``count`` inferences have the robot's own result, bit for bit.
+
+    Each network in mode replay, with fresh inputs. Yields after each network; those in the record are left out.
     """
     from edge_offload_benchmarks.transparent import tables as transparent_tables
 

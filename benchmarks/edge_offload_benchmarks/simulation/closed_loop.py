@@ -287,8 +287,9 @@ class VirtualRobot:
             self._pauses.note(watch.longest_s)
 
     def _asked(self, mode: Mode, began: float) -> Optional[Tuple[Transfer, Dict[str, float], float, float]]:
-        """A remote attempt: its transfer, its stages, when the connection is lost, when its result is there; None if
-        its plan makes no use of the link.
+        """A remote attempt; None if its plan makes no use of the link.
+
+        Its transfer, its stages, when the connection is lost, when its result is there.
         """
         coding_s = robot_s = server_s = 0.0
         if mode is Mode.SPLIT:

@@ -55,8 +55,9 @@ class VirtualLink:
         return min((a for a, b in self._windows(begin, end, self._down) if a < end and b > begin), default=NEVER)
 
     def quiet_s(self, since: float) -> float:
-        """For how long a sign of life has been overdue, if one has been asked for every :data:`ATTENTIVE_S` ``since``
-        then.
+        """For how long a sign of life has been overdue.
+
+        One has been asked for every :data:`ATTENTIVE_S` ``since`` then.
         """
         silent = self._within(self.now, self._dead)
         if silent is None:

@@ -26,8 +26,10 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def status(self) -> Dict[str, Any]:
-        """``state`` (live, waiting, lost, playing, ended, failed), ``text`` (in words), ``now_s`` (the time that is
-        now on the records' clock, s since 1970, or None) and ``waits_for`` (what brings each kind of record).
+        """What the page says of the source.
+
+        ``state`` (live, waiting, lost, playing, ended, failed), ``text`` (in words), ``now_s`` (the time that is now on
+        the records' clock, s since 1970, or None) and ``waits_for`` (what brings each kind of record).
         """
 
     def watched(self, viewers: int) -> None:  # noqa: B027 (most sources do not care)

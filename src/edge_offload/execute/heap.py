@@ -44,8 +44,10 @@ def jemalloc() -> Optional[str]:
 
 
 def of_executor(inherited: Mapping[str, str]) -> Dict[str, str]:
-    """The environment of a process that computes for a program: ``inherited`` without what ``edge-offload exec`` put
-    there, and with jemalloc where it is installed and nothing else is preloaded.
+    """The environment of a process that computes for a program.
+
+    ``inherited`` without what ``edge-offload exec`` put there, and with jemalloc where it is installed and nothing else
+    is preloaded.
     """
     found = {name: value for name, value in inherited.items() if not name.startswith("EDGE_OFFLOAD_EXEC")}
     library = jemalloc()

@@ -42,8 +42,9 @@ ENUMERATIONS = ("ScalarType", "Layout", "MemoryFormat")
 
 @lru_cache(maxsize=8192)
 def enumerated(found: Any) -> Tuple[Tuple[int, str, str], ...]:
-    """Position, name and kind (one of :data:`ENUMERATIONS`) of an overload's arguments that stand for a dtype, a layout
-    or a memory format.
+    """The arguments of an overload that stand for a dtype, a layout or a memory format.
+
+    Position, name and kind (one of :data:`ENUMERATIONS`) of each.
 
     Schemas call them integers, and torch looks beyond its table of names for an integer that stands for none.
     """

@@ -274,8 +274,9 @@ class Forecaster:
         return {mode: self.forecast(now, mode, reading, obstacles.get(mode, "")) for mode in modes}
 
     def _assumed(self, reading: LinkReading) -> LinkReading:
-        """On a connection that has carried nothing yet, what the one before it did, with doubt: so that all modes are
-        compared on the same link.
+        """On a connection that has carried nothing yet: what the one before it did, with doubt.
+
+        So all modes are compared on the same link.
         """
         if reading.uplink > 0 or self._before is None:
             return reading

@@ -277,8 +277,9 @@ class OraclePolicy:
 
 
 def chooses(policy: str) -> bool:
-    """Whether a policy of this name (``Decision.policy``, or what was asked for) decides by forecasts: one of
-    :data:`POLICIES` or an own one. A mode that is held does not.
+    """Whether a policy of this name decides by forecasts; a mode that is held does not.
+
+    The name is ``Decision.policy``, or what was asked for: one of :data:`POLICIES` or an own one.
     """
     return policy not in (FIXED, SERVICE, *names())
 

@@ -90,10 +90,11 @@ class Refresher:
         return None
 
     def instead(self, mode: Mode, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
-        """For a frame that is about to run remotely in ``mode``: another one that may well be better and that has not
-        run for long, to be run this once. The longer it has not, the less its forecast is believed; what is surely
-        worse is left alone, for every frame that it is asked for costs what it is worse. For the same reason a mode
-        that is found to be as it was thought to be is tried more and more rarely.
+        """For a frame that is about to run remotely in ``mode``: another one, to be run this once.
+
+        It may well be better, and has not run for long. The longer it has not, the less its forecast is believed; what
+        is surely worse is left alone, for every frame that it is asked for costs what it is worse. For the same reason
+        a mode that is found to be as it was thought to be is tried more and more rarely.
         """
         self._frames += 1
         self._in_a_row += 1

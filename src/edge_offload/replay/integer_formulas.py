@@ -54,8 +54,9 @@ class IntegerFormulas:
         self._explained: Tuple[Sample, ...] = ()
 
     def learn(self, sample: Sample, made_in: Sequence[int], expected: Optional[Integers]) -> None:
-        """Take in a step that came as ``expected`` or otherwise; ``made_in``: for each storage that existed before, the
-        step of the inference that has made it, or -1.
+        """Take in a step that came as ``expected`` or otherwise.
+
+        ``made_in``: for each storage that existed before, the step of the inference that has made it, or -1.
         """
         self._made_in = made_in
         if sample in self._samples:

@@ -304,8 +304,9 @@ class Predictor:
         return self._contexts.expected(state.trail, state.steps)
 
     def _plan(self, site: Site) -> Optional[StepPlan]:
-        """What is known of the signature at its site; where it stood anywhere, if that says more. Afterwards
-        ``_unfinished`` says whether more of the budget would say more.
+        """What is known of the signature at its site; where it stood anywhere, if that says more.
+
+        Afterwards ``_unfinished`` says whether more of the budget would say more.
         """
         self._unfinished = False
         general = self._known[site[0]]

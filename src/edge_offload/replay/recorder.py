@@ -164,8 +164,9 @@ class Recorder(Exchange):
         return outcome.tensor if flushed.reason == READ else outcome.results
 
     def announce(self, segment: int, base: int, live: List[int], payloads: List[torch.Tensor]) -> None:
-        """The uploads of the expected segment are complete, but for some that have always been the same: the server
-        starts before the program gets to the read.
+        """The uploads of the expected segment are complete, but for some that have always been the same.
+
+        The server starts before the program gets to the read.
         """
         predictor = self._predictor
         if predictor is None or self._speculation is not None or self._failed is not None or self._invocations:

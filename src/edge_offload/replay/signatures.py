@@ -166,8 +166,9 @@ class SignatureTable:
         return found
 
     def expect_results(self, calls: Sequence[Tuple[Call, bytes, Tuple[int, ...], List[Any]]]) -> None:
-        """Give the device the results of calls that the program will make: like those given, with another key and
-        integers.
+        """Give the device the results of calls that the program will make.
+
+        They are like those given, with another key and integers.
         """
         numbers = self.native.foretell([(like.entry, key, results) for like, key, _, results in calls])
         for number, (like, key, integers, _) in zip(numbers, calls):

@@ -34,8 +34,9 @@ MAX_SEGMENTS = 1 << 14
 
 @dataclass(frozen=True)
 class Effect:
-    """What a call does: positions of the storages to which it writes, random generators that it uses, payloads that it
-    takes. Of one that is not known here it is assumed that it writes to all.
+    """What a call does: storages that it writes, random generators that it uses, payloads that it takes.
+
+    Storages are told by position. Of a call that is not known here it is assumed that it writes to all.
     """
 
     written: Tuple[int, ...] = ()

@@ -109,8 +109,9 @@ class SpeculativeExecutor:
     def run(
         self, course: TraceGraph, before: Optional[Tuple[Step, Outcome]], leave: Callable[[], None] = lambda: None
     ) -> Iterator[Tuple[int, int, Outcome]]:
-        """Run along ``course`` (see :meth:`take`), after the step ``before`` if there is one; in order the index of the
-        node, its first new storage, and its outcome.
+        """Run along ``course`` (see :meth:`take`), after the step ``before`` if there is one.
+
+        Yields in order the index of the node, its first new storage, and its outcome.
 
         What cannot be run ends the run: the client will ask for it in another way, and gets the error then. ``leave``
         is called when the host waits for what is there already, and what is computed next takes its time; now and then

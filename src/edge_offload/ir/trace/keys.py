@@ -214,8 +214,9 @@ def integer_offsets(key: bytes) -> Tuple[Tuple[int, ...], int]:
 
 
 def tensor_operands(key: bytes) -> List[Tuple[int, int, int]]:
-    """Of each device tensor: which of those integers is its first, how many dimensions it has, and which of those
-    storages it looks into.
+    """Where each device tensor of a key is described.
+
+    Which of those integers is its first, how many dimensions it has, and which of those storages it looks into.
     """
     return _look_through(key)[2]
 

@@ -54,8 +54,10 @@ class Formula(NamedTuple):
 
 
 def facts_of(outcome: Outcome, last: Tuple[int, ...] = ()) -> Tuple[Tuple[int, ...], BranchKey]:
-    """The integers that a step brings (sizes of its results, a whole number that is read, and the integers ``last`` of
-    its last call: how much was searched is the size of what comes next as often as how much was found), and its kind.
+    """The integers that a step brings, and its kind.
+
+    Sizes of its results, a whole number that is read, and the integers ``last`` of its last call: how much was searched
+    is the size of what comes next as often as how much was found.
 
     Two outcomes are of one kind if they agree in which of their sizes are 0, 1 or more, in truth values, and in signs.
     """
@@ -143,8 +145,9 @@ def explain(
 
 
 def _slope(values: Tuple[int, ...]) -> Tuple[int, Tuple[int, ...]]:
-    """How ``values`` rise from the first one on: by how much, and the same without that, which is equal for all that
-    are multiples of each other plus a constant.
+    """How ``values`` rise from the first one on.
+
+    By how much, and the same without that, which is equal for all that are multiples of each other plus a constant.
     """
     rise = [value - values[0] for value in values]
     common = functools.reduce(math.gcd, rise, 0)

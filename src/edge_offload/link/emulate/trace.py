@@ -126,8 +126,10 @@ class Link:
 
 
 def load_trace(path: Union[str, os.PathLike[str]]) -> Trace:
-    """Read a CSV with a header: ``t_s``, one of MBps | Mbps | bytes_per_s, optionally one of rtt_s | rtt_ms | delay_s |
-    delay_ms. A row holds until the next one; the last lasts as long as the one before it. Other columns are ignored.
+    """Read a CSV of bandwidths with a header.
+
+    ``t_s``, one of MBps | Mbps | bytes_per_s, optionally one of rtt_s | rtt_ms | delay_s | delay_ms. A row holds until
+    the next one; the last lasts as long as the one before it. Other columns are ignored.
 
     Raises:
         BadInput: it is not such a file; the message names the line.

@@ -67,8 +67,10 @@ class LinkReading:
 
     @property
     def cautious(self) -> LinkReading:
-        """The same with the rates at which a transfer takes as long as is to be expected: what is uncertain may be
-        slower or faster, and slower costs more than faster gains (mean of a log-normal quantity).
+        """The same with the rates at which a transfer takes as long as is to be expected.
+
+        What is uncertain may be slower or faster, and slower costs more than faster gains (mean of a log-normal
+        quantity).
         """
         return replace(
             self,

@@ -33,8 +33,9 @@ BUSY_S = 5e-3
 
 
 class Waits:
-    """What one end has waited for its processors so far, look by look. One thread at a time, but for
-    :attr:`typical_s`.
+    """What one end has waited for its processors so far, look by look.
+
+    One thread at a time, but for :attr:`typical_s`.
     """
 
     def __init__(self) -> None:

@@ -91,8 +91,10 @@ class ConnectionLost(Exception):
 
 @dataclass
 class _Ping:
-    """A ping without an answer yet: when it was sent, bytes given to ZeroMQ up to it, whether it is a heartbeat (whose
-    answer tells the clock), when the next hop had it.
+    """A ping without an answer yet.
+
+    When it was sent, bytes given to ZeroMQ up to it, whether it is a heartbeat (whose answer tells the clock), when the
+    next hop had it.
     """
 
     sent_s: float

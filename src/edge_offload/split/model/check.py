@@ -101,8 +101,9 @@ def _check_placement(plan: Plan, located: LocalityMap) -> None:
 
 
 def _replay(plan: Plan, located: LocalityMap) -> Dict[Side, Held]:
-    """Run ownership forward: steps in order on each side, and the transfers of each direction in order, each once its
-    sender has the rows.
+    """Run ownership forward: steps in order on each side, transfers in order in each direction.
+
+    A transfer runs once its sender has the rows.
     """
     held: Dict[Side, Held] = {Side.ROBOT: {}, Side.SERVER: {}}
     for number in located.sequence.inputs:

@@ -36,8 +36,9 @@ class Waist:
 
 
 class Halos(enum.Enum):
-    """Who computes what both sides need between two waists: each for itself, the robot, or the robot what lies outside
-    the server's share.
+    """Who computes what both sides need between two waists.
+
+    Each for itself, the robot, or the robot what lies outside the server's share.
     """
 
     OWN = enum.auto()
@@ -133,8 +134,10 @@ class Search:
                 self._lefts.clear()
 
     def _closer_bound(self, first: Waist, last: Waist, count: int, flipped: bool, halos: Halos) -> Array:
-        """Least cost at every bandwidth, with the halos of these very rows; if they are handed over, the server's
-        seconds and what it is sent first are what the robot's rows leave at least.
+        """Least cost at every bandwidth, with the halos of these very rows.
+
+        If they are handed over, the server's seconds and what it is sent first are what the robot's rows leave at
+        least.
         """
         length = self.space.located.length(last.value)
         mine, theirs = (0, count), (count, length)

@@ -245,7 +245,9 @@ def loss_de(space: Space, objective: Objective, effort: Effort) -> Choice:
 
 
 def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """LOPInfer Alg. 1. Phase I: baselines, what differential evolution finds in a third of the budget, then a beam of
+    """LOPInfer Alg. 1.
+
+    Phase I: baselines, what differential evolution finds in a third of the budget, then a beam of
     recut lists that grows by one recut at a time. Phase II: large-neighbourhood search around each bandwidth's best
     plan, until nothing improves. Then every replicated split that could be better by 1 % or more, as far as the budget
     goes. The last quarter of the time moves the server's rows, operator by operator.
@@ -333,8 +335,9 @@ def _cost(objective: Objective, scored: Scored, index: int) -> float:
 
 
 class _Stop:
-    """True once the budget is spent. Plans that are only met again count a tenth, so that a search of a small space
-    ends.
+    """True once the budget is spent.
+
+    Plans that are only met again count a tenth, so that a search of a small space ends.
     """
 
     def __init__(self, space: Space, effort: Effort) -> None:

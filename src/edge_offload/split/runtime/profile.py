@@ -224,8 +224,9 @@ def measure(
 def _passes(
     network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[Sequence[int]], repeats: int
 ) -> Tuple[List[List[float]], float]:
-    """Seconds of every operator in up to ``repeats`` passes over the network, behind one that warms up; and the median
-    of the network alone, run in turn with them.
+    """Seconds of every operator in up to ``repeats`` passes, and the median of the network alone.
+
+    One pass warms up; the network alone is run in turn with the passes.
     """
     found: List[List[float]] = []
     alone: List[float] = []

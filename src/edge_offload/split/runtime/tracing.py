@@ -64,8 +64,9 @@ def _with_own_buffers(module: nn.Module) -> nn.Module:
 
 
 def alias(module: nn.Module) -> nn.Module:
-    """A copy that shares the weights' memory: while torch traces a module it puts stand-ins in their place, which an
-    inference on another thread must not meet.
+    """A copy that shares the weights' memory.
+
+    While torch traces a module it puts stand-ins in their place, which an inference on another thread must not meet.
     """
     memo: Dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):

@@ -1,5 +1,6 @@
-"""Mode ``split`` for unmodified programs: the virtual device computes on this machine, and its steady inferences are
-divided between robot and server once they are known.
+"""Mode ``split`` for unmodified programs: steady inferences are divided between robot and server.
+
+The virtual device computes on this machine, and inferences are divided once they are known.
 
 The recorder watches segments that begin with an upload and end in a read. When the same one has run a few times on the
 same storages it is taken for an inference: its weights are copied from the executor, it becomes a sequence

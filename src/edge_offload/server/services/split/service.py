@@ -28,7 +28,9 @@ MAX_TABLE_BYTES = 32 << 20
 
 
 class SplitService(Service):
-    """Answers ``split_open``, ``split_table``, ``split_begin``, ``split_rows``, ``split_take``, ``split_echo`` and
+    """Mode ``split``: models and recorded inferences.
+
+    Answers ``split_open``, ``split_table``, ``split_begin``, ``split_rows``, ``split_take``, ``split_echo`` and
     ``split_close``; and for inferences that a robot recorded, ``split_have`` and ``split_put`` of their constants.
 
     Its methods run on the link's thread and return at once.
