@@ -27,7 +27,7 @@ SHORTER: List[Tuple[str, str]] = [
     ),
     (r"/path/to/venv", "CHECKOUT/.venv"),
     # the Python that the reader has torch in
-    (r"-- python (?=detect\.py)", "-- CHECKOUT/.venv/bin/python "),
+    (r"-- python (?=(?:detect|your_program)\.py)", "-- CHECKOUT/.venv/bin/python "),
     # the workspace is built already
     (r"git clone <\S[^>]*> edge_offload", "ln -sfn CHECKOUT edge_offload"),
     (r"&& catkin_make$", "&& ln -sfn CHECKOUT/devel devel"),

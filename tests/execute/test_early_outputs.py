@@ -210,3 +210,11 @@ def test_a_course_that_refers_to_what_was_never_sent_is_refused(course: TraceGra
     session.ahead.take(TraceGraph([(1, []), (2, [])], [((), 1)], 9, 9))
     with pytest.raises(ProtocolError, match="before"):
         session.ahead.take(TraceGraph(None, [((), 2)], 9, 9))
+
+
+def test_a_run_brings_back_no_more_reads_than_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a part of the answer, and a message of the link has so many at most."""
+    monkeypatch.setattr(speculative, "MAX_READS", 1)
+    device = Device()
+    device.infer()
+    assert [outcome.tensor.tolist() for _, _, outcome in device.answer.result(0).ran] == [[1, 4, 9]]

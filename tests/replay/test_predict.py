@@ -126,16 +126,3 @@ def test_where_no_upload_ends_an_inference_little_is_run_ahead() -> None:
     found = program.predictor.branches()
     assert found is not None
     assert len(found.plans) <= 8
-
-
-def test_a_loop_is_not_followed_further_than_any_inference_went() -> None:
-    """What ends it is a number that says nothing beforehand: the server would go around until it may not any more."""
-    program = Program()
-    for turns in (5, 3, 6, 4, 5):
-        program.step(10, upload=True)
-        for _ in range(turns):
-            program.step(11)
-        program.step(12)
-    found = program.predictor.branches()
-    assert found is not None
-    assert 2 <= len(found.plans) <= 2 * 8

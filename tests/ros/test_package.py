@@ -22,7 +22,7 @@ from edge_offload.timing import STAGES
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MESSAGES = ROOT / "src" / "edge_offload_msgs"
 LAUNCHERS = sorted(
-    path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and "nodes.launcher" in path.read_text()
+    path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and "edge_offload.launcher" in path.read_text()
 )
 _ROS = ("ros", "genpy", "diagnostic_", "dynamic_reconfigure", "tf2_", "cv_bridge", "message_filters", "std_srvs")
 NODES = [name for name in LAUNCHERS if name != "edge-offload"]

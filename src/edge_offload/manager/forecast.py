@@ -277,6 +277,8 @@ class Forecaster:
         """On a connection that has carried nothing yet: what the one before it did, with doubt.
 
         So all modes are compared on the same link.
+
+        So all modes are compared on the same link.
         """
         if reading.uplink > 0 or self._before is None:
             return reading

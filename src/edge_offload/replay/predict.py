@@ -122,7 +122,7 @@ class Predictor:
         self._missed = self._put_off = False
         self._version = 0
         self._cache: Dict[Tuple[State, Optional[int]], _GrowingGraph] = {}
-        self._steps = self._longest = 0
+        self._steps = 0
         self._announced = self._unfinished = False
 
     @property
@@ -148,7 +148,6 @@ class Predictor:
         self.budget.step()
         if done.opens:
             self.start, self.history, self._bases = done.base, [], []
-            self._longest = max(self._longest, self._place.steps)
             self._place = self._contexts.opened(self._place)
             self._opened += 1
 
@@ -237,8 +236,8 @@ class Predictor:
         def enter(place: State, came_from: Optional[int], edges: List[Edge], kind: BranchKey) -> Work[None]:
             yield CONTEXT_UNITS
             signature = self._next(place)
-            if signature is None or (place.steps > self._longest and not endless):
-                return  # no inference has been so long: a loop whose end nothing tells would be followed for ever
+            if signature is None:
+                return
             here = place.position, place.site(signature)
             if here not in places:
                 plan = self._plan(here[1]) if len(places) < limit else None

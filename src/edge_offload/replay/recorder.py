@@ -167,6 +167,8 @@ class Recorder(Exchange):
         """The uploads of the expected segment are complete, but for some that have always been the same.
 
         The server starts before the program gets to the read.
+
+        The server starts before the program gets to the read.
         """
         predictor = self._predictor
         if predictor is None or self._speculation is not None or self._failed is not None or self._invocations:

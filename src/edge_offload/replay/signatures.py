@@ -169,6 +169,8 @@ class SignatureTable:
         """Give the device the results of calls that the program will make.
 
         They are like those given, with another key and integers.
+
+        They are like those given, with another key and integers.
         """
         numbers = self.native.foretell([(like.entry, key, results) for like, key, _, results in calls])
         for number, (like, key, integers, _) in zip(numbers, calls):

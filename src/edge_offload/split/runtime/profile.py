@@ -227,6 +227,8 @@ def _passes(
     """Seconds of every operator in up to ``repeats`` passes, and the median of the network alone.
 
     One pass warms up; the network alone is run in turn with the passes.
+
+    One pass warms up; the network alone is run in turn with the passes.
     """
     found: List[List[float]] = []
     alone: List[float] = []

@@ -2,6 +2,8 @@
 
 The virtual device computes on this machine, and inferences are divided once they are known.
 
+The virtual device computes on this machine, and inferences are divided once they are known.
+
 The recorder watches segments that begin with an upload and end in a read. When the same one has run a few times on the
 same storages it is taken for an inference: its weights are copied from the executor, it becomes a sequence
 (:mod:`.lift`), and a split is opened, all in the background. From then on its reads are
