@@ -494,6 +494,28 @@ def _codecs(record: Any) -> List[str]:
     )
 
 
+def _programs(record: Any) -> List[str]:
+    rows = [
+        {"program": item["program"], "mode": mode, "plain_error": item["plain_error"], **row}
+        for item in record["programs"]
+        for mode, row in item["modes"].items()
+    ]
+    count, packages = len(record["programs"]), ", ".join(record["packages"])
+    said = f"{count} programs, {record['inferences']} inferences each; {packages}."
+    columns: List[Column] = [
+        ("program", "program", str),
+        ("mode", "mode", str),
+        ("verdict", "verdict", str),
+        ("bits of mode local", "equal", str),
+        ("off the plain CPU", "plain_error", _exponent),
+        ("round trips, first", "first_trips", str),
+        ("steady", "steady_trips", str),
+        ("ms, steady", "median_s", _ms),
+        ("why not", "reason", str),
+    ]
+    return [said, "", *_table(rows, columns)]
+
+
 TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "kapao_tracking": _run,
     "agrnav": _run,
@@ -516,4 +538,5 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "sconet": _sconet,
     "papers": _papers,
     "codecs": _codecs,
+    "programs": _programs,
 }
