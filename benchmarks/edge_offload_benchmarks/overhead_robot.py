@@ -53,11 +53,12 @@ def learn(recorder: Any, infer: Way) -> None:
     Raises:
         RemoteError: it does not get open.
     """
-    recorder.opener = functools.partial(recorder.opener, planner="device_only")
+    learner = recorder.strategy.learner
+    learner.opener = functools.partial(learner.opener, planner="device_only")
     until = time.monotonic() + OPEN_S
-    while "plans by device_only" not in recorder.state():
+    while "plans by device_only" not in recorder.strategy.state():
         if time.monotonic() > until:
-            raise RemoteError(f"the split was not open after {OPEN_S:g} s: {recorder.state()}")
+            raise RemoteError(f"the split was not open after {OPEN_S:g} s: {recorder.strategy.state()}")
         infer()
         time.sleep(0.05)
 
@@ -106,8 +107,8 @@ def main() -> int:
             with Client(address, keys=KeyStore(keys)) as client:
                 client.wait_ready(30.0)
                 found["module"] = by_module(model, network, inputs, client, plain_ways, count, lead)
-        assert device.recorder.splits.inferences == 0
-        device.recorder.close()
+        assert device.recorder.strategy.splits.inferences == 0
+        device.recorder.strategy.close()
     print(json.dumps({"operators": operators, "seconds": found}), file=out, flush=True)
     return 0
 

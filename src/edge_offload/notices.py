@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 import sys
+from typing import Set
 
 
 def notify(text: str) -> None:
     """One line, with the name of who says it."""
     print(f"edge_offload: {text}", file=sys.stderr, flush=True)
+
+
+class Once:
+    """Says each thing once; after many different ones it is silent."""
+
+    MOST = 64
+
+    def __init__(self) -> None:
+        self._said: Set[str] = set()
+
+    def notify(self, text: str) -> None:
+        """See :func:`notify`."""
+        if text not in self._said and len(self._said) < self.MOST:
+            self._said.add(text)
+            notify(text)

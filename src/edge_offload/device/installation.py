@@ -15,7 +15,7 @@ import importlib.util
 import json
 import os
 import sys
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from edge_offload.device import connect
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Unsupported
@@ -28,7 +28,8 @@ from edge_offload.outputs import write_text
 #: Environment variable of releases that had a second device, in pure Python; ``native`` is what there is now.
 CHOICE, NATIVE = "EDGE_OFFLOAD_DEVICE", "native"
 MODES = (Mode.PER_OP, Mode.CACHED, Mode.LAZY, Mode.REPLAY)
-MakeRecorder = Callable[[Any, Any, Mode], Any]
+#: From the native module, the remote and the mode: who is called by the device, and the recorder.
+MakeRecorder = Callable[[Any, Any, Mode], Tuple[Any, Any]]
 _installed: Optional[Installed] = None
 
 
@@ -127,7 +128,7 @@ def install(libraries: VirtualDevice, remote: Any, mode: Mode, make: Optional[Ma
         libraries: from :func:`preload`.
         remote: where operators run (:class:`~edge_offload.device.remote.Remote`).
         mode: one of per_op, cached, lazy, replay; with ``make`` the one that its recorder knows.
-        make: makes the recorder of the native module, the remote and the mode; the usual one without it.
+        make: makes the device's handler and the recorder; the usual ones without it.
 
     Raises:
         BadInput: another mode.
@@ -137,8 +138,11 @@ def install(libraries: VirtualDevice, remote: Any, mode: Mode, make: Optional[Ma
     if make is None:
         _check_mode(mode)
     native = _load_native(libraries)
-    recorder = (make or Recorder)(native, remote, mode)
-    native.install(recorder)
+    if make is None:
+        handler = recorder = Recorder(native, remote, mode)
+    else:
+        handler, recorder = make(native, remote, mode)
+    native.install(handler)
     native.trust(operators_with_exact_shapes())
     native.per_call(mode in (Mode.PER_OP, Mode.CACHED))
     return _finish(native, recorder, remote)

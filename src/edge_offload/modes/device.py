@@ -100,7 +100,7 @@ class DeviceModule:
             if self._copy is None or self._making:
                 raise LinkLost("the virtual device is not ready")
             began = time.monotonic()
-            self._device.recorder.timeout_s = patience.wait_s(deadline_s, local_s)
+            self._device.recorder.limit_waits(patience.wait_s(deadline_s, local_s))
             sent = self._device.remote.bytes_up
             try:
                 attempt = self._infer(self._copy, mode, inputs)
@@ -129,7 +129,7 @@ class DeviceModule:
         """In a thread of its own: weights over, then inferences until the mode has learnt the model."""
         try:
             device = self._device
-            device.recorder.timeout_s = READY_S
+            device.recorder.limit_waits(READY_S)
             if self._copy is None or device.recorder.failed:
                 self._connect()
                 self._copy = copy.deepcopy(self._module).to("cuda")

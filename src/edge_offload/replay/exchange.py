@@ -1,4 +1,4 @@
-"""Messages between the program's half of the device and the session on the server: sent, awaited, counted."""
+"""Messages between the program's half of the device and the session that runs its segments: sent, awaited, counted."""
 
 from __future__ import annotations
 
@@ -38,8 +38,14 @@ class Exchange:
 
     Args:
         remote: where segments run.
-        definitions: what the server knows.
-        timeout_s: longest wait for one answer.
+        definitions: what the session knows.
+        timeout_s: longest wait for one answer (seconds).
+
+    Attributes:
+        failure: why the connection is lost, and what every later call raises; None while it is not.
+        freed: storages that the session is to free with the next message.
+        unsettled: how many speculated steps the program has accepted, to be said with the next message.
+        forget: whether the session is to forget all definitions with the next message.
     """
 
     def __init__(self, remote: Remote, definitions: Definitions, timeout_s: float) -> None:
@@ -47,63 +53,75 @@ class Exchange:
         self.counters = Counters()
         self._definitions = definitions
         self._outstanding: Deque[Arriving] = deque()
-        self._start_with(remote)
+        self.restart(remote)
 
-    def _start_with(self, remote: Remote) -> None:
-        """What is sent from now on goes to a session that knows nothing."""
+    def restart(self, remote: Remote) -> None:
+        """From now on messages go to ``remote``, whose session knows nothing."""
         self.remote = remote
-        self._forget = False
-        self._freed: List[int] = []
-        self._unsettled: Optional[int] = None
-        self._failed: Optional[Exception] = None
+        self.forget = False
+        self.freed: List[int] = []
+        self.unsettled: Optional[int] = None
+        self.failure: Optional[Exception] = None
+        self.drop_outstanding()
+
+    def drop_outstanding(self) -> None:
+        """Await none of the answers that were put off."""
         self._outstanding.clear()
 
-    @property
-    def failed(self) -> bool:
-        """Whether the connection is lost; every later call raises why."""
-        return self._failed is not None
+    def submit(self, message: Message, keep: bool = False) -> Arriving:
+        """Send a message, and with it what the session has to know by then.
 
-    def _submit(self, message: Message, keep: bool = False) -> Arriving:
-        """Send a message, and with it what the server has to know by then."""
-        message.freed, self._freed = self._freed, []
-        message.accepted, self._unsettled = self._unsettled, None
-        message.forget, self._forget = self._forget, False
+        Raises:
+            LinkLost: the connection is lost.
+        """
+        message.freed, self.freed = self.freed, []
+        message.accepted, self.unsettled = self.unsettled, None
+        message.forget, self.forget = self.forget, False
         self._definitions.complete(message)
         self.counters.defined = self._definitions.count
         self.counters.messages += 1
         try:
             return self.remote.submit(message.to_wire(), keep)
         except LinkLost as error:
-            self._failed = error
+            self.failure = error
             raise
 
-    def _wait(self, future: Arriving, blocked: bool = True, outcomes: int = ALL, ran: int = 0) -> Answer:
-        """What there is of an answer once it has so many outcomes and speculated steps; all of it by default."""
+    def wait(self, future: Arriving, blocked: bool = True, outcomes: int = ALL, ran: int = 0) -> Answer:
+        """What there is of an answer once it has so many outcomes and speculated steps; all of it by default.
+
+        Args:
+            future: the answer.
+            blocked: whether the wait counts as a round trip.
+            outcomes, ran: how many of each are waited for.
+
+        Raises:
+            LinkLost, ProtocolError: there will be no answer.
+        """
         if blocked:
             self.counters.round_trips += 1
         try:
-            answer = future.until(outcomes, ran, self.timeout_s)
+            return future.until(outcomes, ran, self.timeout_s)
         except FutureTimeout:
-            self._failed = LinkLost(f"the server did not answer within {self.timeout_s:g} s")
-            raise self._failed from None
+            self.failure = LinkLost(f"the server did not answer within {self.timeout_s:g} s")
+            raise self.failure from None
         except (LinkLost, ProtocolError) as error:
-            self._failed = error
+            self.failure = error
             raise
-        return answer
 
-    def _check(self, answer: Answer, needed: int) -> Outcome:
-        """The outcome of the last of the ``needed`` steps; raises what stopped it, if something did."""
-        if len(answer.outcomes) >= needed:
-            return answer.outcomes[needed - 1]
-        raise answer.error if answer.error is not None else ProtocolError("the server answered with too few results")
-
-    def _await_later(self, future: Arriving) -> None:
+    def await_later(self, future: Arriving) -> None:
         """The answer says nothing but that one step was run; it is awaited when there are too many such."""
         self._outstanding.append(future)
         while len(self._outstanding) > MAX_OUTSTANDING:
-            self._check(self._wait(self._outstanding.popleft()), 1)
+            outcome_of(self.wait(self._outstanding.popleft()), 1)
 
-    def _barrier(self, blocked: bool = True) -> None:
+    def barrier(self, blocked: bool = True) -> None:
         """Wait for everything that was put off; ``blocked``: as a round trip each."""
         while self._outstanding:
-            self._check(self._wait(self._outstanding.popleft(), blocked), 1)
+            outcome_of(self.wait(self._outstanding.popleft(), blocked), 1)
+
+
+def outcome_of(answer: Answer, step: int) -> Outcome:
+    """The outcome of the ``step``-th step, counted from 1; raises what stopped it, if something did."""
+    if len(answer.outcomes) >= step:
+        return answer.outcomes[step - 1]
+    raise answer.error if answer.error is not None else ProtocolError("the server answered with too few results")

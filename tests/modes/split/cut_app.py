@@ -16,7 +16,7 @@ from edge_offload.device.installation import installed
 
 torch.set_num_threads(1)
 recorder = installed().recorder
-splits = recorder.splits
+splits = recorder.strategy.splits
 divide_everything(recorder)
 seldom = []
 
@@ -121,13 +121,13 @@ def main(names):
             worst = max(worst, distance(found, infer(mine, picture)))
             time.sleep(0.01)
         if infer is server_gone:
-            clients = {item.runner._client for item in recorder._inferences.values() if item.runner is not None}
+            clients = {item.runner._client for item in recorder.strategy.inferences.all() if item.runner is not None}
             for client in clients:
                 client.close()
             for _ in range(5):
                 picture = torch.rand((1, 3, 24, 32), dtype=torch.float64)
                 worst = max(worst, distance(infer(there, picture.to("cuda")), infer(mine, picture)))
-        facts = {"distance": worst, "sizes": len(sizes), "state": recorder.state()}
+        facts = {"distance": worst, "sizes": len(sizes), "state": recorder.strategy.state()}
         after = dataclasses.asdict(splits)
         print(json.dumps({"situation": name, "before": before, "after": after, **facts}), flush=True)
 

@@ -48,5 +48,6 @@ class Divided(recorded_split.RecordedSplit):
 
 
 def divide_everything(recorder):
-    usual = recorder.opener
-    recorder.opener = lambda network: Divided(network, usual(network)._client, 1.0)
+    learner = recorder.strategy.learner
+    usual = learner.opener
+    learner.opener = lambda network: Divided(network, usual(network)._client, 1.0)

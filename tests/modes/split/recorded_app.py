@@ -20,7 +20,7 @@ from edge_offload.device.installation import installed
 
 torch.set_num_threads(1)
 recorder = installed().recorder
-splits = recorder.splits
+splits = recorder.strategy.splits
 
 
 divide_everything(recorder)
@@ -102,7 +102,7 @@ def change_weights():
 
 @torch.no_grad()
 def main() -> None:
-    tell("steady", distance=steady(3), state=recorder.state())
+    tell("steady", distance=steady(3), state=recorder.strategy.state())
     tell("another shape", distance=infer(picture(20, 40))[2])
     infer_divided()
     tell("begun alike", distance=begin_alike())
@@ -114,7 +114,7 @@ def main() -> None:
 
     held = [infer_divided() for _ in range(6)]
     apart = [distance((out - 1).cpu(), reference(frame) - 1) for frame, _, out, _ in held[::-1]]
-    tell("held for long", distance=max(apart), state=recorder.state())
+    tell("held for long", distance=max(apart), state=recorder.strategy.state())
     del held
 
     change_weights()

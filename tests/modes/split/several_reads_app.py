@@ -21,7 +21,7 @@ from edge_offload.split.model.reference import run_plan
 torch.set_num_threads(1)
 torch.manual_seed(0)
 recorder = installed().recorder
-splits = recorder.splits
+splits = recorder.strategy.splits
 divide_everything(recorder)
 
 
@@ -107,7 +107,7 @@ def main(names):
             if splits.inferences > count:
                 as_planned += all(torch.equal(a, b) for a, b in zip(found, by_reference(picture)))
             time.sleep(0.01)
-        facts = {"distance": worst, "as_planned": as_planned, "state": recorder.state()}
+        facts = {"distance": worst, "as_planned": as_planned, "state": recorder.strategy.state()}
         print(
             json.dumps({"situation": name, "before": before, "after": dataclasses.asdict(splits), **facts}), flush=True
         )

@@ -1,201 +1,258 @@
-"""Steps that the device has not run, because robot and server did: what they would have left is owed.
+"""Steps that the device has not run, because robot and server did: what they would have left there is deferred.
 
-It is computed as soon as the program uses it, and before the program changes what it depends on; what is dropped
-unused is never computed. Results of such a step that the program has yet to read are held until it does.
+It is materialized as soon as the program uses it, and before the program changes what it depends on; what is dropped
+unused is never computed. Results of such a step that the program has yet to read are kept until it does.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from dataclasses import dataclass, field
+from typing import List, Optional, Sequence, Set, Tuple
 
 import torch
 
 from edge_offload.ir.trace.segments import Outcome
-from edge_offload.mode import Mode
-from edge_offload.modes.split.unmodified.inferences import DeferredStep, Inference, SplitCounters
-from edge_offload.modes.split.unmodified.lift import Calls
-from edge_offload.modes.split.unmodified.reads import PendingReads
-from edge_offload.notices import notify
-from edge_offload.protocol.remote import Remote
+from edge_offload.modes.split.unmodified.inferences import FollowUpRead, Inference, Inferences, SplitCounters
+from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.flushed import READ, FlushedSegment
-from edge_offload.replay.recorder import Recorder
 from edge_offload.replay.signatures import SegmentInvocation
 
-MAX_OWED = 4
+MAX_DEFERRED = 4
 MAX_TOUCHED = 3
 """Steps in a row that had to be computed after all, because the program used what they left."""
 
 
-class DeferringRecorder(Recorder):
-    """A recorder that may leave steps to be run later.
+@dataclass
+class DeferredStep:
+    """A step that the device has not run.
 
-    Args:
-        native, remote: see :class:`~edge_offload.replay.recorder.Recorder`; the executor is one of this machine.
+    Attributes:
+        invocations: its segments up to the read that came last.
+        alive: storages that it would have made and that the program still holds.
+        gone: those that it dropped since.
+        withheld: storages that it reads, which the program has dropped since.
     """
 
-    def __init__(self, native: Any, remote: Remote) -> None:
-        super().__init__(native, remote, Mode.SPLIT)
-        self.splits = SplitCounters()
-        self._steps_owed: List[DeferredStep] = []
-        self._held: Optional[PendingReads] = None
-        self._on_device = False
-        self._written: Dict[int, FrozenSet[int]] = {}
-        self._calls = Calls()
-        self._said: Set[str] = set()
+    invocations: List[SegmentInvocation]
+    inference: Inference
+    alive: Set[int]
+    gone: List[int] = field(default_factory=list)
+    withheld: List[int] = field(default_factory=list)
 
-    def _ended(self, handed: FlushedSegment) -> Any:
-        """As in :class:`Recorder`. What a step leaves is computed before this segment uses or changes it."""
-        if self.mode is Mode.SPLIT and self._failed is None:
-            if handed.calls and not self._expected(handed):
-                self._let_go()
-                self._materialize(handed.segment, handed.generation, handed.live)
-            handed = handed._replace(freed=self._hold_back(handed.freed))
-        return super()._ended(handed)
 
-    # -- results that are held
+@dataclass
+class PendingReads:
+    """Results of a step by robot and server that the program has yet to read.
 
-    def _expected(self, handed: FlushedSegment) -> bool:
+    Attributes:
+        base: number of the step's first new storage.
+        tensors: one per read of the inference.
+        step: which the device has not run; None while the device runs it all the same, to be compared with.
+        place: the read that comes next.
+    """
+
+    inference: Inference
+    base: int
+    tensors: Sequence[torch.Tensor]
+    step: Optional[DeferredStep]
+    place: int = 1
+
+    @property
+    def next(self) -> FollowUpRead:
+        """The calls that lead to the next read."""
+        return self.inference.later[max(self.place, 1) - 1]
+
+    def expects(self, segment: int, live: Sequence[Tuple[int, int]], numbers: bytes) -> bool:
+        """Whether a segment is what leads to the next read."""
+        return self.place > 0 and FollowUpRead.of(segment, live, numbers, self.base) == self.next
+
+    def take(self) -> torch.Tensor:
+        """The result of the next read."""
+        self.place += 1
+        return self.tensors[self.place - 1]
+
+    @property
+    def over(self) -> bool:
+        """Whether everything has been read."""
+        return self.place == len(self.tensors)
+
+
+class DeferredSteps:
+    """The steps that are deferred, and the reads of the last of them.
+
+    Args:
+        dispatcher: runs on the device's executor, which is one of this machine.
+        inferences: those that the steps are.
+        counters: what is materialized is counted there.
+
+    Attributes:
+        pending: see :class:`PendingReads`; None when nothing is to be read.
+    """
+
+    def __init__(self, dispatcher: SegmentDispatcher, inferences: Inferences, counters: SplitCounters) -> None:
+        self._dispatcher, self._inferences, self._counters = dispatcher, inferences, counters
+        self._steps: List[DeferredStep] = []
+        self.pending: Optional[PendingReads] = None
+
+    def __bool__(self) -> bool:
+        return bool(self._steps)
+
+    def before(self, flushed: FlushedSegment) -> List[int]:
+        """What a step leaves is computed before this segment uses or changes it.
+
+        Returns:
+            Of the storages that the program dropped, those that the executor is to free now.
+        """
+        if flushed.calls and not self._continues(flushed):
+            self.stop_reading()
+            self._materialize(flushed)
+        return self.release(flushed.freed)
+
+    def forget(self) -> None:
+        """The storages of all steps are gone."""
+        self._steps.clear()
+        self.pending = None
+
+    # -- reads
+
+    def _continues(self, flushed: FlushedSegment) -> bool:
         """Whether this is the next read of the inference that was computed last."""
-        held = self._held
-        if held is None or handed.reason != READ or handed.payloads or handed.generation != self._generation:
+        pending = self.pending
+        if pending is None or flushed.reason != READ or flushed.payloads:
             return False
-        return held.expects(handed.segment, tuple(zip(handed.live[::2], handed.live[1::2])), handed.numbers)
+        if flushed.generation != self._dispatcher.generation:
+            return False
+        return pending.expects(flushed.segment, _pairs(flushed.live), flushed.numbers)
 
-    def _hold(self, held: PendingReads) -> None:
-        self._let_go()
-        self._held = held
+    def keep_reads(self, pending: PendingReads) -> None:
+        """The program will read these."""
+        self.stop_reading()
+        self.pending = pending
 
-    def _let_go(self) -> None:
+    def stop_reading(self) -> None:
         """The program has read everything, or does something else."""
-        held, self._held = self._held, None
-        if held is None:
+        pending, self.pending = self.pending, None
+        if pending is None:
             return
-        if held.owed is None:  # it was to be compared
-            self._touched(held.inference, "the program does not read it as it did before")
-        elif held.owed in self._steps_owed and not held.owed.alive:
-            self._steps_owed.remove(held.owed)
-            held.inference.touched = 0
-            self._release(held.owed)
+        if pending.step is None:  # it was to be compared
+            self._touched(pending.inference, "the program does not read it as it did before")
+        elif pending.step in self._steps and not pending.step.alive:
+            self._drop(pending.step)
+
+    def next_read(self, invocation: SegmentInvocation) -> Optional[Outcome]:
+        """The result of the next read, if that is of a deferred step: the device does not compute it either."""
+        pending = self.pending
+        if pending is None or pending.step is None:
+            return None
+        later, step = pending.next, pending.step
+        invocation.definition = later.definition
+        step.invocations.append(invocation)
+        step.alive |= _made(invocation, later.made)
+        tensor = pending.take()
+        if pending.over:
+            self.stop_reading()
+        return Outcome(tensor)
+
+    # -- steps
+
+    def defer(self, inference: Inference, invocation: SegmentInvocation, more: bool) -> DeferredStep:
+        """The device does not run this segment now; ``more``: results of it are going to be read."""
+        invocation.definition = inference.definition
+        step = DeferredStep([invocation], inference, _made(invocation, inference.made))
+        if step.alive or more:
+            self._steps.append(step)
+        else:
+            inference.touched = 0
+        if len(self._steps) > MAX_DEFERRED:
+            self._compute(self._steps[0])
+        return step
+
+    def materialize_all(self) -> None:
+        """Have everything computed."""
+        self.stop_reading()
+        for step in list(self._steps):
+            self._compute(step)
+
+    def materialize(self, storage: int) -> None:
+        """Have computed what makes a storage."""
+        for step in [step for step in self._steps if storage in step.alive]:
+            self._compute(step)
+
+    def before_change(self, storages: Set[int]) -> None:
+        """Have computed what reads storages that are about to change."""
+        for step in [step for step in self._steps if step.inference.reads & storages]:
+            self._compute(step)
+
+    def _materialize(self, flushed: FlushedSegment) -> None:
+        """Have computed what a segment names, or what reads what it changes."""
+        if not self._steps:
+            return
+        used = set(flushed.live[1::2])
+        for step in [step for step in self._steps if used & step.alive]:
+            self._compute(step)
+        if self._steps and flushed.generation == self._dispatcher.generation:
+            self.before_change(self._inferences.changed_by(flushed.segment, _pairs(flushed.live)))
+
+    def _compute(self, step: DeferredStep) -> None:
+        """Run a deferred step after all; its result has been delivered already."""
+        self._steps.remove(step)
+        if self.pending is not None and self.pending.step is step:
+            self.pending = None
+        self._counters.owed += 1
+        self._touched(step.inference, "the program uses what the inference leaves on the device")
+        for invocation in step.invocations:
+            self._dispatcher.run([invocation])
+        self._dispatcher.exchange.freed += step.gone
+        self._free_withheld(step)
 
     def _touched(self, inference: Inference, why: str) -> None:
         """It was of no use that a step was computed by robot and server."""
         inference.touched += 1
         if inference.touched >= MAX_TOUCHED and not inference.problem:
-            inference.problem = why
-            self._tell(f"{inference.name} is computed here: {why}")
+            self._inferences.give_up(inference, why)
 
-    def _take(self, held: PendingReads, owed: DeferredStep, piece: SegmentInvocation) -> Outcome:
-        """The result of the next read, which the device does not compute either."""
-        later = held.next
-        piece.definition = later.definition
-        owed.pieces.append(piece)
-        owed.alive |= {piece.base + place for place, number in enumerate(later.made) if number not in piece.dead}
-        tensor = held.take()
-        if held.over:
-            self._let_go()
-        return Outcome(tensor)
+    # -- storages
 
-    # -- what is owed
-
-    def _defer(self, inference: Inference, piece: SegmentInvocation, more: bool) -> DeferredStep:
-        """``more``: results of it are going to be held."""
-        alive = {piece.base + place for place, number in enumerate(inference.made) if number not in piece.dead}
-        piece.definition = inference.definition
-        owed = DeferredStep([piece], inference, alive)
-        if alive or more:
-            self._steps_owed.append(owed)
-        else:
-            inference.touched = 0
-        if len(self._steps_owed) > MAX_OWED:
-            self._compute(self._steps_owed[0])
-        return owed
-
-    def _materialize(self, segment: int, generation: int, live: Sequence[int]) -> None:
-        """Have computed what this segment names, or what reads what it changes."""
-        if not self._steps_owed:
-            return
-        used = set(live[1::2])
-        for owed in [item for item in self._steps_owed if used & item.alive]:
-            self._compute(owed)
-        if self._steps_owed and generation == self._generation:
-            changed = self._changed(segment, tuple(zip(live[::2], live[1::2])))
-            for owed in [item for item in self._steps_owed if item.inference.reads & changed]:
-                self._compute(owed)
-
-    def _compute(self, owed: DeferredStep) -> None:
-        """Run an owed step after all; its result has been delivered already."""
-        self._steps_owed.remove(owed)
-        if self._held is not None and self._held.owed is owed:
-            self._held = None
-        self.splits.owed += 1
-        self._touched(owed.inference, "the program uses what the inference leaves on the device")
-        for piece in owed.pieces:
-            self._on_executor(piece)
-        self._freed += owed.gone
-        self._release(owed)
-
-    def _on_executor(self, piece: SegmentInvocation) -> Outcome:
-        self._on_device = True
-        try:
-            return self._run([piece], None)
-        finally:
-            self._on_device = False
-
-    def _release(self, owed: DeferredStep) -> None:
-        """What only an owed step kept alive may go, unless another one needs it."""
-        for number in owed.withheld:
-            holder = next((other for other in self._steps_owed if number in other.inference.reads), None)
-            (self._freed if holder is None else holder.withheld).append(number)
-
-    def _hold_back(self, freed: List[int]) -> List[int]:
-        """Of the storages that the program dropped, those that the executor is to free now."""
+    def release(self, freed: List[int]) -> List[int]:
+        """The program dropped storages; returns those that the executor is to free now."""
         if not freed:
             return freed
-        self._dropped_by_program(set(freed))
-        if not self._steps_owed:
+        self._inferences.drop_readers(set(freed))
+        if not self._steps:
             return freed
-        told: List[int] = []
+        unused: List[int] = []
         for number in freed:
-            owner = next((owed for owed in self._steps_owed if number in owed.alive), None)
-            reader = next((owed for owed in self._steps_owed if number in owed.inference.reads), None)
-            if owner is not None:
-                owner.alive.discard(number)
-                owner.gone.append(number)
+            maker = next((step for step in self._steps if number in step.alive), None)
+            reader = next((step for step in self._steps if number in step.inference.reads), None)
+            if maker is not None:
+                maker.alive.discard(number)
+                maker.gone.append(number)
             elif reader is not None:
                 reader.withheld.append(number)
             else:
-                told.append(number)
-        kept = self._held.owed if self._held is not None else None
-        for owed in [item for item in self._steps_owed if not item.alive and item is not kept]:
-            self._steps_owed.remove(owed)
-            owed.inference.touched = 0
-            self._release(owed)
-        return told
+                unused.append(number)
+        read_from = self.pending.step if self.pending is not None else None
+        for step in [step for step in self._steps if not step.alive and step is not read_from]:
+            self._drop(step)
+        return unused
 
-    def _dropped_by_program(self, gone: Set[int]) -> None:
-        """Storages that nobody can use any more."""
+    def _drop(self, step: DeferredStep) -> None:
+        """Nobody can use anything of it any more."""
+        self._steps.remove(step)
+        step.inference.touched = 0
+        self._free_withheld(step)
 
-    def _catch_up(self) -> None:
-        self._let_go()
-        for owed in list(self._steps_owed):
-            self._compute(owed)
-        super()._catch_up()
-
-    def _changed(self, segment: int, live: Sequence[Tuple[int, int]]) -> Set[int]:
-        """Storages that lived before and that a segment writes to."""
-        written = self._written.get(segment)
-        if written is None:
-            written = self._calls.read(self._definitions.signatures.definition(segment)).written
-            self._written[segment] = written
-        return {storage for number, storage in live if number in written}
-
-    def _tell(self, text: str) -> None:
-        if text not in self._said and len(self._said) < 64:
-            self._said.add(text)
-            notify(text)
+    def _free_withheld(self, step: DeferredStep) -> None:
+        """What only this step kept alive may go, unless another one needs it."""
+        for number in step.withheld:
+            reader = next((other for other in self._steps if number in other.inference.reads), None)
+            (self._dispatcher.exchange.freed if reader is None else reader.withheld).append(number)
 
 
-def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that the program may keep and change."""
-    with torch.inference_mode(False):
-        return tensor.detach().contiguous().clone()
+def _pairs(live: Sequence[int]) -> Tuple[Tuple[int, int], ...]:
+    return tuple(zip(live[::2], live[1::2]))
+
+
+def _made(invocation: SegmentInvocation, made: Sequence[int]) -> Set[int]:
+    """Storages that a segment would have made, and that the program holds."""
+    return {invocation.base + place for place, number in enumerate(made) if number not in invocation.dead}

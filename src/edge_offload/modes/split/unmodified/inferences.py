@@ -1,12 +1,12 @@
-"""What mode ``split`` knows of a program: its inferences, and which of its steps the executor has not run."""
+"""What mode ``split`` knows of a program: its inferences, which are segments that come again on the same storages."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Deque, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Any, Deque, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -14,14 +14,26 @@ from edge_offload import background
 from edge_offload.errors import LinkLost
 from edge_offload.modes.split.unmodified.cut import Uses
 from edge_offload.modes.split.unmodified.join import Joined
-from edge_offload.modes.split.unmodified.lift import Recorded, capture
+from edge_offload.modes.split.unmodified.lift import Calls, Recorded, capture
 from edge_offload.modes.split.unmodified.recorded import RecordedSplit
+from edge_offload.notices import Once
+from edge_offload.replay.definitions import Definitions
+from edge_offload.replay.flushed import CUT, READ
 from edge_offload.replay.signatures import Definition, SegmentInvocation
 from edge_offload.split.model.network import Network
 from edge_offload.split.runtime.tracing import located_along
 
 FETCH_S = 120.0
+REPEATS = 3
+"""Runs after which a segment is taken for an inference."""
+MAX_KNOWN = 32
+"""Segments with their storages that are watched."""
+MAX_VARIANTS = 6
+"""Sets of storages and host numbers of one segment, after which it is no inference that comes again."""
 _ONE_AT_A_TIME = threading.Lock()
+
+#: A segment, the storages that it uses (canonical number and storage), and its host numbers.
+Key = Tuple[int, Tuple[Tuple[int, int], ...], bytes]
 
 
 @dataclass(frozen=True)
@@ -74,22 +86,88 @@ class Inference:
     seconds: Deque[float] = field(default_factory=lambda: deque(maxlen=9))
 
 
-@dataclass
-class DeferredStep:
-    """A step that the executor has not run.
+class Inferences:
+    """The segments of a program that may be inferences, by the storages that they use.
+
+    Args:
+        definitions: of the program's segments.
+        once: says things to the user.
 
     Attributes:
-        pieces: its segments up to the read that came last.
-        alive: storages that it would have made and that the program still holds.
-        gone: those that it dropped since.
-        withheld: storages that it reads, which the program has dropped since.
+        changes: how often, by segment, the weights of an inference that had been opened were changed.
     """
 
-    pieces: List[SegmentInvocation]
-    inference: Inference
-    alive: Set[int]
-    gone: List[int] = field(default_factory=list)
-    withheld: List[int] = field(default_factory=list)
+    def __init__(self, definitions: Definitions, once: Once) -> None:
+        self._definitions, self._once = definitions, once
+        self._by_key: OrderedDict[Key, Inference] = OrderedDict()
+        self.forget()
+
+    def forget(self) -> None:
+        """Segments have other numbers now, or all storages are gone."""
+        for key in list(self._by_key):
+            self._drop(key)
+        self.changes: Dict[int, int] = {}
+        self.calls = Calls()
+        self._variants: Dict[int, int] = {}
+        self._written: Dict[int, FrozenSet[int]] = {}
+
+    def items(self) -> List[Tuple[Key, Inference]]:
+        """All of them."""
+        return list(self._by_key.items())
+
+    def __bool__(self) -> bool:
+        return bool(self._by_key)
+
+    def all(self) -> List[Inference]:
+        """All of them, without their keys."""
+        return list(self._by_key.values())
+
+    def of(self, invocation: SegmentInvocation) -> Optional[Inference]:
+        """The inference that a segment may be; None if it cannot be one."""
+        if invocation.reason not in (READ, CUT) or not invocation.payloads:
+            return None
+        segment = invocation.segment
+        key = (segment, invocation.live, invocation.numbers)
+        found = self._by_key.get(key)
+        if found is None:
+            variants = self._variants[segment] = self._variants.get(segment, 0) + 1
+            if variants > MAX_VARIANTS:
+                if variants == MAX_VARIANTS + 1:
+                    self._once.notify("an inference uses other tensors or host numbers each time: it is computed here")
+                return None
+            found = Inference(f"inference {segment}", frozenset(number for _, number in invocation.live))
+            self._by_key[key] = found
+            for old in [key for key, item in self._by_key.items() if item.runner is None]:
+                if len(self._by_key) <= MAX_KNOWN or old == key:
+                    break
+                del self._by_key[old]
+        return found
+
+    def changed_by(self, segment: int, live: Iterable[Tuple[int, int]]) -> Set[int]:
+        """Storages that lived before and that a segment writes to."""
+        written = self._written.get(segment)
+        if written is None:
+            written = self.calls.read(self._definitions.signatures.definition(segment)).written
+            self._written[segment] = written
+        return {storage for number, storage in live if number in written}
+
+    def drop_readers(self, storages: Set[int]) -> None:
+        """These were changed or dropped: what reads them does not come again as it was."""
+        if storages:
+            for key in [key for key, item in self._by_key.items() if item.reads & storages]:
+                self._drop(key)
+
+    def give_up(self, inference: Inference, why: str) -> None:
+        """It stays on the device from here on, and the user is told why."""
+        inference.problem = why
+        self._once.notify(f"{inference.name} is computed here: {why}")
+
+    def _drop(self, key: Key) -> None:
+        inference = self._by_key.pop(key)
+        inference.problem = inference.problem or "its weights were changed"
+        if inference.runner is not None:
+            self.changes[key[0]] = self.changes.get(key[0], 0) + 1
+            inference.runner.close()
 
 
 @dataclass

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import json
 import os
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 import torch
 
@@ -21,10 +21,13 @@ from edge_offload.link.replies import LinkState
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client, Timings
 from edge_offload.link.transport.prober import Prober
-from edge_offload.modes.split.unmodified.in_process import InProcessSplitRecorder, here
+from edge_offload.mode import Mode
+from edge_offload.modes.split.unmodified.in_process import InProcessHandler, InProcessSession, in_process
 from edge_offload.modes.split.unmodified.recorded import RecordedSplit
-from edge_offload.modes.split.unmodified.recorder import SplitRecorder
+from edge_offload.modes.split.unmodified.strategy import SplitStrategy
 from edge_offload.notices import notify
+from edge_offload.replay.dispatcher import SegmentDispatcher
+from edge_offload.replay.recorder import Recorder
 
 IDLE_S = 1.0
 """Between probes of an idle link, and between its heartbeats: what the program computes by itself shares its cores with
@@ -59,24 +62,27 @@ def from_environment() -> installation.Installed:
     alone = libraries is not None and settings.device == "cpu"
     if alone and settings.threads:
         torch.set_num_threads(settings.threads)
-    remote = here() if alone else WorkerRemote(settings.device, settings.threads)
-
+    session = InProcessSession() if alone else None
+    remote = WorkerRemote(settings.device, settings.threads) if session is None else in_process(session)
     opener = functools.partial(RecordedSplit, client=client, slowdown=settings.slowdown)
 
-    def make(native: Any, executor: Any, mode: Any) -> SplitRecorder:
-        kind = InProcessSplitRecorder if alone else SplitRecorder
-        return kind(native, executor, opener, settings.slowdown)
+    def strategy_of(_mode: Mode, dispatcher: SegmentDispatcher) -> SplitStrategy:
+        return SplitStrategy(dispatcher, opener, settings.slowdown, session)
 
-    made = installation.install(libraries, remote, SplitRecorder.MODE, make)
-    recorder: SplitRecorder = made.recorder
+    def make(native: Any, remote: Any, mode: Mode) -> Tuple[Any, Recorder]:
+        recorder = Recorder(native, remote, mode, strategy_of)
+        return recorder if session is None else InProcessHandler(recorder, session, settings.slowdown), recorder
+
+    made = installation.install(libraries, remote, Mode.SPLIT, make)
+    strategy: SplitStrategy = made.recorder.strategy
 
     def end() -> None:
         if settings.tally:
             made.write_tally(settings.tally)
-            split = {**dataclasses.asdict(recorder.splits), "state": recorder.state()}
+            split = {**dataclasses.asdict(strategy.splits), "state": strategy.state()}
             _add(settings.tally, {"split": split, **({"two_torches": told} if told else {})})
         background.end()
-        recorder.close()
+        strategy.close()
         prober.close()
         client.close()
 

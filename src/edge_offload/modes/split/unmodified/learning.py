@@ -1,0 +1,162 @@
+"""From segments that come again to splits that are open: which are inferences, what they are, and on whose weights.
+
+A segment that begins with an upload and ends in a read is followed. When the same one has run a few times on the same
+storages it is taken for an inference: its weights are copied from the executor, it becomes a sequence (:mod:`.lift`),
+and a split is opened, all in the background.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import torch
+
+from edge_offload import background
+from edge_offload.errors import EdgeOffloadError
+from edge_offload.modes.split.unmodified.cut import with_reads
+from edge_offload.modes.split.unmodified.inferences import REPEATS, FollowUpRead, Inference, Inferences, record
+from edge_offload.modes.split.unmodified.join import Joined, join
+from edge_offload.modes.split.unmodified.lift import Recorded, unavailable_reason
+from edge_offload.modes.split.unmodified.recorded import RecordedSplit
+from edge_offload.notices import Once
+from edge_offload.protocol.messages import Message
+from edge_offload.replay.dispatcher import SegmentDispatcher
+from edge_offload.replay.flushed import READ
+from edge_offload.replay.signatures import SegmentInvocation
+from edge_offload.split.model.network import Network
+
+MAX_LATER = 64
+"""Reads of one inference behind its first."""
+MAX_OPEN = 4
+MAX_CHANGES = 3
+"""Times that an inference is learnt anew because its weights were changed."""
+
+_log = logging.getLogger(__name__)
+Opener = Callable[[Network], RecordedSplit]
+
+
+@dataclass
+class ReadTrace:
+    """The segments of one inference as they come, each with what was read at its end (None where it was not kept)."""
+
+    inference: Inference
+    invocations: List[SegmentInvocation]
+    tensors: List[Optional[torch.Tensor]]
+    later: List[FollowUpRead] = field(default_factory=list)
+
+    def goes_on(self, invocation: SegmentInvocation, tensor: Optional[torch.Tensor]) -> bool:
+        """Whether a segment is another part of it, which then is noted."""
+        found = FollowUpRead.of(invocation.segment, invocation.live, invocation.numbers, self.invocations[0].base)
+        if invocation.reason != READ or invocation.payloads or not found.follows or len(self.later) >= MAX_LATER:
+            return False
+        self.invocations.append(invocation)
+        self.tensors.append(tensor)
+        self.later.append(found)
+        return True
+
+    def common(self) -> Tuple[FollowUpRead, ...]:
+        """What has followed the inference's first read every time so far."""
+        found: List[FollowUpRead] = []
+        for mine, before in zip(self.later, self.inference.later if self.inference.runs > 1 else self.later):
+            if mine != before:
+                break
+            found.append(mine)
+        return tuple(found)
+
+
+class Learner:
+    """Follows what the device computes, and opens splits.
+
+    Args:
+        dispatcher: gives the weights that the executor holds.
+        inferences: those that are known.
+        opener: makes the split of an inference.
+        once: says things to the user.
+    """
+
+    def __init__(self, dispatcher: SegmentDispatcher, inferences: Inferences, opener: Opener, once: Once) -> None:
+        self._dispatcher, self._inferences, self._once = dispatcher, inferences, once
+        self.opener = opener
+        self._trace: Optional[ReadTrace] = None
+
+    def computed(
+        self, inference: Optional[Inference], invocation: SegmentInvocation, tensor: Optional[torch.Tensor]
+    ) -> None:
+        """The device has computed a segment whose read gave ``tensor``: an inference, or perhaps a part of the last."""
+        if inference is not None:
+            self.conclude()
+            inference.runs += 1
+            self._trace = ReadTrace(inference, [invocation], [tensor])
+        elif self._trace is not None and not self._trace.goes_on(invocation, tensor):
+            self.conclude()
+
+    def interrupt(self) -> None:
+        """What comes next is no part of the inference that was followed, and that is not learnt."""
+        self._trace = None
+
+    def conclude(self) -> None:
+        """The inference that was followed is over: have it recorded if it has come often enough."""
+        trace, self._trace = self._trace, None
+        if trace is None or trace.inference.definition is not None or trace.inference.problem:
+            return
+        inference = trace.inference
+        inference.later = trace.common()
+        whole = trace.invocations[: len(inference.later) + 1]
+        expected = [tensor for tensor in trace.tensors[: len(whole)] if tensor is not None]
+        kept = len(expected) == len(whole) and all(payload is not None for payload in whole[0].payloads)
+        if inference.runs >= REPEATS and kept:
+            self.begin(inference, whole, expected)
+
+    def begin(
+        self, inference: Inference, invocations: Sequence[SegmentInvocation], expected: Sequence[torch.Tensor]
+    ) -> None:
+        """An inference has come often enough, and its reads gave ``expected``: have it recorded if it can be."""
+        signatures = self._dispatcher.definitions.signatures
+        definitions = [signatures.definition(invocation.segment) for invocation in invocations]
+        read = [*definitions[:-1], with_reads(definitions[-1], inference.uses.read, signatures)]
+        joined = join(invocations, read)
+        recorded = self._inferences.calls.read(joined.definition)
+        why = unavailable_reason(recorded, joined.live, len(expected))
+        if why is not None and len(invocations) > 1:  # then perhaps up to its first read
+            inference.later = ()
+            return self.begin(inference, invocations[:1], expected[:1])
+        if why is None and sum(item.runner is not None for item in self._inferences.all()) >= MAX_OPEN:
+            why = f"{MAX_OPEN} splits are open already"
+        if why is None and self._inferences.changes.get(invocations[0].segment, 0) > MAX_CHANGES:
+            why = "its weights are changed again and again"
+        if why is not None:
+            return self._inferences.give_up(inference, why)
+        inference.definition, inference.examples = definitions[0], list(invocations[0].payloads)
+        inference.later = tuple(replace(item, definition=made) for item, made in zip(inference.later, definitions[1:]))
+        inference.reads = frozenset(storage for _, storage in joined.live)
+        fetched = self._dispatcher.exchange.submit(Message(fetch=sorted(inference.reads)))
+        work = (inference, recorded, joined, invocations[0], [item.clone() for item in expected], fetched)
+        background.start("edge_offload-split-learn", self._open, *work)
+
+    def _open(
+        self,
+        inference: Inference,
+        recorded: Recorded,
+        joined: Joined,
+        first: SegmentInvocation,
+        expected: List[torch.Tensor],
+        fetched: Future[Any],
+    ) -> None:
+        """In a thread of its own: from a segment to a split that is being opened."""
+        try:
+            made = record(inference, recorded, joined, first, expected, fetched)
+            count, local = len(made.program.sequence), made.located.counts()["local"]
+            self._once.notify(f"{inference.name} is recorded: {local} of {count} operators can be divided")
+            runner = self.opener(made)
+            runner.unavailable_reason(first.payloads)
+            inference.runner = runner
+            if inference.problem:  # its weights have been changed meanwhile
+                runner.close()
+        except EdgeOffloadError as error:
+            self._inferences.give_up(inference, str(error))
+        except Exception as error:
+            _log.exception("%s could not be recorded", inference.name)
+            inference.problem = f"{type(error).__name__}: {error}"

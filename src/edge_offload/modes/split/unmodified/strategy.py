@@ -1,0 +1,226 @@
+"""Mode ``split`` for unmodified programs: steady inferences are divided between robot and server.
+
+The virtual device computes on this machine, and inferences are divided once they are known (:mod:`.learning`). From
+then on their reads are answered by robot and server together. The executor does not run such a step; what the step
+would have left on the device is deferred (:mod:`.deferred`). Whatever goes wrong, the executor computes the step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import List, Optional, Sequence
+
+import torch
+
+from edge_offload.errors import EdgeOffloadError, LinkLost, Unsupported
+from edge_offload.execute.session.session import DeviceSession
+from edge_offload.ir.trace.segments import Outcome
+from edge_offload.modes.runner import Attempt
+from edge_offload.modes.split.unmodified.cut import held, put
+from edge_offload.modes.split.unmodified.deferred import DeferredSteps, PendingReads
+from edge_offload.modes.split.unmodified.inferences import REPEATS, Inference, Inferences, SplitCounters
+from edge_offload.modes.split.unmodified.learning import Learner, Opener
+from edge_offload.modes.split.unmodified.lift import compare
+from edge_offload.modes.split.unmodified.recorded import RecordedSplit
+from edge_offload.notices import Once
+from edge_offload.replay.dispatcher import SegmentDispatcher
+from edge_offload.replay.flushed import CUT, FlushedSegment
+from edge_offload.replay.signatures import SegmentInvocation
+from edge_offload.replay.strategy import Strategy
+
+MAX_FAILURES = 3
+"""In a row, other than of the link."""
+ROUNDING = 100.0
+"""Kernels round otherwise on a part of the rows: so much farther from the device's result than the whole may be."""
+
+_log = logging.getLogger(__name__)
+
+
+class SplitStrategy(Strategy):
+    """Has steady inferences computed by robot and server together.
+
+    Args:
+        dispatcher: runs segments on the device's executor, which is one of this machine.
+        opener: makes the split of an inference.
+        slowdown: emulate a robot that is so many times slower.
+        session: of the executor, where it is in this process: what is cut (:mod:`.cut`) is put into it.
+
+    Attributes:
+        splits: what has been done so far.
+    """
+
+    def __init__(
+        self,
+        dispatcher: SegmentDispatcher,
+        opener: Opener,
+        slowdown: float = 1.0,
+        session: Optional[DeviceSession] = None,
+    ) -> None:
+        super().__init__(dispatcher)
+        self.splits = SplitCounters()
+        self.once = Once()
+        self.inferences = Inferences(dispatcher.definitions, self.once)
+        self.deferred = DeferredSteps(dispatcher, self.inferences, self.splits)
+        self.learner = Learner(dispatcher, self.inferences, opener, self.once)
+        self._slowdown, self._session = slowdown, session
+        self._unchecked: List[torch.Tensor] = []
+
+    def state(self) -> str:
+        """How the splits stand, in words."""
+        states = [
+            f"{item.name}: {item.problem or (item.runner.state() if item.runner else 'being recorded')}"
+            for item in self.inferences.all()
+            if item.problem or item.runner or item.runs >= REPEATS
+        ]
+        return "; ".join(states) or "no inference has come often enough yet"
+
+    def close(self) -> None:
+        """Give all splits up."""
+        self.learner.interrupt()
+        self.inferences.forget()
+
+    def before(self, flushed: FlushedSegment) -> List[int]:
+        """See :class:`Strategy`."""
+        return self.deferred.before(flushed)
+
+    def settle(self) -> None:
+        """See :class:`Strategy`."""
+        self.deferred.materialize_all()
+
+    def forget(self) -> None:
+        """See :class:`Strategy`."""
+        super().forget()
+        self.deferred.forget()
+        self.close()
+
+    def run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
+        """See :class:`Strategy`."""
+        outcome = self.deferred.next_read(invocation)
+        if outcome is not None:
+            return outcome
+        inference = self.inferences.of(invocation)
+        if inference is not None and inference.runner is not None and not inference.problem:
+            outcome = self._together(inference, inference.runner, invocation)
+            if outcome is not None:
+                return outcome
+        if self.inferences:
+            self.inferences.drop_readers(self.inferences.changed_by(invocation.segment, invocation.live))
+        began, busy = time.monotonic(), time.perf_counter()
+        outcome = super().run(invocation, freed)
+        if inference is not None:
+            if self._slowdown > 1.0:
+                time.sleep((self._slowdown - 1.0) * (time.perf_counter() - busy))
+            inference.seconds.append(time.monotonic() - began)
+        self.learner.computed(inference, invocation, outcome.tensor)
+        if self.deferred.pending is not None and outcome.tensor is not None:
+            self._check_read(self.deferred.pending, outcome.tensor)
+        unchecked, self._unchecked = self._unchecked, []
+        if unchecked:
+            self._check_cut(invocation, unchecked)
+        return outcome
+
+    def _together(
+        self, inference: Inference, runner: RecordedSplit, invocation: SegmentInvocation
+    ) -> Optional[Outcome]:
+        """The result of a step by robot and server together; None if the device is to compute it."""
+        attempt = self._attempt(inference, runner, invocation)
+        if attempt is None:
+            return None
+        tensors = [copied(tensor) for tensor in attempt.outputs]
+        if invocation.reason == CUT:
+            if not inference.checked:  # the first time the device computes it too
+                self._unchecked = tensors
+                return None
+            assert self._session is not None
+            self._count(runner, invocation, attempt)
+            self.deferred.defer(inference, put(self._session, invocation, inference.uses, tensors), False)
+            return Outcome()
+        if not inference.checked and inference.later:
+            self.deferred.keep_reads(PendingReads(inference, invocation.base, tensors, None, place=0))
+            return None
+        if not inference.checked:
+            self._check_once(inference, invocation, tensors[0])
+        if inference.problem:
+            return None
+        self._count(runner, invocation, attempt)
+        step = self.deferred.defer(inference, invocation, bool(inference.later))
+        if inference.later:
+            self.deferred.keep_reads(PendingReads(inference, invocation.base, tensors, step))
+        return Outcome(tensors[0])
+
+    def _attempt(self, inference: Inference, runner: RecordedSplit, invocation: SegmentInvocation) -> Optional[Attempt]:
+        """What robot and server computed together, if they did."""
+        payloads = invocation.payloads
+        if runner.unavailable_reason(payloads) is not None or runner.stays_local(payloads):
+            return None
+        local_s = sorted(inference.seconds)[len(inference.seconds) // 2] if inference.seconds else 0.0
+        try:
+            attempt = runner.run(payloads, None, local_s, {})
+        except Exception as error:  # the link, or an operator on a part of its rows: the device computes all of it
+            self.splits.failed += 1
+            self._failed_at(inference, error)
+            return None
+        inference.failures = 0
+        return attempt
+
+    def _count(self, runner: RecordedSplit, invocation: SegmentInvocation, attempt: Attempt) -> None:
+        """A step whose result is given to the program."""
+        planned = runner.planned(invocation.payloads)
+        counted = runner.counted
+        if planned is not None and counted is not None:
+            self.splits.operators_split += planned.plans[counted.plan].plan.splits_an_operator
+        self.splits.inferences += 1
+        self.splits.bytes_up += attempt.bytes_up
+        self.splits.bytes_down += attempt.bytes_down
+        self.dispatcher.exchange.counters.round_trips += 1
+
+    def _failed_at(self, inference: Inference, error: Exception) -> None:
+        """A link comes back; an operator that fails on a part of its rows will fail again."""
+        if not isinstance(error, EdgeOffloadError):
+            _log.exception("a split of %s failed", inference.name)
+        if not isinstance(error, LinkLost) and not isinstance(error.__cause__, LinkLost):
+            inference.failures += 1
+        if inference.failures >= MAX_FAILURES:
+            inference.problem = f"{type(error).__name__}: {error}"
+        self.once.notify(f"{inference.name} is computed here for now: {error}")
+
+    # -- the first results of a split beside the device's, on inputs that it was not recorded with
+
+    def _check(self, inference: Inference, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+        try:
+            for mine, device in zip(results, expected):
+                compare(mine, device, "the split", ROUNDING)
+        except Unsupported as error:
+            self.inferences.give_up(inference, str(error))
+
+    def _check_once(self, inference: Inference, invocation: SegmentInvocation, tensor: torch.Tensor) -> None:
+        """Of an inference that is read once: the device computes it now, and keeps nothing of it."""
+        inference.checked = True
+        outcome = self.dispatcher.run(
+            [replace(invocation, dead=frozenset(inference.made), definition=inference.definition)]
+        )
+        assert outcome.tensor is not None
+        self._check(inference, [tensor], [outcome.tensor])
+
+    def _check_read(self, pending: PendingReads, tensor: torch.Tensor) -> None:
+        """Read by read, while the device computes all of an inference that is read several times."""
+        self._check(pending.inference, [pending.take()], [tensor])
+        if not pending.inference.problem:
+            pending.inference.checked = pending.over
+        if pending.over or pending.inference.problem:
+            self.deferred.pending = None
+
+    def _check_cut(self, invocation: SegmentInvocation, tensors: Sequence[torch.Tensor]) -> None:
+        """Of an inference that is cut, when the device has computed it."""
+        inference = self.inferences.of(invocation)
+        if inference is not None and self._session is not None:
+            inference.checked = True
+            self._check(inference, tensors, held(self._session, invocation, inference.uses))
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that the program may keep and change."""
+    with torch.inference_mode(False):
+        return tensor.detach().contiguous().clone()

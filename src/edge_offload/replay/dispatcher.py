@@ -1,0 +1,92 @@
+"""Having segments run by the session: their definitions, uploads and freed storages travel with them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Sequence
+
+from edge_offload.ir.trace.segments import Outcome, Step
+from edge_offload.protocol.arriving import Arriving
+from edge_offload.protocol.messages import Message, tensor_bytes
+from edge_offload.protocol.remote import Remote
+from edge_offload.replay.definitions import Definitions
+from edge_offload.replay.exchange import Exchange, outcome_of
+from edge_offload.replay.flushed import ASYNC, DYNAMIC, INFER, READ
+from edge_offload.replay.recovery import SessionRecovery
+from edge_offload.replay.signatures import SegmentInvocation
+
+#: Sends a message with more than its steps in it; None: it did not, and the message is to be sent as it is.
+Sender = Callable[[Message], Optional[Arriving]]
+
+
+class SegmentDispatcher:
+    """Runs segments in the session, in the order in which the program issued them.
+
+    Args:
+        native: the extension module (its entries and segments are read when they are first used).
+        remote: where segments run.
+        timeout_s: longest wait for one answer (seconds).
+
+    Attributes:
+        generation: how often the device has forgotten its calls and segments.
+        next_storage: number of the first storage that the device has not named yet.
+    """
+
+    def __init__(self, native: Any, remote: Remote, timeout_s: float) -> None:
+        self.native = native
+        self.definitions = Definitions(native)
+        self.exchange = Exchange(remote, self.definitions, timeout_s)
+        self.recovery = SessionRecovery()
+        self.has_read = False
+        self.generation = 0
+        self.next_storage = 0
+
+    def restart(self, remote: Remote) -> None:
+        """Go on with another session, which knows nothing: using a tensor from before raises LinkLost."""
+        self.exchange.restart(remote)
+        self.definitions.forget()
+        self.has_read = False
+        self.recovery = SessionRecovery(self.next_storage)
+
+    def run(self, invocations: Sequence[SegmentInvocation], send: Optional[Sender] = None) -> Outcome:
+        """The outcome of the last of the segments.
+
+        Args:
+            invocations: of segments that have not been run.
+            send: sends the message that has them run.
+
+        Raises:
+            LinkLost: the connection is lost, or a storage that is used was lost with an earlier one.
+            EdgeOffloadError: what stopped a segment.
+        """
+        message, fresh = Message(), False
+        for invocation in invocations:
+            self.recovery.check(invocation.live)
+        for invocation in invocations:
+            fresh = self.definitions.segment(invocation.segment, message, invocation.definition) or fresh
+            describe = invocation.reason in (INFER, DYNAMIC) and invocation is invocations[-1]
+            message.steps.append(_step(invocation, describe))
+        message.speculative_from = len(invocations)
+        reason = invocations[-1].reason
+        future = send(message) if send is not None else None
+        if future is None:
+            # a program that starts uploads its weights: before it reads anything, or so much that it cannot wait
+            future = self.exchange.submit(message, keep=fresh or reason == ASYNC or not self.has_read)
+        self.has_read = self.has_read or reason == READ
+        if reason == ASYNC:
+            self.exchange.await_later(future)
+            return Outcome()
+        self.exchange.barrier(blocked=False)
+        return outcome_of(self.exchange.wait(future, outcomes=len(invocations)), len(invocations))
+
+
+def _step(invocation: SegmentInvocation, describe: bool) -> Step:
+    payloads = [tensor_bytes(payload) for payload in invocation.payloads]
+    return Step(
+        invocation.segment,
+        invocation.base,
+        invocation.live,
+        sorted(invocation.dead),
+        invocation.numbers,
+        payloads,
+        describe,
+    )

@@ -1,0 +1,224 @@
+"""Mode ``replay``: segments that follow each other every time run speculatively on the server.
+
+When the inputs of a known inference are there, the server is asked to run the segments that will follow, so that every
+host read of the inference comes back in one answer. Nothing is ever taken from a speculation that is not exactly what
+the program then did: the same calls with the same sizes on the same storages with the same host numbers. Otherwise it
+is rolled back, and the server runs what was issued.
+"""
+
+from __future__ import annotations
+
+from typing import List, Optional
+
+import torch
+
+from edge_offload.ir.trace.segments import Outcome
+from edge_offload.ir.trace.symbols import facts_of
+from edge_offload.ir.trace.trace_graph import TraceGraph
+from edge_offload.protocol.arriving import Arriving
+from edge_offload.protocol.messages import Message, tensor_bytes
+from edge_offload.protocol.remote import SessionLost
+from edge_offload.replay.dispatcher import SegmentDispatcher
+from edge_offload.replay.flushed import DYNAMIC, INFER, READ
+from edge_offload.replay.predict import Branches, Predictor
+from edge_offload.replay.signatures import CompletedStep, SegmentInvocation
+from edge_offload.replay.speculation import SpeculatedStep, Speculation
+from edge_offload.replay.step_models import StepPlan
+from edge_offload.replay.strategy import Strategy
+
+
+class Speculative(Strategy):
+    """Learns the program's steps, and has the server run them before the program issues them."""
+
+    def __init__(self, dispatcher: SegmentDispatcher) -> None:
+        super().__init__(dispatcher)
+        self.forget()
+
+    def forget(self) -> None:
+        """See :class:`Strategy`."""
+        super().forget()
+        known = self.dispatcher.definitions
+        self._predictor = Predictor(known.signatures, known.call)
+        self._speculation: Optional[Speculation] = None
+        self._invocations: List[SegmentInvocation] = []
+        self._deferred = 0
+        self._freed_in_step: List[int] = []
+
+    @property
+    def in_step(self) -> bool:  # type: ignore[override]
+        """See :class:`Strategy`."""
+        return bool(self._invocations)
+
+    def settle(self) -> None:
+        """See :class:`Strategy`: segments for which only an abandoned speculation had results are run."""
+        deferred = self._invocations[-self._deferred :] if self._deferred else []
+        self._invocations, self._deferred = [], 0
+        if self._speculation is not None:
+            self._end(self._speculation)
+        if deferred:
+            self.dispatcher.run(deferred)
+
+    def announce(self, segment: int, base: int, live: List[int], payloads: List[torch.Tensor]) -> None:
+        """See :class:`Strategy`: the server starts before the program gets to the read."""
+        predictor = self._predictor
+        if self._speculation is not None or self._invocations:
+            return
+        plan = predictor.next()
+        branches = predictor.branches()
+        if plan is None or branches is None or plan.node.segment != segment:
+            return
+        opens = predictor.opens(uploads=True)
+        start = base if opens else predictor.start
+        known = dict(plan.node.live_at(base, start))
+        if any(known.get(canonical) != number for canonical, number in zip(live[::2], live[1::2])):
+            return
+        graph = TraceGraph([], branches.first, base, start, [] if opens else list(predictor.history))
+        assumed = plan.uploads[len(payloads) :]
+        made = [tensor_bytes(payload) for payload in payloads]
+        uploads = [*made, *(item for item in assumed if item is not None)]
+        graph.payloads = self.dispatcher.definitions.uploads(uploads)
+        try:
+            self._speculate(branches, graph, Message()).assumed = assumed
+        except SessionLost:
+            return  # the read that follows sees to it
+
+    def run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
+        """See :class:`Strategy`."""
+        try:
+            return self._run(invocation, freed)
+        except BaseException:
+            self._invocations, self._deferred = [], 0
+            raise
+
+    def _run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
+        before = self._invocations[-1] if self._invocations else None
+        self._freed_in_step = self._freed_in_step + freed if before is not None else []
+        invocation.uploads = bool(invocation.payloads) or (before is not None and before.uploads)
+        invocation.calls = before.calls if before is not None else 0
+        self._invocations.append(invocation)
+        self._deferred += 1
+        if invocation.reason == INFER:
+            described = self._described(invocation)
+            return described if described is not None else self._run_deferred(None)
+        opens = self._predictor.opens(invocation.uploads)
+        done = self.dispatcher.definitions.signatures.done(self._invocations, self._freed_in_step, opens)
+        self._predictor.begin(done)
+        ran = self._accept(done)
+        if ran is not None:
+            outcome, facts = ran.outcome, ran.facts
+        else:
+            outcome = self._run_deferred(done)
+            facts = facts_of(outcome, done.signature.integers[-1])
+        self._invocations, self._deferred = [], 0
+        done.integers, done.kind = facts
+        self._predictor.add(done, confirmed=ran is not None)
+        if self._speculation is None:
+            if self._predictor.full:
+                self.forget()
+            else:
+                self._expect(self._predictor.next())
+        return outcome
+
+    def _expect(self, plan: Optional[StepPlan]) -> None:
+        """Have the device announce ``plan``'s segment when everything is there that is not known before."""
+        native = self.dispatcher.native
+        if plan is None or plan.node.segment is None:
+            native.expect(-1)
+            return
+        fresh = [number for number, data in enumerate(plan.uploads, 1) if data is None]
+        native.expect(plan.node.segment, max(fresh, default=len(plan.uploads)))
+
+    def _run_deferred(self, done: Optional[CompletedStep]) -> Outcome:
+        """Have segments run that did not run speculatively; after ``done`` the server is to go on by itself."""
+
+        def send(message: Message) -> Optional[Arriving]:
+            branches = self._predictor.branches(done) if done is not None else None
+            future = None
+            if branches is not None and done is not None and done.reason in (READ, DYNAMIC):
+                graph = TraceGraph([], branches.first, None, self._predictor.start, list(self._predictor.history))
+                speculation = self._speculate(branches, graph, message)
+                speculation.last, future = done.signature.integers[-1], speculation.future
+            return future
+
+        deferred, self._deferred = self._invocations[-self._deferred :], 0
+        outcome = self.dispatcher.run(deferred, send)
+        if self._speculation is not None:
+            self._speculation.waited = True
+        return outcome
+
+    def _speculate(self, branches: Branches, graph: TraceGraph, message: Message) -> Speculation:
+        graph.nodes = self.dispatcher.definitions.nodes(branches, message)
+        message.course = graph
+        future = self.dispatcher.exchange.submit(message)
+        self._speculation = Speculation(branches.plans, branches.edges, branches.first, graph.since, future)
+        return self._speculation
+
+    def _next_ran(self, speculation: Speculation) -> Optional[SpeculatedStep]:
+        """The next step that ran speculatively, if there is one.
+
+        The server sends what it has as it goes: waiting for more of the same answer is no other round trip.
+        """
+        if len(speculation.ran) <= speculation.accepted or not speculation.waited:
+            answer = self.dispatcher.exchange.wait(
+                speculation.future, blocked=not speculation.waited, outcomes=0, ran=speculation.accepted + 1
+            )
+            speculation.waited = True
+            speculation.take_in(answer, self.dispatcher.definitions.signatures)
+        return speculation.ran[speculation.accepted] if speculation.accepted < len(speculation.ran) else None
+
+    def _described(self, invocation: SegmentInvocation) -> Optional[Outcome]:
+        """The results of the last call of a segment that ends inside a step, if that ran speculatively.
+
+        They depend on nothing but the call's key. Whether all of the step is as expected is seen when it ends.
+        """
+        speculation = self._speculation
+        if speculation is None:
+            return None
+        ran = self._next_ran(speculation)
+        if ran is not None:
+            # kept: the device may have forgotten what it consists of before it has to be run after all
+            invocation.definition = self.dispatcher.definitions.signatures.definition(invocation.segment)
+            invocation.calls += len(invocation.definition.calls)
+            number = invocation.calls - 1
+            call = invocation.definition.calls[-1]
+            skeletons, _ = self._predictor.signatures.calls(ran.plan.signature)
+            results = ran.outcome.described.get(number)
+            alike = number < len(skeletons) and skeletons[number] == call.skeleton
+            if results is not None and alike and ran.integers[number] == call.integers:
+                return Outcome(results=results)
+        self._roll_back(speculation, len(speculation.future.so_far.ran))
+        return None
+
+    def _accept(self, done: CompletedStep) -> Optional[SpeculatedStep]:
+        """The next speculated step if it is exactly ``done``; otherwise the speculation is rolled back."""
+        speculation, start = self._speculation, self._predictor.start
+        if speculation is None:
+            return None
+        if speculation.accepted >= len(speculation.ran):
+            speculation.take_in(speculation.future.so_far, self.dispatcher.definitions.signatures)
+        if not speculation.may_go_on_with(done, start):
+            self._roll_back(speculation, speculation.accepted + 1)  # whatever runs, it is not this
+            return None
+        ran = self._next_ran(speculation)
+        if ran is not None and ran.base == done.base and ran.plan.same_as(done, start, ran.integers):
+            counters, exchange = self.dispatcher.exchange.counters, self.dispatcher.exchange
+            speculation.accepted += 1
+            counters.speculated += 1
+            counters.accepted += 1
+            exchange.freed += [done.base + number for number in done.dead - ran.plan.dead]
+            if speculation.future.ended and speculation.accepted == len(speculation.future.so_far.ran):
+                self._end(speculation)
+            return ran
+        self._roll_back(speculation, len(speculation.future.so_far.ran))
+        return None
+
+    def _roll_back(self, speculation: Speculation, ran: int) -> None:
+        """What ran and was not accepted is undone by the session, which hears of it with the next message."""
+        counters = self.dispatcher.exchange.counters
+        counters.speculated += ran - speculation.accepted
+        counters.undone += ran - speculation.accepted
+        self._end(speculation)
+
+    def _end(self, speculation: Speculation) -> None:
+        self.dispatcher.exchange.unsettled = speculation.accepted
+        self._speculation = None
