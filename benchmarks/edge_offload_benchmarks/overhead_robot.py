@@ -21,6 +21,7 @@ from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.mode import Mode
 from edge_offload.models import registry
 from edge_offload.models.video import read_frames, sample_video
+from edge_offload.modes.split.robot.opening import ModelSource
 from edge_offload.modes.split.robot.runner import SplitRunner
 from edge_offload.split.networks import module_and_inputs
 from edge_offload_benchmarks.processes import wait_open
@@ -128,8 +129,8 @@ def by_module(
         RemoteError: its split does not get open.
     """
     module = OffloadedModule(model, network, client, hedging=False)
-    runner = SplitRunner(model, {}, network, client, lambda: registry.state_hash(network),
-                         lambda given: module._local.run(given), planner="device_only")  # fmt: skip
+    source = ModelSource(model, {}, network, lambda: registry.state_hash(network), module._local.run)
+    runner = SplitRunner(source, client, planner="device_only")
     module.add_runner(runner)
     wait_open(module, Mode.SPLIT, inputs, OPEN_S)
 

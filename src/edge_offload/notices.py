@@ -12,15 +12,14 @@ def notify(text: str) -> None:
 
 
 class Once:
-    """Says each thing once; after many different ones it is silent."""
+    """Says each thing once; after ``most`` different ones it is silent."""
 
-    MOST = 64
-
-    def __init__(self) -> None:
+    def __init__(self, most: int = 64) -> None:
+        self._most = most
         self._said: Set[str] = set()
 
     def notify(self, text: str) -> None:
         """See :func:`notify`."""
-        if text not in self._said and len(self._said) < self.MOST:
+        if text not in self._said and len(self._said) < self._most:
             self._said.add(text)
             notify(text)

@@ -113,6 +113,7 @@ def measure(
     from edge_offload.mode import Mode
     from edge_offload.models import registry
     from edge_offload.models.video import read_frames, sample_video
+    from edge_offload.modes.split.robot.opening import ModelSource
     from edge_offload.modes.split.robot.runner import SplitRunner, ways
     from edge_offload.split.model.simulate import simulate
     from edge_offload.split.networks import module_and_inputs
@@ -128,12 +129,10 @@ def measure(
         client.wait_ready(60.0)
         module = OffloadedModule(args.model, network, client, options=options, robot_slowdown=args.slowdown,
                                  hedging=False)  # fmt: skip
-        runner = SplitRunner(
-            args.model, options, network, client, lambda: registry.state_hash(network),
-            lambda given: module._local.run(given), args.slowdown, effort=Effort(seconds=args.seconds),
-        )  # fmt: skip
+        source = ModelSource(args.model, options, network, lambda: registry.state_hash(network), module._local.run)
+        runner = SplitRunner(source, client, args.slowdown, effort=Effort(seconds=args.seconds))
         module.add_runner(runner)
-        runner.learn(inputs)  # before the server measures: they share memory and caches here
+        runner.opener.learn(inputs)  # before the server measures: they share memory and caches here
         wait_open(module, Mode.SPLIT, inputs, OPEN_S)
         known: Dict[Any, Dict[str, Any]] = {}
         for codecs in (True, False) if args.no_codecs else (True,):

@@ -119,7 +119,7 @@ def _planned(model: str, module: Any, slowdown: float, inputs: Sequence[Any], wh
         whole_s: what requests for the whole network really took apart from the link: what is simulated is off by as
             much as it is for these.
     """
-    from edge_offload.modes.split.robot.runner import BANDWIDTHS, REQUEST_S
+    from edge_offload.modes.split.robot.opening import BANDWIDTHS, REQUEST_S
     from edge_offload.split.model.cost import Link
     from edge_offload.split.model.simulate import simulate
     from edge_offload.split.planners.space import Space

@@ -81,6 +81,15 @@ class TensorSpec:
         return f"{self.dtype}{list(self.shape)}"
 
 
+#: Of all inputs of a model, in order.
+Specs = Tuple[TensorSpec, ...]
+
+
+def specs_of(tensors: Sequence[torch.Tensor]) -> Specs:
+    """The specs of tensors."""
+    return tuple(TensorSpec.of(tensor) for tensor in tensors)
+
+
 def pack(tensors: Sequence[torch.Tensor], codec: str = "auto") -> Tuple[List[Dict[str, Any]], List[Any]]:
     """Descriptors (for the message's header) and buffers of ``tensors``, coded by ``codec``.
 

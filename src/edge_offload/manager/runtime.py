@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import threading
 import time
@@ -16,7 +15,7 @@ from torch import nn
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.module import ModuleExecutor, canonical_input
-from edge_offload.execute.tensors import TensorSpec
+from edge_offload.execute.tensors import specs_of
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.replies import LinkState
 from edge_offload.link.transport.client import Client
@@ -119,19 +118,18 @@ class OffloadedModule:
                 limits=patience,
             )
             self.add_runner(self._server)
-            self._make_split = functools.partial(
-                _split_runner,
+            self._make_split = lambda: _split_runner(
                 name,
                 options or {},
                 executor.module,
-                client,
-                state_hash=lambda: registry.state_hash(executor.module),
-                local=self._local.run,
+                lambda: registry.state_hash(executor.module),
+                self._local.run,
+                client=client,
                 slowdown=robot_slowdown,
                 limits=patience,
             )
             if example is not None:
-                self._server.prepare(tuple(TensorSpec.of(tensor) for tensor in as_inputs(example)))
+                self._server.prepare(specs_of(as_inputs(example)))
 
     def add_runner(self, runner: Runner) -> None:
         """Let ``runner`` run its mode from now on."""
@@ -379,11 +377,12 @@ class OffloadedModule:
         return report
 
 
-def _split_runner(*args: Any, **kwargs: Any) -> Runner:
+def _split_runner(*source: Any, **link: Any) -> Runner:
     """Mode ``split``; planners and their solvers are imported by who asks for it alone."""
+    from edge_offload.modes.split.robot.opening import ModelSource
     from edge_offload.modes.split.robot.runner import SplitRunner
 
-    return SplitRunner(*args, **kwargs)
+    return SplitRunner(ModelSource(*source), **link)
 
 
 def as_inputs(inputs: Inputs) -> Tuple[torch.Tensor, ...]:

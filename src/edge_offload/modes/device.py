@@ -7,20 +7,21 @@ needs beyond a plain program: it starts without a server, loses it, and gets it 
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence
 
 import torch
 from torch import nn
 
 from edge_offload.errors import EdgeOffloadError, LinkLost, RemoteError
-from edge_offload.execute.tensors import TensorSpec
-from edge_offload.link.replies import LinkState
+from edge_offload.execute.tensors import Specs, specs_of
 from edge_offload.link.transport.client import Client
 from edge_offload.mode import Mode
+from edge_offload.modes.handles import Handles, Progress
 from edge_offload.modes.runner import Attempt, FailedAttempt
 from edge_offload.modes.timeouts import TimeoutLimits, TimeoutPolicy
 
@@ -68,36 +69,27 @@ class DeviceModule:
         self._codec = codec
         self._patience_limits = limits
         self._patience: Dict[Mode, TimeoutPolicy] = {}
+        self._handles: Dict[Mode, Handles[Specs, bool]] = {}
         self._copy: Optional[nn.Module] = None
-        self._learnt: Dict[Mode, List[Sequence[TensorSpec]]] = {}
-        self._problem = ""
-        self._again_s = 0.0
-        self._making = False
+        self._connection = -1
+        self._making = threading.Lock()
         self._lock = threading.Lock()
 
     def unavailable_reason(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """See :class:`~edge_offload.modes.runner.Runner`."""
-        if self._client.state is not LinkState.READY:
-            return f"no server: {self._client.cause}"
-        specs = [TensorSpec.of(tensor) for tensor in inputs]
-        with self._lock:
-            if self._copy is not None and specs in self._learnt.get(mode, []):
-                return None
-            if self._making:
-                return "the virtual device is being made ready"
-            if time.monotonic() < self._again_s:
-                return self._problem
-            self._making = True
-        threading.Thread(
-            target=self._make_ready, args=(mode, specs), name="edge_offload-device-ready", daemon=True
-        ).start()
-        return "the virtual device is being made ready"
+        specs = specs_of(inputs)
+        reason = self._handles_of(mode).unavailable_reason(
+            specs, lambda: functools.partial(self._make_ready, mode, specs)
+        )
+        if reason is None and self._making.locked():
+            return "the virtual device is being made ready for another mode"
+        return reason
 
     def run(self, mode: Mode, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], local_s: float) -> Attempt:
         """See :class:`~edge_offload.modes.runner.Runner`."""
         patience = self._patience.setdefault(mode, TimeoutPolicy(self._patience_limits))
         with self._lock:
-            if self._copy is None or self._making:
+            if self._copy is None or self._making.locked():
                 raise LinkLost("the virtual device is not ready")
             began = time.monotonic()
             self._device.recorder.limit_waits(patience.wait_s(deadline_s, local_s))
@@ -117,38 +109,40 @@ class DeviceModule:
 
     def state(self, mode: Mode) -> str:
         """How a mode stands, in words."""
-        if self._client.state is not LinkState.READY:
-            return f"no server: {self._client.cause}"
-        if self._copy is not None and self._learnt.get(mode):
-            return f"{self._client.cause}; ready on the virtual device"
-        return self._problem or f"{self._client.cause}; not tried yet"
+        why, is_open = self._handles_of(mode).state()
+        return why if why or not is_open else f"{self._client.cause}; ready on the virtual device"
+
+    def _handles_of(self, mode: Mode) -> Handles[Specs, bool]:
+        known = self._handles.get(mode)
+        if known is None:
+            subject = f"the model in mode {mode} on the virtual device"
+            known = self._handles.setdefault(mode, Handles(self._client, subject, retry_s=lambda _refusals: AGAIN_S))
+        return known
 
     # -- making ready
 
-    def _make_ready(self, mode: Mode, specs: Sequence[TensorSpec]) -> None:
-        """In a thread of its own: weights over, then inferences until the mode has learnt the model."""
-        try:
-            device = self._device
-            device.recorder.limit_waits(READY_S)
-            if self._copy is None or device.recorder.failed:
-                self._connect()
-                self._copy = copy.deepcopy(self._module).to("cuda")
-            assert self._copy is not None
-            probe = [spec.zeros() for spec in specs]
-            for lesson in range(LESSONS if mode is Mode.REPLAY else 2):
-                if self._infer(self._copy, mode, probe).round_trips <= 1 and lesson > 2:
-                    break
-            with self._lock:
-                self._learnt.setdefault(mode, []).append(specs)
-                self._problem = ""
-        except EdgeOffloadError as error:
-            self._drop(str(error))
-        except Exception as error:
-            _log.exception("the virtual device cannot run this model")
-            self._drop(f"the virtual device cannot run this model: {type(error).__name__}: {error}")
-        finally:
-            with self._lock:
-                self._making = False
+    def _make_ready(self, mode: Mode, specs: Specs, progress: Progress) -> bool:
+        """Weights over, then inferences until the mode has learnt the model."""
+        with self._making:
+            try:
+                connection = self._client.counters["connections"]
+                self._device.recorder.limit_waits(READY_S)
+                if self._copy is None or self._device.recorder.failed or connection != self._connection:
+                    progress("its weights are put there")
+                    self._connect()
+                    self._connection = connection
+                    self._copy = copy.deepcopy(self._module).to("cuda")
+                progress(f"mode {mode} learns it")
+                probe = [spec.zeros() for spec in specs]
+                for lesson in range(LESSONS if mode is Mode.REPLAY else 2):
+                    with self._lock:
+                        attempt = self._infer(self._copy, mode, probe)
+                    if attempt.round_trips <= 1 and lesson > 2:
+                        break
+            except Exception as error:
+                self._drop(f"the virtual device cannot run this model: {error}")
+                raise
+        return True
 
     def _connect(self) -> None:
         from edge_offload.device.connect import other_operators
@@ -163,12 +157,12 @@ class DeviceModule:
         self._device.reconnect(remote)
 
     def _drop(self, problem: str) -> None:
-        """The session is over; the next frame that asks starts another."""
+        """The session is over; a frame that asks after a while starts another."""
         self._copy = None
-        self._learnt.clear()
-        self._problem, self._again_s = problem, time.monotonic() + AGAIN_S
         self._device.remote.close()
         _log.warning("the virtual device is lost: %s", problem)
+        for handles in list(self._handles.values()):
+            handles.lose(f"the virtual device is lost: {problem}")
 
     def _infer(self, module: nn.Module, mode: Mode, inputs: Sequence[torch.Tensor]) -> Attempt:
         device = self._device

@@ -2,52 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
+from edge_offload import background
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolError, Refused
 from edge_offload.execute.fingerprint import differences, two_torches
-from edge_offload.execute.tensors import TensorSpec, pack, unpack
+from edge_offload.execute.tensors import Specs, pack, specs_of, unpack
 from edge_offload.link.replies import LinkState, Reply
 from edge_offload.link.transport.client import Client
 from edge_offload.mode import Mode
 from edge_offload.models.entry import Scalar
+from edge_offload.modes.handles import Handles, Progress
 from edge_offload.modes.runner import Attempt, FailedAttempt
 from edge_offload.modes.timeouts import TimeoutLimits, TimeoutPolicy
 
-Specs = Tuple[TensorSpec, ...]
-
 #: Seconds that building a model and its first run may take on the server.
 OPEN_TIMEOUT_S = 300.0
-#: Seconds between attempts to open a model that the server refused.
-REOPEN_S = 2.0
 #: Seconds without requests after the server said "full".
 FULL_PAUSE_S = 0.2
 #: Seconds after which a reply that never came is given up.
 GIVE_UP_S = 10.0
-#: Input shapes that are kept open at once.
-MAX_SHAPES = 8
 #: Bytes of all outputs of one inference.
 MAX_OUTPUT_BYTES = 1 << 30
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class _Opening:
-    """A model on its way to being open, or open, for one set of input shapes on one connection."""
-
-    connection: int
-    handle: Optional[int] = None
-    problem: str = ""
-    retry_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -96,72 +83,55 @@ class ServerRunner:
         self._own_fingerprint = own_fingerprint
         self._codec = codec
         self.patience = TimeoutPolicy(limits)
-        self._openings: Dict[Specs, _Opening] = {}
+        self._handles: Handles[Specs, int] = Handles(
+            client, f"model {name!r}", close=lambda handle: client.request("close_model", {"handle": handle})
+        )
         self._overdue: Optional[Future[Any]] = None
         self._overdue_s = 0.0
-        self._pause_until_s = 0.0
         self._lock = threading.Lock()
-        self._told = ""
+        self._reported = ""
 
     def prepare(self, specs: Specs) -> None:
         """Open the model for these inputs as soon as the link allows; returns at once."""
-        self._opening_obstacle(specs)
+        self._handles.unavailable_reason(specs, lambda: functools.partial(self._open, specs))
 
     def link_changed(self, state: LinkState, _cause: str) -> None:
         """Open again what was open before the connection broke. For the client's ``on_state``; returns at once."""
-        if state is LinkState.READY:
-            with self._lock:
-                known = list(self._openings)
-            for specs in known:
-                self._opening_obstacle(specs)
+        self._handles.link_changed(state)
 
     def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """See :class:`~edge_offload.modes.runner.Runner`."""
-        reason = self._opening_obstacle(tuple(TensorSpec.of(tensor) for tensor in inputs))
-        if reason is not None:
-            return reason
-        with self._lock:
-            now = time.monotonic()
-            if self._overdue is not None:
-                return f"the server has not answered for {now - self._overdue_s:.2f} s"
-            if now < self._pause_until_s:
-                return "the server was full a moment ago"
-        return None
+        specs = specs_of(inputs)
+        reason = self._handles.unavailable_reason(specs, lambda: functools.partial(self._open, specs))
+        if reason is None and self._overdue is not None:
+            return f"the server has not answered for {time.monotonic() - self._overdue_s:.2f} s"
+        return reason
 
     def run(
         self, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], local_s: float, meta: Mapping[str, Any]
     ) -> Attempt:
         """See :class:`~edge_offload.modes.runner.Runner`."""
-        specs = tuple(TensorSpec.of(tensor) for tensor in inputs)
-        with self._lock:
-            opening = self._openings.get(specs)
-        if opening is None or opening.handle is None:
+        specs = specs_of(inputs)
+        handle = self._handles.get(specs)
+        if handle is None:
             raise LinkLost(f"model {self._name!r} is not open on the server")
         wait_s = self.patience.wait_s(deadline_s, local_s)
         began = time.monotonic()
         packed = self._pack(inputs)
         try:
-            return self._ask(opening.handle, packed, wait_s, meta)
+            return self._ask(handle, packed, wait_s, meta)
         except EdgeOffloadError as error:
-            with self._lock:
-                if isinstance(error, Refused):
-                    self._pause_until_s = time.monotonic() + FULL_PAUSE_S
-                elif isinstance(error, BadInput) and self._openings.get(specs) is opening:
-                    # the handle or its shapes are not known there (any more): open again
-                    del self._openings[specs]
+            if isinstance(error, Refused):
+                self._handles.pause(FULL_PAUSE_S, "the server was full a moment ago")
+            elif isinstance(error, BadInput):
+                self._handles.forget(specs, handle)  # it, or its shapes, are not known there (any more)
             raise FailedAttempt(error, time.monotonic() - began, packed.nbytes) from error
 
     def state(self) -> str:
         """The link, what is open on the server, and whether results are bit-equal to local ones."""
-        if self._client.state is not LinkState.READY:
-            return f"no server: {self._client.cause}"
-        with self._lock:
-            openings = list(self._openings.values())
-        problems = [opening.problem for opening in openings if opening.problem]
-        if problems:
-            return problems[0]
-        if not any(opening.handle is not None for opening in openings):
-            return f"{self._client.cause}; model {self._name!r} is not open yet"
+        why, is_open = self._handles.state()
+        if why or not is_open:
+            return why
         return f"{self._client.cause}; model {self._name!r} is open; {self._equality()}"
 
     def different(self) -> List[str]:
@@ -179,63 +149,27 @@ class ServerRunner:
             f"results may differ in the last digits ({'; '.join(found)})" if found else "results are bit-equal to local"
         )
 
-    def _opening_obstacle(self, specs: Specs) -> Optional[str]:
-        connection = self._client.counters["connections"]
-        if self._client.state is not LinkState.READY:
-            with self._lock:
-                self._openings.setdefault(specs, _Opening(connection=-1))
-            return f"no server: {self._client.cause}"
-        with self._lock:
-            opening = self._openings.get(specs)
-            stale = opening is None or opening.connection != connection
-            if stale or (opening is not None and opening.problem and time.monotonic() >= opening.retry_s):
-                if stale:
-                    # what was overdue belongs to the connection that broke
-                    self._overdue = None
-                opening = self._openings[specs] = _Opening(connection)
-                self._close_oldest(connection)
-                threading.Thread(
-                    target=self._open, args=(specs, opening), name="edge-offload-open", daemon=True
-                ).start()
-            if opening is not None and opening.problem:
-                return opening.problem
-            if opening is None or opening.handle is None:
-                return f"model {self._name!r} is being opened on the server"
-        return None
-
-    def _close_oldest(self, connection: int) -> None:
-        """Keep few shapes open, so that a model whose inputs vary in size does not meet the server's quota."""
-        while len(self._openings) > MAX_SHAPES:
-            oldest = self._openings.pop(next(iter(self._openings)))
-            if oldest.handle is not None and oldest.connection == connection:
-                self._client.request("close_model", {"handle": oldest.handle})
-
-    def _open(self, specs: Specs, opening: _Opening) -> None:
-        """In a thread of its own: open, and time one inference so that the first frame's wait is known."""
+    def _open(self, specs: Specs, _progress: Progress) -> int:
+        """Open, and time one inference so that the first frame's wait is known."""
         torches = self.torches()
-        if torches and torches != self._told:
+        if torches and torches != self._reported:
             _log.warning("%s", torches)
-        self._told = torches
-        try:
-            if self._hash is None:
-                self._hash = self._state_hash()
-            body = {
-                "name": self._name,
-                "options": self._options,
-                "state_hash": self._hash,
-                "inputs": [spec.to_dict() for spec in specs],
-            }
-            future = self._client.request("open_model", body, timeout_s=OPEN_TIMEOUT_S)
-            handle = future.result(OPEN_TIMEOUT_S + 1.0).body.get("handle")
-            if type(handle) is not int:
-                raise ProtocolError("the server opened the model without a handle")
-            probe = self._pack([spec.zeros() for spec in specs])
-            self._ask(handle, probe, GIVE_UP_S, {"probe": True})
-            opening.handle = handle
-        except (EdgeOffloadError, FutureTimeout) as error:
-            opening.retry_s = time.monotonic() + REOPEN_S
-            opening.problem = f"the server did not open model {self._name!r}: {error}"
-            _log.warning("%s", opening.problem)
+        self._reported = torches
+        if self._hash is None:
+            self._hash = self._state_hash()
+        body = {
+            "name": self._name,
+            "options": self._options,
+            "state_hash": self._hash,
+            "inputs": [spec.to_dict() for spec in specs],
+        }
+        future = self._client.request("open_model", body, timeout_s=OPEN_TIMEOUT_S)
+        handle = background.result(future, OPEN_TIMEOUT_S + 1.0).body.get("handle")
+        if type(handle) is not int:
+            raise ProtocolError("the server opened the model without a handle")
+        probe = self._pack([spec.zeros() for spec in specs])
+        self._ask(handle, probe, GIVE_UP_S, {"probe": True})
+        return handle
 
     def _pack(self, inputs: Sequence[torch.Tensor]) -> _Packed:
         began = time.monotonic()

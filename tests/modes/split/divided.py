@@ -6,8 +6,7 @@ import dataclasses
 import random
 
 from edge_offload.ir import sequence_hash
-from edge_offload.modes.split.unmodified import recorded as recorded_split
-from edge_offload.modes.timeouts import TimeoutLimits
+from edge_offload.modes.timeouts import TimeoutLimits, TimeoutPolicy
 from edge_offload.split.footprints.registry import EMPTY
 from edge_offload.split.model.complete import backward, complete
 from edge_offload.split.model.locality import Locality, union
@@ -32,22 +31,26 @@ def divided(located, identity):
     return complete(located, *backward(located, decide), identity=identity)
 
 
-class Divided(recorded_split.RecordedSplit):
-    def __init__(self, network, client, slowdown):
-        patient = TimeoutLimits(floor_s=30.0, cap_s=30.0, first_s=30.0)  # a stall of a busy machine is no fault here
-        super().__init__(network, client, slowdown, effort=Effort(0.1, 5), planner="device_only", limits=patient)
-
-    def _plan(self, network, model, shared):
-        planned = super()._plan(network, model, shared)
-        identity = sequence_hash(network.located.sequence)
-        plan = divided(network.located, identity)
-        assert plan.splits_an_operator
-        made.append((network, plan))
-        chosen = ready(plan, network.located, identity)
-        return dataclasses.replace(planned, plans=(chosen,), place=(0,) * len(planned.place))
-
-
 def divide_everything(recorder):
     learner = recorder.strategy.learner
     usual = learner.opener
-    learner.opener = lambda network: Divided(network, usual(network)._client, 1.0)
+
+    def opener(network):
+        runner = usual(network, effort=Effort(0.1, 5), planner="device_only")
+        # a stall of a busy machine is no fault here
+        runner.patience = TimeoutPolicy(TimeoutLimits(floor_s=30.0, cap_s=30.0, first_s=30.0))
+        by_planner = runner.opener.plan
+
+        def plan(network, model, shared):
+            planned = by_planner(network, model, shared)
+            identity = sequence_hash(network.located.sequence)
+            found = divided(network.located, identity)
+            assert found.splits_an_operator
+            made.append((network, found))
+            chosen = ready(found, network.located, identity)
+            return dataclasses.replace(planned, plans=(chosen,), place=(0,) * len(planned.place))
+
+        runner.opener.plan = plan
+        return runner
+
+    learner.opener = opener

@@ -26,7 +26,8 @@ from edge_offload.ir.build import from_module
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.memory import flat_bytes
-from edge_offload.modes.split.unmodified.recorded import RecordedSplit
+from edge_offload.modes.split.robot.runner import SplitRunner
+from edge_offload.modes.split.unmodified.recorded import RecordedSource
 from edge_offload.native import libraries
 from edge_offload.protocol.blobs import digest
 from edge_offload.server.blobs import BlobStore
@@ -89,7 +90,8 @@ def test_a_sequence_is_opened_by_itself_and_its_weights_are_sent_once(server, ke
     with Client(server.address, keys=KeyStore(keys)) as client:
         client.wait_ready(60.0)
         for _ in range(2):
-            split = RecordedSplit(network, client, planner="server_only", effort=Effort(0.1, 5))
+            source = RecordedSource(network)
+            split = SplitRunner(source, client, planner="server_only", effort=Effort(0.1, 5))
             end = time.monotonic() + 200.0
             while split.unavailable_reason([picture]) is not None:
                 assert time.monotonic() < end, split.state()
@@ -99,7 +101,7 @@ def test_a_sequence_is_opened_by_itself_and_its_weights_are_sent_once(server, ke
                 want = module(picture)
             (got,) = split.run([picture], None, 0.0, {}).outputs
             assert (got - want).abs().max() <= 1e-12 * want.abs().max()
-            sent.append(split.weights_sent)
+            sent.append(source.weights_sent)
             split.close()
     assert sent == [sum(tensor.nbytes for tensor in network.program.constants.values()), 0]
 

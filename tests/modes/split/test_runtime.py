@@ -58,16 +58,16 @@ def random_plan(located, chooser, identity):
 
 def install(robot, picture, plans):
     """Put these plans in force on both sides; entry k serves k MB/s."""
-    opening = robot.runner._openings[next(iter(robot.runner._openings))]
-    located = opening.planned.network.located
-    compiled = tuple(ready(plan, located, sequence_hash(located.sequence)) for plan in plans)
-    table = dataclasses.replace(opening.planned.table, bandwidths=tuple(1e6 * k for k in range(len(plans))),
-                                plans=tuple(plans))  # fmt: skip
-    text = json.dumps([plan.to_json() for plan in plans]).encode()
-    robot.client.request("split_table", {"handle": opening.handle}, [text], timeout_s=60.0).result(61.0)
-    opening.planned = dataclasses.replace(opening.planned, table=table, plans=compiled,
-                                          place=tuple(range(len(plans))))  # fmt: skip
-    return opening.planned
+
+    def changed(planned):
+        located = planned.network.located
+        compiled = tuple(ready(plan, located, sequence_hash(located.sequence)) for plan in plans)
+        table = dataclasses.replace(
+            planned.table, bandwidths=tuple(1e6 * k for k in range(len(plans))), plans=tuple(plans)
+        )
+        return dataclasses.replace(planned, table=table, plans=compiled, place=tuple(range(len(plans))))
+
+    return robot.runner.put_in_force([picture], changed)
 
 
 def close_to(got, want):
@@ -138,7 +138,7 @@ def test_while_plans_are_made_frames_are_local_and_say_how_far_it_is(server, rob
         if report.fallback_reason:
             assert report.mode is Mode.LOCAL
             assert all(torch.equal(one, other) for one, other in zip(got, want))
-            steps.extend(report.fallback_reason.split("is being planned: ")[1:])
+            steps.extend(report.fallback_reason.split("is being opened: ")[1:])
         return report.mode is Mode.SPLIT
 
     until(split, 400.0)
@@ -237,8 +237,7 @@ def test_what_a_hostile_robot_sends_is_refused_and_the_server_lives(bot, harm):
     planned = bot.open(image())
     located = planned.network.located
     plan = server_only(located)
-    install(bot, image(), [plan])
-    handle = next(iter(bot.runner._openings.values())).handle
+    handle = install(bot, image(), [plan]).handle
     ask = lambda kind, body, *buffers: bot.client.request(kind, {"handle": handle, **body}, buffers, timeout_s=60.0)  # noqa: E731
     if harm == "plan":
         first = plan.server[0]

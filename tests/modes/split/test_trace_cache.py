@@ -148,8 +148,8 @@ def test_after_an_interruption_robot_and_server_go_on_with_what_they_had(server,
     with emulator.start():
         bot = robot(emulator.address)
         before = bot.open(PICTURE)
-        for name in ("_trace", "_plan"):
-            monkeypatch.setattr(bot.runner, name, never)
+        monkeypatch.setattr(bot.runner.opener.source, "trace", never)
+        monkeypatch.setattr(bot.runner.opener, "plan", never)
         connections = bot.client.counters["connections"]
         emulator.cut("reset")
         until(lambda: bot.client.counters["connections"] > connections, 60.0)

@@ -12,10 +12,10 @@ import torch
 
 from edge_offload import background
 from edge_offload.errors import LinkLost
+from edge_offload.modes.split.robot.runner import SplitRunner
 from edge_offload.modes.split.unmodified.cut import Uses
 from edge_offload.modes.split.unmodified.join import Joined
 from edge_offload.modes.split.unmodified.lift import Calls, Recorded, capture
-from edge_offload.modes.split.unmodified.recorded import RecordedSplit
 from edge_offload.notices import Once
 from edge_offload.replay.definitions import Definitions
 from edge_offload.replay.flushed import CUT, READ
@@ -79,7 +79,7 @@ class Inference:
     made: Tuple[int, ...] = ()
     later: Tuple[FollowUpRead, ...] = ()
     uses: Uses = field(default_factory=Uses)
-    runner: Optional[RecordedSplit] = None
+    runner: Optional[SplitRunner] = None
     checked: bool = False
     touched: int = 0
     failures: int = 0

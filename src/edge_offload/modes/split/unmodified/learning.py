@@ -16,11 +16,11 @@ import torch
 
 from edge_offload import background
 from edge_offload.errors import EdgeOffloadError
+from edge_offload.modes.split.robot.runner import SplitRunner
 from edge_offload.modes.split.unmodified.cut import with_reads
 from edge_offload.modes.split.unmodified.inferences import REPEATS, FollowUpRead, Inference, Inferences, record
 from edge_offload.modes.split.unmodified.join import Joined, join
 from edge_offload.modes.split.unmodified.lift import Recorded, unavailable_reason
-from edge_offload.modes.split.unmodified.recorded import RecordedSplit
 from edge_offload.notices import Once
 from edge_offload.protocol.messages import Message
 from edge_offload.replay.dispatcher import SegmentDispatcher
@@ -35,7 +35,7 @@ MAX_CHANGES = 3
 """Times that an inference is learnt anew because its weights were changed."""
 
 _log = logging.getLogger(__name__)
-Opener = Callable[[Network], RecordedSplit]
+Opener = Callable[[Network], SplitRunner]
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 from typing import Any, Dict, Tuple
@@ -22,12 +21,14 @@ from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client, Timings
 from edge_offload.link.transport.prober import Prober
 from edge_offload.mode import Mode
+from edge_offload.modes.split.robot.runner import SplitRunner
 from edge_offload.modes.split.unmodified.in_process import InProcessHandler, InProcessSession, in_process
-from edge_offload.modes.split.unmodified.recorded import RecordedSplit
+from edge_offload.modes.split.unmodified.recorded import RecordedSource
 from edge_offload.modes.split.unmodified.strategy import SplitStrategy
 from edge_offload.notices import notify
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.recorder import Recorder
+from edge_offload.split.model.network import Network
 
 IDLE_S = 1.0
 """Between probes of an idle link, and between its heartbeats: what the program computes by itself shares its cores with
@@ -64,7 +65,9 @@ def from_environment() -> installation.Installed:
         torch.set_num_threads(settings.threads)
     session = InProcessSession() if alone else None
     remote = WorkerRemote(settings.device, settings.threads) if session is None else in_process(session)
-    opener = functools.partial(RecordedSplit, client=client, slowdown=settings.slowdown)
+
+    def opener(network: Network, **plans: Any) -> SplitRunner:
+        return SplitRunner(RecordedSource(network), client, settings.slowdown, **plans)
 
     def strategy_of(_mode: Mode, dispatcher: SegmentDispatcher) -> SplitStrategy:
         return SplitStrategy(dispatcher, opener, settings.slowdown, session)

@@ -1,13 +1,11 @@
-"""A split of an inference that the virtual device recorded: opened by its sequence, with constants by checksum."""
+"""What is split in an unmodified program: an inference that the virtual device recorded, with constants by checksum."""
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import Future
-from typing import Any, Callable, Iterator, List, Sequence, Set
+from typing import Any, Iterator, List, Optional, Sequence, Set
 
 import torch
-from torch import nn
 
 from edge_offload import background
 from edge_offload.errors import Unsupported
@@ -16,9 +14,10 @@ from edge_offload.ir import wire
 from edge_offload.ir.build import Program
 from edge_offload.link.transport.client import Client
 from edge_offload.memory import flat_bytes
+from edge_offload.modes.handles import Progress
 from edge_offload.modes.runner import Attempt
-from edge_offload.modes.split.robot.runner import OPEN_TIMEOUT_S, REOPEN_S, Opening, Specs, SplitRunner
-from edge_offload.notices import notify
+from edge_offload.modes.split.robot.opening import OPEN_TIMEOUT_S, REOPEN_S
+from edge_offload.notices import Once
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES, digest, look_up
 from edge_offload.split.model.network import Network
 
@@ -27,74 +26,75 @@ PUT_TIMEOUT_S = 300.0
 """For a piece of 8 MiB, on a link of 30 kB/s."""
 
 
-class RecordedSplit(SplitRunner):
-    """Runs a recorded inference on robot and server together.
+class RecordedSource:
+    """A recorded inference; the server gets its sequence and the constants that it does not have.
 
     Args:
-        network: traced from the record (:mod:`edge_offload.modes.split.unmodified.lift`), for these shapes.
-        client: the link, owned by someone else.
-        slowdown: emulate a robot that is so many times slower.
+        network: traced from the record (:mod:`edge_offload.modes.split.unmodified.lift`), for its shapes.
 
     Attributes:
         weights_sent: bytes of constants that the server did not have.
     """
 
-    def __init__(self, network: Network, client: Client, slowdown: float = 1.0, **options: Any) -> None:
-        super().__init__(network.name, {}, nn.Identity(), client, str, _no_local, slowdown, **options)
-        self._network = network
-        self._refusals = 0
-        self._closed = False
+    def __init__(self, network: Network) -> None:
+        self.name = network.name
         self.weights_sent = 0
+        self._network = network
+        self._once = Once(1)
 
-    def close(self) -> None:
-        """See :meth:`SplitRunner.close`; what is being opened is closed when it is open."""
-        self._closed = True
-        super().close()
-
-    def _open(self, specs: Specs, opening: Opening, examples: Sequence[torch.Tensor]) -> None:
-        super()._open(specs, opening, examples)
-        if self._closed and opening.handle is not None:
-            self._client.request("split_close", {"handle": opening.handle})
-
-    def _not_opened(self, opening: Opening, why: str) -> None:
-        """What the server will not take it will hardly take soon."""
-        self._refusals += 1
-        opening.retry_s = time.monotonic() + min(REOPEN_S * 2**self._refusals, MOST_REOPEN_S)
-        opening.problem = why
-        if self._refusals == 1:
-            notify(f"the split of {self._name} was not opened: {why}")
-
-    def _trace(self, examples: Sequence[torch.Tensor]) -> Network:
+    def trace(self, examples: Sequence[torch.Tensor]) -> Network:
+        """See :class:`~edge_offload.modes.split.robot.opening.Source`."""
+        del examples
         return self._network
 
-    def _ask_to_open(self, examples: Sequence[torch.Tensor], tell: Callable[[str], None]) -> Future[Any]:
+    def ask_to_open(
+        self, client: Client, examples: Sequence[torch.Tensor], sequence: Optional[str], progress: Progress
+    ) -> Future[Any]:
+        """See :class:`~edge_offload.modes.split.robot.opening.Source`."""
+        del sequence
         program = self._network.program
-        names = self._send_constants(program, tell)
+        names = self._send_constants(client, program, progress)
         descriptors, buffers = pack(examples)
         body = {"constants": names, "inputs": descriptors}
-        sequence = wire.encode(program.sequence)
-        return self._client.request("split_open", body, [sequence, *buffers], timeout_s=OPEN_TIMEOUT_S)
+        encoded = wire.encode(program.sequence)
+        return client.request("split_open", body, [encoded, *buffers], timeout_s=OPEN_TIMEOUT_S)
 
-    def _send_constants(self, program: Program, tell: Callable[[str], None]) -> List[bytes]:
+    def run_here(self, inputs: Sequence[torch.Tensor]) -> Attempt:
+        """The device computes what stays here; it is asked before (``stays_local``).
+
+        Raises:
+            Unsupported: always.
+        """
+        raise Unsupported(f"{len(inputs)} inputs are computed on the device")
+
+    def retry_s(self, refusals: int) -> float:
+        """What the server will not take it will hardly take soon."""
+        return min(REOPEN_S * float(2**refusals), MOST_REOPEN_S)
+
+    def report(self, problem: str) -> None:
+        """Say it once."""
+        self._once.notify(problem)
+
+    def _send_constants(self, client: Client, program: Program, progress: Progress) -> List[bytes]:
         """Send the pieces of the constants that the server does not have; names of all."""
-        tell("the server is asked for its weights")
+
+        def missing_of(asked: List[bytes]) -> Any:
+            future = client.request("split_have", {"names": asked}, timeout_s=60.0)
+            return background.result(future, 60.0).body.get("missing")
+
+        progress("the server is asked for its weights")
         names = [digest(piece) for piece in _pieces(program)]
         missing: Set[bytes] = set()
-        for _, absent in look_up(names, self._have):
+        for _, absent in look_up(names, missing_of):
             missing.update(names[index] for index in absent)
         for name, piece in zip(names, _pieces(program)):
             if name in missing:
                 missing.discard(name)
-                tell(f"its weights are being sent: {self.weights_sent / 1e6:.1f} MB so far")
-                put = self._client.request("split_put", {"name": name}, [piece], timeout_s=PUT_TIMEOUT_S)
+                progress(f"its weights are being sent: {self.weights_sent / 1e6:.1f} MB so far")
+                put = client.request("split_put", {"name": name}, [piece], timeout_s=PUT_TIMEOUT_S)
                 background.result(put, PUT_TIMEOUT_S)
                 self.weights_sent += len(piece)
         return names
-
-    def _have(self, names: List[bytes]) -> Any:
-        """What the server says of those blobs."""
-        reply = background.result(self._client.request("split_have", {"names": names}, timeout_s=60.0), 60.0)
-        return reply.body.get("missing")
 
 
 def _pieces(program: Program) -> Iterator[bytes]:
@@ -109,8 +109,3 @@ def _pieces(program: Program) -> Iterator[bytes]:
             del rest[:MAX_BLOB_BYTES]
     if rest:
         yield bytes(rest)
-
-
-def _no_local(inputs: Sequence[torch.Tensor]) -> Attempt:
-    """The device computes what stays here; it is asked before (``stays_local``)."""
-    raise Unsupported(f"{len(inputs)} inputs are computed on the device")

@@ -18,12 +18,12 @@ from edge_offload.errors import EdgeOffloadError, LinkLost, Unsupported
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.modes.runner import Attempt
+from edge_offload.modes.split.robot.runner import SplitRunner
 from edge_offload.modes.split.unmodified.cut import held, put
 from edge_offload.modes.split.unmodified.deferred import DeferredSteps, PendingReads
 from edge_offload.modes.split.unmodified.inferences import REPEATS, Inference, Inferences, SplitCounters
 from edge_offload.modes.split.unmodified.learning import Learner, Opener
 from edge_offload.modes.split.unmodified.lift import compare
-from edge_offload.modes.split.unmodified.recorded import RecordedSplit
 from edge_offload.notices import Once
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.flushed import CUT, FlushedSegment
@@ -122,7 +122,7 @@ class SplitStrategy(Strategy):
         return outcome
 
     def _together(
-        self, inference: Inference, runner: RecordedSplit, invocation: SegmentInvocation
+        self, inference: Inference, runner: SplitRunner, invocation: SegmentInvocation
     ) -> Optional[Outcome]:
         """The result of a step by robot and server together; None if the device is to compute it."""
         attempt = self._attempt(inference, runner, invocation)
@@ -150,7 +150,7 @@ class SplitStrategy(Strategy):
             self.deferred.keep_reads(PendingReads(inference, invocation.base, tensors, step))
         return Outcome(tensors[0])
 
-    def _attempt(self, inference: Inference, runner: RecordedSplit, invocation: SegmentInvocation) -> Optional[Attempt]:
+    def _attempt(self, inference: Inference, runner: SplitRunner, invocation: SegmentInvocation) -> Optional[Attempt]:
         """What robot and server computed together, if they did."""
         payloads = invocation.payloads
         if runner.unavailable_reason(payloads) is not None or runner.stays_local(payloads):
@@ -165,7 +165,7 @@ class SplitStrategy(Strategy):
         inference.failures = 0
         return attempt
 
-    def _count(self, runner: RecordedSplit, invocation: SegmentInvocation, attempt: Attempt) -> None:
+    def _count(self, runner: SplitRunner, invocation: SegmentInvocation, attempt: Attempt) -> None:
         """A step whose result is given to the program."""
         planned = runner.planned(invocation.payloads)
         counted = runner.counted

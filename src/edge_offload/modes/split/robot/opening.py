@@ -1,0 +1,283 @@
+"""Opening a split: robot and server trace and time the model, the robot plans, and both have the same plans then.
+
+After an interruption nothing of that is done again: the server is told the hash of the trace, and gets the plans of
+before if its profile is the same.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from edge_offload import background
+from edge_offload.errors import EdgeOffloadError, ProtocolError, RemoteError
+from edge_offload.execute.heap import keep_freed
+from edge_offload.execute.tensors import Specs, pack, specs_of
+from edge_offload.link.replies import Reply
+from edge_offload.link.transport.client import Client
+from edge_offload.models.entry import Scalar
+from edge_offload.modes.handles import Progress
+from edge_offload.modes.runner import Attempt
+from edge_offload.modes.split.robot.frame import Planned
+from edge_offload.modes.split.robot.plan_times import PlanTimes
+from edge_offload.split.model.cost import CostModel, Link
+from edge_offload.split.model.network import Network
+from edge_offload.split.model.objective import Objective
+from edge_offload.split.model.reference import shared_values
+from edge_offload.split.planners.space import Space
+from edge_offload.split.planners.table import DEFAULT, Effort, plan_table
+from edge_offload.split.runtime.profile import Profile, cost_model, measure
+from edge_offload.split.runtime.streaming import best_stream
+from edge_offload.split.runtime.tables import ReadyPlan, ready
+from edge_offload.split.runtime.tracing import trace
+
+BANDWIDTHS = tuple(
+    1e6 * rate
+    for rate in (
+        0.1, 0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.4, 1.6, 1.8, 2, 2.3, 2.6, 3, 3.5, 4, 4.5,
+        5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 22, 24, 27, 30,
+    )
+)  # fmt: skip
+"""Bytes per second for which plans are made: close to each other where a frame takes most of its time on the link."""
+REQUEST_S = 1.5e-3
+"""The runtime's own time per inference that uses the link, charged by the planner where it could not be measured."""
+ECHOES = 9
+MOST_REQUEST_S = 0.05
+OPEN_TIMEOUT_S = 600.0
+REOPEN_S = 5.0
+PROFILE_REPEATS = 3
+SAME_LINK_S = 0.02
+"""By so much the way to the server may differ from that which plans were made for."""
+
+_log = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """What is split: where its operators come from, and how the server comes to have them."""
+
+    name: str
+
+    def trace(self, examples: Sequence[torch.Tensor]) -> Network:
+        """Its operators, for inputs of these shapes."""
+
+    def ask_to_open(
+        self, client: Client, examples: Sequence[torch.Tensor], sequence: Optional[str], progress: Progress
+    ) -> Future[Any]:
+        """Ask the server to trace and time it; ``sequence``: hash of the trace, where that is known already."""
+
+    def run_here(self, inputs: Sequence[torch.Tensor]) -> Attempt:
+        """A whole inference on the robot, for plans that use no link."""
+
+    def retry_s(self, refusals: int) -> float:
+        """Seconds until it may be opened again, after so many refusals in a row."""
+
+    def report(self, problem: str) -> None:
+        """It was not opened."""
+
+
+@dataclass
+class ModelSource:
+    """A model of the registry, which the server builds by itself.
+
+    Attributes:
+        name, options: of the model.
+        module: the robot's own.
+        state_hash: makes the hash of the robot's weights; called once, in the background.
+        run_here: computes a whole inference.
+    """
+
+    name: str
+    options: Mapping[str, Scalar]
+    module: nn.Module
+    state_hash: Callable[[], str]
+    run_here: Callable[[Sequence[torch.Tensor]], Attempt]
+    _hash: str = ""
+
+    def trace(self, examples: Sequence[torch.Tensor]) -> Network:
+        """See :class:`Source`."""
+        return trace(self.name, self.module, examples)
+
+    def ask_to_open(
+        self, client: Client, examples: Sequence[torch.Tensor], sequence: Optional[str], progress: Progress
+    ) -> Future[Any]:
+        """See :class:`Source`."""
+        del progress
+        descriptors, buffers = pack(examples)
+        self._hash = self._hash or self.state_hash()
+        body = {"name": self.name, "options": dict(self.options), "state_hash": self._hash, "inputs": descriptors}
+        if sequence is not None:
+            body["sequence"] = sequence
+        return client.request("split_open", body, buffers, timeout_s=OPEN_TIMEOUT_S)
+
+    def retry_s(self, refusals: int) -> float:
+        """See :class:`Source`."""
+        del refusals
+        return REOPEN_S
+
+    def report(self, problem: str) -> None:
+        """See :class:`Source`."""
+        _log.warning("%s", problem)
+
+
+@dataclass(frozen=True)
+class OpenSplit:
+    """A split that is open: its number on the server, and what both sides have."""
+
+    handle: int
+    planned: Planned
+
+
+@dataclass
+class PlanSettings:
+    """How the table of plans is made.
+
+    Attributes:
+        planner, objective, effort: see :func:`~edge_offload.split.planners.table.plan_table`.
+        codecs: whether payloads may be coded.
+        stream: whether the server's first steps follow the pieces of the input.
+    """
+
+    planner: str = DEFAULT
+    objective: Optional[Objective] = None
+    effort: Optional[Effort] = None
+    codecs: bool = True
+    stream: bool = True
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Plans that were made, and the server's profile that they were made from."""
+
+    theirs: Profile
+    planned: Planned
+
+
+class SplitOpener:
+    """Opens one source for any shapes of inputs.
+
+    Args:
+        source: what is split.
+        client: the link, owned by someone else.
+        slowdown: emulate a robot that is so many times slower.
+        settings: how plans are made.
+    """
+
+    def __init__(self, source: Source, client: Client, slowdown: float, settings: PlanSettings) -> None:
+        self.source, self.settings = source, settings
+        self._client, self._slowdown = client, slowdown
+        self._known: Dict[Specs, Tuple[Network, Profile, Mapping[int, torch.Tensor]]] = {}
+        self._made: Dict[Specs, _Made] = {}
+        self._learning = threading.Lock()
+
+    def open(self, examples: Sequence[torch.Tensor], progress: Progress) -> OpenSplit:
+        """Open for inputs of these shapes; blocks for seconds to minutes.
+
+        Raises:
+            EdgeOffloadError: the server refused, or traces it differently; or there is no plan.
+        """
+        specs = specs_of(examples)
+        progress("it is being traced here")
+        known = self._known.get(specs)
+        sequence = None if known is None else known[1].sequence
+        future = self.source.ask_to_open(self._client, examples, sequence, progress)
+        network, profile, shared = self.learn(examples, progress)
+        progress("the server is still tracing and timing it")
+        reply: Reply = background.result(future, OPEN_TIMEOUT_S)
+        theirs = Profile.from_bytes(reply.buffers)
+        if theirs.sequence != profile.sequence:
+            raise RemoteError("robot and server trace this model differently", remedy="use the same torch on both")
+        made = self._made.get(specs)
+        rtt_s = self._client.clock.rtt_s
+        link = Link(latency_s=rtt_s / 2 if 0 <= rtt_s < 1 else Link().latency_s)
+        if made is None or made.theirs != theirs or not _similar(made.planned.model.link, link):
+            request_s = self._request_s(2 * link.latency_s)
+            model = cost_model(network.located, profile, theirs, link, request_s=request_s, slowdown=self._slowdown)
+            progress("plans are being made")
+            made = self._made[specs] = _Made(theirs, self.plan(network, model, shared))
+        handle = reply.body.get("handle")
+        if type(handle) is not int:
+            raise ProtocolError("the server opened the split without a handle")
+        return self.put_in_force(handle, made.planned)
+
+    def plan_again(self, split: OpenSplit, specs: Specs) -> OpenSplit:
+        """Plan an open split again, by the settings of now; blocks."""
+        planned = self.plan(split.planned.network, split.planned.model, split.planned.shared)
+        opened = self.put_in_force(split.handle, planned)
+        if specs in self._made:
+            self._made[specs] = _Made(self._made[specs].theirs, planned)
+        return opened
+
+    def put_in_force(self, handle: int, planned: Planned) -> OpenSplit:
+        """Have the server use these plans; blocks.
+
+        Raises:
+            EdgeOffloadError: it did not take them.
+        """
+        table = json.dumps([item.plan.to_json() for item in planned.plans]).encode()
+        future = self._client.request("split_table", {"handle": handle}, [table], timeout_s=60.0)
+        background.result(future, 60.0)
+        return OpenSplit(handle, planned)
+
+    def close(self, split: OpenSplit) -> None:
+        """Give the server's half up."""
+        self._client.request("split_close", {"handle": split.handle})
+
+    def learn(
+        self, examples: Sequence[torch.Tensor], progress: Progress = lambda doing: None
+    ) -> Tuple[Network, Profile, Mapping[int, torch.Tensor]]:
+        """Trace and profile here, once, whatever the link does meanwhile; blocks. Opening a split does so by itself."""
+        specs = specs_of(examples)
+        with self._learning:
+            if specs not in self._known:
+                keep_freed()  # page faults come and go with the heap's state; no profile would foretell them
+                network = self.source.trace(examples)
+                shared = shared_values(network.located, network.program.constants)
+                self._known[specs] = (network, measure(network, PROFILE_REPEATS, tell=progress), shared)
+            return self._known[specs]
+
+    def plan(self, network: Network, model: CostModel, shared: Mapping[int, torch.Tensor]) -> Planned:
+        """Plans for :data:`BANDWIDTHS`, the equal ones once."""
+        settings = self.settings
+        space = Space(model, BANDWIDTHS, settings.codecs)
+        table = plan_table(space, settings.planner, settings.objective or Objective(), settings.effort or Effort())
+        distinct: Dict[Tuple[Any, ...], List[int]] = {}
+        for index, plan in enumerate(table.plans):
+            distinct.setdefault((plan.robot, plan.server, plan.transfers), []).append(index)
+        plans: List[ReadyPlan] = []
+        place = [0] * len(table.plans)
+        for entries in distinct.values():
+            background.check()
+            plan = table.plans[entries[0]]
+            if settings.stream:
+                plan = best_stream(plan, model, [table.bandwidths[index] for index in entries])
+            for index in entries:
+                place[index] = len(plans)
+            plans.append(ready(plan, network.located, space.identity))
+        times = PlanTimes.of([item.plan for item in plans], model)
+        return Planned(network, model, table, tuple(plans), tuple(place), times, shared)
+
+    def _request_s(self, rtt_s: float) -> float:
+        """What a request takes beyond the round trip, through all the threads of both sides: a median."""
+        seconds = []
+        try:
+            for _ in range(ECHOES):
+                began = time.monotonic()
+                background.result(self._client.request("split_echo", {}, timeout_s=5.0), 5.0)
+                seconds.append(time.monotonic() - began)
+        except (EdgeOffloadError, FutureTimeout):
+            return REQUEST_S
+        return min(max(statistics.median(seconds) - rtt_s, 0.0), MOST_REQUEST_S)
+
+
+def _similar(one: Link, other: Link) -> bool:
+    return abs(one.latency_s - other.latency_s) <= SAME_LINK_S
