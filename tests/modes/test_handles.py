@@ -1,0 +1,129 @@
+"""Handles are opened in the background, again after a refusal or on a new connection, and never waited for."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from edge_offload.errors import Refused
+from edge_offload.link.replies import LinkState
+from edge_offload.modes import handles as module
+from edge_offload.modes.handles import Handles
+
+
+@pytest.fixture
+def client():
+    return SimpleNamespace(state=LinkState.READY, cause="nobody", counters={"connections": 1})
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The clock that handles read; and what they open is opened at once."""
+    clock = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock.seconds)
+    monkeypatch.setattr(module.background, "start", lambda _name, work, *args: work(*args))
+    return clock
+
+
+def opens(results):
+    """Prepares work that gives the next of ``results``, or raises it."""
+
+    def work(_progress):
+        found = next(results)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return lambda: work
+
+
+def test_a_handle_is_opened_once_for_each_key_and_connection(client, now):
+    known, results = Handles(client, "it"), opens(iter([7, 8, 9]))
+    assert [known.unavailable_reason(key, results) for key in "aab"] == [None] * 3
+    assert (known.get("a"), known.get("b")) == (7, 8)
+    client.counters["connections"] = 2
+    known.unavailable_reason("a", results)
+    assert known.get("a") == 9
+
+
+def test_a_refusal_is_told_in_words_and_tried_again_later_each_time(client, now):
+    told, waits = [], {1: 2.0, 2: 4.0}
+    known = Handles(client, "it", retry_s=waits.get, report=told.append)
+    results = opens(iter([Refused("no room"), Refused("no room"), 5]))
+    for later_s in (0.0, 1.9, 0.2, 3.9):
+        now.seconds += later_s
+        assert known.unavailable_reason("a", results) == "it was not opened: no room"
+    assert told == ["it was not opened: no room"] * 2
+    now.seconds += 0.2
+    assert known.unavailable_reason("a", results) is None
+
+
+def test_without_a_connection_it_is_opened_when_there_is_one(client, now):
+    client.state = LinkState.CONNECTING
+    known, results = Handles(client, "it"), opens(iter([3]))
+    assert known.unavailable_reason("a", results) == "no server: nobody"
+    client.state = LinkState.READY
+    known.link_changed(LinkState.READY)
+    assert known.get("a") == 3
+
+
+def test_a_frame_never_waits_for_opening_and_hears_how_far_it_is(client):
+    known, go, done = Handles(client, "it"), threading.Event(), threading.Event()
+
+    def work(progress):
+        progress("being traced")
+        done.set()
+        go.wait(30.0)
+        return 1
+
+    known.unavailable_reason("a", lambda: work)
+    assert done.wait(30.0)
+    assert known.unavailable_reason("a", lambda: work) == "it is being opened: being traced"
+    go.set()
+
+
+def test_the_oldest_of_too_many_is_closed_and_all_are_in_the_end(client, now):
+    closed = []
+    known, results = Handles(client, "it", closed.append, most=2), opens(iter(range(10)))
+    for key in "abc":
+        known.unavailable_reason(key, results)
+    assert (closed, known.get("a")) == ([0], None)
+    known.close()
+    assert closed == [0, 1, 2]
+
+
+def test_what_is_open_when_all_were_given_up_is_closed_at_once(client, monkeypatch):
+    closed, later = [], []
+    monkeypatch.setattr(module.background, "start", lambda _name, work, *args: later.append((work, args)))
+    known = Handles(client, "it", closed.append)
+    known.unavailable_reason("a", opens(iter([4])))
+    known.close()
+    ((work, args),) = later
+    work(*args)
+    assert closed == [4]
+
+
+def test_a_handle_that_the_server_forgot_is_opened_again_and_a_pause_ends(client, now):
+    known, results = Handles(client, "it"), opens(iter([1, 2]))
+    known.unavailable_reason("a", results)
+    known.forget("a", 99)
+    assert known.get("a") == 1, "another one was forgotten"
+    known.forget("a", 1)
+    assert known.unavailable_reason("a", results) is None
+    assert known.get("a") == 2
+    known.pause(0.5, "it was full")
+    assert known.unavailable_reason("a", results) == "it was full"
+    now.seconds += 0.6
+    assert known.unavailable_reason("a", results) is None
+
+
+def test_handles_that_are_lost_are_opened_again_after_a_while(client, now):
+    known, results = Handles(client, "it"), opens(iter([1, 2]))
+    known.unavailable_reason("a", results)
+    known.lose("the session is gone")
+    assert known.unavailable_reason("a", results) == "the session is gone"
+    now.seconds += 2.1
+    known.unavailable_reason("a", results)
+    assert known.get("a") == 2
