@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import pytest
 
 from edge_offload.ir.trace.budget import UNITS, UNITS_PER_STEP, Budget
-from edge_offload.ir.trace.keys import integer_offsets
+from edge_offload.ir.trace.keys import decode
 from edge_offload.replay.predict import Branches, Predictor
 from edge_offload.replay.signatures import Call, CompletedStep, SegmentSignature
 
@@ -35,8 +35,8 @@ class WideForms:
 
     def call(self, entry: int) -> Call:
         key = b"T" + struct.pack("<BBBqqqqB", 6, 0, 1, 1, 1, 0, 4, 0)
-        offsets, references = integer_offsets(3 * key)
-        return Call(entry, "aten::cat", 3 * key, None, 0, (1,) * WIDTH, offsets, references)
+        _, offsets = decode("aten::cat", 3 * key)
+        return Call(entry, "aten::cat", 3 * key, None, 0, (1,) * WIDTH, offsets, 3)
 
 
 class Program:

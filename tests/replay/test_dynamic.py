@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_offload.errors import ProtocolError
-from edge_offload.ir.trace.keys import integer_offsets, parse_key, tensor_operands
+from edge_offload.ir.operators import OFFSET, SIZE, STRIDE, Varying
+from edge_offload.ir.trace.keys import decode, first_integers
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.ir.trace.symbols import Formula, evaluate, facts_of, parse_formula
 from edge_offload.ir.trace.symbols import explain as explaining
@@ -140,15 +141,18 @@ def test_outcomes_are_told_apart_by_zero_one_and_more_by_truth_and_by_sign() -> 
 
 def test_the_places_of_integers_are_those_that_the_server_reads() -> None:
     key = tensor(6, 3) + number(5) + b"V" + (2).to_bytes(4, "little") + bytes(16) + b"NX\x02\0\0\0TIF" + bytes(8)
-    offsets, references = integer_offsets(key)
-    assert references == 1
-    assert tensor_operands(key) == [(0, 1, 0)]
+    operator, offsets = decode("aten::any", key)
+    ((first, view),) = first_integers(operator)
+    assert (first, view.reference, view.layout.sizes) == (0, 0, (3,))
     changed = bytearray(key)
     for value, offset in enumerate(offsets, 2):
         changed[offset : offset + 8] = value.to_bytes(8, "little")
-    parsed = parse_key(bytes(changed))
-    assert parsed.tensors[0].sizes == (2,)
-    assert parsed.arguments[1:3] == [6, [7, 8]]
+    read, _ = decode("aten::any", bytes(changed))
+    assert read.args[0].layout.sizes == (2,)
+    assert read.args[1:3] == (6, (7, 8))
+    varying, _ = decode("aten::any", key, {offset: value for value, offset in enumerate(offsets)})
+    assert varying.args[0].varying == ((SIZE, 0, 0), (STRIDE, 0, 1), (OFFSET, 0, 2))
+    assert varying.args[1:3] == (Varying(4), (Varying(5), Varying(6)))
 
 
 def test_nodes_and_courses_survive_the_wire() -> None:

@@ -1,16 +1,22 @@
-"""One call of one operator overload: argument tree, outputs, what it writes and what it aliases."""
+"""What an operator call is: a name and an argument tree, what it makes, writes and aliases.
+
+A call of an :class:`~edge_offload.ir.sequence.OperatorSequence` takes values by number (:class:`Ref`). A call as a
+program made it (:mod:`edge_offload.ir.trace.keys` decodes it) takes views of storages and parameters instead.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterator, Optional, Tuple, Union
+from typing import Callable, Dict, Iterator, NamedTuple, Optional, Tuple, Union
 
 from edge_offload.errors import BadInput
 
 _NAME = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*")
 SYMBOL_KINDS = ("dtype", "device", "layout", "memory_format", "generator")
 MAX_DEPTH = 8
+SIZE, STRIDE, OFFSET = range(3)
+"""Fields of a :class:`Layout`, where an integer of a recorded call belongs."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +38,94 @@ class Symbol:
             raise BadInput(f"unknown kind of constant {self.kind!r}", remedy=f"one of {', '.join(SYMBOL_KINDS)}")
 
 
-Arg = Union[None, bool, int, float, complex, str, Ref, Symbol, Tuple["Arg", ...]]
+class Layout(NamedTuple):
+    """How a tensor lies in its storage.
+
+    Attributes:
+        dtype: torch's number of it (``c10::ScalarType``).
+        flags: 1 conjugate, 2 negated.
+        sizes, strides, offset: in elements.
+    """
+
+    dtype: int
+    flags: int
+    sizes: Tuple[int, ...]
+    strides: Tuple[int, ...]
+    offset: int
+
+
+class Hole(NamedTuple):
+    """An integer that varies: its field (SIZE, STRIDE, OFFSET), its dimension, and the value that goes there."""
+
+    field: int
+    dimension: int
+    value: int
+
+
+@dataclass(frozen=True)
+class View:
+    """A device tensor of a recorded call.
+
+    Attributes:
+        number: among the call's device tensors.
+        reference: among the call's references to storages, in order.
+        storage: the storage that it looks into, counted by first use in the call.
+        layout: how it lies there; 0 where ``varying`` says what goes there.
+        varying: its integers that vary.
+    """
+
+    number: int
+    reference: int
+    storage: int
+    layout: Layout
+    varying: Tuple[Hole, ...] = ()
+
+
+@dataclass(frozen=True)
+class StorageRef:
+    """A device storage of a recorded call; see :class:`View`."""
+
+    reference: int
+    storage: int
+
+
+@dataclass(frozen=True)
+class HostTensor:
+    """A parameter: a tensor of the host that travels with the call, the ``number``-th; ``dtype`` as in a layout."""
+
+    number: int
+    dtype: int
+    sizes: Tuple[int, ...]
+    varying: Tuple[Hole, ...] = ()
+
+
+@dataclass(frozen=True)
+class HostNumber:
+    """A parameter: a number of the host that travels with the call, the ``number``-th.
+
+    Attributes:
+        kind: d, i or b.
+        dtype: as in a layout.
+        wrapped: whether it is a Python number to the operator.
+    """
+
+    number: int
+    kind: str
+    dtype: int
+    wrapped: bool
+
+
+@dataclass(frozen=True)
+class Varying:
+    """An integer argument that varies: the value that goes there."""
+
+    value: int
+
+
+Leaf = Union[Ref, Symbol, View, StorageRef, HostTensor, HostNumber, Varying]
+Arg = Union[None, bool, int, float, complex, str, Leaf, Tuple["Arg", ...]]
 """An argument: an immutable tree. Lists are tuples. A number where the schema says Tensor is a wrapped number."""
+_LEAVES = (bool, int, float, complex, str, Ref, Symbol, View, StorageRef, HostTensor, HostNumber, Varying)
 
 
 @dataclass(frozen=True)
@@ -41,8 +133,8 @@ class Operator:
     """One call.
 
     Attributes:
-        name: overload, ``namespace.operator.overload``: ``aten.convolution.default``.
-        args: positional arguments.
+        name: overload, ``aten.relu.default``; of a recorded call as the dispatcher has it, ``aten::relu``.
+        args: positional arguments; of a recorded call all arguments of the schema.
         kwargs: keyword arguments, sorted by name.
         outputs: numbers of the values it makes, flattened; ``None`` where the overload returned no tensor there.
         mutates: numbers of the argument values whose bytes it overwrites (in-place and ``out=`` overloads).
@@ -60,10 +152,13 @@ class Operator:
     scope: str = ""
 
     def __post_init__(self) -> None:
+        if self.kwargs and list(self.kwargs) != sorted(self.kwargs, key=lambda pair: pair[0]):
+            object.__setattr__(self, "kwargs", tuple(sorted(self.kwargs, key=lambda pair: pair[0])))
+
+    def check_names(self) -> None:
+        """Raise BadInput unless the name is ``namespace.operator.overload`` and each keyword is given once."""
         if not _NAME.fullmatch(self.name):
             raise BadInput(f"{self.name!r} is not an operator overload", remedy="write namespace.operator.overload")
-        if list(self.kwargs) != sorted(self.kwargs, key=lambda pair: pair[0]):
-            object.__setattr__(self, "kwargs", tuple(sorted(self.kwargs, key=lambda pair: pair[0])))
         keys = [key for key, _ in self.kwargs]
         if len(set(keys)) != len(keys):
             raise BadInput(f"{self.name}: a keyword is given twice: {keys}")
@@ -117,7 +212,7 @@ def walk(arg: Arg, depth: int = 0) -> Iterator[Arg]:
     if isinstance(arg, tuple):
         for item in arg:
             yield from walk(item, depth + 1)
-    elif arg is None or isinstance(arg, (bool, int, float, complex, str, Ref, Symbol)):
+    elif arg is None or isinstance(arg, _LEAVES):
         yield arg
     else:
         raise BadInput(f"an argument cannot be of type {type(arg).__name__}")

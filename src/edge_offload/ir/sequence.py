@@ -51,6 +51,7 @@ class OperatorSequence:
         storages = {self.values[number].storage for number in self.constants} - {None}
         defined: Set[int] = set(self.inputs) | set(self.constants)
         for index, operator in enumerate(self.operators):
+            operator.check_names()
             where = f"operator {index} ({operator.name})"
             reads = set(operator.reads())
             self._require(reads, defined, f"{where} uses")

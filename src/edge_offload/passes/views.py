@@ -11,7 +11,8 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from edge_offload.errors import Unsupported
-from edge_offload.ir.trace.keys import DTYPES, Layout
+from edge_offload.ir.operators import Layout
+from edge_offload.ir.trace.keys import DTYPES
 
 aten = torch.ops.aten
 Sizes = Tuple[int, ...]

@@ -15,8 +15,9 @@ import msgpack
 import torch
 
 from edge_offload.errors import EdgeOffloadError, OutOfMemory, ProtocolError, RemoteError
+from edge_offload.ir.operators import HostTensor
 from edge_offload.ir.trace.calls import Buffer, host_tensor
-from edge_offload.ir.trace.keys import DTYPE_NUMBERS, DTYPES
+from edge_offload.ir.trace.keys import DTYPE_NUMBERS
 from edge_offload.ir.trace.segments import Outcome, Step
 from edge_offload.ir.trace.trace_graph import MOST_STORAGES, TraceGraph, TraceStep, parse_graph, parse_step
 from edge_offload.memory import flat_bytes
@@ -224,7 +225,7 @@ def parse_answer(buffers: Sequence[Buffer]) -> Answer:
             outcome.described = {_count(call): results for call, results in item.get("described", ())}
             if "dtype" in item:
                 sizes = tuple(_count(size) for size in item["sizes"])
-                outcome.tensor = host_tensor(buffers[used : used + 1], DTYPES[item["dtype"]], sizes)
+                outcome.tensor = host_tensor(buffers[used : used + 1], HostTensor(0, item["dtype"], sizes))
                 used += 1
             answer.outcomes.append(outcome)
         ran = facts.get("ran", ())

@@ -62,11 +62,7 @@ class Definitions:
         if segment in self._segments:
             return False
         made = definition or self.signatures.definition(segment)
-        words = list(made.words)
-        position = 0
-        for call in made.calls:
-            words[position] = self.call(call)
-            position += 1 + call.references
+        words = [word for call, references in made.steps() for word in (self.call(call), *references)]
         self._segments.add(segment)
         message.segments.append((segment, struct.pack(f"<{len(words)}I", *words)))
         self.count += 1

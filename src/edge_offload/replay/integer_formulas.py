@@ -11,8 +11,9 @@ from collections import deque
 from typing import Deque, Dict, List, Optional, Sequence, Set, Tuple
 
 from edge_offload.errors import ProtocolError
+from edge_offload.ir.operators import View
 from edge_offload.ir.trace.budget import Work
-from edge_offload.ir.trace.keys import tensor_operands
+from edge_offload.ir.trace.keys import first_integers
 from edge_offload.ir.trace.symbols import (
     MAX_PARTS,
     REACH,
@@ -97,10 +98,10 @@ class IntegerFormulas:
         columns = yield from _columns(samples)
         sums: List[Tuple[Tuple[int, ...], Tuple[Formula, ...]]] = []
         for index, made in enumerate(calls if columns else ()):
-            operands = tensor_operands(made.key)
+            operands = first_integers(made.operator)
             yield 1 + len(operands)
             for place in [(index, item) for item in range(len(made.integers)) if (index, item) in columns]:
-                reference = next((ref for at, dims, ref in reversed(operands) if at <= place[1]), None)
+                reference = next((view.reference for at, view in reversed(operands) if at <= place[1]), None)
                 near = self._near(samples, index, reference) if reference is not None else {}
                 better = derive(columns[place], near)
                 yield 1 + 2 * len(near)
@@ -132,7 +133,7 @@ class IntegerFormulas:
         return near
 
     def _total(
-        self, samples: Sequence[Sample], index: int, made: Call, operands: Sequence[Tuple[int, int, int]],
+        self, samples: Sequence[Sample], index: int, made: Call, operands: Sequence[Tuple[int, View]],
         found: Dict[Place, Formula], lacking: Set[Place],
     ) -> Work[List[Tuple[Tuple[int, ...], Tuple[Formula, ...]]]]:  # fmt: skip
         """What the sizes of the operands of a concatenation add up to, and as a formula.
@@ -140,15 +141,15 @@ class IntegerFormulas:
         An operand whose size has been the same so far has it from the data too, if others have; a bound that one has
         (``topk`` of at most 300) is that of all.
         """
-        dims = operands[0][1]
+        dims = len(operands[0][1].layout.sizes)
         dimension = made.integers[-1] % dims if dims else 0
-        places = [(index, at + dimension) for at, own, _ in operands if own == dims]
+        places = [(index, at + dimension) for at, view in operands if len(view.layout.sizes) == dims]
         if not dims or len(places) != len(operands):
             return []
         bounds = {found[place].bounds for place in places if place in found and found[place].bounds}
-        for place, (at, _, reference) in zip(places, operands):
+        for place, (at, view) in zip(places, operands):
             column = tuple(integers[index][place[1]] for _, integers in samples)
-            near = self._near(samples, index, reference)
+            near = self._near(samples, index, view.reference)
             likely = likely_size(column, near, bounds)
             yield 4 + 2 * len(near) * (1 + len(bounds))
             if likely is not None:

@@ -8,13 +8,15 @@ are connected in the same way, and if their integers agree in which are 0, 1 or 
 from __future__ import annotations
 
 import bisect
+import functools
 import struct
 from dataclasses import dataclass, field
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 
-from edge_offload.ir.trace.keys import integer_offsets
+from edge_offload.ir.operators import Operator, StorageRef, View
+from edge_offload.ir.trace.keys import decode, integers_of
 from edge_offload.ir.trace.symbols import BranchKey
 from edge_offload.ir.trace.trace_graph import MAX_PAYLOAD
 from edge_offload.protocol.messages import tensor_bytes
@@ -24,12 +26,20 @@ MAX_CACHED = 1 << 12
 Integers = Tuple[Tuple[int, ...], ...]
 
 _NONE: FrozenSet[int] = frozenset()
-_INTEGER, _ZERO = struct.Struct("<q").unpack_from, bytes(8)
+_ZERO = bytes(8)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A native call as signatures see it: what is left without its integers, those, and where they are in its key."""
+    """A row of the device's table of calls, as signatures compare it.
+
+    Attributes:
+        entry: its number in the table.
+        name, key, claimed: see :class:`~edge_offload.ir.trace.calls.BoundOperator`.
+        skeleton: number of what is left of it without its integers.
+        integers, offsets: its integers, and where they are in its key, in bytes.
+        references: how many storages it refers to.
+    """
 
     entry: int
     name: str
@@ -41,9 +51,14 @@ class Call:
     references: int
 
     @property
-    def operator(self) -> bool:
-        """Whether it has results that the server can say something of."""
-        return not self.name.startswith("edge::")
+    def is_special(self) -> bool:
+        """Whether it is no operator: the server has nothing to say of its results."""
+        return self.name.startswith("edge::")
+
+    @functools.cached_property
+    def operator(self) -> Operator:
+        """The call itself."""
+        return decode(self.name, self.key)[0]
 
 
 @dataclass(frozen=True)
@@ -52,6 +67,14 @@ class Definition:
 
     words: Tuple[int, ...]
     calls: Tuple[Call, ...]
+
+    def steps(self) -> Iterator[Tuple[Call, Tuple[int, ...]]]:
+        """Each call, with the numbers of the storages that it refers to."""
+        position = 0
+        for call in self.calls:
+            stop = position + 1 + call.references
+            yield call, self.words[position + 1 : stop]
+            position = stop
 
 
 @dataclass
@@ -154,21 +177,19 @@ class SignatureTable:
         found = self._calls.get(entry)
         if found is None:
             name, key, claimed = self.native.entry(entry)
-            offsets, references = integer_offsets(key)
-            integers = tuple([_INTEGER(key, offset)[0] for offset in offsets])
+            operator, offsets = decode(name, key)
+            references = sum(isinstance(leaf, (View, StorageRef)) for leaf in operator.leaves())
             bare = bytearray(key)
             for offset in offsets:
                 bare[offset : offset + 8] = _ZERO
             skeleton = self._skeletons.setdefault((name, bytes(bare)), len(self._skeletons))
-            found = Call(entry, name, key, claimed, skeleton, integers, offsets, references)
+            found = Call(entry, name, key, claimed, skeleton, integers_of(key, offsets), offsets, references)
             self._calls[entry] = found
             _bound(self._calls)
         return found
 
     def expect_results(self, calls: Sequence[Tuple[Call, bytes, Tuple[int, ...], List[Any]]]) -> None:
         """Give the device the results of calls that the program will make.
-
-        They are like those given, with another key and integers.
 
         They are like those given, with another key and integers.
         """
@@ -253,16 +274,11 @@ class SignatureTable:
             references = []
             older = [number for number, _ in invocation.live]
             place = {number: -1 - index for index, number in enumerate(older)}
-            position = 0
-            for call in made.calls:
-                stop = position + 1 + call.references
-                used = []
-                for number in made.words[position + 1 : stop]:
+            for _, numbers in made.steps():
+                for number in numbers:
                     if number not in place:
                         place[number] = number - bisect.bisect_left(older, number)
-                    used.append(place[number])
-                references.append(tuple(used))
-                position = stop
+                references.append(tuple([place[number] for number in numbers]))
             entries = tuple(call.entry for call in made.calls)
             found = self._invocations[invocation.segment] = (entries, tuple(references))
             _bound(self._invocations)

@@ -250,7 +250,7 @@ class StepModel:
                 words += [older + storage if storage >= 0 else -1 - storage for storage in used]
             patches = tuple(Patch(i, calls[i].offsets[item], how) for (i, item), how in formulas.items())
             changed = {i for i, _ in formulas}
-            result_meta = {i: calls[i] for i in sorted(changed) if calls[i].operator and i < len(calls) - 1}
+            result_meta = {i: calls[i] for i in sorted(changed) if not calls[i].is_special and i < len(calls) - 1}
             wanted = tuple(result_meta)
         node = TraceStep(
             last.segment if whole else None,

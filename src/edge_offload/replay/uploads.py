@@ -15,8 +15,8 @@ from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 import torch
 
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.ir.trace.calls import ALLOC, NEW, RESTORE, SEED, STATE, UPLOAD, Entry
-from edge_offload.ir.trace.keys import GeneratorMarker
+from edge_offload.ir.operators import Symbol
+from edge_offload.ir.trace.calls import ALLOC, NEW, RESTORE, SEED, STATE, UPLOAD, BoundOperator
 from edge_offload.ir.trace.segments import Step
 from edge_offload.protocol.blobs import Named, cut, digest
 from edge_offload.protocol.messages import SMALL, Message, tensor_bytes
@@ -85,10 +85,8 @@ class Use:
         """That of a segment."""
         use = Use()
         following: Optional[int] = 0  # canonical number of the next new storage, as long as it is certain
-        position = payload = 0
-        for call in definition.calls:
-            references = definition.words[position + 1 : position + 1 + call.references]
-            position += 1 + call.references
+        payload = 0
+        for call, references in definition.steps():
             if following is not None:
                 following = max(following, max(references, default=-1) + 1)
             effect = effects.of(call)
@@ -105,7 +103,7 @@ class Use:
             if call.name == ALLOC and following is not None:
                 use.made[following] = call.key
                 following += 1
-            elif call.operator and following is not None:
+            elif not call.is_special and following is not None:
                 following = following + _fresh(call) if call.claimed is not None else None
         return use
 
@@ -251,20 +249,20 @@ def _small(data: object) -> int:
 
 def _effect(call: Call) -> Effect:
     try:
-        entry = Entry(call.name, call.key, torch.device("cpu"))
+        entry = BoundOperator(call.name, call.key, torch.device("cpu"))
     except EdgeOffloadError:
         return Effect(generators=(0,), unknown=True)
     if entry.refused is not None:
-        return Effect(generators=(0,), hosts=entry.host_count, unknown=True)
-    return Effect(tuple(entry.written), tuple(_generators(entry)), entry.host_count)
+        return Effect(generators=(0,), hosts=len(entry.hosts), unknown=True)
+    return Effect(tuple(entry.written), tuple(_generators(entry)), len(entry.hosts))
 
 
-def _generators(entry: Entry) -> List[int]:
+def _generators(entry: BoundOperator) -> List[int]:
     if entry.name in (SEED, STATE, RESTORE):
-        return [int(entry.parsed.arguments[0])]
+        return [int(entry.operator.args[0])]  # type: ignore[arg-type]
     if not entry.random:
         return []
-    own = [value.number for value in entry.parsed.arguments if isinstance(value, GeneratorMarker)]
+    own = [int(leaf.name) for leaf in entry.operator.args if isinstance(leaf, Symbol) and leaf.kind == "generator"]
     return own or [0]
 
 

@@ -22,8 +22,8 @@ from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.execute.session.native_runner import library
 from edge_offload.execute.session.storages import Storages
 from edge_offload.execute.session.undo import Undo
-from edge_offload.ir.trace.calls import Buffer, Entry, StorageBuffer, described, host_tensor
-from edge_offload.ir.trace.keys import Layout
+from edge_offload.ir.operators import SIZE, STRIDE, Hole, HostTensor, Layout
+from edge_offload.ir.trace.calls import BoundOperator, Buffer, StorageBuffer, described, host_tensor
 from edge_offload.ir.trace.segments import CallFailed, Outcome
 from edge_offload.ir.trace.symbols import Formula, OutcomeHistory, evaluate
 from edge_offload.ir.trace.trace_graph import TraceStep
@@ -33,10 +33,7 @@ KERNEL, ALLOCATION, READ, WRITE, WHOLE = range(5)
 #: Why the C++ runner says that a step does not fit, in place of the position of a call: what it asks for does not
 #: exist, or is against the protocol, or more than a session may hold, or bring back.
 UNFIT, MALFORMED, NO_ROOM, TOO_LONG = -1, -2, -3, -4
-#: Where an integer of a key belongs.
-SIZE, STRIDE, OFFSET, BYTES, PLAIN, ITEM = range(6)
-#: A layout with holes: the field (SIZE, STRIDE, OFFSET), its dimension, and the value that goes there.
-Holes = Tuple[Tuple[int, int, int], ...]
+Holes = Tuple[Hole, ...]
 
 
 class New(NamedTuple):
@@ -68,7 +65,7 @@ class Instruction(NamedTuple):
     """
 
     how: int
-    entry: Entry
+    entry: BoundOperator
     kernel: Callable[..., Any]
     arguments: List[Any]
     named: Dict[str, Any]
@@ -99,8 +96,7 @@ class Upload(NamedTuple):
     """A host tensor that comes with the step: which of its payloads, and what it is."""
 
     payload: int
-    dtype: torch.dtype
-    sizes: Tuple[int, ...]
+    spec: HostTensor
 
 
 class Program:
@@ -109,7 +105,7 @@ class Program:
     Args:
         written: storages, of those that existed before, to which it writes; ``random``: whether it draws numbers.
         tail: integers of the last call, with holes: (position, value).
-        changed: a call of the step with other integers in its key, by its position.
+        changed: makes a call with other integers.
         uploads: what is copied to the device.
     """
 
@@ -117,7 +113,7 @@ class Program:
         self, node: TraceStep, formulas: Sequence[Formula], layouts: Sequence[Tuple[Layout, Holes]], registers: int,
         instructions: Sequence[Instruction], written: Sequence[int], random: bool, grown: int,
         tail: Tuple[Sequence[int], Sequence[Tuple[int, int]]],
-        changed: Callable[[int, Sequence[Tuple[int, int]]], Entry], uploads: Sequence[Upload],
+        changed: Callable[[BoundOperator, Sequence[Tuple[int, int]]], BoundOperator], uploads: Sequence[Upload],
     ) -> None:  # fmt: skip
         self._live = list(node.live)
         self._numbers = node.numbers
@@ -157,7 +153,7 @@ class Program:
         """
         values = [evaluate(formula, since) for formula in self._formulas]
         given = self._payloads if payloads is None else payloads
-        uploads = [host_tensor(given[item.payload :], item.dtype, item.sizes) for item in self._uploads]
+        uploads = [host_tensor(given[item.payload :], item.spec) for item in self._uploads]
         if live is None:
             origin = (0, base, start)
             live = [origin[how] + number for _, how, number in self._live]
@@ -368,7 +364,7 @@ class _Run:
     def whole(self, op: Instruction) -> None:
         """Have the storages run a call as one that is new."""
         changes = [(offset, self.values[value]) for offset, value in op.changes]
-        entry = self.program._changed(op.call, changes) if changes else op.entry
+        entry = self.program._changed(op.entry, changes) if changes else op.entry
         number, numbers, host, hosts = op.parts
         raw, payloads = self.program._numbers[16 * number : 16 * numbers], list(self.payloads[host:hosts])
         used = [self.slot(canonical) for canonical in op.references]

@@ -6,19 +6,19 @@ from typing import List, Optional
 
 import torch
 
-from edge_offload.ir.trace.calls import ALIAS, ARGUMENT, NEW, UNDEFINED, Entry, Result, StorageBuffer, layout_of
+from edge_offload.ir.trace.calls import ALIAS, ARGUMENT, NEW, UNDEFINED, BoundOperator, Result, StorageBuffer, layout_of
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS
 from edge_offload.ir.trace.segments import CallFailed
 
 
 def classify(
-    entry: Entry,
+    operator: BoundOperator,
     tensor: Optional[torch.Tensor],
     tensors: List[torch.Tensor],
     slots: List[StorageBuffer],
     new: List[StorageBuffer],
 ) -> Result:
-    """What ``tensor`` is, which ``entry`` returned for the operands ``tensors`` in the storages ``slots``.
+    """What ``tensor`` is, which ``operator`` returned for the operands ``tensors`` in the storages ``slots``.
 
     A storage that is new is added to ``new``, which has those of its earlier results.
 
@@ -31,10 +31,10 @@ def classify(
         tensor.layout != torch.strided
         or tensor.is_nested
         or tensor.dtype not in DTYPE_NUMBERS
-        or tensor.device.type != entry.device.type
+        or tensor.device.type != operator.device.type
     ):  # fmt: skip
-        what = f"a {tensor.dtype} {tensor.layout} result of {entry.name} is not supported on the device"
-        raise CallFailed(entry.name, NotImplementedError(f"{what} (edge_offload)"))
+        what = f"a {tensor.dtype} {tensor.layout} result of {operator.name} is not supported on the device"
+        raise CallFailed(operator.name, NotImplementedError(f"{what} (edge_offload)"))
     storage = tensor.untyped_storage()
     layout = layout_of(tensor)
     for i, operand in enumerate(tensors):
@@ -42,8 +42,8 @@ def classify(
             return Result(ARGUMENT, i, layout, storage.nbytes())
     for i, slot in enumerate(slots):
         if slot.storage._cdata == storage._cdata:
-            return Result(ALIAS, entry.parsed.storages[i], layout, storage.nbytes())
-    distinct = len(set(entry.parsed.storages))
+            return Result(ALIAS, operator.storages[i], layout, storage.nbytes())
+    distinct = len(set(operator.storages))
     for i, slot in enumerate(new):
         if slot.storage._cdata == storage._cdata:
             return Result(ALIAS, distinct + i, layout, storage.nbytes())

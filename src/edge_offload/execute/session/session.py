@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import struct
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Union
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,7 +21,7 @@ from edge_offload.execute.session.program import Program
 from edge_offload.execute.session.speculative import SpeculativeExecutor
 from edge_offload.execute.session.storages import Storages
 from edge_offload.execute.session.undo import Undo
-from edge_offload.ir.trace.calls import Entry, StorageBuffer
+from edge_offload.ir.trace.calls import BoundOperator, StorageBuffer
 from edge_offload.ir.trace.segments import Outcome, Segment, Step, StepSignature
 
 #: So often is one segment compiled: one whose operands keep changing is run call by call.
@@ -50,7 +50,7 @@ class DeviceSession(Storages):
         running: Optional[mmap.mmap] = None,
     ) -> None:  # fmt: skip
         super().__init__(device, limits, running)
-        self.entries: List[Union[Entry, EdgeOffloadError]] = []
+        self.entries: List[Union[BoundOperator, EdgeOffloadError]] = []
         self.segments: Dict[int, Union[Segment, EdgeOffloadError]] = {}
         self._compiled: WeakKeyDictionary[Segment, _Compiled] = WeakKeyDictionary()
         self.ahead = SpeculativeExecutor(self, self)
@@ -71,7 +71,7 @@ class DeviceSession(Storages):
         if len(self.entries) >= self.limits.entries:
             raise BadInput("the session defines too many distinct calls")
         try:
-            self.entries.append(Entry(name, key, self.device, claimed, schema))
+            self.entries.append(BoundOperator(name, key, self.device, claimed, schema))
         except EdgeOffloadError as error:
             self.entries.append(error)
 
@@ -83,26 +83,16 @@ class DeviceSession(Storages):
         if len(self.segments) >= self.limits.segments or len(words) % 4 or len(words) // 4 > self.limits.words:
             raise BadInput("the session defines too many or too long segments")
         try:
-            self.segments[number] = self._segment(number, struct.unpack(f"<{len(words) // 4}I", words))
+            self.segments[number] = Segment.of(struct.unpack(f"<{len(words) // 4}I", words), self.operator)
         except EdgeOffloadError as error:
             self.segments[number] = error
 
-    def _segment(self, number: int, values: Tuple[int, ...]) -> Segment:
-        segment = Segment()
-        position = 0
-        while position < len(values):
-            if values[position] >= len(self.entries):
-                raise ProtocolError(f"segment {number} uses call {values[position]}, which is not defined")
-            entry = self.entries[values[position]]
-            if isinstance(entry, EdgeOffloadError):
-                raise entry
-            stop = position + 1 + len(entry.parsed.storages)
-            if stop > len(values):
-                raise ProtocolError(f"segment {number} ends inside a call")
-            segment.add(entry, values[position + 1 : stop])
-            position = stop
-        segment.finish()
-        return segment
+    def operator(self, number: int) -> BoundOperator:
+        """A call that was defined; raises the error with which it was refused, or that it was not."""
+        found = self.entries[number] if number < len(self.entries) else ProtocolError(f"call {number} is not defined")
+        if isinstance(found, EdgeOffloadError):
+            raise found
+        return found
 
     # -- running
 
@@ -152,19 +142,19 @@ class DeviceSession(Storages):
         dead = frozenset(step.dead)
         final = len(segment.calls) - 1
         new: List[StorageBuffer]
-        for index, (entry, references, least) in enumerate(segment.calls):
+        for index, (operator, references, least) in enumerate(segment.calls):
             if following < least:
                 following = least
             try:
                 used = [slots[canonical] for canonical in references]
             except KeyError as error:
                 raise ProtocolError(f"segment {step.segment} uses value {error} before it exists") from None
-            numbers = step.numbers[16 * number_at : 16 * (number_at + entry.number_count)]
-            hosts = step.payloads[payload_at : payload_at + entry.host_count]
-            number_at += entry.number_count
-            payload_at += entry.host_count
+            numbers = step.numbers[16 * number_at : 16 * (number_at + operator.number_count)]
+            hosts = step.payloads[payload_at : payload_at + len(operator.hosts)]
+            number_at += operator.number_count
+            payload_at += len(operator.hosts)
             last, wanted = index == final, index in step.wanted
-            new, outcome = self.call(entry, used, numbers, hosts, outcome, wanted or (last and step.describe))
+            new, outcome = self.call(operator, used, numbers, hosts, outcome, wanted or (last and step.describe))
             if wanted and outcome.results is not None:
                 described[index] = outcome.results
             if not last:

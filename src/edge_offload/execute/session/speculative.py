@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from collections import OrderedDict
 from typing import Callable, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple, Union
 
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
-from edge_offload.execute.session.compiler import compile_node, unchanged
+from edge_offload.execute.session.compiler import compile_node
 from edge_offload.execute.session.limits import Limits
 from edge_offload.execute.session.pacer import FlushPacer
 from edge_offload.execute.session.program import Program
 from edge_offload.execute.session.storages import Storages
-from edge_offload.ir.trace.calls import Buffer, Entry
-from edge_offload.ir.trace.keys import integer_offsets, integers_of
+from edge_offload.ir.trace.calls import BoundOperator, Buffer
 from edge_offload.ir.trace.segments import Outcome, Segment, Step
 from edge_offload.ir.trace.symbols import BranchKey, Formula, evaluate, facts_of
 from edge_offload.ir.trace.trace_graph import MAX_AHEAD, MAX_PAYLOAD, TraceGraph, TraceStep, follow
@@ -31,12 +29,14 @@ LEAST_PAUSE_S = 2e-3
 class RunsSteps(Protocol):
     """What runs the steps of the nodes: a :class:`~edge_offload.execute.session.session.DeviceSession`."""
 
-    entries: List[Union[Entry, EdgeOffloadError]]
     segments: Dict[int, Union[Segment, EdgeOffloadError]]
     limits: Limits
 
     def run(self, step: Step, speculative: bool = False, segment: Optional[Segment] = None) -> Outcome:
         """Run one step."""
+
+    def operator(self, number: int) -> BoundOperator:
+        """A call that was defined."""
 
 
 class SpeculativeExecutor:
@@ -46,9 +46,9 @@ class SpeculativeExecutor:
         self.session = session
         self._storages = storages
         self.nodes: Dict[int, TraceStep] = {}
-        self._calls: OrderedDict[Tuple[int, Tuple[Tuple[int, int], ...]], Entry] = OrderedDict()
+        self._calls: OrderedDict[Tuple[BoundOperator, Tuple[Tuple[int, int], ...]], BoundOperator] = OrderedDict()
         self._segments: OrderedDict[Tuple[int, Tuple[int, ...]], Segment] = OrderedDict()
-        self._plain: Dict[int, Tuple[List[int], Segment]] = {}
+        self._plain: Dict[int, Segment] = {}
         self._programs: Dict[int, Optional[Program]] = {}  # None: there cannot be one
         self._tails: Dict[int, Tuple[List[int], List[Tuple[int, Formula]]]] = {}
         self._pauses: Dict[int, float] = {}  # from what a node returned to what was read next, or to the end
@@ -178,10 +178,9 @@ class SpeculativeExecutor:
             return self._last(self.session.segments.get(node.segment))
         found = self._tails.get(number)
         if found is None:
-            indices, like = self._unchanged_of(number, node)
-            final = len(indices) - 1
-            offsets, _ = integer_offsets(like.calls[final][0].key)
-            place = {offset: position for position, offset in enumerate(offsets)}
+            like = self._unchanged_of(number, node)
+            final = len(like.calls) - 1
+            place = {offset: position for position, offset in enumerate(like.calls[final].operator.offsets)}
             holes = [(place.get(patch.offset, -1), patch.formula) for patch in node.patches if patch.call == final]
             found = self._tails[number] = list(self._last(like)), [hole for hole in holes if hole[0] >= 0]
         integers, holes = list(found[0]), found[1]
@@ -194,7 +193,7 @@ class SpeculativeExecutor:
         if not isinstance(segment, Segment) or not segment.calls:
             raise ProtocolError("a segment without calls, or one that is not defined")
         if segment.tail is None:
-            segment.tail = integers_of(segment.calls[-1][0].key)
+            segment.tail = segment.calls[-1].operator.integers
         return segment.tail
 
     def _node(self, number: int) -> TraceStep:
@@ -221,17 +220,13 @@ class SpeculativeExecutor:
             segment = self._segment(number, node, since)
             outcome = self.session.run(step, speculative=True, segment=segment)
             if number not in self._programs:
-                indices, like = self._plain[number]
-                self._programs[number] = compile_node(
-                    node, like, segment,
-                    lambda call, changes: self._changed(indices[call], like.calls[call][0], changes),
-                )  # fmt: skip
+                self._programs[number] = compile_node(node, self._plain[number], segment, self._changed)
             return outcome, last
         outcome = self.session.run(step, speculative=True)
         if number not in self._programs:
             found = self.session.segments[node.segment]
             assert isinstance(found, Segment)  # it has just run
-            self._programs[number] = compile_node(node, found, found, unchanged)
+            self._programs[number] = compile_node(node, found, found, self._changed)
         return outcome, last
 
     def _segment(self, number: int, node: TraceStep, since: List[Tuple[int, ...]]) -> Segment:
@@ -244,58 +239,34 @@ class SpeculativeExecutor:
         changes: Dict[int, List[Tuple[int, int]]] = {}
         for patch, value in zip(node.patches, integers):
             changes.setdefault(patch.call, []).append((patch.offset, value))
-        indices, like = self._unchanged_of(number, node)
-        if any(call >= len(indices) for call in changes):
+        like = self._unchanged_of(number, node)
+        if any(call >= len(like.calls) for call in changes):
             raise ProtocolError("a node changes a call that it has not")
         segment = like.copy()
         for call, changed in changes.items():
-            entry, references, least = segment.calls[call]
-            segment.calls[call] = self._changed(indices[call], entry, changed), references, least
+            made = segment.calls[call]
+            segment.calls[call] = made._replace(operator=self._changed(made.operator, changed))
         self._segments[number, integers] = segment
         while len(self._segments) > MAX_SEGMENTS:
             self._segments.popitem(last=False)
         return segment
 
-    def _unchanged_of(self, number: int, node: TraceStep) -> Tuple[List[int], Segment]:
+    def _unchanged_of(self, number: int, node: TraceStep) -> Segment:
+        """The segment that the calls of a node are with the integers of their definitions."""
         plain = self._plain.get(number)
         if plain is None:
-            plain = self._plain[number] = self._unchanged(node)
+            plain = Segment.of(node.words, self.session.operator, len(node.live))
+            if not plain.calls:
+                raise ProtocolError("a node has no calls")
+            self._plain[number] = plain
         return plain
 
-    def _unchanged(self, node: TraceStep) -> Tuple[List[int], Segment]:
-        """The numbers of a node's calls, and the segment that they are with the integers of their definitions."""
-        entries = self.session.entries
-        indices: List[int] = []
-        segment = Segment()
-        segment.first_new = len(node.live)
-        position = 0
-        while position < len(node.words):
-            index = node.words[position]
-            entry = entries[index] if index < len(entries) else ProtocolError("a node uses a call that is not defined")
-            if isinstance(entry, EdgeOffloadError):
-                raise entry
-            stop = position + 1 + len(entry.parsed.storages)
-            if stop > len(node.words):
-                raise ProtocolError("a node ends inside a call")
-            segment.add(entry, node.words[position + 1 : stop])
-            indices.append(index)
-            position = stop
-        if not indices:
-            raise ProtocolError("a node has no calls")
-        segment.finish()
-        return indices, segment
-
-    def _changed(self, index: int, entry: Entry, changes: Sequence[Tuple[int, int]]) -> Entry:
-        """Call ``index`` of the session with other integers."""
-        named = (index, tuple(changes))
+    def _changed(self, operator: BoundOperator, changes: Sequence[Tuple[int, int]]) -> BoundOperator:
+        """A call of the session with other integers."""
+        named = (operator, tuple(changes))
         found = self._calls.get(named)
         if found is None:
-            key = bytearray(entry.key)
-            for offset, value in changes:
-                if offset + 8 > len(key):
-                    raise ProtocolError("a node changes what lies outside a call")
-                struct.pack_into("<q", key, offset, value)
-            found = self._calls[named] = entry.changed(bytes(key))
+            found = self._calls[named] = operator.changed(changes)
             while len(self._calls) > MAX_CALLS:
                 self._calls.popitem(last=False)
         else:

@@ -13,6 +13,7 @@ from edge_offload.execute.session.generators import Generators
 from edge_offload.execute.session.limits import Limits
 from edge_offload.execute.session.results import classify
 from edge_offload.execute.session.undo import Undo
+from edge_offload.ir.operators import HostNumber, HostTensor, Symbol, View
 from edge_offload.ir.trace.calls import (
     ALLOC,
     ARGUMENT,
@@ -22,15 +23,14 @@ from edge_offload.ir.trace.calls import (
     RESTORE,
     STATE,
     UPLOAD,
+    BoundOperator,
     Buffer,
-    Entry,
     Result,
     StorageBuffer,
     host_copy,
+    host_number,
     host_tensor,
-    plain_number,
 )
-from edge_offload.ir.trace.keys import GeneratorMarker, Operand
 from edge_offload.ir.trace.segments import CallFailed, Outcome
 
 
@@ -139,7 +139,7 @@ class Storages:
 
     # -- one call
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: BoundOperator) -> None:
         """Told of every call that is about to run."""
         memory = self.running
         if memory is None:
@@ -152,7 +152,7 @@ class Storages:
 
     def call(
         self,
-        entry: Entry,
+        entry: BoundOperator,
         slots: List[StorageBuffer],
         numbers: bytes,
         hosts: List[Buffer],
@@ -170,12 +170,12 @@ class Storages:
                 raise
             except (RuntimeError, MemoryError) as error:
                 raise CallFailed(entry.name, error) from None
-        tensors = [slots[reference].view(layout) for reference, layout in entry.operands]
+        tensors = [slots[view.reference].view(view.layout) for view in entry.views]
         arguments = list(entry.arguments)
         for position, hole in entry.direct:
-            arguments[position] = self._operand(entry, hole, tensors, numbers, hosts)
+            arguments[position] = self._operand(hole, tensors, numbers, hosts)
         for position, items in entry.nested:
-            arguments[position] = [self._fill(entry, item, tensors, numbers, hosts) for item in items]
+            arguments[position] = self._operand(items, tensors, numbers, hosts)
         try:
             if entry.keywords:
                 named = dict(zip(entry.keywords, arguments[entry.positional :]))
@@ -218,59 +218,51 @@ class Storages:
         return new, Outcome(outcome.tensor, described) if describe else outcome
 
     def _result(
-        self, entry: Entry, tensor: Optional[torch.Tensor], tensors: List[torch.Tensor], slots: List[StorageBuffer],
-        new: List[StorageBuffer],
+        self, entry: BoundOperator, tensor: Optional[torch.Tensor], tensors: List[torch.Tensor],
+        slots: List[StorageBuffer], new: List[StorageBuffer],
     ) -> Result:  # fmt: skip
         found = classify(entry, tensor, tensors, slots, new)
-        if found.kind == ARGUMENT and entry.parsed.tensors[found.ref] != found.layout:
+        if found.kind == ARGUMENT and entry.views[found.ref].layout != found.layout:
             entry.fixed = False
-            looked_at = slots[entry.parsed.tensor_references[found.ref]]
-            looked_at.forget_views()
+            slots[entry.views[found.ref].reference].forget_views()
         return found
 
     def _special(
-        self, entry: Entry, slots: List[StorageBuffer], numbers: bytes, hosts: List[Buffer], outcome: Outcome
+        self, entry: BoundOperator, slots: List[StorageBuffer], numbers: bytes, hosts: List[Buffer], outcome: Outcome
     ) -> Tuple[List[StorageBuffer], Outcome]:
-        arguments = entry.parsed.arguments
+        arguments = entry.operator.args
+        size = arguments[-1] if isinstance(arguments[-1], int) else 0
         if entry.name == ALLOC:
-            self.check_room(arguments[0])
-            return [StorageBuffer(torch.UntypedStorage(arguments[0], device=self.device))], outcome
+            self.check_room(size)
+            return [StorageBuffer(torch.UntypedStorage(size, device=self.device))], outcome
         if entry.name == RESIZE:
-            self.check_room(arguments[1])
-            self.allocated += arguments[1] - slots[0].storage.nbytes()
-            slots[0].resize(arguments[1])
+            self.check_room(size)
+            self.allocated += size - slots[0].storage.nbytes()
+            slots[0].resize(size)
         elif entry.name == UPLOAD:
-            spec = entry.parsed.hosts[0]
-            slots[0].view(entry.parsed.tensors[0]).copy_(host_tensor(hosts, spec.dtype, spec.sizes))
+            slots[0].view(entry.views[0].layout).copy_(host_tensor(hosts, entry.hosts[0]))
         elif entry.name == DOWNLOAD:
-            outcome = Outcome(self.read(slots[0].view(entry.parsed.tensors[0])), outcome.results)
-        elif entry.name == STATE:
-            outcome = Outcome(self._generators.get(arguments[0]).get_state(), outcome.results)
-        elif entry.name == RESTORE:
-            spec = entry.parsed.hosts[0]
-            self._generators.get(arguments[0]).set_state(host_tensor(hosts, spec.dtype, spec.sizes).clone())
+            outcome = Outcome(self.read(slots[0].view(entry.views[0].layout)), outcome.results)
         else:
-            (seed,) = struct.unpack_from("<Q", numbers)
-            self._generators.get(arguments[0]).manual_seed(seed)
+            generator = self._generators.get(int(arguments[0]))  # type: ignore[arg-type]
+            if entry.name == STATE:
+                outcome = Outcome(generator.get_state(), outcome.results)
+            elif entry.name == RESTORE:
+                generator.set_state(host_tensor(hosts, entry.hosts[0]).clone())
+            else:
+                generator.manual_seed(struct.unpack_from("<Q", numbers)[0])
         return [], outcome
 
-    def _operand(
-        self, entry: Entry, hole: Any, tensors: List[torch.Tensor], numbers: bytes, hosts: List[Buffer]
-    ) -> Any:
-        if isinstance(hole, GeneratorMarker):
-            return self._generators.get(hole.number)
-        if hole.kind == "T":
-            return tensors[hole.number]
-        if hole.kind == "P":
-            spec = entry.parsed.hosts[hole.number]
-            return host_tensor(hosts[hole.number :], spec.dtype, spec.sizes).clone()
-        number = entry.parsed.numbers[hole.number]
-        plain = plain_number(numbers[16 * hole.number : 16 * hole.number + 8], number)
-        return plain if number.wrapped else torch.tensor(plain, dtype=number.dtype)
-
-    def _fill(self, entry: Entry, item: Any, tensors: List[torch.Tensor], numbers: bytes, hosts: List[Buffer]) -> Any:
-        if isinstance(item, Operand):
-            return self._operand(entry, item, tensors, numbers, hosts)
-        if isinstance(item, list):
-            return [self._fill(entry, inner, tensors, numbers, hosts) for inner in item]
-        return item
+    def _operand(self, leaf: Any, tensors: List[torch.Tensor], numbers: bytes, hosts: List[Buffer]) -> Any:
+        """What a kernel gets in place of a leaf of its arguments."""
+        if isinstance(leaf, View):
+            return tensors[leaf.number]
+        if isinstance(leaf, HostNumber):
+            return host_number(numbers[16 * leaf.number : 16 * leaf.number + 8], leaf)
+        if isinstance(leaf, HostTensor):
+            return host_tensor(hosts[leaf.number :], leaf).clone()
+        if isinstance(leaf, Symbol):
+            return self._generators.get(int(leaf.name))
+        if isinstance(leaf, list):
+            return [self._operand(inner, tensors, numbers, hosts) for inner in leaf]
+        return leaf

@@ -7,8 +7,9 @@ from typing import Dict, List, Tuple
 
 import torch
 
+from edge_offload.ir.operators import Layout
 from edge_offload.ir.trace.calls import StorageBuffer
-from edge_offload.ir.trace.keys import DTYPE_NUMBERS, Layout
+from edge_offload.ir.trace.keys import DTYPE_NUMBERS
 
 
 @dataclass

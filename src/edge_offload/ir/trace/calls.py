@@ -1,7 +1,8 @@
-"""What a call is on the server: its overload, its arguments with holes for operands, the storages that it touches."""
+"""Operators bound to their kernels, and what they run on: storages, results, parameters of the host."""
 
 from __future__ import annotations
 
+import copy
 import struct
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
@@ -9,20 +10,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import torch
 
 from edge_offload.errors import BadInput, ProtocolError, Unsupported
+from edge_offload.ir.operators import Arg, HostNumber, HostTensor, Layout, StorageRef, Symbol, View
 from edge_offload.ir.schemas import enumerated
 from edge_offload.ir.trace.allowlist import KNOWN_NUMBERS, resolve
 from edge_offload.ir.trace.checksums import checksum
-from edge_offload.ir.trace.keys import (
-    DTYPE_NUMBERS,
-    DTYPES,
-    DeviceMarker,
-    GeneratorMarker,
-    Layout,
-    NumberSpec,
-    Operand,
-    ParsedKey,
-    parse_key,
-)
+from edge_offload.ir.trace.keys import DTYPE_NUMBERS, DTYPES, decode, integers_of
 
 Buffer = Union[bytes, bytearray, memoryview]
 #: Calls that are not operators: allocation, growth, copies from and to the host; a generator's seed, state, new state.
@@ -132,8 +124,27 @@ class Result:
         return [self.kind, self.ref, lay.dtype, lay.flags, *geometry]
 
 
-class Entry:
-    """A distinct call: the overload, its arguments with holes, and once it has run, what its results look like."""
+class BoundOperator:
+    """An operator call bound to its kernel on ``device``, and once it has run, what its results look like.
+
+    Args:
+        name, key: the call; see :func:`~edge_offload.ir.trace.keys.decode`.
+        device: where it runs.
+        claimed: results as the robot has worked them out; None if the server says what they are.
+        schema: checksum of the operator's schema on the robot; 0: not known.
+
+    Attributes:
+        offsets: in bytes, of the key's integers; see :attr:`integers`.
+        views, hosts, numbers: leaves of these kinds, in order.
+        storages: number of the storage of each reference, in order.
+        written: positions of the references that it writes to.
+        random: whether it draws random numbers.
+        refused: why it is not run; its kernel is not known then.
+        results, fixed: what its results were, and whether they are so every time.
+
+    Raises:
+        ProtocolError: the key is malformed.
+    """
 
     def __init__(
         self, name: str, key: bytes, device: torch.device, claimed: Optional[List[Any]] = None, schema: int = 0
@@ -141,7 +152,6 @@ class Entry:
         self.name = name
         self.key = key
         self.device = device
-        self.parsed: ParsedKey = parse_key(key)
         self.results: Optional[List[Tuple[str, List[Result]]]] = None
         self.fixed = False
         self.claimed = claimed
@@ -150,11 +160,12 @@ class Entry:
         self.random = name in (SEED, RESTORE)
         self.overload: Optional[Callable[..., Any]] = None
         self.kernel: Callable[..., Any] = _no_kernel
-        self.number_count = len(self.parsed.numbers) + (name == SEED)
-        self.host_count = len(self.parsed.hosts)
-        self.operands: List[Tuple[int, Layout]] = list(zip(self.parsed.tensor_references, self.parsed.tensors))
-        if self.parsed.strange:
-            self.refused = Unsupported(f"operator {name!r}: dtype number {self.parsed.strange[0]} is not supported")
+        self._decode()
+        dtypes = {view.layout.dtype for view in self.views}
+        dtypes |= {leaf.dtype for leaf in self.hosts} | {leaf.dtype for leaf in self.numbers}
+        if not dtypes <= DTYPES.keys():
+            strange = min(dtypes - DTYPES.keys())
+            self.refused = Unsupported(f"operator {name!r}: dtype number {strange} is not supported")
             return
         if name in SPECIAL:
             self._check_special()
@@ -170,48 +181,65 @@ class Entry:
         except Unsupported as error:
             self.refused = error
             return
-        self._template(device)
+        self._bind()
 
-    def changed(self, key: bytes) -> Entry:
-        """The same call with other integers in its key: what follows from the schema need not be worked out again.
+    @property
+    def integers(self) -> Tuple[int, ...]:
+        """The integers of its key that sizes go into."""
+        return integers_of(self.key, self.offsets)
+
+    @property
+    def number_count(self) -> int:
+        """How many numbers of the host come with it; a seed is one."""
+        return len(self.numbers) + (self.name == SEED)
+
+    def changed(self, changes: Sequence[Tuple[int, int]]) -> BoundOperator:
+        """The same call with other integers, (offset, integer): what follows from the schema is not worked out again.
 
         Raises:
-            ProtocolError: more than integers differ.
+            ProtocolError: there is no integer at an offset, or it may not be there.
         """
-        made = Entry.__new__(Entry)
-        made.__dict__.update(self.__dict__)
-        made.key, made.parsed = key, parse_key(key)
+        key = bytearray(self.key)
+        for offset, value in changes:
+            if offset not in self.offsets:
+                raise ProtocolError(f"{self.name}: more than integers of a call were to be changed")
+            struct.pack_into("<q", key, offset, value)
+        made = copy.copy(self)
+        made.key = bytes(key)
         made.claimed, made.results, made.fixed = None, None, False
-        new, old = made.parsed, self.parsed
-        if (new.storages, new.tensor_references, new.numbers, new.strange, len(new.hosts), len(new.arguments)) != (
-            old.storages, old.tensor_references, old.numbers, old.strange, len(old.hosts), len(old.arguments)
-        ):  # fmt: skip
-            raise ProtocolError(f"{self.name}: more than integers of a call were to be changed")
-        made.operands = list(zip(new.tensor_references, new.tensors))
+        made._decode()
         if self.name in SPECIAL:
             made._check_special()
         elif self.overload is not None:
-            made._fill(self.device)
+            made._fill()
         return made
+
+    def _decode(self) -> None:
+        self.operator, self.offsets = decode(self.name, self.key)
+        leaves = list(self.operator.leaves())
+        self.views = [leaf for leaf in leaves if isinstance(leaf, View)]
+        self.hosts = [leaf for leaf in leaves if isinstance(leaf, HostTensor)]
+        self.numbers = [leaf for leaf in leaves if isinstance(leaf, HostNumber)]
+        self.storages = [leaf.storage for leaf in leaves if isinstance(leaf, (View, StorageRef))]
 
     def _check_special(self) -> None:
         shapes = {
             ALLOC: lambda a: len(a) == 1 and isinstance(a[0], int),
-            RESIZE: lambda a: len(a) == 2 and isinstance(a[0], Operand) and isinstance(a[1], int),
-            UPLOAD: lambda a: len(a) == 2 and len(self.parsed.tensors) == 1 and len(self.parsed.hosts) == 1,
-            DOWNLOAD: lambda a: len(a) == 1 and len(self.parsed.tensors) == 1,
+            RESIZE: lambda a: len(a) == 2 and isinstance(a[0], (View, StorageRef)) and isinstance(a[1], int),
+            UPLOAD: lambda a: len(a) == 2 and len(self.views) == 1 and len(self.hosts) == 1,
+            DOWNLOAD: lambda a: len(a) == 1 and len(self.views) == 1,
             SEED: lambda a: len(a) == 1 and isinstance(a[0], int),
             STATE: lambda a: len(a) == 1 and isinstance(a[0], int),
-            RESTORE: lambda a: len(a) == 2 and isinstance(a[0], int) and len(self.parsed.hosts) == 1,
+            RESTORE: lambda a: len(a) == 2 and isinstance(a[0], int) and len(self.hosts) == 1,
         }
-        if not shapes[self.name](self.parsed.arguments):
+        if not shapes[self.name](self.operator.args):
             raise ProtocolError(f"malformed {self.name}")
         if self.name in (UPLOAD, RESIZE):
             self.written = [0]
 
-    def _template(self, device: torch.device) -> None:
+    def _bind(self) -> None:
         schema = self.overload._schema  # type: ignore[union-attr]
-        arguments = self.parsed.arguments
+        arguments = self.operator.args
         if len(arguments) != len(schema.arguments):
             raise ProtocolError(f"{self.name} takes {len(schema.arguments)} arguments, not {len(arguments)}")
         idle = any(  # dropout that is switched off draws nothing
@@ -224,33 +252,45 @@ class Entry:
         self.keywords = [argument.name for argument in schema.arguments][self.positional :]
         for argument, value in zip(schema.arguments, arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                for item in value if isinstance(value, list) else [value]:
-                    if isinstance(item, Operand) and item.kind == "T":
-                        self.written.append(self.parsed.tensor_references[item.number])
-            if isinstance(value, GeneratorMarker):
+                for item in value if isinstance(value, tuple) else (value,):
+                    if isinstance(item, View):
+                        self.written.append(item.reference)
+            if _is_generator(value):
                 self.random = True
         if self.name == BATCH_NORM and arguments[5] is True:  # its schema does not say that it writes the averages
-            averages = [value for value in arguments[3:5] if isinstance(value, Operand)]
-            self.written += [self.parsed.tensor_references[value.number] for value in averages]
-        self._fill(device)
+            self.written += [value.reference for value in arguments[3:5] if isinstance(value, View)]
+        self._fill()
 
-    def _fill(self, device: torch.device) -> None:
-        """The arguments, with holes for the operands.
+    def _fill(self) -> None:
+        """The arguments as the kernel takes them, with leaves where operands go.
 
         Raises:
             Unsupported: a dtype, layout or memory format is not one that is used here.
         """
         for position, named, kind in enumerated(self.overload):
-            value = self.parsed.arguments[position]
+            value = self.operator.args[position]
             if type(value) is int and value not in KNOWN_NUMBERS[kind]:
                 raise Unsupported(f"operator {self.name!r}: {named} number {value} is not supported")
-        self.arguments = [device if isinstance(value, DeviceMarker) else value for value in self.parsed.arguments]
-        self.direct = [(i, v) for i, v in enumerate(self.arguments) if isinstance(v, (Operand, GeneratorMarker))]
+        self.arguments = [self._plain(value) for value in self.operator.args]
+        self.direct = [(i, v) for i, v in enumerate(self.arguments) if isinstance(v, OPERANDS) or _is_generator(v)]
         self.nested = [
             (i, v)
             for i, v in enumerate(self.arguments)
-            if isinstance(v, list) and any(isinstance(x, (Operand, list)) for x in v)
+            if isinstance(v, list) and any(isinstance(x, (*OPERANDS, list)) for x in v)
         ]
+
+    def _plain(self, value: Arg) -> Any:
+        if isinstance(value, tuple):
+            return [self._plain(item) for item in value]
+        return self.device if isinstance(value, Symbol) and value.kind == "device" else value
+
+
+#: Leaves in whose place a kernel gets a tensor or a number.
+OPERANDS = (View, StorageRef, HostTensor, HostNumber)
+
+
+def _is_generator(value: Any) -> bool:
+    return isinstance(value, Symbol) and value.kind == "generator"
 
 
 def _no_kernel(*arguments: Any, **named: Any) -> Any:
@@ -291,19 +331,21 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
 
 
-def plain_number(raw: Buffer, spec: NumberSpec) -> Any:
-    """The value of a W operand, which ``raw`` begins with.
+def host_number(raw: Buffer, spec: HostNumber) -> Any:
+    """The value of a parameter, which ``raw`` begins with: as the kernel takes it.
 
     Raises:
         ProtocolError: it is too short.
     """
     if len(raw) < 8:
         raise ProtocolError("a step lacks a number")
-    return struct.unpack_from({"d": "<d", "i": "<q", "b": "<?7x"}[spec.kind], raw)[0]
+    plain = struct.unpack_from({"d": "<d", "i": "<q", "b": "<?7x"}[spec.kind], raw)[0]
+    return plain if spec.wrapped else torch.tensor(plain, dtype=DTYPES[spec.dtype])
 
 
-def host_tensor(hosts: Sequence[Buffer], dtype: torch.dtype, sizes: Tuple[int, ...]) -> torch.Tensor:
+def host_tensor(hosts: Sequence[Buffer], spec: HostTensor) -> torch.Tensor:
     """The first of ``hosts`` as a tensor (of its own only if the caller copies it)."""
+    dtype, sizes = DTYPES[spec.dtype], spec.sizes
     count = 1
     for size in sizes:
         count *= size

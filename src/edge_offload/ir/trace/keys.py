@@ -1,18 +1,32 @@
-"""The bytes that describe one call, read on the server (``native/keys.h`` has the format and writes it).
+"""The bytes that describe one call, decoded (``native/cpp/keys.h`` has the format and encodes it).
 
-Nothing here executes anything: a key becomes an argument list with holes for the operands, within bounds.
+Nothing here executes anything: a key becomes an :class:`~edge_offload.ir.operators.Operator`, within bounds.
 """
 
 from __future__ import annotations
 
 import functools
 import struct
-from dataclasses import dataclass, field
-from typing import Any, List, NamedTuple, Tuple
+from typing import Any, Dict, List, Mapping, Tuple
 
 import torch
 
 from edge_offload.errors import ProtocolError
+from edge_offload.ir.operators import (
+    OFFSET,
+    SIZE,
+    STRIDE,
+    Arg,
+    Hole,
+    HostNumber,
+    HostTensor,
+    Layout,
+    Operator,
+    StorageRef,
+    Symbol,
+    Varying,
+    View,
+)
 
 MAX_KEY_BYTES = 1 << 20
 MAX_DIMS = 64
@@ -31,85 +45,53 @@ DTYPES.update({number: getattr(torch, name) for number, name in _NEWER.items() i
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
 
-class Layout(NamedTuple):
-    """How a device tensor lies in its storage. ``flags``: 1 conjugate, 2 negated; offset and strides in elements."""
-
-    dtype: int
-    flags: int
-    sizes: Tuple[int, ...]
-    strides: Tuple[int, ...]
-    offset: int
+_NOTHING_VARIES: Mapping[int, int] = {}
 
 
-class Operand(NamedTuple):
-    """A hole in the argument list: the ``number``-th operand of ``kind`` T (tensor), P (host tensor) or W (number)."""
+def decode(name: str, key: bytes, varying: Mapping[int, int] = _NOTHING_VARIES) -> Tuple[Operator, Tuple[int, ...]]:
+    """The call that ``key`` describes, and the offsets, in bytes, of the integers that sizes go into.
 
-    kind: str
-    number: int
-
-
-class DeviceMarker(NamedTuple):
-    """Stands for the device on which the server computes."""
-
-
-class GeneratorMarker(NamedTuple):
-    """Stands for a random generator of the session."""
-
-    number: int
-
-
-class HostSpec(NamedTuple):
-    """A host tensor that travels with the call."""
-
-    dtype: torch.dtype
-    sizes: Tuple[int, ...]
-
-
-class NumberSpec(NamedTuple):
-    """A host number that travels with the call: kind d, i or b; a wrapped one is a Python number."""
-
-    kind: str
-    dtype: torch.dtype
-    wrapped: bool
-
-
-@dataclass
-class ParsedKey:
-    """A key as structure.
-
-    Attributes:
-        arguments: one per argument of the schema; operands are :class:`Operand` holes, also inside lists.
-        tensors: layout of each T operand.
-        storages: for each reference (T operands and S items, in order) the number of its storage within the call.
-        tensor_references: for each T operand, its position among the references.
-        strange: dtype numbers that are not in :data:`DTYPES`; such a call is read but never run.
-        hosts, numbers: specification of each P and W operand.
-    """
-
-    arguments: List[Any] = field(default_factory=list)
-    tensors: List[Layout] = field(default_factory=list)
-    storages: List[int] = field(default_factory=list)
-    tensor_references: List[int] = field(default_factory=list)
-    strange: List[int] = field(default_factory=list)
-    hosts: List[HostSpec] = field(default_factory=list)
-    numbers: List[NumberSpec] = field(default_factory=list)
-
-
-def parse_key(data: bytes) -> ParsedKey:
-    """Read a key.
+    Args:
+        name: as the dispatcher has it.
+        key: its arguments.
+        varying: offset of an integer -> the value that goes there: it becomes a leaf that says so.
 
     Raises:
-        ProtocolError: it is malformed or exceeds a bound.
+        ProtocolError: the key is malformed or exceeds a bound.
     """
-    if len(data) > MAX_KEY_BYTES:
-        raise ProtocolError(f"a call of {len(data)} bytes exceeds the limit of {MAX_KEY_BYTES}")
-    reader = _Reader(data)
+    if len(key) > MAX_KEY_BYTES:
+        raise ProtocolError(f"a call of {len(key)} bytes exceeds the limit of {MAX_KEY_BYTES}")
+    decoder = _Decoder(key, varying)
+    arguments: List[Arg] = []
     try:
-        while reader.position < len(data):
-            reader.parsed.arguments.append(reader.item(0))
-    except (struct.error, UnicodeDecodeError, KeyError) as error:
+        while decoder.position < len(key):
+            arguments.append(decoder.item(0))
+    except (struct.error, UnicodeDecodeError, IndexError) as error:
         raise ProtocolError(f"malformed call: {error}") from None
-    return reader.parsed
+    return Operator(name, tuple(arguments)), tuple(decoder.offsets)
+
+
+def integers_of(key: bytes, offsets: Tuple[int, ...]) -> Tuple[int, ...]:
+    """The integers at ``offsets`` of a key."""
+    return tuple([_INTEGER(key, offset)[0] for offset in offsets])
+
+
+def first_integers(operator: Operator) -> List[Tuple[int, View]]:
+    """Each device tensor of a recorded call, with the position of its first integer among those of the key."""
+    found: List[Tuple[int, View]] = []
+    position = 0
+    for leaf in operator.leaves():
+        if isinstance(leaf, View):
+            found.append((position, leaf))
+            position += 2 * len(leaf.layout.sizes) + 2
+        elif isinstance(leaf, HostTensor):
+            position += len(leaf.sizes)
+        elif type(leaf) is int:
+            position += 1
+    return found
+
+
+_INTEGER = struct.Struct("<q").unpack_from
 
 
 @functools.lru_cache(maxsize=256)
@@ -117,144 +99,109 @@ def _plan(form: str) -> struct.Struct:
     return struct.Struct("<" + form)
 
 
-class _Reader:
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+class _Decoder:
+    def __init__(self, key: bytes, varying: Mapping[int, int]) -> None:
+        self.key = key
+        self.varying = varying
         self.position = 0
-        self.parsed = ParsedKey()
+        self.offsets: List[int] = []
+        self.views = self.references = self.hosts = self.numbers = 0
 
     def take(self, form: str) -> Tuple[Any, ...]:
         plan = _plan(form)
-        values = plan.unpack_from(self.data, self.position)
+        values = plan.unpack_from(self.key, self.position)
         self.position += plan.size
         return values
 
-    def integers(self, count: int) -> Tuple[int, ...]:
-        if count < 0 or count * 8 > len(self.data) - self.position:
+    def byte(self) -> int:
+        self.position += 1
+        return self.key[self.position - 1]
+
+    def integers(self, count: int) -> Tuple[Tuple[int, ...], Dict[int, int]]:
+        """So many integers, and which of them vary: their position and the value that goes there."""
+        if count * 8 > len(self.key) - self.position:
             raise ProtocolError("malformed call: a list is longer than the message")
-        return self.take(f"{count}q")
+        offsets = range(self.position, self.position + 8 * count, 8)
+        self.offsets += offsets
+        values = self.take(f"{count}q")
+        if not self.varying:
+            return values, {}
+        varying = {i: self.varying[offset] for i, offset in enumerate(offsets) if offset in self.varying}
+        return tuple(0 if i in varying else value for i, value in enumerate(values)), varying
 
-    def dims(self, count: int) -> Tuple[int, ...]:
-        if count > MAX_DIMS:
-            raise ProtocolError(f"malformed call: {count} dimensions")
-        values = self.integers(count)
-        if any(value < 0 for value in values):
-            raise ProtocolError("malformed call: a negative size or stride")
-        return values
-
-    def item(self, depth: int) -> Any:
-        (tag,) = self.take("c")
-        kind = tag.decode("ascii")
+    def item(self, depth: int) -> Arg:
+        kind = chr(self.key[self.position])
+        self.position += 1
+        if kind == "T":
+            return self.view()
         if kind in "UN":
             return None
-        if kind == "T":
-            return self.tensor()
+        if kind == "I":
+            values, varying = self.integers(1)
+            return Varying(varying[0]) if varying else values[0]
+        if kind == "V":
+            values, varying = self.integers(self.take("I")[0])
+            if not varying:
+                return values
+            return tuple([Varying(varying[i]) if i in varying else value for i, value in enumerate(values)])
+        if kind == "B":
+            return bool(self.byte())
+        if kind == "F":
+            number: float = self.take("d")[0]
+            return number
         if kind == "S":
-            (number,) = self.take("B")
-            self.parsed.storages.append(number)
-            return Operand("S", len(self.parsed.storages) - 1)
+            self.references += 1
+            return StorageRef(self.references - 1, self.byte())
         if kind == "P":
-            dtype, dims = self.take("BB")
-            self.parsed.hosts.append(HostSpec(self.dtype(dtype), self.dims(dims)))
-            return Operand("P", len(self.parsed.hosts) - 1)
+            return self.host_tensor()
         if kind == "W":
             number_kind, dtype, wrapped = self.take("cBB")
-            self.parsed.numbers.append(NumberSpec(number_kind.decode("ascii"), self.dtype(dtype), bool(wrapped)))
-            return Operand("W", len(self.parsed.numbers) - 1)
-        if kind == "I":
-            return self.take("q")[0]
-        if kind == "F":
-            return self.take("d")[0]
-        if kind == "B":
-            return bool(self.take("B")[0])
+            if number_kind not in (b"d", b"i", b"b"):
+                raise ProtocolError(f"malformed call: a number of unknown kind {number_kind!r}")
+            self.numbers += 1
+            return HostNumber(self.numbers - 1, number_kind.decode("ascii"), dtype, bool(wrapped))
         if kind == "Z":
             return complex(*self.take("dd"))
         if kind == "Y":
-            return DeviceMarker()
+            return Symbol("device", "cuda")
         if kind == "G":
-            return GeneratorMarker(self.take("q")[0])
+            return Symbol("generator", str(self.take("q")[0]))
         if kind == "X":
             (size,) = self.take("I")
-            if size > len(self.data) - self.position:
+            if size > len(self.key) - self.position:
                 raise ProtocolError("malformed call: a string is longer than the message")
-            text = self.data[self.position : self.position + size].decode("utf-8")
+            text = self.key[self.position : self.position + size].decode("utf-8")
             self.position += size
             return text
-        if kind == "V":
-            return list(self.integers(self.take("I")[0]))
         if kind == "L":
             (count,) = self.take("I")
-            if depth >= MAX_DEPTH or count > len(self.data) - self.position:
+            if depth >= MAX_DEPTH or count > len(self.key) - self.position:
                 raise ProtocolError("malformed call: a list is too deep or longer than the message")
-            return [self.item(depth + 1) for _ in range(count)]
+            return tuple([self.item(depth + 1) for _ in range(count)])
         raise ProtocolError(f"malformed call: unknown item {kind!r}")
 
-    def dtype(self, number: int) -> torch.dtype:
-        if number not in DTYPES:
-            self.parsed.strange.append(number)
-        return DTYPES.get(number, torch.uint8)
-
-    def tensor(self) -> Operand:
+    def view(self) -> View:
         dtype, flags, dims = self.take("BBB")
-        self.dtype(dtype)
-        sizes, strides = self.dims(dims), self.dims(dims)
-        offset, _storage_bytes, storage = self.take("qqB")
-        if offset < 0 or flags > 3:
-            raise ProtocolError("malformed call: a tensor with a negative offset or flags that are none")
-        self.parsed.tensors.append(Layout(dtype, flags, sizes, strides, offset))
-        self.parsed.tensor_references.append(len(self.parsed.storages))
-        self.parsed.storages.append(storage)
-        return Operand("T", len(self.parsed.tensors) - 1)
+        if dims > MAX_DIMS:
+            raise ProtocolError(f"malformed call: {dims} dimensions")
+        values, varying = self.integers(2 * dims + 2)
+        if flags > 3 or min(values[:-1]) < 0:
+            raise ProtocolError("malformed call: a tensor with a negative size, stride or offset, or unknown flags")
+        holes: Tuple[Hole, ...] = ()
+        if varying:
+            fields = [*((SIZE, i) for i in range(dims)), *((STRIDE, i) for i in range(dims)), (OFFSET, 0)]
+            holes = tuple([Hole(*fields[i], value) for i, value in varying.items() if i < len(fields)])
+        layout = Layout(dtype, flags, values[:dims], values[dims : 2 * dims], values[2 * dims])
+        self.views += 1
+        self.references += 1
+        return View(self.views - 1, self.references - 1, self.byte(), layout, holes)
 
-
-def integer_offsets(key: bytes) -> Tuple[Tuple[int, ...], int]:
-    """Where the integers of a key are that sizes go into (``native/keys.h``), and how many storages it refers to."""
-    offsets, references, _ = _look_through(key)
-    return offsets, references
-
-
-def tensor_operands(key: bytes) -> List[Tuple[int, int, int]]:
-    """Where each device tensor of a key is described.
-
-    Which of those integers is its first, how many dimensions it has, and which of those storages it looks into.
-    """
-    return _look_through(key)[2]
-
-
-def _look_through(key: bytes) -> Tuple[Tuple[int, ...], int, List[Tuple[int, int, int]]]:
-    offsets: List[int] = []
-    tensors: List[Tuple[int, int, int]] = []
-    references = position = 0
-    while position < len(key):  # the items of a list follow each other as arguments do
-        tag = key[position : position + 1]
-        position += 1
-        if tag == b"T":
-            count = 2 * key[position + 2] + 2
-            tensors.append((len(offsets), key[position + 2], references))
-            offsets += range(position + 3, position + 3 + 8 * count, 8)
-            position += 3 + 8 * count + 1
-            references += 1
-        elif tag == b"S":
-            position += 1
-            references += 1
-        elif tag == b"P":
-            count = key[position + 1]
-            offsets += range(position + 2, position + 2 + 8 * count, 8)
-            position += 2 + 8 * count
-        elif tag == b"I":
-            offsets.append(position)
-            position += 8
-        elif tag == b"V":
-            (count,) = struct.unpack_from("<I", key, position)
-            offsets += range(position + 4, position + 4 + 8 * count, 8)
-            position += 4 + 8 * count
-        elif tag == b"X":
-            position += 4 + struct.unpack_from("<I", key, position)[0]
-        else:
-            position += {b"W": 3, b"F": 8, b"G": 8, b"B": 1, b"Z": 16, b"L": 4}.get(tag, 0)
-    return tuple(offsets), references, tensors
-
-
-def integers_of(key: bytes) -> Tuple[int, ...]:
-    """Those integers."""
-    return tuple([struct.unpack_from("<q", key, offset)[0] for offset in integer_offsets(key)[0]])
+    def host_tensor(self) -> HostTensor:
+        dtype, dims = self.take("BB")
+        if dims > MAX_DIMS:
+            raise ProtocolError(f"malformed call: {dims} dimensions")
+        sizes, varying = self.integers(dims)
+        if min(sizes, default=0) < 0:
+            raise ProtocolError("malformed call: a negative size")
+        self.hosts += 1
+        return HostTensor(self.hosts - 1, dtype, sizes, tuple(Hole(SIZE, i, value) for i, value in varying.items()))

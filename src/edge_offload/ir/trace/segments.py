@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 
-from edge_offload.errors import EdgeOffloadError
-from edge_offload.ir.trace.calls import Buffer, Entry
+from edge_offload.errors import EdgeOffloadError, ProtocolError
+from edge_offload.ir.trace.calls import BoundOperator, Buffer
 
 #: Characters of an operator's error that are told.
 MOST_SAID = 10_000
@@ -32,40 +32,65 @@ class CallFailed(EdgeOffloadError):
 StepSignature = Tuple[Tuple[int, ...], Tuple[int, ...], bytes, bool, FrozenSet[int]]
 
 
-class Segment:
-    """Calls in order, each with the canonical numbers of the storages that it touches.
+class SegmentCall(NamedTuple):
+    """A call of a segment: canonical numbers of the storages that it touches, and the least of its first new one."""
 
-    With each call comes the number that its first new storage has at least. New storages are numbered from
-    ``first_new`` on, after every number that was used before. ``tail``: the integers of its last call.
+    operator: BoundOperator
+    references: Tuple[int, ...]
+    least: int
+
+
+class Segment:
+    """Calls in order, on storages by canonical number.
+
+    New storages are numbered from ``first_new`` on, after every number that was used before. ``tail``: the integers of
+    its last call.
     """
 
     def __init__(self) -> None:
-        self.calls: List[Tuple[Entry, Tuple[int, ...], int]] = []
+        self.calls: List[SegmentCall] = []
         self.written: Set[int] = set()
         self.last_used: Dict[int, List[int]] = {}
         self.random = False
         self.first_new = 0
         self.tail: Optional[Tuple[int, ...]] = None
 
-    def add(self, entry: Entry, references: Tuple[int, ...]) -> None:
-        """Put a call at the end."""
-        self.calls.append((entry, references, max(references, default=-1) + 1))
-        self.written.update(references[position] for position in entry.written)
-        self.random = self.random or entry.random
+    @staticmethod
+    def of(words: Sequence[int], operator: Callable[[int], BoundOperator], first_new: int = 0) -> Segment:
+        """The segment that ``words`` describe: per call its number, then the canonical number of each reference.
+
+        Args:
+            words: as they come.
+            operator: the call of a number.
+            first_new: see the class.
+
+        Raises:
+            ProtocolError: it ends inside a call.
+        """
+        segment = Segment()
+        segment.first_new = first_new
+        position = 0
+        while position < len(words):
+            found = operator(words[position])
+            references = tuple(words[position + 1 : position + 1 + len(found.storages)])
+            if len(references) < len(found.storages):
+                raise ProtocolError("a segment ends inside a call")
+            segment.calls.append(SegmentCall(found, references, max(references, default=-1) + 1))
+            segment.written.update(references[written] for written in found.written)
+            segment.random = segment.random or found.random
+            position += 1 + len(references)
+        last = {canonical: index for index, call in enumerate(segment.calls) for canonical in call.references}
+        for canonical, index in last.items():
+            segment.last_used.setdefault(index, []).append(canonical)
+        return segment
 
     def copy(self) -> Segment:
-        """The same calls; other entries may be put in their place if they touch the same storages."""
+        """The same calls; other calls may be put in their place if they touch the same storages."""
         made = Segment()
         made.calls = self.calls.copy()
         made.written, made.last_used, made.random = self.written, self.last_used, self.random
         made.first_new = self.first_new
         return made
-
-    def finish(self) -> None:
-        """Work out after which call each storage is not used any more."""
-        last = {canonical: index for index, (_, references, _) in enumerate(self.calls) for canonical in references}
-        for canonical, index in last.items():
-            self.last_used.setdefault(index, []).append(canonical)
 
 
 @dataclass

@@ -12,8 +12,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from edge_offload.execute.session.session import DeviceSession
+from edge_offload.ir.operators import Layout, View
 from edge_offload.ir.trace.calls import StorageBuffer
-from edge_offload.ir.trace.keys import DTYPES, Layout, parse_key
+from edge_offload.ir.trace.keys import DTYPES
 from edge_offload.replay.signatures import Definition, SegmentInvocation, SignatureTable
 
 
@@ -68,9 +69,9 @@ class Uses:
         values: Dict[int, torch.Tensor] = {}
         for number, canonical, entry, value in items:
             if canonical not in found:
-                found[canonical] = Use(
-                    number - piece.base, canonical, entry, parse_key(forms.call(entry).key).tensors[0]
-                )
+                (view,) = forms.call(entry).operator.args
+                assert isinstance(view, View)
+                found[canonical] = Use(number - piece.base, canonical, entry, view.layout)
             if value is not None:
                 values[canonical] = value
         self.told = self.told + 1 if len(found) == len(self.known) else 0

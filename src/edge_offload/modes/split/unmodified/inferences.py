@@ -12,10 +12,11 @@ import torch
 
 from edge_offload import background
 from edge_offload.errors import LinkLost
+from edge_offload.ir.trace.segments import Segment
 from edge_offload.modes.split.robot.runner import SplitRunner
 from edge_offload.modes.split.unmodified.cut import Uses
 from edge_offload.modes.split.unmodified.join import Joined
-from edge_offload.modes.split.unmodified.lift import Calls, Recorded, capture
+from edge_offload.modes.split.unmodified.lift import Calls, capture
 from edge_offload.notices import Once
 from edge_offload.replay.definitions import Definitions
 from edge_offload.replay.flushed import CUT, READ
@@ -147,7 +148,7 @@ class Inferences:
         """Storages that lived before and that a segment writes to."""
         written = self._written.get(segment)
         if written is None:
-            written = self.calls.read(self._definitions.signatures.definition(segment)).written
+            written = frozenset(self.calls.read(self._definitions.signatures.definition(segment)).written)
             self._written[segment] = written
         return {storage for number, storage in live if number in written}
 
@@ -191,7 +192,7 @@ class SplitCounters:
 
 def record(
     inference: Inference,
-    recorded: Recorded,
+    recorded: Segment,
     joined: Joined,
     piece: SegmentInvocation,
     expected: Sequence[torch.Tensor],

@@ -61,7 +61,8 @@ def join(pieces: Sequence[SegmentInvocation], definitions: Sequence[Definition])
         older = dict(piece.live)
         mine: Dict[int, int] = {}
         storage = piece.base
-        for number in range(max([*older, *_references(definition)], default=-1) + 1):
+        named = [number for _, numbers in definition.steps() for number in numbers]
+        for number in range(max([*older, *named], default=-1) + 1):
             at = older.get(number)
             if at is None:
                 at, storage = storage, storage + 1
@@ -76,11 +77,8 @@ def join(pieces: Sequence[SegmentInvocation], definitions: Sequence[Definition])
             places[unused] = values
             values += 1
         names.append(mine)
-        position = 0
-        for call in definition.calls:
-            stop = position + 1 + call.references
-            words += [definition.words[position], *(mine[number] for number in definition.words[position + 1 : stop])]
-            position = stop
+        for call, references in definition.steps():
+            words += [call.entry, *(mine[number] for number in references)]
     calls = tuple(call for definition in definitions for call in definition.calls)
     return Joined(
         Definition(tuple(words), calls),
@@ -89,12 +87,3 @@ def join(pieces: Sequence[SegmentInvocation], definitions: Sequence[Definition])
         tuple(names),
         tuple(len(definition.calls) for definition in definitions),
     )
-
-
-def _references(definition: Definition) -> List[int]:
-    found: List[int] = []
-    position = 0
-    for call in definition.calls:
-        found += definition.words[position + 1 : position + 1 + call.references]
-        position += 1 + call.references
-    return found

@@ -16,11 +16,12 @@ import torch
 
 from edge_offload import background
 from edge_offload.errors import EdgeOffloadError
+from edge_offload.ir.trace.segments import Segment
 from edge_offload.modes.split.robot.runner import SplitRunner
 from edge_offload.modes.split.unmodified.cut import with_reads
 from edge_offload.modes.split.unmodified.inferences import REPEATS, FollowUpRead, Inference, Inferences, record
 from edge_offload.modes.split.unmodified.join import Joined, join
-from edge_offload.modes.split.unmodified.lift import Recorded, unavailable_reason
+from edge_offload.modes.split.unmodified.lift import unavailable_reason
 from edge_offload.notices import Once
 from edge_offload.protocol.messages import Message
 from edge_offload.replay.dispatcher import SegmentDispatcher
@@ -139,7 +140,7 @@ class Learner:
     def _open(
         self,
         inference: Inference,
-        recorded: Recorded,
+        recorded: Segment,
         joined: Joined,
         first: SegmentInvocation,
         expected: List[torch.Tensor],

@@ -7,9 +7,10 @@ function of its uploads, or cannot be told to be, is refused in words; nothing i
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -19,14 +20,15 @@ from edge_offload.errors import EdgeOffloadError, Unsupported
 from edge_offload.execute.sequence_runner import SequenceRunner
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.build import Program, from_graph_module
-from edge_offload.ir.trace.calls import ALLOC, DOWNLOAD, NEW, UPLOAD, Entry, StorageBuffer, plain_number
-from edge_offload.ir.trace.keys import DTYPES, Layout, Operand
+from edge_offload.ir.operators import HostNumber, HostTensor, Layout, StorageRef, View
+from edge_offload.ir.trace.calls import ALLOC, DOWNLOAD, NEW, UPLOAD, BoundOperator, StorageBuffer, host_number
+from edge_offload.ir.trace.keys import DTYPES
 from edge_offload.ir.trace.segments import Outcome, Segment, Step
 from edge_offload.passes.expansions import encoder_layer
 from edge_offload.passes.folding import Folded, fold
 from edge_offload.passes.views import is_dense, laid_out, look
 from edge_offload.protocol.messages import tensor_bytes
-from edge_offload.replay.signatures import Definition
+from edge_offload.replay.signatures import Call, Definition
 
 MAX_CALLS = 20_000
 BASE = 1 << 60
@@ -35,14 +37,6 @@ _COPY = "aten::copy_"
 _FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-1}
 """Of the largest value: how far the sequence may be from what the device gave for the same input."""
-
-
-class Recorded(NamedTuple):
-    """A segment as calls, each with the numbers of the storages that it touches."""
-
-    segment: Segment
-    written: FrozenSet[int]
-    made_from: int
 
 
 @dataclass(frozen=True)
@@ -62,36 +56,34 @@ class Calls:
     """Reads segments; each distinct call once."""
 
     def __init__(self) -> None:
-        self._entries: Dict[Tuple[str, bytes], Entry] = {}
+        self._operators: Dict[Tuple[str, bytes], BoundOperator] = {}
 
-    def read(self, definition: Definition) -> Recorded:
+    def read(self, definition: Definition) -> Segment:
         """The calls of a segment.
 
         Raises:
             EdgeOffloadError: one of them is malformed.
         """
-        segment = Segment()
-        position = 0
-        for call in definition.calls:
-            entry = self._entries.get((call.name, call.key))
-            if entry is None:
-                entry = self._entries[call.name, call.key] = Entry(call.name, call.key, torch.device("cpu"))
-            stop = position + 1 + call.references
-            segment.add(entry, definition.words[position + 1 : stop])
-            position = stop
-        segment.finish()
-        return Recorded(segment, frozenset(segment.written), max(definition.words, default=0))
+        numbers = itertools.count()
+        words = [word for _, references in definition.steps() for word in (next(numbers), *references)]
+        return Segment.of(words, lambda number: self._operator(definition.calls[number]))
+
+    def _operator(self, call: Call) -> BoundOperator:
+        found = self._operators.get((call.name, call.key))
+        if found is None:
+            found = self._operators[call.name, call.key] = BoundOperator(call.name, call.key, torch.device("cpu"))
+        return found
 
 
-def unavailable_reason(recorded: Recorded, live: Sequence[Tuple[int, int]], reads: int = 1) -> Optional[str]:
+def unavailable_reason(segment: Segment, live: Sequence[Tuple[int, int]], reads: int = 1) -> Optional[str]:
     """Why a segment is no inference that could be split, in words, as far as its calls tell; None if it may be one.
 
     Args:
-        recorded: the segment; of an inference that is read several times, all of its segments.
+        segment: of an inference that is read several times, all of its segments.
         live: (number in it, storage) of what lived before.
         reads: how many there are.
     """
-    calls = recorded.segment.calls
+    calls = segment.calls
     names = [entry.name for entry, _, _ in calls]
     if len(calls) > MAX_CALLS:
         return f"it has more than {MAX_CALLS} calls"
@@ -99,7 +91,7 @@ def unavailable_reason(recorded: Recorded, live: Sequence[Tuple[int, int]], read
         return "nothing is uploaded in it"
     if names.count(DOWNLOAD) != reads or names[-1] != DOWNLOAD:
         return "it does not end in a read"
-    if recorded.written.intersection(canonical for canonical, _ in live):
+    if segment.written.intersection(canonical for canonical, _ in live):
         return "it changes a tensor that lived before"
     for entry, _, _ in calls:
         if entry.refused is not None:
@@ -109,13 +101,13 @@ def unavailable_reason(recorded: Recorded, live: Sequence[Tuple[int, int]], read
                 return f"it contains {entry.name.replace('edge::', 'a call to ')}"
         elif entry.random and not _settled(entry):
             return f"{entry.name} draws random numbers"
-        elif entry.parsed.hosts:
+        elif entry.hosts:
             return f"{entry.name} takes a tensor of the host"
     return None
 
 
 def capture(
-    recorded: Recorded,
+    segment: Segment,
     live: Sequence[Tuple[int, int]],
     storages: Mapping[int, torch.UntypedStorage],
     numbers: bytes,
@@ -125,7 +117,7 @@ def capture(
     """The sequence of a segment, which is run here twice to see that it gives what the device gave.
 
     Args:
-        recorded: the segment; :func:`unavailable_reason` found none.
+        segment: :func:`unavailable_reason` found none.
         live: (number in the segment, storage) of what lived before.
         storages: their bytes, by storage; they become the constants' memory.
         numbers: host numbers of the calls, which become constants.
@@ -135,9 +127,9 @@ def capture(
     Raises:
         Unsupported: it cannot be told as a function, or does not give ``expected``.
     """
-    made, folded, found_there = _run(recorded, live, storages, numbers, payloads, expected[-1])
+    made, folded, found_there = _run(segment, live, storages, numbers, payloads, expected[-1])
     constants = {**{number: storages[storage] for number, storage in live}, **found_there}
-    tracer = _Tracer(recorded.segment, constants, numbers, made, folded)
+    tracer = _Tracer(segment, constants, numbers, made, folded)
     try:
         with torch.no_grad():
             traced = make_fx(torch.func.functionalize(tracer, remove="mutations"), tracing_mode="fake",
@@ -153,7 +145,7 @@ def capture(
     return Captured(program, made)
 
 
-def _settled(entry: Entry) -> bool:
+def _settled(entry: BoundOperator) -> bool:
     """Whether a call that may draw random numbers does not: dropout that is off."""
     assert entry.overload is not None
     given = dict(zip([a.name for a in entry.overload._schema.arguments], entry.arguments))  # type: ignore[attr-defined]
@@ -161,7 +153,7 @@ def _settled(entry: Entry) -> bool:
 
 
 def _run(
-    recorded: Recorded, live: Sequence[Tuple[int, int]], storages: Mapping[int, torch.UntypedStorage], numbers: bytes,
+    segment: Segment, live: Sequence[Tuple[int, int]], storages: Mapping[int, torch.UntypedStorage], numbers: bytes,
     payloads: Sequence[torch.Tensor], expected: torch.Tensor,
 ) -> Tuple[Tuple[Tuple[int, ...], ...], Folded, Dict[int, torch.UntypedStorage]]:  # fmt: skip
     """Run the segment as the executor does, and so learn what each result is.
@@ -173,28 +165,28 @@ def _run(
         Numbers of the storages each call makes; what is the same each time, and its storages.
     """
     older = {number for number, _ in live}
-    names = range(recorded.made_from + len(recorded.segment.calls) * 64)
-    _, outcome = _play(recorded, live, storages, numbers, payloads, frozenset(names) - older)
+    names = range(max(call.least for call in segment.calls) + len(segment.calls) * 64)
+    _, outcome = _play(segment, live, storages, numbers, payloads, frozenset(names) - older)
     assert outcome.tensor is not None
     compare(outcome.tensor, expected, "the recorded inference, run here,")
     made: List[Tuple[int, ...]] = []
-    following = recorded.segment.first_new
-    for entry, _, least in recorded.segment.calls:
+    following = segment.first_new
+    for entry, _, least in segment.calls:
         following = max(following, least)
         count = sum(result.kind == NEW for _, known in entry.results or () for result in known)
         count += entry.name == ALLOC
         made.append(tuple(range(following, following + count)))
         following += count
-    folded = fold(recorded.segment, made, older)
+    folded = fold(segment, made, older)
     if not folded.storages:
         return tuple(made), folded, {}
-    session, _ = _play(recorded, live, storages, numbers, payloads, frozenset(names) - older - folded.storages)
+    session, _ = _play(segment, live, storages, numbers, payloads, frozenset(names) - older - folded.storages)
     places = {number: place for place, number in enumerate(number for call in made for number in call)}
     return tuple(made), folded, {number: session.slots[BASE + places[number]].storage for number in folded.storages}
 
 
 def _play(
-    recorded: Recorded, live: Sequence[Tuple[int, int]], storages: Mapping[int, torch.UntypedStorage], numbers: bytes,
+    segment: Segment, live: Sequence[Tuple[int, int]], storages: Mapping[int, torch.UntypedStorage], numbers: bytes,
     payloads: Sequence[torch.Tensor], dead: FrozenSet[int],
 ) -> Tuple[DeviceSession, Outcome]:  # fmt: skip
     """Run a segment in a session of its own; of what it makes, ``dead`` is dropped after its last use."""
@@ -202,7 +194,7 @@ def _play(
     for _, storage in live:
         session.slots[storage] = StorageBuffer(storages[storage])
     step = Step(0, BASE, live, sorted(dead), numbers, [tensor_bytes(payload) for payload in payloads])
-    return session, session.run(step, segment=recorded.segment)
+    return session, session.run(step, segment=segment)
 
 
 def compare(found: torch.Tensor, expected: torch.Tensor, what: str, slack: float = 1.0) -> None:
@@ -248,13 +240,13 @@ class _Tracer:
         }
         place = 0
         for index, (entry, references, _) in enumerate(segment.calls):
-            for number, layout in entry.operands if index not in folded.calls else ():
-                storage = storages.get(references[number])
-                if storage is not None and (references[number], layout) not in self._constants:
-                    self._constants[references[number], layout] = StorageBuffer(storage).view(layout).clone()
-            for number, spec in enumerate(entry.parsed.numbers):
-                plain = plain_number(numbers[16 * (place + number) :], spec)
-                self._scalars[index, number] = plain if spec.wrapped else torch.tensor(plain, dtype=spec.dtype)
+            for view in entry.views if index not in folded.calls else ():
+                named = (references[view.reference], view.layout)
+                storage = storages.get(named[0])
+                if storage is not None and named not in self._constants:
+                    self._constants[named] = StorageBuffer(storage).view(view.layout).clone()
+            for leaf in entry.numbers:
+                self._scalars[index, leaf.number] = host_number(numbers[16 * (place + leaf.number) :], leaf)
             place += entry.number_count
 
     def __call__(self, *payloads: torch.Tensor) -> Tuple[torch.Tensor, ...]:
@@ -268,18 +260,20 @@ class _Tracer:
             if index in self._folded.calls:
                 following += len(self._made[index])
             elif entry.name == ALLOC:
-                cells[following] = _Cell(entry.parsed.arguments[0])
+                (size,) = entry.operator.args
+                assert isinstance(size, int)
+                cells[following] = _Cell(size)
                 following += 1
             elif entry.name == UPLOAD:
                 held = references[0] in self._rewritten
-                self._write(cells[references[0]], entry.parsed.tensors[0], next(uploads), held)
-            elif entry.name == _COPY and len(entry.operands) == 2:
-                reference, layout = entry.operands[1]
-                source = self._tensor(cells, references[reference], layout)
-                held = references[0] in self._rewritten or self._written_last.get(references[reference], -1) > index
-                self._write(cells[references[0]], entry.parsed.tensors[0], source, held)
+                self._write(cells[references[0]], entry.views[0].layout, next(uploads), held)
+            elif entry.name == _COPY and len(entry.views) == 2:
+                taken = references[entry.views[1].reference]
+                source = self._tensor(cells, taken, entry.views[1].layout)
+                held = references[0] in self._rewritten or self._written_last.get(taken, -1) > index
+                self._write(cells[references[0]], entry.views[0].layout, source, held)
             elif entry.name == DOWNLOAD:
-                found = self._tensor(cells, references[0], entry.parsed.tensors[0])
+                found = self._tensor(cells, references[0], entry.views[0].layout)
                 written_later = self._written_last.get(references[0], -1) > index
                 read.append(torch.ops.aten.clone.default(found) if written_later else found)
             else:
@@ -325,7 +319,9 @@ class _Tracer:
         assert cell.held is not None
         return look(cell.tensor, cell.held, layout)
 
-    def _call(self, cells: Mapping[int, _Cell], index: int, entry: Entry, references: Sequence[int]) -> Iterator[Any]:
+    def _call(
+        self, cells: Mapping[int, _Cell], index: int, entry: BoundOperator, references: Sequence[int]
+    ) -> Iterator[Any]:
         assert entry.overload is not None
         schema = entry.overload._schema  # type: ignore[attr-defined]
         arguments = [
@@ -344,20 +340,21 @@ class _Tracer:
                     raise Unsupported(f"{entry.name} gives another shape when it is traced")
                 yield result, tensor
 
-    def _fill(self, cells: Mapping[int, _Cell], index: int, entry: Entry, references: Sequence[int], value: Any) -> Any:
-        if isinstance(value, Operand):
-            if value.kind == "T":
-                reference, layout = entry.operands[value.number]
-                return self._tensor(cells, references[reference], layout)
-            if value.kind == "W":
-                return self._scalars[index, value.number]
+    def _fill(
+        self, cells: Mapping[int, _Cell], index: int, entry: BoundOperator, references: Sequence[int], value: Any
+    ) -> Any:
+        if isinstance(value, View):
+            return self._tensor(cells, references[value.reference], value.layout)
+        if isinstance(value, HostNumber):
+            return self._scalars[index, value.number]
+        if isinstance(value, (StorageRef, HostTensor)):
             raise Unsupported(f"{entry.name} takes a storage or a tensor of the host")
         if isinstance(value, list):
             return [self._fill(cells, index, entry, references, item) for item in value]
         return value
 
 
-def _issue(entry: Entry, arguments: List[Any], named: Dict[str, Any]) -> Any:
+def _issue(entry: BoundOperator, arguments: List[Any], named: Dict[str, Any]) -> Any:
     """Issue a call under the name that modules are traced under; the kernel is the same."""
     aten = torch.ops.aten
     if entry.name == "aten::_convolution":
