@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from edge_offload.errors import BadInput, RemoteError
+from edge_offload.errors import BadInput
 from edge_offload.ir import OperatorSequence
-from edge_offload.ir.evaluate import call
+from edge_offload.ir.evaluate import Kernels
 from edge_offload.ir.liveness import free_after
 from edge_offload.ir.values import DYNAMIC, Value
 
-Allowed = Callable[[str], bool]
+
+class Values:
+    """Values of one inference by number, and the loop that computes operators on them.
+
+    Here values are whole; :class:`~edge_offload.split.model.reference.Half` has rows of them, and computes rows.
+
+    Args:
+        kernels: the operators.
+        held: tensors that are there.
+    """
+
+    def __init__(self, kernels: Kernels, held: Mapping[int, torch.Tensor]) -> None:
+        self.kernels = kernels
+        self.held = dict(held)
+
+    def whole(self, number: int) -> torch.Tensor:
+        """All of a value."""
+        return self.held[number]
+
+    def put(self, number: int, low: int, tensor: torch.Tensor) -> None:
+        """Own ``tensor`` as the rows of a value from ``low`` on."""
+        self.held[number] = tensor
+
+    def forget(self, number: int) -> None:
+        """Free a value."""
+        self.held.pop(number, None)
+
+    def results(self, index: int, low: int, high: int) -> List[Optional[torch.Tensor]]:
+        """What rows [low, high) of operator ``index`` are, output by output; None: nobody needs it."""
+        return self.kernels[index](self.whole)
+
+    def compute(self, index: int, low: int = 0, high: int = 1) -> None:
+        """Compute rows of an operator; one whose values are whole has the one row 0."""
+        for number, result in zip(self.kernels.operators[index].outputs, self.results(index, low, high)):
+            if number is not None and result is not None:
+                self.put(number, low, result)
+
+    def run(self, steps: Iterable[Tuple[int, int, int]], unused: Iterable[Sequence[int]]) -> None:
+        """Compute ``steps``, (operator, first row, end), in order, and after each forget what nobody needs any more."""
+        for (index, low, high), numbers in zip(steps, unused):
+            self.compute(index, low, high)
+            for number in numbers:  # at once: fresh memory for everything costs as much as computing
+                self.forget(number)
 
 
 class SequenceRunner:
@@ -24,27 +66,16 @@ class SequenceRunner:
     Args:
         sequence: validated here.
         constants: tensors by content digest; every digest of ``sequence.constants`` must be there.
-        allowed: which overload names may run; everything when absent. A server passes its allow-list.
         device: where to run.
 
     Raises:
         BadInput: a constant is missing or has not the recorded dtype and shape.
-        RemoteError: an overload is not allowed.
     """
 
-    def __init__(
-        self,
-        sequence: OperatorSequence,
-        constants: Mapping[str, torch.Tensor],
-        allowed: Optional[Allowed] = None,
-        device: str = "cpu",
-    ) -> None:
+    def __init__(self, sequence: OperatorSequence, constants: Mapping[str, torch.Tensor], device: str = "cpu") -> None:
         self.sequence = sequence.validate()
         self.device = device
-        if allowed is not None:
-            for operator in sequence.operators:
-                if not allowed(operator.name):
-                    raise RemoteError(f"operator {operator.name} is not on the list of operators that may run")
+        self._kernels = Kernels(sequence.operators, device)
         self._constants: Dict[int, torch.Tensor] = {}
         for number, digest in sequence.constants.items():
             if digest not in constants:
@@ -52,29 +83,22 @@ class SequenceRunner:
             self._constants[number] = _laid_out(constants[digest], sequence.values[number], device)
         self._free = free_after(sequence)
 
-    def begin(self, inputs: Sequence[torch.Tensor]) -> Dict[int, torch.Tensor]:
-        """A fresh environment (value number -> tensor) with constants and ``inputs`` in it.
+    def begin(self, inputs: Sequence[torch.Tensor]) -> Values:
+        """The values of a new inference: constants and ``inputs``.
 
         Raises:
             BadInput: wrong number, dtype or shape of inputs.
         """
         if len(inputs) != len(self.sequence.inputs):
             raise BadInput(f"{len(inputs)} inputs given, the sequence takes {len(self.sequence.inputs)}")
-        environment = dict(self._constants)
+        values = Values(self._kernels, self._constants)
         for number, tensor in zip(self.sequence.inputs, inputs):
-            environment[number] = _fitting(tensor, self.sequence.values[number]).to(self.device)
-        return environment
+            values.put(number, 0, _fitting(tensor, self.sequence.values[number]).to(self.device))
+        return values
 
-    def run_range(self, environment: Dict[int, torch.Tensor], start: int, stop: int) -> None:
-        """Run operators ``start`` to ``stop`` (exclusive) in ``environment``, dropping what is not needed again."""
-        for index in range(start, stop):
-            operator = self.sequence.operators[index]
-            results = call(operator, environment.__getitem__, self.device)
-            for number, result in zip(operator.outputs, results):
-                if number is not None:
-                    environment[number] = result
-            for number in self._free[index]:
-                environment.pop(number, None)
+    def run_range(self, values: Values, start: int, stop: int) -> None:
+        """Run operators ``start`` to ``stop`` (exclusive) on ``values``, dropping what is not needed again."""
+        values.run(((index, 0, 1) for index in range(start, stop)), self._free[start:stop])
 
     @torch.no_grad()
     def run(self, inputs: Sequence[torch.Tensor]) -> Tuple[torch.Tensor, ...]:
@@ -87,12 +111,12 @@ class SequenceRunner:
         self, inputs: Sequence[torch.Tensor]
     ) -> Tuple[Tuple[torch.Tensor, ...], List[torch.Tensor], Dict[int, torch.Tensor]]:
         """Outputs, live-outs, and new state by the number of the input that it replaces."""
-        environment = self.begin(inputs)
-        self.run_range(environment, 0, len(self.sequence))
+        values = self.begin(inputs)
+        self.run_range(values, 0, len(self.sequence))
         return (
-            tuple(environment[number] for number in self.sequence.outputs),
-            [environment[number] for number in self.sequence.live_outs],
-            {state: environment[number] for state, number in self.sequence.rebinds},
+            tuple(values.whole(number) for number in self.sequence.outputs),
+            [values.whole(number) for number in self.sequence.live_outs],
+            {state: values.whole(number) for state, number in self.sequence.rebinds},
         )
 
 

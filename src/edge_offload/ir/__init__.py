@@ -1,23 +1,23 @@
 """What one inference is: operators, values and their order, as facts only.
 
-An :class:`OperatorSequence` is the one form in which the rest of the package knows a model. It is recorded by
-``capture``, built from ``torch.export`` or ``torch.fx`` by :mod:`edge_offload.ir.build`, run by
-``execute``, cut in two by ``split``, and sent over the link by :mod:`edge_offload.ir.wire`.
+An :class:`OperatorSequence` is the one form in which the rest of the package knows a model: built from ``torch.export``
+or ``torch.fx`` by :mod:`edge_offload.ir.build`, run by ``execute``, divided by ``split``, sent by
+:mod:`edge_offload.ir.wire`. What a program issues call by call, on storages, is in :mod:`edge_offload.ir.trace`.
 
-========================  ==========================================================================
-module                    its one reason
-========================  ==========================================================================
-``values``                a tensor as a fact: dtype, shape, strides, where its bytes live
-``operators``             one call of one overload: argument tree, outputs, what it writes and aliases
-``sequence``              operators in order, with inputs, constants, host reads; validation
-``canonical``             one byte string per meaning; 128-bit hash, structural equality
-``liveness``              from where to where a value is needed
-``wire``                  bounded msgpack form; decoding trusts nothing
-``text``                  the form for people
-``schemas``               torch's own schema of an overload, and its hash (needs torch)
-``evaluate``              one operator on real tensors (needs torch)
-``build``, ``functional`` sequences from modules; writes turned into new values (need torch)
-========================  ==========================================================================
+==============  ====================================================================================
+module          its one reason
+==============  ====================================================================================
+``values``      a tensor as a fact: dtype, shape, strides, where its bytes live
+``operators``   what an operator call is: a name and an argument tree, what it makes, writes, aliases
+``sequence``    operators in order, with inputs, constants, host reads; validation
+``canonical``   one byte string per meaning; 128-bit hash, structural equality
+``liveness``    from where to where a value is needed
+``wire``        bounded msgpack form; decoding trusts nothing
+``schemas``     torch's own schema of an overload, and its hash (needs torch)
+``evaluate``    one operator on real tensors (needs torch)
+``build``       sequences from modules (needs torch)
+``opaque``      a part that no trace looks into, as one operator (needs torch)
+==============  ====================================================================================
 
 Nothing here imports another package of ours (only the leaf :mod:`edge_offload.errors`).
 """

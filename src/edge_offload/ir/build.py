@@ -113,13 +113,11 @@ def from_exported(exported: Any) -> Program:
     return builder.finish(outputs, rebinds)
 
 
-def from_graph_module(graph_module: torch.fx.GraphModule, rebinds: Sequence[Tuple[int, int]] = ()) -> Program:
+def from_graph_module(graph_module: torch.fx.GraphModule) -> Program:
     """The sequence of an ATen graph made by ``torch.fx.experimental.proxy_tensor.make_fx``.
 
     Args:
         graph_module: every node carries ``meta["val"]``; attributes are constants.
-        rebinds: pairs (position among the inputs, position among the outputs): that output replaces that state and
-            is no host read.
     """
     builder = _Builder()
     for node in graph_module.graph.nodes:
@@ -130,12 +128,7 @@ def from_graph_module(graph_module: torch.fx.GraphModule, rebinds: Sequence[Tupl
     builder.nodes(graph_module.graph)
     (output,) = [node for node in graph_module.graph.nodes if node.op == "output"]
     results = output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
-    numbers = [builder.numbers[node.name] for node in results]
-    state = {position for _, position in rebinds}
-    return builder.finish(
-        [number for position, number in enumerate(numbers) if position not in state],
-        [(builder.inputs[first], numbers[second]) for first, second in rebinds],
-    )
+    return builder.finish([builder.numbers[node.name] for node in results], [])
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:

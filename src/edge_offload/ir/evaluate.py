@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Mapping, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 import torch
 
@@ -48,17 +48,25 @@ def resolve(arg: Arg, fetch: Fetch, device: str = "cpu") -> Any:
     return arg
 
 
-def call(operator: Operator, fetch: Fetch, device: str = "cpu") -> List[Any]:
-    """Run ``operator`` and return its tensors in the order of ``operator.outputs`` (``None`` where it gave none).
+class Kernels(Dict[int, Callable[[Fetch], List[Any]]]):
+    """Of each of ``operators``, by its index, what runs it on ``device``; made when it is wanted first."""
 
-    Raises:
-        BadInput: the overload returned another number of tensors than the sequence says.
+    def __init__(self, operators: Sequence[Operator], device: str = "cpu") -> None:
+        super().__init__()
+        self.operators = operators
+        self.device = device
+
+    def __missing__(self, index: int) -> Callable[[Fetch], List[Any]]:
+        made = self[index] = kernel(self.operators[index], self.device)
+        return made
+
+
+def kernel(operator: Operator, device: str = "cpu") -> Callable[[Fetch], List[Any]]:
+    """What runs ``operator``: it gives its tensors in the order of ``operator.outputs`` (None where there is none).
+
+    What is no tensor among its arguments is resolved once. It raises BadInput where the overload returns another number
+    of tensors than the sequence says.
     """
-    return prepared(operator, device)(fetch)
-
-
-def prepared(operator: Operator, device: str = "cpu") -> Callable[[Fetch], List[Any]]:
-    """:func:`call` for an operator that is run again and again: what is no tensor is resolved once."""
     function = overload(operator.name)
     positional = [_getter(arg, device) for arg in operator.args]
     keywords = [(key, _getter(arg, device)) for key, arg in operator.kwargs]

@@ -10,7 +10,7 @@ import torch
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.ir import sequence_hash
-from edge_offload.ir.evaluate import call
+from edge_offload.ir.evaluate import kernel
 from edge_offload.link.emulate.emulator import Emulator
 from edge_offload.link.emulate.trace import Link, Trace
 from edge_offload.mode import Mode
@@ -52,7 +52,7 @@ def results(program):
     found.update(zip(sequence.inputs, [PICTURE]))
     with torch.no_grad():
         for operator in sequence.operators:
-            found.update(zip(operator.outputs, call(operator, found.__getitem__)))
+            found.update(zip(operator.outputs, kernel(operator)(found.__getitem__)))
     return [found[number] for number in sequence.outputs]
 
 

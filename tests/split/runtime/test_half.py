@@ -11,7 +11,6 @@ from torch import nn
 
 from edge_offload.ir.build import from_module
 from edge_offload.split.model.locality import analyse
-from edge_offload.split.model.plan import Step
 from edge_offload.split.model.reference import shared_values
 from edge_offload.split.runtime import half as module
 from edge_offload.split.runtime.half import PieceHalf
@@ -71,14 +70,14 @@ def test_an_operator_runs_in_one_piece_with_all_rows_and_in_parts_where_some_are
         for low, high in pieces:
             half.put(number, low, picture[:, :, low:high])
         with torch.no_grad():
-            half.compute(Step(index, 0, rows))
+            half.compute(index, 0, rows)
         assert torch.equal(half.whole(out), expected)
     half = PieceHalf(located, shared, {})
     half.put(number, 0, picture[:, :, :29])
     with torch.no_grad():
-        half.compute(Step(index, 0, rows - 1))
+        half.compute(index, 0, rows - 1)
         assert torch.equal(half.whole(out)[:, :, : rows - 1], expected[:, :, : rows - 1])
-        half.compute(Step(index, 0, rows))  # a row that it needs is not there: poison, and no error
+        half.compute(index, 0, rows)  # a row that it needs is not there: poison, and no error
     assert half.pieces[out][-1][1][:, :, -1].isnan().all()
 
 
@@ -94,6 +93,6 @@ def test_a_view_of_a_value_that_lies_askew_in_memory():
     half = PieceHalf(located, {}, {})
     half.put(number, 0, torch.randn(1, 6, 5, 4).copy_(x.transpose(2, 3)).transpose(2, 3))
     for index, entry in enumerate(located.operators):
-        half.compute(Step(index, 0, entry.length))
+        half.compute(index, 0, entry.length)
     (out,) = program.sequence.outputs
     assert torch.equal(half.whole(out), torch.relu(x).view(1, 6, 20))

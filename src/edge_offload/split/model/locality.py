@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 import torch
 
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.ir import Operator, OperatorSequence
-from edge_offload.ir.evaluate import Fetch, prepared
+from edge_offload.ir.evaluate import Kernels
 from edge_offload.ir.schemas import overload
 from edge_offload.split.footprints import element as footprint_element
 from edge_offload.split.footprints import rows as footprint_rows
@@ -50,6 +50,7 @@ class LocalityMap:
         axes: value -> axis along which its rows count. A value without one exists only whole.
         free: values that depend on no input; both sides have them.
         made_by, producer: what the sequence says of outputs, kept because planners ask often.
+        kernels: the operators in one piece, on whole values.
     """
 
     sequence: OperatorSequence
@@ -59,18 +60,12 @@ class LocalityMap:
     made_by: Tuple[Tuple[int, ...], ...] = field(default=(), repr=False, compare=False)
     producer: Mapping[int, int] = field(default_factory=dict, repr=False, compare=False)
     _memo: Dict[Tuple[int, int, int], Dict[int, Range]] = field(default_factory=dict, repr=False, compare=False)
-    _calls: Dict[int, Callable[[Fetch], List[Any]]] = field(default_factory=dict, repr=False, compare=False)
+    kernels: Kernels = field(default_factory=lambda: Kernels(()), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "made_by", tuple(operator.makes() for operator in self.sequence.operators))
         object.__setattr__(self, "producer", self.sequence.producer())
-
-    def call(self, index: int, fetch: Fetch) -> List[Any]:
-        """Run an operator in one piece on whole values; see :func:`edge_offload.ir.evaluate.call`."""
-        run = self._calls.get(index)
-        if run is None:
-            run = self._calls[index] = prepared(self.sequence.operators[index])
-        return run(fetch)
+        object.__setattr__(self, "kernels", Kernels(self.sequence.operators))
 
     def length(self, number: int) -> int:
         """Rows of a value; 1 if it exists only whole."""

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from edge_offload.errors import BadInput
-from edge_offload.ir.evaluate import call
+from edge_offload.execute.sequence_runner import Values
 from edge_offload.split.footprints.registry import Local, Locality
 from edge_offload.split.model.locality import LocalityMap
 from edge_offload.split.model.plan import Plan, Side, Step, Transfer
@@ -20,10 +20,16 @@ VIEWS = ("aten._unsafe_view",)
 """Views that do not call themselves one."""
 
 
-class Half:
-    """What one side has: pieces of values, each with the row that it starts at."""
+class Half(Values):
+    """What one side has: pieces of values, each with the row that it starts at.
+
+    Args:
+        located: the sequence and its axes.
+        shared: what both sides have.
+    """
 
     def __init__(self, located: LocalityMap, shared: Mapping[int, torch.Tensor]) -> None:
+        super().__init__(located.kernels, {})
         self.located = located
         self.shared = shared
         self.pieces: Dict[int, List[Tuple[int, torch.Tensor]]] = {}
@@ -81,27 +87,29 @@ class Half:
             position = max(position, start + int(piece.shape[axis]))
         return position >= high
 
-    def compute(self, step: Step) -> None:
-        """Run one step with what is here."""
-        local = self.located.operators[step.operator].local
-        results = self._in_one_piece(local, step)
-        if results is None:
-            assert local is not None
-            results = local.run(step.low, step.high, self)
-        for number, result in zip(self.located.sequence.operators[step.operator].outputs, results):
-            if number is not None and (local is None or number in self.located.axes):
-                self.put(number, step.low, result)
+    def forget(self, number: int) -> None:
+        """Free a value."""
+        self.pieces.pop(number, None)
 
-    def _in_one_piece(self, local: Optional[Local], step: Step) -> Optional[List[Any]]:
+    def results(self, index: int, low: int, high: int) -> List[Optional[torch.Tensor]]:
+        """See :class:`Values`; computed from what is here."""
+        local = self.located.operators[index].local
+        if local is None:
+            return self.kernels[index](self.whole)
+        results = self._in_one_piece(local, index, low, high)
+        if results is None:
+            results = local.run(low, high, self)
+        outputs = self.kernels.operators[index].outputs
+        return [result if number in self.located.axes else None for number, result in zip(outputs, results)]
+
+    def _in_one_piece(self, local: Local, index: int, low: int, high: int) -> Optional[List[Any]]:
         """Results of a step that is the whole operator, on whole values: nothing has to be cut or padded for it.
 
         None if it is a part of the operator, if rows are missing (some may not be needed), or if it is a view, which
         depends on how its operand, that may have come in pieces, lies in memory.
         """
-        if local is None:
-            return self.located.call(step.operator, self.whole)
-        operator = self.located.sequence.operators[step.operator]
-        if step.low != 0 or step.high != local.length or operator.aliases or operator.base_name in VIEWS:
+        operator = self.kernels.operators[index]
+        if low != 0 or high != local.length or operator.aliases or operator.base_name in VIEWS:
             return None
         held: Dict[int, torch.Tensor] = {}
         for number in local.needs:
@@ -114,7 +122,7 @@ class Half:
             found = held.get(number)
             return self.whole(number) if found is None else found
 
-        return self.located.call(step.operator, fetch)
+        return self.kernels[index](fetch)
 
 
 def poison(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -131,14 +139,12 @@ def poison(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 def shared_values(located: LocalityMap, constants: Mapping[str, torch.Tensor]) -> Dict[int, torch.Tensor]:
     """Constants and everything computed from constants alone: what both sides have before the first inference."""
     sequence = located.sequence
-    shared = {number: constants[digest] for number, digest in sequence.constants.items()}
+    shared = Values(located.kernels, {number: constants[digest] for number, digest in sequence.constants.items()})
     with torch.no_grad():
-        for operator, entry in zip(sequence.operators, located.operators):
+        for index, entry in enumerate(located.operators):
             if entry.kind is Locality.FREE:
-                for number, result in zip(operator.outputs, call(operator, shared.__getitem__)):
-                    if number is not None:
-                        shared[number] = result
-    return shared
+                shared.compute(index)
+    return shared.held
 
 
 @torch.no_grad()
@@ -171,7 +177,7 @@ def run_plan(
         for side in Side:
             steps = plan.steps(side)
             while done[side] < len(steps) and _ready(located, halves[side], steps[done[side]]):
-                halves[side].compute(steps[done[side]])
+                _compute(halves[side], steps[done[side]])
                 done[side] += 1
                 progress = True
         late = [transfer for transfer in waiting if not _send(located, halves, transfer)]
@@ -183,9 +189,13 @@ def run_plan(
         if not behind:
             break
         side = min(behind, key=lambda item: plan.steps(item)[done[item]].operator)
-        halves[side].compute(plan.steps(side)[done[side]])
+        _compute(halves[side], plan.steps(side)[done[side]])
         done[side] += 1
     return tuple(halves[Side.ROBOT].whole(number) for number in sequence.outputs)
+
+
+def _compute(half: Half, step: Step) -> None:
+    half.compute(step.operator, step.low, step.high)
 
 
 def _ready(located: LocalityMap, half: Half, step: Step) -> bool:

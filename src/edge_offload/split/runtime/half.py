@@ -61,7 +61,7 @@ class PieceHalf(Half):
         return (number in self._here and covers(self._here[number], (low, high))) or super().has(number, low, high)
 
     def forget(self, number: int) -> None:
-        """Free a value."""
-        self.pieces.pop(number, None)
+        """See :class:`Half`."""
+        super().forget(number)
         self._buffers.pop(number, None)
         self._here.pop(number, None)

@@ -20,6 +20,7 @@ import torch
 from edge_offload import background, records
 from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.execute.fingerprint import fingerprint
+from edge_offload.execute.sequence_runner import Values
 from edge_offload.execute.tensors import pack, unpack
 from edge_offload.ir import sequence_hash
 from edge_offload.ir.liveness import free_after
@@ -28,7 +29,6 @@ from edge_offload.split.footprints.registry import Locality
 from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost, fit
 from edge_offload.split.model.locality import LocalityMap
 from edge_offload.split.model.network import Network
-from edge_offload.split.model.plan import Step
 from edge_offload.split.model.reference import shared_values
 from edge_offload.split.runtime.half import PieceHalf
 from edge_offload.split.runtime.progress import busy_clock
@@ -156,15 +156,13 @@ class Profile:
         )  # fmt: skip
 
 
-class _Values:
+class _Values(Values):
     """Whole values of one run, as a rule's ``run`` reads them."""
 
-    def __init__(self, located: LocalityMap, shared: Mapping[int, torch.Tensor]) -> None:
-        self.located = located
-        self.held: Dict[int, torch.Tensor] = dict(shared)
-
-    def whole(self, number: int) -> torch.Tensor:
-        return self.held[number]
+    def __init__(self, network: Network, shared: Mapping[int, torch.Tensor]) -> None:
+        super().__init__(network.located.kernels, shared)
+        self.located = network.located
+        self.held.update(zip(network.program.sequence.inputs, network.inputs))
 
     def rows(self, number: int, low: int, high: int) -> torch.Tensor:
         return self.held[number].narrow(self.located.axes[number], low, high - low)
@@ -191,8 +189,7 @@ def measure(
     dead = free_after(sequence)
     tell("timing the network as a whole")
     in_place, alone_s = _passes(network, shared, dead, repeats)
-    values = _Values(located, shared)
-    values.held.update(zip(sequence.inputs, network.inputs))
+    values = _Values(network, shared)
     measured: List[Points] = []
     coded: Dict[int, Tuple[CodecSpeed, ...]] = {}
     if codecs:
@@ -203,9 +200,8 @@ def measure(
         if entry.kind is Locality.FREE:
             measured.append(())
             continue
-        results = located.call(index, values.whole)
+        values.compute(index)
         measured.append(_points(values, index, repeats, statistics.median(seconds[index] for seconds in in_place)))
-        values.held.update({number: r for number, r in zip(operator.outputs, results) if number is not None})
         if codecs:
             # a view has the bytes of what it is a view of
             sources = dict(operator.aliases)
@@ -214,7 +210,7 @@ def measure(
                     known = coded.get(sources.get(position, -1))
                     coded[number] = codec_speeds(values.held[number]) if known is None else known
         for number in dead[index]:
-            values.held.pop(number, None)
+            values.forget(number)
     axes = {number: located.axes[number] for number in sequence.inputs if number in located.axes}
     whole_s = statistics.median(sum(seconds) for seconds in in_place)
     return Profile(network.name, sequence_hash(sequence), axes, fingerprint("cpu"), tuple(measured),
@@ -225,8 +221,6 @@ def _passes(
     network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[Sequence[int]], repeats: int
 ) -> Tuple[List[List[float]], float]:
     """Seconds of every operator in up to ``repeats`` passes, and the median of the network alone.
-
-    One pass warms up; the network alone is run in turn with the passes.
 
     One pass warms up; the network alone is run in turn with the passes.
     """
@@ -241,22 +235,16 @@ def _passes(
 
 def _alone(network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[Sequence[int]]) -> float:
     """Seconds of one inference without a plan: of the model itself, or of its record, call by call."""
-    located, sequence = network.located, network.program.sequence
-    values = _Values(located, shared)
-    values.held.update(zip(sequence.inputs, network.inputs))
+    values = _Values(network, shared)
     threading.Event().wait(PAUSE_S)
     began = time.perf_counter()
     if network.module is not None:
         network.module(*network.inputs)
         return time.perf_counter() - began
-    for index, (operator, entry) in enumerate(zip(sequence.operators, located.operators)):
+    for index, entry in enumerate(network.located.operators):
         background.check()
-        if entry.kind is Locality.FREE:
-            continue
-        results = located.call(index, values.whole)
-        values.held.update({number: r for number, r in zip(operator.outputs, results) if number is not None})
-        for number in dead[index]:
-            values.held.pop(number, None)
+        if entry.kind is not Locality.FREE:
+            values.run([(index, 0, entry.length)], [dead[index]])
     return time.perf_counter() - began
 
 
@@ -278,9 +266,7 @@ def _pass(network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[S
             seconds.append(0.0)
             continue
         began = time.perf_counter()
-        half.compute(Step(index, 0, entry.length))
-        for number in dead[index]:
-            half.forget(number)
+        half.run([(index, 0, entry.length)], [dead[index]])
         seconds.append(time.perf_counter() - began)
     return seconds
 
@@ -301,7 +287,7 @@ def _points(values: _Values, index: int, repeats: int, in_place_s: float) -> Poi
         for _ in range(1 if slow else repeats + 1):
             began = busy_clock()
             if size == entry.length:
-                values.located.call(index, values.whole)
+                values.kernels[index](values.whole)
             else:
                 local.run(low, low + size, values)
             seconds.append(busy_clock() - began)

@@ -17,7 +17,7 @@ from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refus
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.ir import OperatorSequence, wire
 from edge_offload.ir.build import Program, tensor_digest
-from edge_offload.ir.evaluate import call
+from edge_offload.ir.evaluate import kernel
 from edge_offload.ir.operators import Operator
 from edge_offload.ir.schemas import enumerated, overload
 from edge_offload.ir.trace.allowlist import NAMESPACES, REFUSED
@@ -144,7 +144,7 @@ def _propagate(sequence: OperatorSequence) -> None:
     for index, operator in enumerate(sequence.operators):
         try:
             with torch.no_grad(), without_data:
-                results = call(operator, found.__getitem__)
+                results = kernel(operator)(found.__getitem__)
         except EdgeOffloadError:
             raise
         except Exception as error:  # torch says in many ways that arguments do not fit
