@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import stat
 import threading
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from edge_offload.errors import BadInput
 from edge_offload.power.detect import detect
 from edge_offload.power.ina3221 import Ina3221
-from edge_offload.power.nvml import Nvml
+from edge_offload.power.nvml import GpuLoad, Nvml
 from edge_offload.power.rapl import Rapl, Zone
 from edge_offload.power.tegrastats import Tegrastats, parse_line, total_watts
 
@@ -152,6 +153,7 @@ def fake_nvml(milliwatts: list) -> types.SimpleNamespace:
     return types.SimpleNamespace(
         NVMLError=NvmlError, nvmlInit=lambda: None, nvmlShutdown=lambda: None,
         nvmlDeviceGetCount=lambda: len(milliwatts), nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUtilizationRates=lambda board: types.SimpleNamespace(gpu=40 + 20 * board),
         nvmlDeviceGetName=lambda board: f"GPU-{board}".encode(), nvmlDeviceGetPowerUsage=usage,
     )  # fmt: skip
 
@@ -164,6 +166,21 @@ def test_nvml_sums_the_boards_that_report() -> None:
     milliwatts[0] = None
     with pytest.raises(OSError, match="Not Supported"):
         source.watts()
+
+
+def test_the_load_of_gpus_is_unknown_without_any_and_without_nvml() -> None:
+    assert GpuLoad(fake_nvml([1, None])).share() == pytest.approx(0.5)
+    assert math.isnan(GpuLoad(fake_nvml([])).share())
+    broken = fake_nvml([1])
+
+    def init() -> None:
+        raise NvmlError("Driver Not Loaded")
+
+    broken.nvmlInit = init
+    load = GpuLoad(broken)
+    assert math.isnan(load.share())
+    assert "Driver Not Loaded" in load.absent
+    load.close()
 
 
 def test_nvml_with_no_reporting_board_is_absent() -> None:

@@ -58,6 +58,7 @@ class Forecast:
         floor_s: what the link alone takes of the latency, which is known however old the rest is.
         age_s: since the mode last ran; inf if it never has.
         doubt_s: one standard deviation of ``latency_s`` as an average; it grows while the mode does not run.
+        bytes_up, bytes_down: what a frame puts on the link and takes from it.
         unsure: the last frame was far from what was expected, and one more would tell a step from an accident.
     """
 
@@ -71,6 +72,8 @@ class Forecast:
     age_s: float = math.inf
     doubt_s: float = 0.0
     unsure: bool = False
+    bytes_up: int = 0
+    bytes_down: int = 0
 
     @property
     def known(self) -> bool:
@@ -233,7 +236,7 @@ class Forecaster:
 
     def forecast(self, now: float, mode: Mode, reading: LinkReading, unavailable_reason: str = "") -> Forecast:
         """The next frame in ``mode``."""
-        reading = self._assumed(reading).cautious
+        reading = self.assumed(reading).cautious
         expected = self._planned(mode, reading)
         if expected is not None and expected.local and mode is not Mode.LOCAL:
             # mode local by another name: as such a policy chooses it, and watches for the link to become better
@@ -264,8 +267,9 @@ class Forecaster:
         level = history.bias if planned_s > 0 else history.rest
         doubt_s = math.hypot(history.doubt_s(now, planned_s), history.link_doubt_s(reading))
         return Forecast(
-            mode, latency_s, error_s, energy_j, unavailable_reason, late_s, floor_s, age_s, doubt_s, level.unsure
-        )
+            mode, latency_s, error_s, energy_j, unavailable_reason, late_s, floor_s, age_s, doubt_s, level.unsure,
+            round(history.bytes_up), round(history.bytes_down)
+        )  # fmt: skip
 
     def forecasts(
         self, now: float, modes: Iterable[Mode], reading: LinkReading, obstacles: Mapping[Mode, str]
@@ -273,10 +277,8 @@ class Forecaster:
         """The next frame in every one of ``modes``."""
         return {mode: self.forecast(now, mode, reading, obstacles.get(mode, "")) for mode in modes}
 
-    def _assumed(self, reading: LinkReading) -> LinkReading:
+    def assumed(self, reading: LinkReading) -> LinkReading:
         """On a connection that has carried nothing yet: what the one before it did, with doubt.
-
-        So all modes are compared on the same link.
 
         So all modes are compared on the same link.
         """

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 
 from edge_offload.errors import BadInput
+from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.manager.forecast import Forecast
 from edge_offload.mode import AUTO, TABLE, Mode, names
 
@@ -43,6 +44,9 @@ class Situation:
         load: of the server, 0 to 1; nan if unknown. What it makes a frame wait is in the forecasts already.
         power_budget_w: mean power that the robot may draw while it computes a frame; inf if there is no bound.
         absent: modes that cannot run here at all, and for each what it lacks, in words.
+        link: what the forecasts rest on.
+        bandwidth: what ``offload/bandwidth`` last said, its age included; None: nothing yet, or it has gone silent.
+        source: what ``link`` is known by, in words; empty: by nothing.
     """
 
     now_s: float
@@ -51,6 +55,9 @@ class Situation:
     load: float = math.nan
     power_budget_w: float = math.inf
     absent: Mapping[Mode, str] = field(default_factory=dict)
+    link: LinkReading = field(default_factory=LinkReading)
+    bandwidth: Optional[LinkReading] = None
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -204,6 +211,9 @@ class _Choosing(abc.ABC):
 
     def _words(self, mode: Mode, best: Mode, why: str, situation: Situation) -> str:
         parts: List[str] = []
+        if situation.link.uplink > 0 and any(TABLE[name].needs_link for name in situation.forecasts):
+            by = f" by {situation.source}" if situation.source else ""
+            parts.append(f"{_rate(situation.link)} up{by}")
         for name, forecast in situation.forecasts.items():
             if forecast.unavailable_reason:
                 parts.append(f"{name} cannot run ({forecast.unavailable_reason})")
@@ -223,6 +233,13 @@ def _span(seconds: float, error_s: float) -> str:
     if not math.isfinite(error_s):
         return f"about {seconds * scale:.{digits}f} {unit}"
     return f"{seconds * scale:.{digits}f}±{error_s * scale:.{digits}f} {unit}"
+
+
+def _rate(reading: LinkReading) -> str:
+    """The uplink and its uncertainty for people."""
+    rate = reading.uplink / 1e6
+    doubt = f"±{min(1.0, reading.uplink_error):.0%}" if 0 < reading.uplink_error < math.inf else ""
+    return f"{rate:.{1 if rate >= 1 else 2}f} MB/s{doubt}"
 
 
 def _joules(energy_j: float) -> str:

@@ -177,8 +177,10 @@ class OffloadedModule:
         with self._lock:
             if self._load is not None:
                 self.forecaster.busy_s = self._load.waiting_s(now)
-            forecasts = self.forecaster.forecasts(now, obstacles, self.reading(now), obstacles)
-        return Situation(now, forecasts, deadline_s, load)
+            reading = self.reading(now)
+            forecasts = self.forecaster.forecasts(now, obstacles, reading, obstacles)
+            link = self.forecaster.assumed(reading)
+        return Situation(now, forecasts, deadline_s, load, link=link)
 
     def close(self) -> None:
         """End the threads that wait for late results. The link is its owner's."""

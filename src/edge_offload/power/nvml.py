@@ -1,12 +1,67 @@
-"""Power of NVIDIA GPU boards through NVML (package ``pynvml``, only where it is installed)."""
+"""Power and load of NVIDIA GPU boards through NVML (package ``pynvml``, only where it is installed)."""
 
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any, List, Optional
 
 from edge_offload.errors import BadInput
 from edge_offload.power.source import PowerSource
+
+
+def _binding(module: Optional[Any]) -> Any:
+    """NVML, started.
+
+    Raises:
+        BadInput: no binding or no driver.
+    """
+    if module is None:
+        try:
+            module = importlib.import_module("pynvml")
+        except ImportError:
+            raise BadInput("NVML: pynvml is not installed", remedy="pip install nvidia-ml-py") from None
+    try:
+        module.nvmlInit()
+    except module.NVMLError as error:
+        raise BadInput(f"NVML: {error}", remedy="is an NVIDIA driver loaded?") from error
+    return module
+
+
+class GpuLoad:
+    """Utilisation of all GPU boards, where there are any and NVML is there.
+
+    Args:
+        module: the NVML binding; by default ``pynvml`` is imported.
+
+    Attributes:
+        absent: why nothing is known, in words; empty where something is.
+    """
+
+    def __init__(self, module: Optional[Any] = None) -> None:
+        self.absent = ""
+        try:
+            self._nvml = _binding(module)
+        except BadInput as error:
+            self.absent = str(error)
+
+    def share(self) -> float:
+        """The mean over the boards, 0 to 1; nan while unknown."""
+        if self.absent:
+            return math.nan
+        nvml = self._nvml
+        try:
+            boards = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+            rates = [float(nvml.nvmlDeviceGetUtilizationRates(board).gpu) for board in boards]
+        except nvml.NVMLError:
+            return math.nan
+        return sum(rates) / len(rates) / 100.0 if rates else math.nan
+
+    def close(self) -> None:
+        """Let NVML go."""
+        if not self.absent:
+            self._nvml.nvmlShutdown()
+            self.absent = "closed"
 
 
 class Nvml(PowerSource):
@@ -20,16 +75,7 @@ class Nvml(PowerSource):
     """
 
     def __init__(self, module: Optional[Any] = None) -> None:
-        if module is None:
-            try:
-                module = importlib.import_module("pynvml")
-            except ImportError:
-                raise BadInput("NVML: pynvml is not installed", remedy="pip install nvidia-ml-py") from None
-        self._nvml = module
-        try:
-            module.nvmlInit()
-        except module.NVMLError as error:
-            raise BadInput(f"NVML: {error}", remedy="is an NVIDIA driver loaded?") from error
+        self._nvml = module = _binding(module)
         self._boards: List[Any] = []
         names: List[str] = []
         problem = "no GPU"

@@ -9,11 +9,12 @@ import rospy
 from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput
+from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, LinkReading
 from edge_offload.manager.forecast import Forecast as ModeForecast
 from edge_offload.manager.policy import Situation
 from edge_offload.mode import TABLE, Mode, parse_mode
 from edge_offload.timing import STAGES, InferenceReport
-from edge_offload_msgs.msg import Forecast, Latency, OffloadMode
+from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode
 
 MAX_DURATION_S = 2.0**31 - 1
 """Seconds; what a ROS duration holds."""
@@ -86,11 +87,17 @@ def forecast_message(situation: Situation, header: Any) -> Forecast:
         error=[duration(forecast.error_s) for forecast in forecasts],
         doubt=[duration(forecast.doubt_s) for forecast in forecasts],
         energy=[forecast.energy_j for forecast in forecasts],
+        bytes_up=[forecast.bytes_up for forecast in forecasts],
+        bytes_down=[forecast.bytes_down for forecast in forecasts],
         obstacle=[forecast.unavailable_reason for forecast in forecasts],
         absent=[mode.value for mode in situation.absent],
         remedy=list(situation.absent.values()),
         deadline=duration(situation.deadline_s or 0.0),
         server_load=situation.load,
+        uplink=situation.link.uplink,
+        downlink=situation.link.downlink,
+        link_error=situation.link.uplink_error if math.isfinite(situation.link.uplink_error) else math.nan,
+        link_age=duration(situation.link.age_s),
     )
 
 
@@ -103,18 +110,46 @@ def situation_of(message: Any, now_s: float, power_budget_w: float = math.inf) -
     arrays = (message.mode, message.latency, message.error, message.doubt, message.energy, message.obstacle)
     if len({len(array) for array in arrays}) != 1:
         raise BadInput("the arrays of a forecast differ in length", remedy="one entry per mode in each")
+    sizes = [array or [0] * len(message.mode) for array in (message.bytes_up, message.bytes_down)]
+    if {len(array) for array in sizes} - {len(message.mode)}:
+        raise BadInput("the sizes in a forecast are not those of its modes", remedy="one entry per mode, or none")
     absent = {parse_mode(name): why for name, why in zip(message.absent, message.remedy)}
     forecasts = {}
-    for name, latency, error, doubt, energy, unavailable_reason in zip(*arrays):
+    for name, latency, error, doubt, energy, unavailable_reason, bytes_up, bytes_down in zip(*arrays, *sizes):
         mode, seconds = parse_mode(name), latency.to_sec()
         if seconds > 0:
             forecasts[mode] = ModeForecast(
-                mode, seconds, error.to_sec(), float(energy), unavailable_reason, doubt_s=doubt.to_sec()
-            )
+                mode, seconds, error.to_sec(), float(energy), unavailable_reason, doubt_s=doubt.to_sec(),
+                bytes_up=bytes_up, bytes_down=bytes_down,
+            )  # fmt: skip
         else:
             forecasts[mode] = ModeForecast(mode, unavailable_reason=unavailable_reason)
     load = float(message.server_load)
-    return Situation(now_s, forecasts, message.deadline.to_sec() or None, load, power_budget_w, absent)
+    link = LinkReading()
+    if message.uplink > 0 and message.downlink >= 0:
+        error = float(message.link_error) if message.link_error >= 0 else math.inf
+        link = LinkReading(
+            float(message.uplink), float(message.downlink), error, error, source=PASSIVE,
+            age_s=max(0.0, message.link_age.to_sec()),
+        )  # fmt: skip
+    return Situation(now_s, forecasts, message.deadline.to_sec() or None, load, power_budget_w, absent, link)
+
+
+def reading_of(message: Any) -> LinkReading:
+    """What a ``Bandwidth`` message says.
+
+    Raises:
+        BadInput: it says what no link can be.
+    """
+    rates = (message.uplink, message.downlink, message.uplink_error, message.downlink_error, message.age.to_sec())
+    if not all(math.isfinite(value) and value >= 0 for value in rates):
+        raise BadInput(f"offload/bandwidth says rates, errors or an age that cannot be: {rates}")
+    if message.source == Bandwidth.NONE:
+        return LinkReading()
+    errors = (message.uplink_error or math.inf, message.downlink_error or math.inf)
+    source = ACTIVE if message.source == Bandwidth.ACTIVE else PASSIVE
+    rtt_s = message.round_trip.to_sec() or math.nan
+    return LinkReading(message.uplink, message.downlink, *errors, rtt_s, source, message.samples, rates[-1])
 
 
 def mode_message(mode: Mode, policy: str, reason: str) -> OffloadMode:

@@ -9,12 +9,11 @@ import rospy
 from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput
-from edge_offload.link.estimate.estimator import ACTIVE, LinkReading
 from edge_offload.manager.policy import POLICIES, chooses
 from edge_offload.mode import TABLE, Mode, names, parse_mode
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
-from edge_offload.nodes.inference.compose import duration, forecast_message, latency_message
+from edge_offload.nodes.inference.compose import duration, forecast_message, latency_message, reading_of
 from edge_offload.nodes.inference.intake import Frame
 from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Worker
 from edge_offload.nodes.inference.network import Network
@@ -82,8 +81,7 @@ class OffloadedNode(Node):
 
     def _on_bandwidth(self, message: Any) -> None:
         if message.source == Bandwidth.ACTIVE:
-            rates = (message.uplink, message.downlink, message.uplink_error, message.downlink_error)
-            self._network.adopt(LinkReading(*rates, source=ACTIVE, age_s=message.age.to_sec()))
+            self._network.adopt(reading_of(message))
 
     def infer(self, frame: Frame, inputs: Any, **meta: Any) -> Any:
         """Run the network for ``frame``, within what is left of the deadline since the frame arrived."""

@@ -4,6 +4,7 @@ Publishes:
   offload/mode       edge_offload_msgs/OffloadMode, latched: the mode in force, published when it changes
 
 Subscribes:
+  offload/bandwidth  edge_offload_msgs/Bandwidth: what the link carries; forecasts are put on it, and reasons name it
   offload/forecast   edge_offload_msgs/Forecast: what the next frame would cost in each mode
   offload/latency    edge_offload_msgs/Latency: which mode really ran; a difference is told on /diagnostics
   offload/mode       to find out whether another manager publishes it, too
@@ -14,6 +15,9 @@ Services:
 With ~mode auto (the same as latency) the mode that is expected to finish first is chosen, frame by frame; with energy
 the one that takes the least energy among those that meet the deadline. The node that computes falls back to local by
 itself whenever the mode in force cannot run.
+
+Of offload/bandwidth and the frames' own transfers the newer measurement counts. Where both are of now and contradict
+each other, and where the topic is silent for 3 s, the transfers count, and /diagnostics says so.
 
 A power budget rules out modes whose frames draw more on average, as long as others are left. Above ~max_temperature of
 the hottest thermal zone that the kernel shows, ~hot_budget holds instead, until it is 5 degrees cooler.
@@ -32,6 +36,7 @@ from typing import Any, ClassVar, Dict, Optional, Tuple
 import rospy
 
 from edge_offload.errors import BadInput
+from edge_offload.manager.bandwidth import Heard, informed
 from edge_offload.manager.policy import (
     POLICIES,
     SERVICE,
@@ -47,9 +52,9 @@ from edge_offload.mode import AUTO, TABLE, Mode, names
 from edge_offload.nodes.common import reconfigure
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
-from edge_offload.nodes.inference.compose import mode_message, situation_of
+from edge_offload.nodes.inference.compose import mode_message, reading_of, situation_of
 from edge_offload.power.thermal import HeatGuard, hottest_celsius
-from edge_offload_msgs.msg import Forecast, Latency, OffloadMode
+from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode
 from edge_offload_msgs.srv import SetMode, SetModeResponse
 
 #: Seconds between two looks at the temperature.
@@ -86,6 +91,8 @@ class OffloadManagerNode(Node):
         self._publisher = rospy.Publisher("offload/mode", OffloadMode, queue_size=1, latch=True)
         self._values = {knob.name: self.params[knob.name] for knob in self.knobs}
         self._situation: Optional[Situation] = None
+        self._heard: Optional[Heard] = None
+        self._began_s = time.monotonic()
         self._heat, self._temperature, self._looked_s = HeatGuard(), math.nan, -math.inf
         self._told: Optional[Decision] = None
         mode = self.params["mode"]
@@ -97,6 +104,7 @@ class OffloadManagerNode(Node):
             self._announce(self._manager.decide(Situation(time.monotonic(), {})))
         self._turned(self._values)
         self._server = reconfigure.serve(self.knobs, self._values, self._turned)
+        rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
         rospy.Subscriber("offload/forecast", Forecast, self.callback(self._on_forecast), queue_size=100)
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=100)
         rospy.Subscriber("offload/mode", OffloadMode, self.callback(self._on_mode), queue_size=10)
@@ -120,9 +128,19 @@ class OffloadManagerNode(Node):
             held = self._told.mode if self._told is not None else Mode.SERVER
             self._manager.dry_run = held if values["dry_run"] else None
 
+    def _on_bandwidth(self, message: Any) -> None:
+        heard = Heard(reading_of(message), time.monotonic())
+        with self._lock:
+            self._heard = heard
+
     def _on_forecast(self, message: Any) -> None:
         with self._lock:
-            self._situation = situation_of(message, time.monotonic(), self._budget())
+            situation = situation_of(message, time.monotonic(), self._budget())
+            self._situation, problem = informed(situation, self._heard, self._began_s)
+            if problem:
+                self.health.warn("bandwidth", problem)
+            else:
+                self.health.clear("bandwidth")
             self._announce(self._manager.decide(self._situation))
 
     def _budget(self) -> float:

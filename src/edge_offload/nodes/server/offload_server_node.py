@@ -31,6 +31,7 @@ from edge_offload.nodes.common.ticker import Ticker
 from edge_offload.nodes.inference.compose import duration, latency_message
 from edge_offload.nodes.people.people_messages import people_message
 from edge_offload.nodes.server.server_results import Facts, Interpreter
+from edge_offload.power.nvml import GpuLoad
 from edge_offload.server.results import FrameResult
 from edge_offload.server.server import OffloadServer
 from edge_offload.timing import STAGES, InferenceReport
@@ -56,6 +57,7 @@ class OffloadServerNode(Node):
 
     def start(self) -> None:
         params = self.params
+        self._gpu = GpuLoad()
         self._interpreter = Interpreter(params["allow"], params["options"])
         self._server = OffloadServer(
             params["bind"],
@@ -85,6 +87,8 @@ class OffloadServerNode(Node):
             self._status.publish(self._status_message(ServerStatus.STOPPING))
         if hasattr(self, "_server"):
             self._server.close()
+        if hasattr(self, "_gpu"):
+            self._gpu.close()
 
     def _tick(self) -> None:
         message = self._status_message(ServerStatus.READY)
@@ -107,6 +111,7 @@ class OffloadServerNode(Node):
             robot_names=names,
             queue_length=status.queue_length,
             load=status.load,
+            gpu_load=self._gpu.share(),
             memory=psutil.Process().memory_info().rss,
             inferences=status.inferences,
             refused=status.refused,

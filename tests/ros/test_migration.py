@@ -1,0 +1,36 @@
+"""Bags that were recorded with earlier messages are readable after ``rosbag fix`` with the package's own rules."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+
+import pytest
+
+from tests.ros.ros_rig import ROOT
+
+RULES = ROOT / "src" / "edge_offload_msgs" / "migration_rules" / "messages.bmr"
+#: Written with the messages as they were before forecasts carried the link and a server's status its GPUs.
+BEFORE = pathlib.Path(__file__).parent / "bags" / "before_bandwidth.bag"
+
+
+@pytest.mark.ros
+def test_a_bag_of_before_the_link_was_in_forecasts_is_migrated(tmp_path):
+    rosbag = pytest.importorskip("rosbag")
+    from rosbag.migration import MessageMigrator, fixbag2
+
+    from edge_offload_msgs.msg import Forecast
+
+    after = tmp_path / "after.bag"
+    assert fixbag2(MessageMigrator([str(RULES)], plugins=False), str(BEFORE), str(after)) == []
+    with rosbag.Bag(str(after)) as bag:
+        forecast, status = (message for _, message, _ in bag.read_messages())
+    assert forecast._md5sum == Forecast._md5sum
+    assert (forecast.mode, forecast.obstacle, forecast.remedy) == (
+        ["local", "server"], ["", "no server"], ["it lacks a device"]
+    )  # fmt: skip
+    assert (forecast.latency[1].to_nsec(), forecast.header.stamp.to_nsec()) == (50_000_000, 1_700_000_000_000_000_005)
+    assert (list(forecast.bytes_up), forecast.uplink) == ([0, 0], 0.0), "what was not recorded is unknown"
+    assert math.isnan(forecast.link_error)
+    assert (status.inferences, status.memory, status.models[0].name) == (7, 123456, "movenet")
+    assert math.isnan(status.gpu_load)
