@@ -56,7 +56,9 @@ class Expected:
     Attributes:
         seconds: from the call to usable outputs.
         local: whether the plan makes no use of the link: then it is mode ``local`` under another name.
+        remote: whether the robot computes no operator: then it is mode ``replay`` or ``server`` under another name.
     """
 
     seconds: float
     local: bool = False
+    remote: bool = False

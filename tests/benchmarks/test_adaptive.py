@@ -101,6 +101,9 @@ class _Plans:
     def is_local(self, number):
         return False
 
+    def is_remote(self, number):
+        return False
+
     @staticmethod
     def _size(number):
         return (400_000, 60_000)[number]

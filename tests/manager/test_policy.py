@@ -104,6 +104,34 @@ def test_after_an_outage_the_mode_of_before_it_goes_on_unless_another_is_clearly
         assert decide(policy, three(0.4, server, 0.1)).mode is expected
 
 
+def whole(replay, split, server=0.3, doubt_s=0.0, energy=(0.5, 0.6)):
+    """Situation of latencies of the remote modes, with the same doubt of each."""
+    made = {Mode.LOCAL: Forecast(Mode.LOCAL, 0.9, 0.001, 9.0)}
+    for mode, seconds, joules in (
+        (Mode.SERVER, server, 0.5), (Mode.REPLAY, replay, energy[0]), (Mode.SPLIT, split, energy[1])
+    ):  # fmt: skip
+        made[mode] = Forecast(mode, seconds, 0.001, joules, doubt_s=doubt_s)
+    return made
+
+
+def test_within_the_doubt_replay_runs_and_beyond_it_the_faster_mode():
+    assert decide(LatencyPolicy(), whole(0.1, 0.098, doubt_s=0.002)).mode is Mode.REPLAY
+    assert decide(LatencyPolicy(), whole(0.1, 0.098, doubt_s=0.001)).mode is Mode.SPLIT, "1.4 ms of doubt, 2 ms apart"
+    assert decide(LatencyPolicy(), whole(0.1, 0.2, server=0.099, doubt_s=0.002)).mode is Mode.REPLAY
+    assert decide(EnergyPolicy(), whole(0.1, 0.1, energy=(0.5, 0.499), doubt_s=0.002)).mode is Mode.REPLAY
+    policy = LatencyPolicy()
+    assert decide(policy, whole(0.1, 0.05)).mode is Mode.SPLIT
+    assert decide(policy, whole(0.1, 0.098, doubt_s=0.01)).mode is Mode.REPLAY, "what was better is so no more"
+    near = {**whole(0.1, 0.2, doubt_s=0.02), Mode.LOCAL: Forecast(Mode.LOCAL, 0.095, 0.001, 0.1)}
+    assert decide(LatencyPolicy(), near).mode is Mode.LOCAL, "the robot itself gives the same bits, too"
+
+
+def test_split_and_server_are_no_rule_apart_where_one_is_faster():
+    """Neither is preferred: what counts is the forecast."""
+    for server, split, expected in ((0.1, 0.101, Mode.SERVER), (0.101, 0.1, Mode.SPLIT)):
+        assert decide(LatencyPolicy(), three(0.4, server, split)).mode is expected
+
+
 def test_a_mode_that_nobody_has_looked_at_for_long_is_not_believed_to_be_a_little_better():
     for doubt_s, expected in ((0.001, Mode.SPLIT), (0.03, Mode.SERVER)):
         policy = LatencyPolicy()

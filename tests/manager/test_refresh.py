@@ -265,6 +265,24 @@ def test_a_plan_without_the_server_is_forecast_as_local_and_teaches_what_local_c
     assert forecaster.forecast(2.0, Mode.SPLIT, fast).latency_s == pytest.approx(0.9, rel=0.01), "not mixed up with it"
 
 
+def test_a_plan_that_leaves_everything_to_the_server_is_left_to_the_mode_that_does_so():
+    def planned(mode, reading):
+        return Expected(0.1, remote=reading.uplink > 5e6) if mode is Mode.SPLIT else None
+
+    forecaster = Forecaster(planned=planned)
+    fast, slow = (LinkReading(rate, rate, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0) for rate in (10e6, 1e6))
+
+    def said(reading, modes, obstacles=None):
+        return forecaster.forecasts(0.0, modes, reading, obstacles or {})[Mode.SPLIT].unavailable_reason
+
+    every = (Mode.LOCAL, Mode.SERVER, Mode.REPLAY, Mode.SPLIT)
+    assert said(fast, every).endswith("leaves everything to the server: that is replay")
+    assert said(fast, every, {Mode.REPLAY: "it is being learnt"}).endswith("that is server")
+    assert said(slow, every) == "", "there it divides"
+    assert said(fast, every, {Mode.SPLIT: "no server"}) == "no server"
+    assert said(fast, (Mode.LOCAL, Mode.SPLIT)) == "", "nothing else does it here"
+
+
 def test_after_a_reconnection_all_modes_are_compared_on_the_same_link_and_lateness_is_over():
     forecaster = Forecaster(
         planned=lambda mode, link: Expected(0.05 + 5e5 / link.uplink) if mode is Mode.SPLIT else None

@@ -165,8 +165,9 @@ class VirtualRobot:
     def _expected(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
         if mode is not Mode.SPLIT or self._planned is None or reading.uplink <= 0:
             return None
-        local = self._planned.is_local(self._planned.choose(reading.uplink))
-        return Expected(self._planned.predicted_s(reading.uplink), local)
+        number = self._planned.choose(reading.uplink)
+        local, remote = self._planned.is_local(number), self._planned.is_remote(number)
+        return Expected(self._planned.predicted_s(reading.uplink), local, remote)
 
     def _draw(self, cost: ModeCost) -> Tuple[float, float, int]:
         """Robot seconds, server seconds and bytes up of this frame."""

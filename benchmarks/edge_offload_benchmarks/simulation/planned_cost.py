@@ -69,6 +69,10 @@ class PlannedCost:
         """Whether a plan makes no use of the link."""
         return not self.plans[number].plan.transfers
 
+    def is_remote(self, number: int) -> bool:
+        """Whether the robot computes no operator of a plan."""
+        return self.plans[number].plan.shape == "server"
+
     def predicted_s(self, bandwidth: float) -> float:
         """What the planner expects of the plan for a bandwidth."""
         return self.times.seconds(self.choose(bandwidth), bandwidth)

@@ -38,6 +38,10 @@ OUTLIERS = 0.03
 HEDGES = 100
 #: Why a mode is not to be chosen whose plan leaves everything to the robot.
 LOCAL_PLAN = "its plan for this link leaves everything to the robot"
+#: Likewise, whose plan leaves everything to the server, while a mode can run that does the same for less.
+SERVER_PLAN = "its plan for this link leaves everything to the server: that is {mode}"
+#: Modes that run a whole inference on the server for one round trip, the one that is named first first.
+WHOLE = (Mode.REPLAY, Mode.SERVER)
 #: A transfer that takes longer (seconds) is given up: no forecast says more.
 MOST_TRANSFER_S = 10.0
 #: A forecast from a single frame is no better than this (share of the latency).
@@ -274,8 +278,15 @@ class Forecaster:
     def forecasts(
         self, now: float, modes: Iterable[Mode], reading: LinkReading, obstacles: Mapping[Mode, str]
     ) -> Dict[Mode, Forecast]:
-        """The next frame in every one of ``modes``."""
-        return {mode: self.forecast(now, mode, reading, obstacles.get(mode, "")) for mode in modes}
+        """The next frame in every one of ``modes``; a plan that divides nothing is left to the mode that does the same."""
+        found = {mode: self.forecast(now, mode, reading, obstacles.get(mode, "")) for mode in modes}
+        whole = next((mode for mode in WHOLE if mode in found and not found[mode].unavailable_reason), None)
+        if whole is not None:
+            for mode, forecast in found.items():
+                expected = self._planned(mode, self.assumed(reading).cautious)
+                if expected is not None and expected.remote and not forecast.unavailable_reason:
+                    found[mode] = replace(forecast, unavailable_reason=SERVER_PLAN.format(mode=whole))
+        return found
 
     def assumed(self, reading: LinkReading) -> LinkReading:
         """On a connection that has carried nothing yet: what the one before it did, with doubt.

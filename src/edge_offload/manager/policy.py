@@ -25,9 +25,8 @@ CLEARLY = 4.0
 LASTING = 12
 #: ... in which it is better by so many standard deviations of the difference.
 SURE = 1.5
-#: This mode is taken instead of a remote one that is better by no more than so large a share: its plans include the
-#: whole model on the server, and follow the bandwidth.
-BROADEST, TIE = Mode.SPLIT, 0.02
+#: Of remote modes of which none is better beyond doubt, this one: the bits are those of the robot, at the least energy.
+EQUAL = Mode.REPLAY
 #: Modes that a policy chooses among unless it is told others. These two give the same bits and need no preparation;
 #: ``split`` has to be profiled and planned first, ``replay`` needs the virtual device, the rest are for comparison.
 CANDIDATES = (Mode.LOCAL, Mode.SERVER)
@@ -127,13 +126,13 @@ class _Hysteresis:
         ``doubts`` are the standard deviations of the costs as averages, as shares of them.
         """
         held = self.mode
-        if best is not BROADEST and TABLE[best].needs_link and BROADEST in costs:
-            # one lucky frame is enough to look better by so little, and it takes many to tell
-            tie = costs[BROADEST] <= costs[best] * (1 + TIE)
-            if tie and held is not None and TABLE[held].needs_link:
-                self._take(BROADEST)
-                return BROADEST
-            best = BROADEST if tie else best
+        if best is not EQUAL and TABLE[best].needs_link and EQUAL in costs:
+            doubt = math.hypot(*(costs[mode] * doubts.get(mode, 0.0) for mode in (best, EQUAL)))
+            if costs[EQUAL] <= costs[best] + doubt:
+                best = EQUAL
+                if held is not None and TABLE[held].needs_link:
+                    self._take(EQUAL)
+                    return EQUAL
         if held is None or held not in costs:
             self._take(self._familiar(best, costs))
         elif best is held:

@@ -56,6 +56,7 @@ class Network:
         Param("server", "", "address of the server, tcp://host:port; none: everything runs here"),
         Param("keys", "", "key directory; none: the user's"),
         Param("candidates", [mode.value for mode in CANDIDATES], "modes that a policy may choose among"),
+        Param("exact", False, "only modes whose results are those of the robot to the bit: without split"),
         Param("codec", "auto", "coding of what travels; auto is lossless"),
         Param("slowdown", 1.0, "factor by which compute on this machine is slowed on purpose (emulation)", low=1.0),
         Param("threads", 0, "compute threads; 0: torch's default", low=0),
@@ -72,6 +73,8 @@ class Network:
         self.estimator = self.build()
         self.weights_sha256 = state_hash(self.estimator.module)
         candidates = [parse_mode(str(name)) for name in params["candidates"]]
+        if params["exact"]:
+            candidates = [mode for mode in candidates if mode is not Mode.SPLIT]
         self._client: Optional[Client] = None
         if params["server"]:
             keys = KeyStore(params["keys"]) if params["keys"] else None
@@ -106,6 +109,8 @@ class Network:
 
     def _lacks(self, mode: Mode) -> str:
         assert self._module is not None
+        if mode is Mode.SPLIT and self._params["exact"]:
+            return "its results agree within a tolerance, not to the bit; start with exact:=false"
         if self._module.offers(mode):
             return ""
         if self._client is None:

@@ -64,7 +64,8 @@ class Planned:
     def expected(self, bandwidth: float) -> Expected:
         """What the plan for a bandwidth is expected to take there."""
         place = self.choose(bandwidth)
-        return Expected(self.times.seconds(place, bandwidth), self.plans[place].plan.is_local)
+        plan = self.plans[place].plan
+        return Expected(self.times.seconds(place, bandwidth), plan.is_local, plan.shape == "server")
 
 
 @dataclass(frozen=True)
