@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from edge_offload.link.transport.client import Client
-from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.mode import Mode
+from edge_offload.runtime.module import OffloadedModule
 
 
 def make() -> nn.Module:

@@ -17,12 +17,12 @@ from edge_offload.device.installation import installed
 from edge_offload.errors import RemoteError
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
-from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.mode import Mode
 from edge_offload.models import registry
 from edge_offload.models.video import read_frames, sample_video
 from edge_offload.modes.split.robot.opening import ModelSource
 from edge_offload.modes.split.robot.runner import SplitRunner
+from edge_offload.runtime.module import OffloadedModule
 from edge_offload.split.networks import module_and_inputs
 from edge_offload_benchmarks.processes import wait_open
 

@@ -15,7 +15,7 @@ Pages = Dict[str, str]
 WRITTEN = "*Written by `scripts/docs` from {}; do not edit.*"
 #: What a program imports: module, and the names that it may use.
 API: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
-    ("edge_offload.manager.runtime", ("OffloadedModule",)),
+    ("edge_offload.runtime.module", ("OffloadedModule",)),
     ("edge_offload.mode", ("Mode",)),
     ("edge_offload.timing", ("InferenceReport",)),
     ("edge_offload.execute.tensors", ("TensorSpec",)),

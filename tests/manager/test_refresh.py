@@ -16,10 +16,10 @@ from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.manager.forecast import Forecast, Forecaster
 from edge_offload.manager.policy import LatencyPolicy, Situation
 from edge_offload.manager.refresh import Refresher
-from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt
 from edge_offload.power.thermal import HeatGuard, hottest_celsius
+from edge_offload.runtime.module import OffloadedModule
 from edge_offload.timing import Expected, InferenceReport
 
 
@@ -185,7 +185,7 @@ def module_with(runner):
 @pytest.mark.process
 def test_a_local_call_may_ask_another_mode_beside_it_and_uses_the_first_result(monkeypatch):
     ticks = itertools.count()  # how often another mode is asked goes by the clock, which must not be a busy machine's
-    monkeypatch.setattr("edge_offload.manager.runtime.time", SimpleNamespace(monotonic=lambda: 1e-3 * next(ticks)))
+    monkeypatch.setattr("edge_offload.runtime.module.time", SimpleNamespace(monotonic=lambda: 1e-3 * next(ticks)))
     runner = _Beside()
     module = module_with(runner)
     x = torch.ones(3)

@@ -58,9 +58,9 @@ def frame() -> np.ndarray:
 
 def test_people_come_out_with_the_account_of_the_whole_frame() -> None:
     clock = Clock()
-    pipeline = PeoplePipeline(Estimator(clock), runner(clock), clock=clock)
+    pipeline = PeoplePipeline(Estimator(clock), clock=clock)
     received, clock.now = clock.now, clock.now + 0.010
-    result = pipeline.process(frame(), 12.5, received_s=received)
+    result = pipeline.process(frame(), 12.5, runner(clock), received_s=received)
     assert [person.id for person in result.people] == [1]
     assert result.stamp_s == 12.5
     assert len(result.detections) == 1
@@ -79,9 +79,9 @@ def test_people_come_out_with_the_account_of_the_whole_frame() -> None:
 def test_untrained_weights_are_refused_and_when_allowed_find_nobody() -> None:
     clock = Clock()
     with pytest.raises(BadInput, match="no trained weights"):
-        PeoplePipeline(Estimator(clock, trained=False), runner(clock))
-    pipeline = PeoplePipeline(Estimator(clock, trained=False), runner(clock), allow_untrained=True, clock=clock)
-    result = pipeline.process(frame(), 0.0)
+        PeoplePipeline(Estimator(clock, trained=False))
+    pipeline = PeoplePipeline(Estimator(clock, trained=False), allow_untrained=True, clock=clock)
+    result = pipeline.process(frame(), 0.0, runner(clock))
     assert result.people == []
     assert len(result.detections) == 0
     assert result.report.total_s > 0
@@ -91,13 +91,13 @@ def test_positions_come_from_depth_but_not_for_guesses() -> None:
     clock = Clock()
     view = PinholeCamera(640, 480, np.array([[600.0, 0, 320], [0, 600, 240], [0, 0, 1]]))
     estimator = Estimator(clock)
-    pipeline = PeoplePipeline(estimator, runner(clock), locator=Locator(view), clock=clock)
+    pipeline = PeoplePipeline(estimator, clock=clock)
     depth = np.full((480, 640), 3.0, np.float32)
-    (seen,) = pipeline.process(frame(), 0.0, depth=depth).people
+    (seen,) = pipeline.process(frame(), 0.0, runner(clock), locator=Locator(view), depth=depth).people
     assert seen.position is not None
     assert seen.position.xyz[2] == pytest.approx(3.0)
     estimator.interpret = lambda outputs, placement: People.empty()  # type: ignore[method-assign]
-    (guess,) = pipeline.process(frame(), 0.1, depth=depth).people
+    (guess,) = pipeline.process(frame(), 0.1, runner(clock), locator=Locator(view), depth=depth).people
     assert guess.coasting
     assert guess.position is None
 
@@ -111,8 +111,8 @@ def test_what_run_raises_comes_through_and_the_next_frame_works() -> None:
             raise LinkLost("gone")
         return good(inputs)
 
-    pipeline = PeoplePipeline(Estimator(clock), run, clock=clock)
+    pipeline = PeoplePipeline(Estimator(clock), clock=clock)
     with pytest.raises(LinkLost):
-        pipeline.process(frame(), 0.0)
-    results: List[Any] = [pipeline.process(frame(), 0.1)]
+        pipeline.process(frame(), 0.0, run)
+    results: List[Any] = [pipeline.process(frame(), 0.1, run)]
     assert len(results[0].people) == 1

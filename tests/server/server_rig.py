@@ -15,9 +15,9 @@ import torch
 
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client, LinkState, Timings
-from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.mode import Mode
 from edge_offload.modes.timeouts import TimeoutLimits
+from edge_offload.runtime.module import OffloadedModule
 from tests.server import small_nets
 
 FACTORIES = ("net", "slow", "moody", "counting", "drifting", "many", "gated")

@@ -106,8 +106,8 @@ def main() -> int:
     from edge_offload.link.transport.client import Client
     from edge_offload.link.transport.prober import Prober
     from edge_offload.manager.policy import FixedPolicy, LatencyPolicy, Manager, chooses
-    from edge_offload.manager.runtime import OffloadedModule
     from edge_offload.mode import Mode
+    from edge_offload.runtime.module import OffloadedModule
     from edge_offload_benchmarks.chaos import net
 
     pin(threads=1)

@@ -109,12 +109,12 @@ def measure(
     """
     from edge_offload.commands.profile import options_of
     from edge_offload.link.emulate.control import Control
-    from edge_offload.manager.runtime import OffloadedModule
     from edge_offload.mode import Mode
     from edge_offload.models import registry
     from edge_offload.models.video import read_frames, sample_video
     from edge_offload.modes.split.robot.opening import ModelSource
     from edge_offload.modes.split.robot.runner import SplitRunner, ways
+    from edge_offload.runtime.module import OffloadedModule
     from edge_offload.split.model.simulate import simulate
     from edge_offload.split.networks import module_and_inputs
     from edge_offload.split.planners.table import Effort

@@ -1,7 +1,7 @@
 """A robot in virtual time: the real estimator, prober, forecaster and policy over a trace, frame after frame.
 
 Costs of frames are given; what the link makes of them comes from the trace. Fallback, hedging, overdue results, the
-watch over remote frames and lost connections behave as in :mod:`edge_offload.manager.runtime`. Nothing sleeps.
+watch over remote frames and lost connections behave as in :mod:`edge_offload.runtime.module`. Nothing sleeps.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from edge_offload.link.estimate.estimator import PASSIVE, LinkReading
 from edge_offload.link.replies import LinkState, Transfer
 from edge_offload.link.transport.prober import Prober
 from edge_offload.manager.forecast import Forecast, Forecaster
-from edge_offload.manager.link_monitor import EVERY_S, Pauses, Watch
 from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation
 from edge_offload.manager.refresh import Refresher, worth_joining
 from edge_offload.mode import Mode
 from edge_offload.power.states import StatePowers
+from edge_offload.runtime.link_monitor import EVERY_S, Pauses, Watch
 from edge_offload.timing import Expected, InferenceReport
 from edge_offload_benchmarks.simulation.virtual_link import NEVER, TICK_S, VirtualLink
 

@@ -123,8 +123,8 @@ class Work:
 @contextlib.contextmanager
 def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[str, Any]) -> Iterator[Run]:
     """What runs the network: this process, with the server where one is named."""
-    from edge_offload.manager.runtime import OffloadedModule
     from edge_offload.mode import Mode
+    from edge_offload.runtime.module import OffloadedModule
 
     client = None
     module: Optional[OffloadedModule] = None
@@ -184,7 +184,7 @@ def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, ne
 
     camera = load_camera(args.camera) if args.camera else None
     locator = None if camera is None else Locator(camera, camera.pose)
-    pipeline = PeoplePipeline(estimator, network, locator=locator, allow_untrained=args.allow_untrained)
+    pipeline = PeoplePipeline(estimator, allow_untrained=args.allow_untrained)
     selector = TargetSelector(args.target)
     timeline = StateTimeline()
     work, picture = Work(), None
@@ -193,7 +193,7 @@ def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, ne
     with open_meter(timeline) as meter, contextlib.suppress(KeyboardInterrupt):
         work.interrupted = True  # until the end is reached
         for stamp_s, bgr in video.frames(args.frames):
-            result = pipeline.process(bgr, stamp_s)
+            result = pipeline.process(bgr, stamp_s, network, locator=locator)
             end_s = result.started_s + result.report.total_s
             timeline.add_report(result.report, result.started_s)
             energy = meter.energy_between(result.started_s, end_s)

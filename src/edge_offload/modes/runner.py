@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
-import threading
-import time
-from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Deque, Dict, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 
-from edge_offload.errors import BadInput, EdgeOffloadError
-from edge_offload.execute.module import ModuleExecutor
+from edge_offload.errors import EdgeOffloadError
 from edge_offload.mode import Mode
 
 
@@ -68,58 +63,3 @@ class Runner(Protocol):
 
     def state(self) -> str:
         """How the mode stands, in words."""
-
-
-class LocalRunner:
-    """Mode ``local``: the whole model on the robot, slowed on purpose by ``slowdown`` where a slow robot is emulated.
-
-    Args:
-        slowdown: K ≥ 1; a computation of t seconds is followed by a sleep of (K−1)·t.
-
-    Raises:
-        BadInput: a factor below 1.
-    """
-
-    mode = Mode.LOCAL
-
-    def __init__(self, executor: ModuleExecutor, slowdown: float = 1.0) -> None:
-        if not 1.0 <= slowdown < 1e4:
-            raise BadInput(f"robot_slowdown {slowdown:g}", remedy="use a factor of 1 (not slowed) or more")
-        self.executor = executor
-        self.slowdown = slowdown
-        self._recent: Deque[float] = deque(maxlen=16)
-
-    def expected_s(self) -> float:
-        """Median of the latest computations, slowdown included (seconds); 0 before the first."""
-        recent = list(self._recent)
-        return statistics.median(recent) if recent else 0.0
-
-    def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
-        """Nothing ever keeps the robot from computing by itself."""
-        return None
-
-    def run(
-        self,
-        inputs: Sequence[torch.Tensor],
-        deadline_s: Optional[float] = None,
-        local_s: float = 0.0,
-        meta: Optional[Mapping[str, Any]] = None,
-        enough: Optional[threading.Event] = None,
-    ) -> Attempt:
-        """One inference; what the model raises comes through as it is. ``enough``: nobody wants the result any more."""
-        began = time.monotonic()
-        execution = self.executor.run(inputs)
-        if self.slowdown > 1.0:
-            rest_s = (self.slowdown - 1.0) * execution.compute_s
-            if enough is not None and enough.wait(rest_s):
-                return Attempt(execution.outputs, {"compute_robot": time.monotonic() - began})
-            if enough is None:
-                time.sleep(rest_s)
-        elapsed = time.monotonic() - began
-        self._recent.append(elapsed)
-        return Attempt(execution.outputs, {"compute_robot": elapsed})
-
-    def state(self) -> str:
-        """Where it computes."""
-        slowed = f", slowed {self.slowdown:g} times on purpose" if self.slowdown > 1.0 else ""
-        return f"ready on {self.executor.device}{slowed}"

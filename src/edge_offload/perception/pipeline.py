@@ -28,6 +28,7 @@ class FrameResult:
 
     Attributes:
         stamp_s: of the frame.
+        inputs: of the network.
         people: tracked persons, with positions where they could be found.
         detections: what the network saw, before tracking.
         report: of the whole frame: ``total_s`` runs from the frame's arrival to this result, ``queue`` is the wait for
@@ -38,6 +39,7 @@ class FrameResult:
     """
 
     stamp_s: float
+    inputs: Tuple[torch.Tensor, ...]
     people: List[TrackedPerson]
     detections: People
     report: InferenceReport
@@ -51,9 +53,7 @@ class PeoplePipeline:
 
     Args:
         estimator: prepares images and interprets outputs.
-        run: runs the estimator's module.
         tracker: by default one with default settings.
-        locator: finds positions in space; None: positions stay unknown.
         allow_untrained: accept an estimator with random weights, which then finds nobody (latency and parity work).
         clock: monotonic seconds.
 
@@ -64,9 +64,7 @@ class PeoplePipeline:
     def __init__(
         self,
         estimator: PersonEstimator,
-        run: Run,
         tracker: Optional[Tracker] = None,
-        locator: Optional[Locator] = None,
         allow_untrained: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,15 +76,15 @@ class PeoplePipeline:
             )
         self.estimator = estimator
         self.tracker = tracker or Tracker()
-        self.locator = locator
-        self._run = run
         self._clock = clock
 
     def process(
         self,
         bgr: Array,
         stamp_s: float,
+        run: Run,
         received_s: Optional[float] = None,
+        locator: Optional[Locator] = None,
         depth: Optional[Array] = None,
         depth_encoding: str = "32FC1",
     ) -> FrameResult:
@@ -95,7 +93,9 @@ class PeoplePipeline:
         Args:
             bgr: uint8 [h, w, 3].
             stamp_s: the frame's stamp, seconds.
+            run: runs the estimator's module for this frame.
             received_s: when the frame arrived, on the pipeline's clock; by default now.
+            locator: finds positions in space; None: positions stay unknown.
             depth: depth image aligned with ``bgr``, encoded as ``depth_encoding`` says.
 
         Raises:
@@ -106,20 +106,20 @@ class PeoplePipeline:
         received = started if received_s is None else min(received_s, started)
         image, placement = self.estimator.prepare(bgr)
         prepared = self._clock()
-        outputs, inference = self._run((image,))
+        outputs, inference = run((image,))
         ran = self._clock()
         detections = self.estimator.interpret(outputs, placement) if self.estimator.trained else People.empty()
         interpreted = self._clock()
         people = self.tracker.update(detections, stamp_s, (bgr.shape[1], bgr.shape[0]))
-        if self.locator is not None:
-            people = [self._located(self.locator, person, depth, depth_encoding) for person in people]
+        if locator is not None:
+            people = [self._located(locator, person, depth, depth_encoding) for person in people]
         done = self._clock()
         host = {"prepare": prepared - started, "interpret": interpreted - ran, "track": done - interpreted}
         stages = dict(inference.stages_s)
         stages["queue"] += started - received
         stages["compute_robot"] += sum(host.values())
         report = replace(inference, model=self.estimator.name, total_s=done - received, stages_s=stages)
-        return FrameResult(stamp_s, people, detections, report, inference, host, started)
+        return FrameResult(stamp_s, (image,), people, detections, report, inference, host, started)
 
     @staticmethod
     def _located(locator: Locator, person: TrackedPerson, depth: Optional[Array], encoding: str) -> TrackedPerson:

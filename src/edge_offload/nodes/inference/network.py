@@ -16,7 +16,6 @@ from edge_offload.link.replies import LinkState
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.manager.policy import CANDIDATES, Situation
-from edge_offload.manager.runtime import OffloadedModule
 from edge_offload.mode import Mode, parse_mode
 from edge_offload.models.registry import build_estimator, state_hash
 from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
@@ -26,6 +25,7 @@ from edge_offload.nodes.common.health import ERROR, TORCHES, Health
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.compose import duration
 from edge_offload.nodes.inference.link_watch import LinkWatch
+from edge_offload.runtime.module import OffloadedModule
 from edge_offload.split.networks import synthetic_frame
 from edge_offload.timing import InferenceReport
 
@@ -137,7 +137,7 @@ class Network:
         meta: Mapping[str, Any],
         refresh: bool = False,
     ) -> Any:
-        """One inference; see :meth:`edge_offload.manager.runtime.OffloadedModule.run`. Call it in one thread."""
+        """One inference; see :meth:`edge_offload.runtime.module.OffloadedModule.run`. Call it in one thread."""
         assert self._module is not None
         if not self._pinned:
             # torch keeps the number of threads per thread, and this is the one that computes

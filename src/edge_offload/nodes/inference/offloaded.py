@@ -49,7 +49,6 @@ class OffloadedNode(Node):
         self._mode = first if params["mode"] in POLICIES else parse_mode(params["mode"])
         self._mode_reason, self._policy = "parameter ~mode", params["mode"]
         self._results = 0
-        self._inputs: Sequence[Any] = ()
         self._network = network
         if self._mode in network.absent:
             raise BadInput(f"mode {self._mode} cannot run here: {network.absent[self._mode]}")
@@ -85,17 +84,18 @@ class OffloadedNode(Node):
 
     def infer(self, frame: Frame, inputs: Any, **meta: Any) -> Any:
         """Run the network for ``frame``, within what is left of the deadline since the frame arrived."""
-        self._inputs = inputs
         deadline = self.params["deadline"]
         left = max(0.0, deadline - (time.monotonic() - frame.received_s)) if deadline else None
         header = frame.message.header
         told: Dict[str, Any] = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, **meta}
         return self._network.run(inputs, self._mode, left, told, refresh=chooses(self._policy))
 
-    def account(self, header: Any, report: InferenceReport, energy: float, measured: bool) -> None:
-        """Tell what a frame cost, and what the next one would in each mode."""
+    def account(
+        self, header: Any, inputs: Sequence[Any], report: InferenceReport, energy: float, measured: bool
+    ) -> None:
+        """Tell what a frame with these ``inputs`` cost, and what the next one would in each mode."""
         self.publish_latency(header, report, energy, measured)
-        self.publish_forecast(self._inputs, header)
+        self.publish_forecast(inputs, header)
         self._network.note(report)
 
     def publish_forecast(self, inputs: Sequence[Any], header: Header) -> None:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import rospy
 from sensor_msgs.msg import CompressedImage, Image
@@ -76,7 +76,7 @@ class KapaoNode(OffloadedNode):
         self._camera = CameraIntake(self, "camera/camera_info", params["world_frame"])
         self.begin(Network(params, self.health))
         tracker = Tracker(TrackerConfig(high_score=params["min_score"], low_score=min(0.1, params["min_score"])))
-        self._pipeline = PeoplePipeline(self._network.estimator, self._run, tracker, allow_untrained=True)
+        self._pipeline = PeoplePipeline(self._network.estimator, tracker, allow_untrained=True)
         self._selector = TargetSelector(params["target"])
         self._motion = Motion()
         self._advertise()
@@ -116,23 +116,14 @@ class KapaoNode(OffloadedNode):
         self._images.refresh()
         self.refresh_network(self._slot, "frames")
 
-    def _run(self, inputs: Any) -> Any:
-        return self.infer(
-            self._current,
-            inputs,
-            frame_id=self._current.message.header.frame_id,
-            image=[self._size[0], self._size[1]],
-            options=self.params["model_options"],
-        )
-
     def _work(self, frame: Frame) -> None:
         """One frame: exactly one result, whatever happens."""
-        self._current, self._size = frame, (0, 0)
         header = frame.message.header
         try:
             bgr = image_to_bgr(frame.message)
-            self._size = (bgr.shape[1], bgr.shape[0])
-            result = self._process(frame, bgr)
+            make = functools.partial(Locator, keypoint_score=self.params["keypoint_score"])
+            locator = self._camera.locator(header, bgr.shape[1], bgr.shape[0], make)
+            result = self._process(frame, bgr, locator)
         except EdgeOffloadError as error:
             self.health.count("bad frames")
             self.health.warn("frame", str(error))
@@ -140,24 +131,25 @@ class KapaoNode(OffloadedNode):
             self._publish_failure(frame, error)
             return
         self.health.clear("frame")
-        self._publish(frame, bgr, result)
+        self._publish(frame, bgr, result, locator)
 
-    def _process(self, frame: Frame, bgr: Array) -> FrameResult:
-        header = frame.message.header
-        make = functools.partial(Locator, keypoint_score=self.params["keypoint_score"])
-        self._pipeline.locator = self._camera.locator(header, bgr.shape[1], bgr.shape[0], make)
+    def _process(self, frame: Frame, bgr: Array, locator: Optional[Locator]) -> FrameResult:
+        header, size = frame.message.header, [bgr.shape[1], bgr.shape[0]]
         depth, encoding = self._depth.at(header.stamp) if self._depth is not None else (None, "")
         if depth is not None and depth.shape != bgr.shape[:2]:
-            self.health.warn("depth", f"depth image {depth.shape[::-1]} is not aligned with the image {self._size}")
+            self.health.warn("depth", f"depth image {depth.shape[::-1]} is not aligned with the image {size}")
             depth = None
-        return self._pipeline.process(bgr, header.stamp.to_sec(), frame.received_s, depth, encoding or "32FC1")
+        facts = {"frame_id": header.frame_id, "image": size, "options": self.params["model_options"]}
+        run = functools.partial(self.infer, frame, **facts)
+        return self._pipeline.process(
+            bgr, header.stamp.to_sec(), run, frame.received_s, locator, depth, encoding or "32FC1"
+        )
 
-    def _publish(self, frame: Frame, bgr: Array, result: FrameResult) -> None:
+    def _publish(self, frame: Frame, bgr: Array, result: FrameResult, locator: Optional[Locator]) -> None:
         header, report = frame.message.header, result.report
         energy, measured = self.energy(frame, report)
         self._selector.select(result.people, result.stamp_s)
         target = self._selector.target_id
-        locator = self._pipeline.locator
         placed = place(
             result.people,
             None if locator is None else locator.pose,
@@ -166,8 +158,9 @@ class KapaoNode(OffloadedNode):
             self._motion,
             result.stamp_s,
         )
-        self._people.publish(people_message(header, report, self._size, result.people, placed, target))
-        self.account(header, report, energy, measured)
+        size = (bgr.shape[1], bgr.shape[0])
+        self._people.publish(people_message(header, report, size, result.people, placed, target))
+        self.account(header, result.inputs, report, energy, measured)
         if self._markers.get_num_connections():
             self._markers.publish(marker_message(header, placed, target))
         if self._overlay.get_num_connections() or self._overlay_jpeg.get_num_connections():
@@ -177,7 +170,9 @@ class KapaoNode(OffloadedNode):
         """The result of a frame that could not be used: nobody, and why."""
         total = time.monotonic() - frame.received_s
         report = InferenceReport(Mode.LOCAL, self._network.estimator.name, total)
-        self._people.publish(people_message(frame.message.header, report, self._size))
+        # a coded image whose size is not known before it is decoded has none
+        size = (getattr(frame.message, "width", 0), getattr(frame.message, "height", 0))
+        self._people.publish(people_message(frame.message.header, report, size))
         self.publish_latency(frame.message.header, report, float("nan"), False, str(error))
 
     def _on_failure(self, frame: Frame, error: BaseException) -> None:

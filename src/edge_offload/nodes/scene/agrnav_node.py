@@ -28,6 +28,7 @@ random weights nothing is completed: grid and slice then hold what the sweep hit
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from typing import Any, ClassVar, List, Optional, Tuple
@@ -128,7 +129,7 @@ class AgrnavNode(OffloadedNode):
         self._grid: VoxelGrid = self._completer.grid
         if abs(params["voxel_size"] - VOXEL_SIZE_M) > 1e-6:
             self.health.warn("voxels", f"the network was trained on voxels of {VOXEL_SIZE_M} m, not on these")
-        self._pipeline = ScenePipeline(self._completer, self._run)
+        self._pipeline = ScenePipeline(self._completer)
         self._advertise()
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=1)
         self._worker: Worker[Frame] = Worker(self._slot, self._work, self._on_failure, "network")
@@ -182,15 +183,11 @@ class AgrnavNode(OffloadedNode):
         self._heard_s = time.monotonic()
         self._slot.put(Frame(message, self._heard_s))
 
-    def _run(self, inputs: Any) -> Any:
-        return self.infer(self._current, inputs)
-
     def _work(self, frame: Frame) -> None:
         """One sweep: exactly one result, whatever happens."""
-        self._current = frame
         try:
             points = cloud_to_points(frame.message)
-            result = self._pipeline.process(points, frame.received_s)
+            result = self._pipeline.process(points, functools.partial(self.infer, frame), frame.received_s)
         except EdgeOffloadError as error:
             self.health.count("bad sweeps")
             self.health.warn("sweep", str(error))
@@ -214,7 +211,7 @@ class AgrnavNode(OffloadedNode):
         self._occupancy.publish(scene_messages.slice_message(header, found, self._grid))
         self._path.publish(scene_messages.path_message(header, plan, self._grid, -params["sensor_height"] + 0.1))
         energy, measured = self.energy(frame, result.report)
-        self.account(header, result.report, energy, measured)
+        self.account(header, result.inputs, result.report, energy, measured)
         self._pictures.put((header, result, found, plan, robot, goal))
 
     def _tell(self, plan: Optional[Plan]) -> None:

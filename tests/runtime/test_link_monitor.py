@@ -7,8 +7,8 @@ import pytest
 
 from edge_offload.link.transport.attention import Attention
 from edge_offload.manager.hedge import Hedge
-from edge_offload.manager.link_monitor import FEWEST, LEAST_S, Pauses, Watch
 from edge_offload.modes.runner import Attempt
+from edge_offload.runtime.link_monitor import FEWEST, LEAST_S, Pauses, Watch
 
 MB = 1_000_000
 

@@ -8,7 +8,7 @@ from typing import Tuple
 
 from edge_offload.manager.hedge import Outcome
 from edge_offload.mode import Mode
-from edge_offload.modes.runner import LocalRunner
+from edge_offload.modes.local import LocalRunner
 from edge_offload.timing import InferenceReport
 
 
