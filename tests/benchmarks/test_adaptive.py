@@ -10,7 +10,7 @@ from edge_offload import records
 from edge_offload.cli import main
 from edge_offload.errors import BadInput
 from edge_offload.link.emulate.trace import Trace, named_link
-from edge_offload.link.replies import Transfer
+from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.manager.policy import FixedPolicy, LatencyPolicy
 from edge_offload.mode import Mode
 from edge_offload_benchmarks.experiments.adaptive import bars, compare, dead_times, with_outages

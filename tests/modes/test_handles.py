@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from edge_offload.errors import Refused
-from edge_offload.link.replies import LinkState
+from edge_offload.link.transport.replies import LinkState
 from edge_offload.modes import handles as module
 from edge_offload.modes.handles import Handles
 

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_offload.errors import Refused
-from edge_offload.server.fair_queue import FairQueue
 from edge_offload.server.status import ServerStatus, StatusBook
-from edge_offload.server.worker import Worker
+from edge_offload.server.worker import FairQueue, Worker
 
 
 def drain(queue):

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from edge_offload.link.emulate.trace import RTT_S, Trace
-from edge_offload.link.estimate.estimator import PASSIVE, LinkReading
-from edge_offload.link.replies import LinkState, Transfer
+from edge_offload.link.estimate.estimator import PASSIVE, LinkReading, Transfer
 from edge_offload.link.transport.prober import Prober
+from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.forecast import Forecast, Forecaster
 from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation
 from edge_offload.manager.refresh import Refresher, worth_joining

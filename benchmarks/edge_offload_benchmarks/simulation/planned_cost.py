@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Sequence, Tuple
 
-from edge_offload.link.replies import Transfer
+from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.simulate import Compiled, compile_plan

@@ -18,9 +18,8 @@ from edge_offload.device.remote import known_facts
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.execute.fingerprint import two_torches
 from edge_offload.ir.trace.calls import Buffer
-from edge_offload.link.replies import LinkState, Reply
 from edge_offload.link.transport.client import Client
-from edge_offload.link.transport.waiting import OnPart
+from edge_offload.link.transport.replies import LinkState, OnPart, Reply
 from edge_offload.protocol import payloads
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES, Named, cut, digest, look_up

@@ -15,8 +15,8 @@ from typing import Any, Callable, Dict, Generic, Hashable, List, Optional, Tuple
 
 from edge_offload import background
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.link.replies import LinkState
 from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.replies import LinkState
 
 Key = TypeVar("Key", bound=Hashable)
 Opened = TypeVar("Opened")

@@ -17,8 +17,8 @@ from edge_offload import background
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolError, Refused
 from edge_offload.execute.fingerprint import differences, two_torches
 from edge_offload.execute.tensors import Specs, pack, specs_of, unpack
-from edge_offload.link.replies import LinkState, Reply
 from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.replies import LinkState, Reply
 from edge_offload.mode import Mode
 from edge_offload.models.entry import Scalar
 from edge_offload.modes.handles import Handles, Progress

@@ -94,10 +94,6 @@ class LinkMonitor:
         self._pauses = Pauses()
         self._open: Optional[Watch] = None
 
-    def forget(self) -> None:
-        """A frame begins that is not watched, so far."""
-        self._open = None
-
     @contextlib.contextmanager
     def over(self, local_s: float) -> Iterator[Callable[[], bool]]:
         """A frame; yields what says whether the link has stopped."""

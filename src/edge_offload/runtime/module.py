@@ -17,8 +17,8 @@ from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.module import ModuleExecutor, canonical_input
 from edge_offload.execute.tensors import specs_of
 from edge_offload.link.estimate.estimator import LinkReading
-from edge_offload.link.replies import LinkState
 from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.forecast import Forecaster
 from edge_offload.manager.hedge import Hedge, Outcome
 from edge_offload.manager.policy import CANDIDATES, Situation
@@ -101,7 +101,8 @@ class OffloadedModule:
         self._inputs: Sequence[torch.Tensor] = ()
         self._hedging = hedging
         self._hedge = Hedge(self._settled)
-        self._watchman = LinkMonitor(client) if client is not None else None
+        self._link_monitor = LinkMonitor(client) if client is not None else None
+        self._watchman: Optional[LinkMonitor] = None
         self._racing = threading.Lock()
         self._raced = Mode.LOCAL
         self._lock = threading.Lock()
@@ -318,11 +319,10 @@ class OffloadedModule:
                 lost = error if isinstance(error, FailedAttempt) else None
                 return Outcome(self._run_alone(inputs), remote=False, reason=str(error), lost=lost)
         began = time.monotonic()
-        if self._watchman is not None:
-            self._watchman.forget()
+        # a link that stops is watched for while a policy decides; a mode that is held waits until it is late
+        watchman = self._watchman = self._link_monitor if watched and math.isfinite(late_s) else None
         try:
             self._raced = mode
-            watchman = self._watchman if watched and math.isfinite(late_s) else None
             with contextlib.nullcontext() if watchman is None else watchman.over(local_s) as stopped:
                 outcome = self._hedge.run(
                     # a local rival sees to the deadline: then the remote attempt may go on for as long as makes sense

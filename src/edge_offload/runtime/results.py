@@ -9,8 +9,8 @@ import torch
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.tensors import pack
-from edge_offload.link.replies import LinkState
 from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.replies import LinkState
 from edge_offload.timing import InferenceReport
 
 #: Bytes of outputs that are reported for those who watch there.

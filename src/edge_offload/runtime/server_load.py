@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from typing import Any, Mapping
 
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.link.replies import LinkState
 from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.replies import LinkState
 
 #: Seconds between two questions, and seconds after which an answer says nothing any more.
 EVERY_S, STALE_S = 1.0, 5.0

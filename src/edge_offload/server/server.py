@@ -15,7 +15,6 @@ from edge_offload.link.transport.listener import Listener
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.models.entry import Scalar
 from edge_offload.server.blobs import BlobStore
-from edge_offload.server.fair_queue import FairQueue
 from edge_offload.server.quota import DeviceQuota
 from edge_offload.server.results import ResultFeed, Watcher
 from edge_offload.server.services.device.service import DeviceService
@@ -23,7 +22,7 @@ from edge_offload.server.services.replica.replicas import ReplicaPool
 from edge_offload.server.services.replica.service import Quota, ReplicaService
 from edge_offload.server.services.split.service import SplitService
 from edge_offload.server.status import ServerStatus, StatusBook
-from edge_offload.server.worker import Worker
+from edge_offload.server.worker import FairQueue, Worker
 
 Handler = Callable[[Request], None]
 _log = logging.getLogger(__name__)

@@ -1,12 +1,131 @@
-"""A thread that works off a fair queue: the device's owner, or the loader of models."""
+"""Work that waits for the device, served round-robin between robots, and the thread that does it."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from typing import Callable, Hashable, Optional
+import time
+from collections import OrderedDict, deque
+from typing import Callable, Deque, Dict, Generic, Hashable, List, Optional, Tuple, TypeVar
 
-from edge_offload.server.fair_queue import FairQueue
+from edge_offload.errors import Refused
+
+Item = TypeVar("Item")
+
+
+class FairQueue(Generic[Item]):
+    """A queue in which a peer that floods delays only itself. Thread-safe.
+
+    Args:
+        per_peer: requests that one robot may have waiting.
+        total: requests that may wait in all.
+        robot_of: what stands for the robot of a peer. Connections of one robot share its turns and its bound: a robot
+            with many connections gets no more than one with a single one. By default every peer is a robot.
+    """
+
+    def __init__(
+        self, per_peer: int = 4, total: int = 64, robot_of: Optional[Callable[[Hashable], Hashable]] = None
+    ) -> None:
+        self._per_peer = per_peer
+        self._total = total
+        self._robot_of = robot_of or (lambda peer: peer)
+        self._waiting: OrderedDict[Hashable, Deque[Tuple[Item, float, Hashable]]] = OrderedDict()
+        self._count = 0
+        self._serving: Optional[Tuple[float, float]] = None
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def put(self, peer: Hashable, item: Item, cost_s: float = 0.0) -> None:
+        """Queue ``item``, which will take ``cost_s`` seconds, for ``peer``.
+
+        Raises:
+            Refused: the queue is full, or it is closed.
+        """
+        with self._changed:
+            robot = self._robot_of(peer)
+            mine = self._waiting.get(robot)
+            if self._closed:
+                raise Refused("the server is shutting down")
+            if mine is not None and len(mine) >= self._per_peer:
+                raise Refused(
+                    f"full: {len(mine)} requests of this robot wait already", remedy="send the next one after a reply"
+                )
+            if self._count >= self._total:
+                raise Refused(
+                    f"full: {self._count} requests of {len(self._waiting)} robots wait",
+                    remedy="compute locally, lower the frame rate, or use another server",
+                )
+            if mine is None:
+                mine = self._waiting[robot] = deque()
+            mine.append((item, cost_s, peer))
+            self._count += 1
+            self._changed.notify()
+
+    def get(self, timeout_s: Optional[float] = None) -> Optional[Tuple[Item, float]]:
+        """The next item and its cost, each robot in turn; None after ``timeout_s`` or when the queue is closed.
+
+        It counts as being served until :meth:`served`, so that there is no moment at which it is neither waiting nor
+        under way and an impossible request would be admitted.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._count > 0 or self._closed, timeout_s) or self._count == 0:
+                return None
+            robot, mine = self._waiting.popitem(last=False)
+            item, cost_s, _ = mine.popleft()
+            self._count -= 1
+            if mine:
+                self._waiting[robot] = mine
+            self._serving = (time.monotonic(), cost_s)
+            return item, cost_s
+
+    def served(self) -> None:
+        """What :meth:`get` handed out last is done."""
+        with self._changed:
+            self._serving = None
+
+    def drop(self, peer: Hashable) -> List[Item]:
+        """Take out everything that waits for ``peer`` (it left) and return it."""
+        with self._changed:
+            robot = self._robot_of(peer)
+            mine = self._waiting.get(robot, deque())
+            items = [item for item, _, owner in mine if owner == peer]
+            kept = deque(entry for entry in mine if entry[2] != peer)
+            if kept:
+                self._waiting[robot] = kept
+            else:
+                self._waiting.pop(robot, None)
+            self._count -= len(items)
+            return items
+
+    def close(self) -> List[Item]:
+        """Refuse what comes from now on, wake the readers, and return what waited."""
+        with self._changed:
+            items = [item for mine in self._waiting.values() for item, _, _ in mine]
+            self._waiting.clear()
+            self._count = 0
+            self._closed = True
+            self._changed.notify_all()
+            return items
+
+    def __len__(self) -> int:
+        return self._count
+
+    def ahead_s(self, peer: Hashable) -> float:
+        """How long an item that ``peer`` would put now waits for others (seconds, by their announced costs)."""
+        with self._changed:
+            robot = self._robot_of(peer)
+            turn = len(self._waiting.get(robot, ()))
+            serving = self._serving
+            total = 0.0 if serving is None else max(serving[0] + serving[1] - time.monotonic(), 0.0)
+            for other, items in self._waiting.items():
+                total += sum(cost for _, cost, _ in list(items)[: turn if other == robot else turn + 1])
+            return total
+
+    def by_peer(self) -> Dict[Hashable, int]:
+        """How many items wait per robot."""
+        with self._changed:
+            return {robot: len(items) for robot, items in self._waiting.items()}
+
 
 Job = Callable[[], None]
 _log = logging.getLogger(__name__)

@@ -11,8 +11,7 @@ import pytest
 from edge_offload.link.emulate.emulator import Emulator
 from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
 from edge_offload.link.estimate.clock import ClockReading
-from edge_offload.link.estimate.estimator import ACTIVE, LinkEstimator, LinkReading
-from edge_offload.link.estimate.rate import RateFilter
+from edge_offload.link.estimate.estimator import ACTIVE, LinkEstimator, LinkReading, RateFilter, Transfer
 from edge_offload.link.estimate.wireless import (
     default_interface,
     parse_wireless,
@@ -20,8 +19,8 @@ from edge_offload.link.estimate.wireless import (
     wifi_signal,
     wireless_interface,
 )
-from edge_offload.link.replies import LinkState, Transfer
 from edge_offload.link.transport.prober import MAX_PROBE_BYTES, MIN_PROBE_BYTES, Prober, probe_bytes
+from edge_offload.link.transport.replies import LinkState
 from edge_offload_benchmarks.experiments.bandwidth import Sample, flaps, judge, lags
 
 MB = 1e6

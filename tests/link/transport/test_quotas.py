@@ -9,7 +9,7 @@ import zmq
 
 from edge_offload.errors import Refused
 from edge_offload.link.security.keys import KeyStore
-from edge_offload.link.sockets.tcp import Connection
+from edge_offload.link.sockets.descriptors import Connection
 from edge_offload.link.transport.client import Client
 
 pytestmark = pytest.mark.process

@@ -6,9 +6,8 @@ input that repeats. ``select`` says what ``auto`` would take; :class:`Selector` 
 compiles the inner loops ahead of the first frame, ``status`` says which ones serve.
 """
 
-from edge_offload.link.codecs.catalogue import CODECS, codec_names
 from edge_offload.link.codecs.choice import DEFAULT_LINK_BYTES_PER_S, Selector, encode, select
-from edge_offload.link.codecs.coding import decode
+from edge_offload.link.codecs.coding import CODECS, codec_names, decode
 from edge_offload.link.codecs.difference import TEMPORAL
 from edge_offload.link.codecs.inner.kernels import prepare, status
 from edge_offload.link.codecs.method import NotApplicable

@@ -1,13 +1,45 @@
-"""Encoding with a codec given by name, and decoding: stateless."""
+"""The table of codecs, name -> (method, byte compressor); encoding with one of them, and decoding: stateless."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from edge_offload.arrays import Array
-from edge_offload.errors import ProtocolError
-from edge_offload.link.codecs.catalogue import CODECS, codec_named
+from edge_offload.errors import BadInput, ProtocolError
+from edge_offload.link.codecs import image, lossy, packing, palette, plain
+from edge_offload.link.codecs.method import Method
 from edge_offload.link.codecs.payload import DEFAULT_MAX_BYTES, Encoded, check_buffers, check_descriptor
+
+METHODS: Dict[str, Method] = {
+    method.name: method
+    for method in (
+        plain.RAW, plain.SHUFFLE, packing.BITS, packing.SPARSE, palette.PALETTE,
+        image.LEFT, image.GRADIENT, image.PAETH, lossy.FP16, lossy.JPEG,
+    )
+}  # fmt: skip
+
+CODECS: Dict[str, Tuple[Method, str]] = {
+    (f"{method.name}+{kind}" if kind else method.name): (method, kind)
+    for method in METHODS.values()
+    for kind in method.entropies
+}
+"""Every codec: name -> (method, byte compressor). These names stand in descriptors, plans and configuration."""
+
+
+def codec_named(name: str) -> Tuple[Method, str]:
+    """The method and byte compressor of codec ``name``.
+
+    Raises:
+        BadInput: no such codec.
+    """
+    if name not in CODECS:
+        raise BadInput(f"no codec {name!r}", remedy=f"use auto or one of {', '.join(CODECS)}")
+    return CODECS[name]
+
+
+def codec_names(lossless: bool = True) -> List[str]:
+    """Names of the lossless codecs, or of the lossy ones."""
+    return [name for name, (method, _) in CODECS.items() if method.lossless == lossless]
 
 
 def encode_as(name: str, array: Array, options: Mapping[str, Any]) -> Encoded:

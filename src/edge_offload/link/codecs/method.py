@@ -39,8 +39,3 @@ class Method:
     encode: Callable[[Array, str, Mapping[str, Any]], Coded]
     decode: Callable[[Header, str, List[memoryview]], Array]
     suits: Callable[[np.dtype[Any], Tuple[int, ...]], bool]
-
-
-def any_array(dtype: np.dtype[Any], shape: Tuple[int, ...]) -> bool:
-    """``suits`` of a method without conditions."""
-    return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping
+from typing import Any, List, Mapping, Tuple
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
 from edge_offload.link.codecs import entropy
 from edge_offload.link.codecs.inner import kernels
-from edge_offload.link.codecs.method import Coded, Method, any_array
+from edge_offload.link.codecs.method import Coded, Method
 from edge_offload.link.codecs.payload import Buffer, Header, array_from, bytes_of
 
 
@@ -57,7 +57,11 @@ def _decode_shuffle(header: Header, kind: str, parts: List[memoryview]) -> Array
     return array_from(unshuffled(plain, header.dtype.itemsize), header)
 
 
-RAW = Method("raw", "the memory as it is", ("",), True, _encode_raw, _decode_raw, any_array)
+def _any_array(dtype: np.dtype[Any], shape: Tuple[int, ...]) -> bool:
+    return True
+
+
+RAW = Method("raw", "the memory as it is", ("",), True, _encode_raw, _decode_raw, _any_array)
 SHUFFLE = Method(
-    "shuffle", "bytes of equal weight together", ("zstd", "lz4"), True, _encode_shuffle, _decode_shuffle, any_array
+    "shuffle", "bytes of equal weight together", ("zstd", "lz4"), True, _encode_shuffle, _decode_shuffle, _any_array
 )

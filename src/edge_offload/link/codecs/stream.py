@@ -21,9 +21,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
 from edge_offload.link.codecs import fingerprint
-from edge_offload.link.codecs.catalogue import codec_named
 from edge_offload.link.codecs.choice import AUTO, Selector
-from edge_offload.link.codecs.coding import decode, encode_as
+from edge_offload.link.codecs.coding import codec_named, decode, encode_as
 from edge_offload.link.codecs.difference import TEMPORAL, decode_difference, encode_difference
 from edge_offload.link.codecs.payload import (
     DEFAULT_MAX_BYTES,

@@ -23,7 +23,7 @@ from edge_offload.errors import BadInput
 from edge_offload.link.emulate.lane import Flow, Lane
 from edge_offload.link.emulate.trace import BYTES_PER_MBIT, Link, Trace
 from edge_offload.link.security.keys import split_address
-from edge_offload.link.sockets.wakeup import Wakeup
+from edge_offload.link.sockets.descriptors import Wakeup
 
 log = logging.getLogger(__name__)
 

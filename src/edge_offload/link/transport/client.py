@@ -22,17 +22,16 @@ import zmq
 
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Refused
 from edge_offload.link.estimate.clock import ClockReading
-from edge_offload.link.estimate.estimator import LinkEstimator
+from edge_offload.link.estimate.estimator import LinkEstimator, Transfer
 from edge_offload.link.estimate.scheduling import ThreadCounts, Waits
-from edge_offload.link.replies import LinkState, Reply, Transfer
 from edge_offload.link.security.keys import KeyStore, split_address
-from edge_offload.link.sockets.wakeup import Wakeup
+from edge_offload.link.sockets.descriptors import Wakeup
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.attention import Attention
 from edge_offload.link.transport.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Terms, Timings
 from edge_offload.link.transport.incoming import Incoming, OnNotify
 from edge_offload.link.transport.messages import DEFAULT_LIMITS, Limits, Message
-from edge_offload.link.transport.waiting import Item, OnPart, WaitingRequests
+from edge_offload.link.transport.replies import Item, LinkState, OnPart, Reply, WaitingRequests
 
 __all__ = ["Client", "LinkState", "Reply", "Timings", "Transfer"]
 

@@ -21,7 +21,7 @@ from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused
 from edge_offload.link.estimate.clock import PeerClock
 from edge_offload.link.estimate.scheduling import Waits
 from edge_offload.link.security.keys import KeyPair
-from edge_offload.link.sockets import tcp
+from edge_offload.link.sockets import descriptors
 from edge_offload.link.sockets.sparingly import Sparingly
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import Limits, Message, VersionMismatch
@@ -134,7 +134,7 @@ class Dialled:
         self._limits = limits
         self._far = far
         self._pair = pair
-        self._tcp: Optional[tcp.Connection] = None
+        self._tcp: Optional[descriptors.Connection] = None
         self._began_s = self._heard_s = time.monotonic()
         self._beaten_s = self._pinged_s = -math.inf
         self._pings: Dict[int, _Ping] = {}
@@ -349,7 +349,7 @@ class Dialled:
             if kind == zmq.EVENT_CONNECTED:
                 self._began_s = time.monotonic()
                 try:
-                    self._tcp = tcp.Connection(value)
+                    self._tcp = descriptors.Connection(value)
                     self._tcp.hold()
                 except OSError:
                     raise ConnectionLost("the connection broke at once") from None

@@ -22,7 +22,7 @@ from zmq.utils import z85
 
 from edge_offload.errors import BadInput
 from edge_offload.link.security.keys import KeyStore
-from edge_offload.link.sockets import tcp
+from edge_offload.link.sockets import descriptors
 from edge_offload.link.sockets.sparingly import Sparingly
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ SLACK_BYTES = 8 << 20
 class _Door:
     """One accepted connection."""
 
-    tcp: tcp.Connection
+    tcp: descriptors.Connection
     opened_s: float
     user: Optional[str] = None  # unknown until its first message is delivered
     delivered: int = 0
@@ -204,7 +204,7 @@ class Gate:
         now = time.monotonic()
         self._forget(descriptor)
         try:
-            door = _Door(tcp.Connection(descriptor), now, heard_s=now)
+            door = _Door(descriptors.Connection(descriptor), now, heard_s=now)
         except OSError:
             return  # came and went
         self._doors[descriptor] = door

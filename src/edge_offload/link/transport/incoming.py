@@ -9,12 +9,11 @@ from typing import Any, Callable, Dict, List, Optional, Union
 
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.link.estimate.clock import ClockReading
-from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, SAMPLE_BYTES, LinkEstimator
+from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, SAMPLE_BYTES, LinkEstimator, Transfer
 from edge_offload.link.estimate.scheduling import Waits
-from edge_offload.link.replies import Reply, Transfer
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import PROBE, Message
-from edge_offload.link.transport.waiting import Item, WaitingRequests
+from edge_offload.link.transport.replies import Item, Reply, WaitingRequests
 
 log = logging.getLogger(__name__)
 

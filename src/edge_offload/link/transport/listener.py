@@ -18,14 +18,13 @@ import zmq
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused
 from edge_offload.link.estimate.scheduling import ThreadCounts
 from edge_offload.link.security.keys import KeyStore, is_loopback, split_address
-from edge_offload.link.sockets.wakeup import Wakeup
+from edge_offload.link.sockets.descriptors import Wakeup
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.gate import Gate
 from edge_offload.link.transport.messages import DEFAULT_LIMITS, PROBE, Limits, Message, VersionMismatch
 from edge_offload.link.transport.outgoing import Outgoing
-from edge_offload.link.transport.peers import Peer, Request
+from edge_offload.link.transport.peers import Peer, Request, Roster
 from edge_offload.link.transport.prober import answer_probe
-from edge_offload.link.transport.roster import Roster
 
 log = logging.getLogger(__name__)
 

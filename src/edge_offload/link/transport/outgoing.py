@@ -12,11 +12,10 @@ import zmq
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
 from edge_offload.link.estimate.estimator import SAMPLE_BYTES
 from edge_offload.link.estimate.scheduling import ThreadCounts
-from edge_offload.link.sockets.wakeup import Wakeup
+from edge_offload.link.sockets.descriptors import Wakeup
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import Limits, Message
-from edge_offload.link.transport.peers import COMPLAINTS_PER_S, Peer
-from edge_offload.link.transport.roster import Roster
+from edge_offload.link.transport.peers import COMPLAINTS_PER_S, Peer, Roster
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from edge_offload.errors import ProtocolError, Refused
-from edge_offload.link.replies import LinkState
 from edge_offload.link.transport.messages import PROBE
+from edge_offload.link.transport.replies import LinkState
 
 if TYPE_CHECKING:
     from edge_offload.link.transport.client import Client

@@ -33,9 +33,8 @@ from edge_offload.nodes.camera.bag import BagImages
 from edge_offload.nodes.camera.calibration import fitted, load_calibration
 from edge_offload.nodes.camera.frames import Device, FrameSource, ImageFolder, SourceLost, VideoFile
 from edge_offload.nodes.common.base import Node
-from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg
+from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, transform_message
 from edge_offload.nodes.common.params import Param
-from edge_offload.nodes.common.transforms import transform_message
 from edge_offload.perception.geometry import load_camera
 from edge_offload_msgs.msg import PersonArray
 

@@ -1,4 +1,7 @@
-"""Sensor messages to arrays, and back. Every size and encoding is checked before the data is touched."""
+"""Sensor messages to arrays, tf's messages to transforms, and back.
+
+Every size and encoding is checked before the data is touched.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ from typing import Any, Dict, List, Tuple
 
 import cv2
 import numpy as np
+from geometry_msgs.msg import Quaternion, TransformStamped, Vector3
+from scipy.spatial.transform import Rotation
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2, PointField
+from std_msgs.msg import Header
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
+from edge_offload.perception.geometry import Transform
 
 MAX_SIDE = 16384
 """Pixels. No camera is larger; a larger figure is a corrupt message."""
@@ -191,3 +198,21 @@ def points_to_cloud(points: Array, header: Any) -> PointCloud2:
         PointField(name, 4 * index, PointField.FLOAT32, 1) for index, name in enumerate(("x", "y", "z", "intensity"))
     ]
     return PointCloud2(header, 1, len(packed), fields, False, 16, 16 * len(packed), packed.tobytes(), False)
+
+
+def transform_of(message: Any) -> Transform:
+    """The transform in a ``TransformStamped``: maps its child frame into its parent.
+
+    Raises:
+        BadInput: it is no rotation and translation.
+    """
+    place, turn = message.transform.translation, message.transform.rotation
+    return Transform.from_quaternion((place.x, place.y, place.z), (turn.x, turn.y, turn.z, turn.w))
+
+
+def transform_message(transform: Transform, stamp: Any, parent: str, child: str) -> TransformStamped:
+    """A ``TransformStamped`` that maps ``child`` into ``parent``."""
+    message = TransformStamped(header=Header(stamp=stamp, frame_id=parent), child_frame_id=child)
+    message.transform.translation = Vector3(*transform.translation.tolist())
+    message.transform.rotation = Quaternion(*Rotation.from_matrix(transform.rotation).as_quat().tolist())
+    return message

@@ -16,8 +16,7 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.nodes.camera.calibration import camera_of, fitted
 from edge_offload.nodes.common.base import Node
-from edge_offload.nodes.common.convert import depth_pixels
-from edge_offload.nodes.common.transforms import transform_of
+from edge_offload.nodes.common.convert import depth_pixels, transform_of
 from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue
 from edge_offload.perception.geometry import Locator, PinholeCamera, Transform
 

@@ -12,9 +12,9 @@ from edge_offload.errors import BadInput
 from edge_offload.execute.threads import pin
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.estimate.scheduling import words as of_machine
-from edge_offload.link.replies import LinkState
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.policy import CANDIDATES, Situation
 from edge_offload.mode import Mode, parse_mode
 from edge_offload.models.registry import build_estimator, state_hash

@@ -47,7 +47,7 @@ class OffloadedNode(Node):
         # a policy is the manager's: until it speaks, whatever cannot run on the server runs here
         first = Mode.SERVER if params["server"] else Mode.LOCAL
         self._mode = first if params["mode"] in POLICIES else parse_mode(params["mode"])
-        self._mode_reason, self._policy = "parameter ~mode", params["mode"]
+        self._mode_reason, self._chosen = "parameter ~mode", chooses(params["mode"])
         self._results = 0
         self._network = network
         if self._mode in network.absent:
@@ -76,7 +76,7 @@ class OffloadedNode(Node):
         mode = parse_mode(message.mode)
         if mode is not self._mode:
             rospy.loginfo(f"mode {mode} from now on: {message.reason}")
-        self._mode, self._mode_reason, self._policy = mode, message.reason, message.policy
+        self._mode, self._mode_reason, self._chosen = mode, message.reason, chooses(message.policy)
 
     def _on_bandwidth(self, message: Any) -> None:
         if message.source == Bandwidth.ACTIVE:
@@ -88,7 +88,7 @@ class OffloadedNode(Node):
         left = max(0.0, deadline - (time.monotonic() - frame.received_s)) if deadline else None
         header = frame.message.header
         told: Dict[str, Any] = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, **meta}
-        return self._network.run(inputs, self._mode, left, told, refresh=chooses(self._policy))
+        return self._network.run(inputs, self._mode, left, told, refresh=self._chosen)
 
     def account(
         self, header: Any, inputs: Sequence[Any], report: InferenceReport, energy: float, measured: bool
@@ -135,6 +135,5 @@ class OffloadedNode(Node):
         self.health.value("results", self._results)
         self.health.value("mode asked for", f"{self._mode} ({self._mode_reason})")
         # a policy that makes do without the server still misses it
-        choosing = chooses(self._policy)
-        missed = TABLE[self._mode].needs_link or (choosing and bool(self.params["server"]))
-        self._network.refresh(missed, held=not choosing)
+        missed = TABLE[self._mode].needs_link or (self._chosen and bool(self.params["server"]))
+        self._network.refresh(missed, held=not self._chosen)

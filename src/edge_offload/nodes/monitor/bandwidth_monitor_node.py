@@ -24,10 +24,10 @@ from edge_offload.link.estimate.clock import WARN_S
 from edge_offload.link.estimate.estimator import ACTIVE, NONE, LinkEstimator
 from edge_offload.link.estimate.scheduling import words as of_machine
 from edge_offload.link.estimate.wireless import Wireless
-from edge_offload.link.replies import LinkState
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.prober import Prober
+from edge_offload.link.transport.replies import LinkState
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.ticker import Ticker

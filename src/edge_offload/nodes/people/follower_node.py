@@ -23,9 +23,9 @@ from geometry_msgs.msg import Twist, Vector3
 
 from edge_offload.errors import BadInput
 from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.convert import transform_of
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.ticker import Ticker
-from edge_offload.nodes.common.transforms import transform_of
 from edge_offload.perception.follower import Follower, FollowerConfig
 from edge_offload_msgs.msg import Person, PersonArray
 

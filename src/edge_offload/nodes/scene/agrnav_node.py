@@ -48,9 +48,8 @@ from edge_offload.models.scenes.labels import COLOURS, GROUND, LABELS
 from edge_offload.models.sconet.completer import VOXEL_SIZE_M, SceneCompleter
 from edge_offload.models.voxels import VoxelGrid, around
 from edge_offload.modes.timeouts import TimeoutLimits
-from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, cloud_to_points
+from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, cloud_to_points, transform_of
 from edge_offload.nodes.common.params import Param
-from edge_offload.nodes.common.transforms import transform_of
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, Frame
 from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Worker
 from edge_offload.nodes.inference.network import Network

@@ -37,10 +37,9 @@ def status() -> str:
 
 def _module() -> Optional[Any]:
     """The compiled kernels, or None while they are being built and where they cannot be."""
-    module = _library.look()
-    if module is None:
+    if _library.module is None and _library.look() is None:
         _library.start()
-    return module
+    return _library.module
 
 
 def residual(pixels: Array, frame: Frame) -> Array:
@@ -58,7 +57,7 @@ def _frame_call(name: str, fallback: Any, data: Array, frame: Frame) -> Array:
     if module is None:
         plain: Array = fallback(data, frame)
         return plain
-    out = np.empty(frame.size, np.uint8)
+    out = np.empty(data.size, np.uint8)
     getattr(module, name)(
         data, out, frame.images, frame.channels, frame.height, frame.width,
         frame.interleaved, frame.predictor, frame.colour,

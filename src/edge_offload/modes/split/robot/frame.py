@@ -15,8 +15,8 @@ import torch
 
 from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
-from edge_offload.link.replies import Reply
 from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.replies import Reply
 from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.model.cost import CostModel

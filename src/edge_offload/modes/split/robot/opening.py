@@ -23,8 +23,8 @@ from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, ProtocolError, RemoteError
 from edge_offload.execute.heap import keep_freed
 from edge_offload.execute.tensors import Specs, pack, specs_of
-from edge_offload.link.replies import Reply
 from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.replies import Reply
 from edge_offload.models.entry import Scalar
 from edge_offload.modes.handles import Progress
 from edge_offload.modes.runner import Attempt

@@ -13,8 +13,8 @@ import torch
 
 from edge_offload.errors import EdgeOffloadError, LinkLost
 from edge_offload.execute.tensors import Specs, specs_of
-from edge_offload.link.replies import LinkState
 from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.replies import LinkState
 from edge_offload.mode import Mode
 from edge_offload.modes.handles import Handles, Work
 from edge_offload.modes.runner import Attempt, FailedAttempt

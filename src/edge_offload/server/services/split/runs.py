@@ -10,9 +10,8 @@ from typing import Dict, Optional, Tuple
 
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused
 from edge_offload.link.transport.peers import Peer, Request
-from edge_offload.server.fair_queue import FairQueue
 from edge_offload.server.services.split.models import TracedModel
-from edge_offload.server.worker import Worker
+from edge_offload.server.worker import FairQueue, Worker
 from edge_offload.split.model.plan import Side
 from edge_offload.split.runtime.pieces import decode_piece, encode_piece
 from edge_offload.split.runtime.progress import Progress

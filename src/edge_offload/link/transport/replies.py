@@ -1,10 +1,8 @@
-"""A client's requests that wait to be sent or to be answered: how much may wait, until when, and whose answer came.
-
-Requests are admitted by any thread; everything else is the link's thread's.
-"""
+"""Requests that wait, and what they get: replies with the timing of their transfer; the states of the link."""
 
 from __future__ import annotations
 
+import enum
 import heapq
 import math
 import threading
@@ -15,8 +13,28 @@ from dataclasses import dataclass
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, Union
 
 from edge_offload.errors import EdgeOffloadError
-from edge_offload.link.replies import Reply
+from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.link.transport.messages import Message
+
+
+class LinkState(enum.Enum):
+    """Where the link stands; the cause is :attr:`Client.cause`."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    REFUSED = "refused"
+    LOST = "lost"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The server's answer: ``body`` dict, ``buffers`` as views of the received memory, and the :class:`Transfer`."""
+
+    body: Dict[str, Any]
+    buffers: List[memoryview]
+    transfer: Transfer
+
 
 #: Told of what comes ahead of an answer: body, buffers, bytes on the wire.
 OnPart = Callable[[Dict[str, Any], List[memoryview], int], None]
