@@ -70,7 +70,8 @@ def _measure(
         slow = TimeoutLimits(floor_s=60.0, cap_s=60.0, first_s=60.0)
         module = OffloadedModule(model, estimator.module, client, hedging=False, patience=slow)
         wait_open(module, Mode.SERVER, inputs[0], OPEN_S)
-        compute_s, coding_s, serving_s, sizes, pauses_s = [], [], [], [], []
+        compute_s, coding_s, serving_s, pauses_s = [], [], [], []
+        sizes = []
         down = 0
         for number, frame in enumerate([inputs[0], *inputs]):
             _, local = module.run(frame)

@@ -6,8 +6,9 @@ limit; unknown keys, kinds and trailing bytes are refused; the result has passed
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 import msgpack
 
@@ -30,6 +31,30 @@ class Limits:
     values: int = 500_000
     operators: int = 200_000
     arguments: int = 4096
+
+
+class _ValueRow(NamedTuple):
+    """A value as it travels."""
+
+    id: Any
+    dtype: Any
+    shape: Any
+    kind: Any
+    strides: Any
+    offset: Any
+    storage: Any
+
+
+class _OperatorRow(NamedTuple):
+    """An operator as it travels."""
+
+    name: Any
+    args: Any
+    kwargs: Any
+    outputs: Any
+    mutates: Any
+    aliases: Any
+    scope: Any
 
 
 def encode(sequence: OperatorSequence) -> bytes:
@@ -89,15 +114,15 @@ def decode(data: bytes, limits: Optional[Limits] = None) -> OperatorSequence:
 
 def _sequence(document: Dict[str, Any], limits: Limits) -> OperatorSequence:
     values: Dict[int, Value] = {}
-    for row in _rows(document["values"], 7, limits.values):
+    for read in itertools.starmap(_ValueRow, _rows(document["values"], len(_ValueRow._fields), limits.values)):
         value = Value(
-            id=_integer(row[0]),
-            dtype=_text(row[1]),
-            shape=_integers(row[2], MAX_RANK),
-            kind=_kind(row[3]),
-            strides=None if row[4] is None else _integers(row[4], MAX_RANK),
-            offset=_integer(row[5]),
-            storage=None if row[6] is None else _integer(row[6]),
+            id=_integer(read.id),
+            dtype=_text(read.dtype),
+            shape=_integers(read.shape, MAX_RANK),
+            kind=_kind(read.kind),
+            strides=None if read.strides is None else _integers(read.strides, MAX_RANK),
+            offset=_integer(read.offset),
+            storage=None if read.storage is None else _integer(read.storage),
         )
         if value.id in values:
             _refuse(f"value {value.id} is listed twice")
@@ -108,16 +133,18 @@ def _sequence(document: Dict[str, Any], limits: Limits) -> OperatorSequence:
             _refuse("a digest is not bytes")
         constants[_integer(row[0])] = row[1].hex()
     operators: List[Operator] = []
-    for row in _rows(document["operators"], 7, limits.operators):
+    most = limits.arguments
+    rows = _rows(document["operators"], len(_OperatorRow._fields), limits.operators)
+    for op in itertools.starmap(_OperatorRow, rows):
         operators.append(
             Operator(
-                name=_text(row[0]),
-                args=tuple(_arg(arg, limits) for arg in _list(row[1], limits.arguments)),
-                kwargs=tuple((_text(pair[0]), _arg(pair[1], limits)) for pair in _rows(row[2], 2, limits.arguments)),
-                outputs=tuple(None if item is None else _integer(item) for item in _list(row[3], limits.arguments)),
-                mutates=_integers(row[4], limits.arguments),
-                aliases=_pairs(row[5], limits.arguments),
-                scope=_text(row[6]),
+                name=_text(op.name),
+                args=tuple(_arg(arg, limits) for arg in _list(op.args, most)),
+                kwargs=tuple((_text(key), _arg(arg, limits)) for key, arg in _rows(op.kwargs, 2, most)),
+                outputs=tuple(None if item is None else _integer(item) for item in _list(op.outputs, most)),
+                mutates=_integers(op.mutates, most),
+                aliases=_pairs(op.aliases, most),
+                scope=_text(op.scope),
             )
         )
     return OperatorSequence(

@@ -14,14 +14,14 @@ from edge_offload.power.ina3221 import TOTAL_RAILS
 from edge_offload.power.source import PowerSource
 
 # "VDD_IN 4181mW/4181mW" (JetPack 5, 6) and "VDD_IN 4181/4181" (JetPack 4): now / average, milliwatts
-_RAIL = re.compile(r"\b([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+) (\d+)(mW)?/(\d+)(mW)?(?![\w%])")
+_RAIL = re.compile(r"\b([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+) (\d+)(?:mW)?/\d+(?:mW)?(?![\w%])")
 _RAIL_NAME = re.compile(r"^(VDD|POM|VIN|VDDQ|VDDRQ|CV|SYS)")
 
 
 def parse_line(line: str) -> Dict[str, float]:
     """Watts now of each rail named in one line of ``tegrastats``; empty when the line names none."""
     rails: Dict[str, float] = {}
-    for name, now, _, _, _ in _RAIL.findall(line):
+    for name, now in _RAIL.findall(line):
         if _RAIL_NAME.match(name):
             rails[name] = int(now) * 1e-3
     return rails

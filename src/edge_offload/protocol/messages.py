@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import struct
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import msgpack
 import torch
@@ -25,6 +25,18 @@ from edge_offload.protocol.blobs import Named
 
 #: Payloads up to this many bytes share one buffer.
 SMALL = 16 << 10
+
+
+class _StepRow(NamedTuple):
+    """A step as it travels."""
+
+    segment: Any
+    base: Any
+    live: Any
+    dead: Any
+    numbers: Any
+    payload_sizes: Any
+    describe: Any
 
 
 @dataclass
@@ -78,7 +90,7 @@ class Message:
             live = [value for pair in step.live for value in pair]
             sizes = pack(step.payloads)
             steps.append(
-                [step.segment, step.base, _packed(live), _packed(step.dead), step.numbers, sizes, step.describe]
+                _StepRow(step.segment, step.base, _packed(live), _packed(step.dead), step.numbers, sizes, step.describe)
             )
         facts: Dict[str, Any] = {"steps": steps, "speculative_from": self.speculative_from}
         if self.entries:
@@ -165,14 +177,15 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
                     used += size
             return payloads
 
-        for segment, base, live, dead, numbers, sizes, describe in facts["steps"]:
-            pairs = _words(live)
-            if _count(base) >= MOST_STORAGES:
+        for read in itertools.starmap(_StepRow, facts["steps"]):
+            pairs = _words(read.live)
+            if _count(read.base) >= MOST_STORAGES:
                 raise ValueError("a step makes a storage of too high a number")
-            step = Step(_count(segment), base, list(zip(pairs[::2], pairs[1::2])), _words(dead), _raw(numbers), [])
-            step.describe = bool(describe)
-            step.payloads = unpack(map(_count, sizes))
-            message.steps.append(step)
+            live, dead = list(zip(pairs[::2], pairs[1::2])), _words(read.dead)
+            payloads = unpack(map(_count, read.payload_sizes))
+            message.steps.append(
+                Step(_count(read.segment), read.base, live, dead, _raw(read.numbers), payloads, bool(read.describe))
+            )
         if "course" in facts:
             message.course, own = parse_graph(facts["course"])
             message.course.payloads = unpack(facts["course_sizes"]) if own else None

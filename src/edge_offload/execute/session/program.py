@@ -223,52 +223,48 @@ class Program:
         registers, made = run.registers, run.made
         note, keep, outcome = storages.note, storages.keep, run.outcome
         for op in self._instructions:
-            (
-                how, entry, kernel, template, named, fetched, holes, lists, integers, single, new, told, _, done,
-                dropped, _, _, _, _, _, upload,
-            ) = op  # fmt: skip
-            note(entry)
-            for register, canonical, layout, own in fetched:
+            note(op.entry)
+            for register, canonical, layout, own in op.fetched:
                 registers[register] = run.view(canonical, layout, own)
-            if how == KERNEL:
-                arguments: List[Any] = template.copy()
-                for position, register in holes:
+            if op.how == KERNEL:
+                arguments: List[Any] = op.arguments.copy()
+                for position, register in op.holes:
                     arguments[position] = registers[register]
-                for position, several in lists:
+                for position, several in op.lists:
                     arguments[position] = [registers[register] if register >= 0 else None for register in several]
-                for position, item, value in integers:
+                for position, item, value in op.integers:
                     if item < 0:
                         arguments[position] = values[value]
                     else:
                         items = arguments[position] = arguments[position].copy()
                         items[item] = values[value]
                 try:
-                    returned = kernel(*arguments, **named)
+                    returned = op.kernel(*arguments, **op.named)
                 except Exception as error:
-                    raise CallFailed(entry.name, error) from None
-                outputs = (returned,) if single else returned
-                for output, canonical, ordinal, kept in new:
+                    raise CallFailed(op.entry.name, error) from None
+                outputs = (returned,) if op.single else returned
+                for output, canonical, ordinal, kept in op.new:
                     tensor = made[canonical] = outputs[output]
                     if kept:
                         slot = slots[canonical] = StorageBuffer(tensor=tensor)
                         keep(base + ordinal, slot, undo)
-                if told is not None:
+                if op.told is not None:
                     run.tell(op, outputs)
                 arguments = returned = outputs = tensor = None  # type: ignore[assignment]
-            elif how == READ:
-                outcome.tensor = storages.read(registers[holes[0][1]])  # type: ignore[arg-type]
-            elif how == WRITE:
+            elif op.how == READ:
+                outcome.tensor = storages.read(registers[op.holes[0][1]])  # type: ignore[arg-type]
+            elif op.how == WRITE:
                 try:
-                    registers[holes[0][1]].copy_(uploads[upload])  # type: ignore[union-attr]
+                    registers[op.holes[0][1]].copy_(uploads[op.upload])  # type: ignore[union-attr]
                 except RuntimeError as error:
-                    raise CallFailed(entry.name, error) from None
-            elif how == ALLOCATION:
+                    raise CallFailed(op.entry.name, error) from None
+            elif op.how == ALLOCATION:
                 run.allocate(op)
             else:
                 run.whole(op)
-            for register in done:
+            for register in op.done:
                 registers[register] = None
-            for canonical in dropped:
+            for canonical in op.dropped:
                 made.pop(canonical, None)
                 slots.pop(canonical, None)
         return outcome

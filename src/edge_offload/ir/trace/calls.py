@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import struct
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -22,6 +22,19 @@ SPECIAL = ALLOC, RESIZE, UPLOAD, DOWNLOAD, SEED, STATE, RESTORE = (
     "edge::alloc", "edge::resize", "edge::upload", "edge::download", "edge::seed", "edge::state", "edge::restore",
 )  # fmt: skip
 BATCH_NORM = "aten::native_batch_norm"
+
+
+class Described(NamedTuple):
+    """A result as it is told of on the wire; one that is no tensor has its kind alone. See :class:`Result`."""
+
+    kind: int
+    ref: int = 0
+    dtype: int = 0
+    flags: int = 0
+    sizes: Sequence[int] = ()
+    strides: Sequence[int] = ()
+    offset: int = 0
+    storage_bytes: int = 0
 
 
 class StorageBuffer:
@@ -242,14 +255,12 @@ class BoundOperator:
         arguments = self.operator.args
         if len(arguments) != len(schema.arguments):
             raise ProtocolError(f"{self.name} takes {len(schema.arguments)} arguments, not {len(arguments)}")
-        idle = any(  # dropout that is switched off draws nothing
-            (argument.name == "train" and value is False) or (argument.name == "dropout_p" and value == 0.0)
-            for argument, value in zip(schema.arguments, arguments)
-        )
+        given = {argument.name: value for argument, value in zip(schema.arguments, arguments)}
+        idle = given.get("train") is False or given.get("dropout_p") == 0.0  # dropout that is off draws nothing
         tags = self.overload.tags  # type: ignore[union-attr]
         self.random = torch.Tag.nondeterministic_seeded in tags and not idle
         self.positional = sum(not argument.kwarg_only for argument in schema.arguments)
-        self.keywords = [argument.name for argument in schema.arguments][self.positional :]
+        self.keywords = list(given)[self.positional :]
         for argument, value in zip(schema.arguments, arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for item in value if isinstance(value, tuple) else (value,):
@@ -257,8 +268,9 @@ class BoundOperator:
                         self.written.append(item.reference)
             if _is_generator(value):
                 self.random = True
-        if self.name == BATCH_NORM and arguments[5] is True:  # its schema does not say that it writes the averages
-            self.written += [value.reference for value in arguments[3:5] if isinstance(value, View)]
+        if self.name == BATCH_NORM and given["training"] is True:  # its schema does not say that it writes the averages
+            averages = (given["running_mean"], given["running_var"])
+            self.written += [value.reference for value in averages if isinstance(value, View)]
         self._fill()
 
     def _fill(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tu
 
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.budget import Work
+from edge_offload.ir.trace.calls import Described
 from edge_offload.ir.trace.segments import Outcome
 
 #: Integers of the outcomes since the inference began, one tuple per step.
@@ -71,7 +72,7 @@ def facts_of(outcome: Outcome, last: Tuple[int, ...] = ()) -> Tuple[Tuple[int, .
                 found += [int(value)] if isinstance(value, int) else []
             else:
                 for item in [value] if what == "t" else value:
-                    found += item[4] if len(item) > 4 else []
+                    found += Described(*item).sizes
         return (*found, *last), tuple([size if -1 <= size <= 1 else 2 if size > 1 else -1 for size in found])
     tensor = outcome.tensor
     if tensor is None or tensor.numel() != 1 or tensor.is_complex():

@@ -10,8 +10,8 @@ with what the program then does.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from dataclasses import dataclass, field, fields
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.calls import Buffer
@@ -29,8 +29,7 @@ MAX_PAYLOAD = 64 << 10
 MOST_STORAGES = 1 << 61
 
 
-@dataclass(frozen=True)
-class Patch:
+class Patch(NamedTuple):
     """The integer at byte ``offset`` of the key of call ``call`` is the value of ``formula``."""
 
     call: int
@@ -82,9 +81,8 @@ class TraceStep:
 
     def to_wire(self) -> List[Any]:
         """As msgpack takes it."""
-        patches = [[patch.call, patch.offset, patch.formula] for patch in self.patches]
         words = struct.pack(f"<{len(self.words)}I", *self.words)
-        return [self.segment, words, patches, self.live, self.dead, self.numbers, self.payloads, self.describe,
+        return [self.segment, words, self.patches, self.live, self.dead, self.numbers, self.payloads, self.describe,
                 self.wanted]  # fmt: skip
 
 
@@ -95,18 +93,20 @@ def parse_step(data: Any) -> TraceStep:
         ProtocolError: it is malformed.
     """
     try:
-        segment, raw, patches, live, dead, numbers, payloads, describe, wanted = data
-        words = struct.unpack(f"<{len(_raw(raw)) // 4}I", raw)
+        if len(data) != len(fields(TraceStep)):
+            raise ValueError("a step has another number of fields")
+        read = TraceStep(*data)
+        words = _raw(read.words)
         node = TraceStep(
-            _count(segment) if segment is not None else None,
-            words,
-            tuple(Patch(_count(call), _count(offset), parse_formula(formula)) for call, offset, formula in patches),
-            tuple((_count(number), _count(how), _whole(value)) for number, how, value in live),
-            tuple(_count(number) for number in dead),
-            _raw(numbers),
-            tuple(_raw(payload) for payload in payloads),
-            bool(describe),
-            tuple(_count(call) for call in wanted),
+            _count(read.segment) if read.segment is not None else None,
+            struct.unpack(f"<{len(words) // 4}I", words),
+            tuple(Patch(_count(at), _count(offset), parse_formula(formula)) for at, offset, formula in read.patches),
+            tuple((_count(number), _count(how), _whole(value)) for number, how, value in read.live),
+            tuple(_count(number) for number in read.dead),
+            _raw(read.numbers),
+            tuple(_raw(payload) for payload in read.payloads),
+            bool(read.describe),
+            tuple(_count(call) for call in read.wanted),
         )
         if any(how > FROM_START or abs(value) >= MOST_STORAGES for _, how, value in node.live):
             raise ValueError("a storage is named in no known way")
@@ -148,18 +148,20 @@ def parse_graph(data: Any) -> Tuple[TraceGraph, bool]:
     Raises:
         ValueError, TypeError: it is malformed.
     """
-    nodes, first, base, start, since, own = data
-    count = len(nodes) if nodes is not None else MAX_NODES
-    if count > MAX_NODES or len(since) > MAX_NODES:
+    if len(data) != len(fields(TraceGraph)):
+        raise ValueError("a course has another number of fields")
+    read = TraceGraph(*data)  # in place of the payloads: whether there are any
+    count = len(read.nodes) if read.nodes is not None else MAX_NODES
+    if count > MAX_NODES or len(read.since) > MAX_NODES:
         raise ValueError("a course has too many nodes")
     course = TraceGraph(
-        [(_count(number), _edges(edges, count)) for number, edges in nodes] if nodes is not None else None,
-        _edges(first, count),
-        _count(base) if base is not None else None,
-        _count(start),
-        [tuple(_whole(value) for value in item) for item in since],
+        [(_count(number), _edges(edges, count)) for number, edges in read.nodes] if read.nodes is not None else None,
+        _edges(read.first, count),
+        _count(read.base) if read.base is not None else None,
+        _count(read.start),
+        [tuple(_whole(value) for value in item) for item in read.since],
     )
-    return course, bool(own)
+    return course, bool(read.payloads)
 
 
 def follow(edges: Sequence[Edge], kind: BranchKey) -> Optional[int]:

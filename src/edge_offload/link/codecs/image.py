@@ -26,9 +26,10 @@ def frame_of(shape: Tuple[int, ...], predictor: int) -> Optional[Frame]:
         A frame without colour differences, or None if the shape is no image.
     """
     if len(shape) >= 3 and 1 <= shape[-1] <= 4 and min(shape[-3:-1]) >= _LEAST_SIDE:
-        images, height, width, channels, interleaved = shape[:-3], shape[-3], shape[-2], shape[-1], True
+        images, channels, interleaved = shape[:-3], shape[-1], True
+        height, width = shape[-3:-1]
     elif len(shape) >= 2 and min(shape[-2:]) >= _LEAST_SIDE:
-        height, width, interleaved = shape[-2], shape[-1], False
+        (height, width), interleaved = shape[-2:], False
         channels = shape[-3] if len(shape) >= 3 and 1 <= shape[-3] <= 4 else 1
         images = shape[:-3] if channels > 1 else shape[:-2]
     else:

@@ -12,6 +12,7 @@ import contextlib
 import math
 import os
 import pathlib
+import re
 import threading
 from bisect import bisect_left
 from typing import Any, Dict, List, Optional, Tuple
@@ -24,6 +25,8 @@ LOOK_S = 4e-3
 STEAL_LOOK_S = 0.1
 #: Seconds of looks that are kept.
 KEPT_S = 6.0
+#: Of the machine's line in ``/proc/stat``: what a hypervisor took away, in steps of 10 ms.
+_STEAL = re.compile(r"cpu(?:\s+\d+){7}\s+(\d+)\b")
 #: Seconds over which the wait for a turn is averaged.
 TYPICAL_S = 3.0
 #: Under this key of its body a message tells what its sender has waited so far: seconds, turns.
@@ -135,11 +138,12 @@ class ThreadCounts:
                 self._threads[thread] = count
         if self._threads and now - self._steal_looked_s >= STEAL_LOOK_S:
             self._steal_looked_s = now
-            fields = (_text(self._machine) or "").split(None, 9)
-            if len(fields) > 8 and fields[0] == "cpu" and fields[8].isdigit():
+            stolen = _STEAL.match(_text(self._machine) or "")
+            if stolen:
+                steal = int(stolen.group(1))
                 if self._steal is not None:
-                    self._seconds += max(0, int(fields[8]) - self._steal) / 100 / self._cores
-                self._steal = int(fields[8])
+                    self._seconds += max(0, steal - self._steal) / 100 / self._cores
+                self._steal = steal
         return self._seconds, self._turns
 
     def body(self, now: float) -> Dict[str, Any]:

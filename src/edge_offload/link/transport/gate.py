@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import zmq
 from zmq.utils import z85
@@ -50,6 +50,18 @@ class _Door:
     delivered: int = 0
     received: int = 0
     heard_s: float = 0.0
+
+
+class _ZapRequest(NamedTuple):
+    """A request of ZeroMQ's authentication protocol (RFC 27)."""
+
+    version: bytes
+    request_id: bytes
+    domain: bytes
+    address: bytes
+    routing_id: bytes
+    mechanism: bytes
+    key: bytes
 
 
 @dataclass
@@ -273,18 +285,19 @@ class Gate:
         self._stamp, self._allowed = stamp, allowed
 
     def _answer(self) -> None:
-        """One ZAP request (RFC 27): version, request id, domain, address, routing id, mechanism, key."""
+        """Answer one ZAP request."""
         frames = self._zap.recv_multipart()
         request_id = frames[1] if len(frames) > 1 else b""
         status, text, user = b"400", b"not understood", ""
-        if len(frames) == 7 and frames[0] == b"1.0" and frames[5] == b"CURVE" and len(frames[6]) == 32:
+        request = _ZapRequest(*frames) if len(frames) == len(_ZapRequest._fields) else None
+        if request and request.version == b"1.0" and request.mechanism == b"CURVE" and len(request.key) == 32:
             self._refresh_allow_list()
-            key = z85.encode(frames[6]).decode("ascii")
+            key = z85.encode(request.key).decode("ascii")
             name = self._allowed.get(key)
             if name is None:
                 text = b"key not on the allow-list"
                 self._counters["refused: unknown key"] += 1
-                where = frames[3].decode("ascii", "replace")
+                where = request.address.decode("ascii", "replace")
                 rare.warning("link: refused a peer at %s with unknown key %s", where, key)
             elif self._handshakes_of(key) >= self._max_handshakes_per_key:
                 status, text = b"300", b"too many connections"  # RFC 27: try again later

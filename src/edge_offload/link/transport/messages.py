@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import msgpack
@@ -153,19 +153,20 @@ def unpack_header(header: Buffer, limits: Limits = DEFAULT_LIMITS) -> Message:
         )
     if len(fields) != 8:
         raise ProtocolError(f"header has {len(fields)} fields, version {PROTOCOL_VERSION} has 8")
-    _, _, type_, epoch, id_, name, body, times = fields
-    if type_ not in TYPES if isinstance(type_, str) else True:
+    read = Message(*fields[2:])
+    kind, times = read.type, read.times
+    if not isinstance(kind, str) or kind not in TYPES:
         raise ProtocolError("unknown message type")
-    if not (_is_count(epoch) and _is_count(id_)):
-        raise ProtocolError(f"{type_}: epoch and id must be counts")
-    if not isinstance(name, str) or (not _NAME.fullmatch(name) if type_ in _NAMED else name != ""):
-        raise ProtocolError(f"{type_}: malformed name")
-    if not isinstance(body, dict):
-        raise ProtocolError(f"{type_}: body must be a map")
-    _check_tree(body, limits.max_depth)
+    if not (_is_count(read.epoch) and _is_count(read.id)):
+        raise ProtocolError(f"{kind}: epoch and id must be counts")
+    if not isinstance(read.name, str) or (not _NAME.fullmatch(read.name) if kind in _NAMED else read.name != ""):
+        raise ProtocolError(f"{kind}: malformed name")
+    if not isinstance(read.body, dict):
+        raise ProtocolError(f"{kind}: body must be a map")
+    _check_tree(read.body, limits.max_depth)
     if not isinstance(times, list) or len(times) > 4 or not all(type(t) is float and math.isfinite(t) for t in times):
-        raise ProtocolError(f"{type_}: times must be at most four finite numbers")
-    return Message(type_, epoch, id_, name, body, tuple(times))
+        raise ProtocolError(f"{kind}: times must be at most four finite numbers")
+    return replace(read, times=tuple(times))
 
 
 def wire_bytes(sizes: Sequence[int]) -> int:

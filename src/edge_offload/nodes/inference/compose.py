@@ -115,15 +115,15 @@ def situation_of(message: Any, now_s: float, power_budget_w: float = math.inf) -
         raise BadInput("the sizes in a forecast are not those of its modes", remedy="one entry per mode, or none")
     absent = {parse_mode(name): why for name, why in zip(message.absent, message.remedy)}
     forecasts = {}
-    for name, latency, error, doubt, energy, unavailable_reason, bytes_up, bytes_down in zip(*arrays, *sizes):
-        mode, seconds = parse_mode(name), latency.to_sec()
+    for index, name in enumerate(message.mode):
+        mode, seconds, why = parse_mode(name), message.latency[index].to_sec(), message.obstacle[index]
         if seconds > 0:
             forecasts[mode] = ModeForecast(
-                mode, seconds, error.to_sec(), float(energy), unavailable_reason, doubt_s=doubt.to_sec(),
-                bytes_up=bytes_up, bytes_down=bytes_down,
+                mode, seconds, message.error[index].to_sec(), float(message.energy[index]), why,
+                doubt_s=message.doubt[index].to_sec(), bytes_up=sizes[0][index], bytes_down=sizes[1][index],
             )  # fmt: skip
         else:
-            forecasts[mode] = ModeForecast(mode, unavailable_reason=unavailable_reason)
+            forecasts[mode] = ModeForecast(mode, unavailable_reason=why)
     load = float(message.server_load)
     link = LinkReading()
     if message.uplink > 0 and message.downlink >= 0:

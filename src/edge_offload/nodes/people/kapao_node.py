@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import rospy
 from sensor_msgs.msg import CompressedImage, Image
@@ -51,6 +51,17 @@ from edge_offload.perception.target import RULES, TargetSelector
 from edge_offload.perception.tracking import TrackedPerson, Tracker, TrackerConfig
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import PersonArray
+
+
+class _Picture(NamedTuple):
+    """What an overlay is drawn from: the frame's header and BGR pixels, and what was found in it (energy in joules)."""
+
+    header: Any
+    bgr: Array
+    people: List[TrackedPerson]
+    report: InferenceReport
+    energy: float
+    target: Any
 
 
 class KapaoNode(OffloadedNode):
@@ -83,7 +94,7 @@ class KapaoNode(OffloadedNode):
         keep_all = params["every_frame"]
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=4 if keep_all else 1, keep_all=keep_all)
         self._worker: Worker[Frame] = Worker(self._slot, self._work, self._on_failure, "network")
-        self._pictures: LatestFrameQueue[Any] = LatestFrameQueue(capacity=2)
+        self._pictures: LatestFrameQueue[_Picture] = LatestFrameQueue(capacity=2)
         self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "overlay")
         self._worker.start()
         self._painter.start()
@@ -164,7 +175,7 @@ class KapaoNode(OffloadedNode):
         if self._markers.get_num_connections():
             self._markers.publish(marker_message(header, placed, target))
         if self._overlay.get_num_connections() or self._overlay_jpeg.get_num_connections():
-            self._pictures.put((header, bgr, result.people, report, energy, target))
+            self._pictures.put(_Picture(header, bgr, result.people, report, energy, target))
 
     def _publish_failure(self, frame: Frame, error: BaseException) -> None:
         """The result of a frame that could not be used: nobody, and why."""
@@ -179,20 +190,20 @@ class KapaoNode(OffloadedNode):
         self.fault("network", error)
         self._publish_failure(frame, error)
 
-    def _paint(self, picture: Tuple[Any, Array, List[TrackedPerson], InferenceReport, float, Any]) -> None:
-        header, bgr, people, report, energy, target = picture
+    def _paint(self, picture: _Picture) -> None:
+        report = picture.report
         figures: Dict[str, Any] = {
             "latency_s": report.total_s,
             "bytes_up": report.bytes_up,
             "bytes_down": report.bytes_down,
-            "joules": energy,
+            "joules": picture.energy,
         }
         status = Status(report.mode, report.model, note=report.fallback_reason, **figures)
-        image = draw(bgr, people, status, target)
+        image = draw(picture.bgr, picture.people, status, picture.target)
         if self._overlay.get_num_connections():
-            self._overlay.publish(bgr_to_image(image, header))
+            self._overlay.publish(bgr_to_image(image, picture.header))
         if self._overlay_jpeg.get_num_connections():
-            self._overlay_jpeg.publish(bgr_to_jpeg(image, header, self.params["jpeg_quality"]))
+            self._overlay_jpeg.publish(bgr_to_jpeg(image, picture.header, self.params["jpeg_quality"]))
 
     def _on_paint_failure(self, _: Any, error: BaseException) -> None:
         self.fault("overlay", error)

@@ -31,7 +31,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from typing import Any, ClassVar, List, Optional, Tuple
+from typing import Any, ClassVar, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import rospy
@@ -91,6 +91,17 @@ class SceneNetwork(Network):
         return SceneCompleter(grid=grid, **options)
 
 
+class _Picture(NamedTuple):
+    """What is drawn: a completed sweep, the slice found free or not, the path through it from robot to goal (cells)."""
+
+    header: Any
+    result: SceneResult
+    found: Any
+    plan: Optional[Plan]
+    robot: Cell
+    goal: Optional[Cell]
+
+
 class AgrnavNode(OffloadedNode):
     """See the module's docstring."""
 
@@ -132,7 +143,7 @@ class AgrnavNode(OffloadedNode):
         self._advertise()
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=1)
         self._worker: Worker[Frame] = Worker(self._slot, self._work, self._on_failure, "network")
-        self._pictures: LatestFrameQueue[Any] = LatestFrameQueue(capacity=1)
+        self._pictures: LatestFrameQueue[_Picture] = LatestFrameQueue(capacity=1)
         self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "pictures")
         self._worker.start()
         self._painter.start()
@@ -211,7 +222,7 @@ class AgrnavNode(OffloadedNode):
         self._path.publish(scene_messages.path_message(header, plan, self._grid, -params["sensor_height"] + 0.1))
         energy, measured = self.energy(frame, result.report)
         self.account(header, result.inputs, result.report, energy, measured)
-        self._pictures.put((header, result, found, plan, robot, goal))
+        self._pictures.put(_Picture(header, result, found, plan, robot, goal))
 
     def _tell(self, plan: Optional[Plan]) -> None:
         if plan is None:
@@ -257,8 +268,8 @@ class AgrnavNode(OffloadedNode):
         self.fault("network", error)
         self._publish_failure(frame, error)
 
-    def _paint(self, picture: Any) -> None:
-        header, result, found, plan, robot, goal = picture
+    def _paint(self, picture: _Picture) -> None:
+        header, result, plan = picture.header, picture.result, picture.plan
         if self._voxels.get_num_connections():
             self._voxels.publish(scene_messages.voxels_message(header, result.labels, self._grid, COLOURS))
         if self._markers.get_num_connections():
@@ -270,8 +281,9 @@ class AgrnavNode(OffloadedNode):
         path = None if plan is None else plan.cells
         top = int((self.params["body_high"] + 1.2) / self._grid.voxel_size)
         image = draw_scene(
-            result.labels, COLOURS, result.occupancy, found, path, robot, goal, self._lines(result, plan), top=top
-        )
+            result.labels, COLOURS, result.occupancy, picture.found, path, picture.robot, picture.goal,
+            self._lines(result, plan), top=top,
+        )  # fmt: skip
         if self._overlay.get_num_connections():
             self._overlay.publish(bgr_to_image(image, header))
         if self._overlay_jpeg.get_num_connections():

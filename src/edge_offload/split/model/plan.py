@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Tuple
 
 from edge_offload.errors import BadInput
@@ -141,11 +141,13 @@ class Plan:
             _refuse("axes are not numbers")
         transfers: List[Transfer] = []
         for row in _rows(document["transfers"]):
-            if len(row) != 5 or not all(map(_is_count, row[:3])) or not isinstance(row[4], str) or len(row[4]) > 64:
+            read = Transfer(*row) if len(row) == len(fields(Transfer)) else None
+            counts = read is not None and all(map(_is_count, (read.value, read.low, read.high)))
+            if read is None or not counts or not isinstance(read.codec, str) or len(read.codec) > 64:
                 _refuse("a transfer is [value, low, high, sender, codec]")
-            if row[3] not in (Side.ROBOT.value, Side.SERVER.value):
-                _refuse(f"{row[3]!r} is neither robot nor server")
-            transfers.append(Transfer(row[0], row[1], row[2], Side(row[3]), row[4]))
+            if read.sender not in (Side.ROBOT.value, Side.SERVER.value):
+                _refuse(f"{read.sender!r} is neither robot nor server")
+            transfers.append(replace(read, sender=Side(read.sender)))
         return Plan(
             document["sequence"],
             {int(number): axis for number, axis in axes.items()},

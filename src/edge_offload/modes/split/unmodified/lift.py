@@ -359,9 +359,11 @@ def _issue(entry: BoundOperator, arguments: List[Any], named: Dict[str, Any]) ->
     aten = torch.ops.aten
     if entry.name == "aten::_convolution":
         return aten.convolution.default(*arguments[:9])
-    if entry.name == "aten::native_batch_norm" and arguments[5] is False:
-        image, scale, shift, mean, variance, _, momentum, epsilon = arguments
-        return aten._native_batch_norm_legit_no_training.default(image, scale, shift, mean, variance, momentum, epsilon)
+    if entry.name == "aten::native_batch_norm":
+        names = [argument.name for argument in aten.native_batch_norm.default._schema.arguments]
+        given = dict(zip(names, arguments))
+        if given.pop("training") is False:
+            return aten._native_batch_norm_legit_no_training.default(*given.values())
     if entry.name == "aten::_transformer_encoder_layer_fwd":
         return encoder_layer(*arguments)
     assert entry.overload is not None
