@@ -50,7 +50,11 @@ def tracking_figures(
     Args:
         found: finds of a network, one per frame of ``numbers``; weaker ones than ``score`` are left out, as the
             network's own threshold would.
-        truths, identities: by frame number; people labelled as partly hidden count neither way.
+        numbers: of the frames.
+        truths: labelled people, by frame number; those labelled as partly hidden count neither way.
+        identities: who the labelled people are, by frame number.
+        score: of the weakest find that counts.
+        frames_per_s: of the video.
     """
     tracker, quality = Tracker(), TrackingScore()
     for number, people in zip(numbers, found):

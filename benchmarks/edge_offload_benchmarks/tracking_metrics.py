@@ -37,6 +37,8 @@ class TrackingScore:
         """Take in one frame.
 
         Args:
+            labelled: boxes [4] by identity, x1 y1 x2 y2, px.
+            found: boxes [4] by number of the track, x1 y1 x2 y2, px.
             dont_care: boxes [4] of people who need not be found; whoever is found there, and at nobody labelled, does
                 not count.
         """

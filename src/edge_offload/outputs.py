@@ -27,8 +27,9 @@ def add_output(parser: Any, *flags: str, folder: bool = False, **options: Any) -
 
     Args:
         parser: a parser or a group of one.
-        flags, options: as for ``add_argument``.
+        *flags: names of the argument, as for ``add_argument``.
         folder: the argument names a folder.
+        **options: as for ``add_argument``.
     """
     action: argparse.Action = parser.add_argument(*flags, **options)
     known: Dict[str, bool] = parser.get_default("outputs") or {}

@@ -156,6 +156,7 @@ def add(
     """Give ``parser`` a subcommand for every module, in the order of their names.
 
     Args:
+        parser: gets them.
         modules: name of the subcommand and module that has ``add_arguments`` and ``run``.
         what: the kind of thing that a subcommand is, such as ``command``.
         dest: attribute of the parsed arguments that becomes the module's ``run``.

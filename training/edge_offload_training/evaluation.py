@@ -201,7 +201,8 @@ def figures(
     """Everything about one finder on one set of labels, with 95 % intervals as ``[low, high]``.
 
     Args:
-        found, truths: per frame, in the order of the video.
+        found: per frame, in the order of the video.
+        truths: per frame, in the order of the video.
         score: threshold for recall and precision.
         blocks: see :func:`intervals`.
         with_keypoints: whether the labels have keypoints.

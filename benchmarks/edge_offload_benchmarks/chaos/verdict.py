@@ -76,6 +76,7 @@ def judge(
     """The verdict on one run.
 
     Args:
+        scenario: the fault that was repeated, by its name.
         frames: the robot's lines, one per result.
         summary: its last line and its exit code.
         local_s: latencies of local computations before the first frame.

@@ -115,7 +115,10 @@ def record(model: str, way: str, seconds: Sequence[Sequence[float]], operators: 
     """Medians; the overhead is the median of the rounds' differences from the mean of the two plain networks.
 
     Args:
+        model: of the registry.
+        way: how it was intercepted.
         seconds: of the plain network, of a copy of it, and of the intercepted one, by round.
+        operators: calls of one inference.
     """
     plain, alike, other = seconds
     plain_s = statistics.median([*plain, *alike])

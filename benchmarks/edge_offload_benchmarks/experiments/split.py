@@ -105,7 +105,10 @@ def measure(
     """One row per planner, codecs on or off, and bandwidth.
 
     Args:
+        args: of the command line.
+        planners: names of what searches for plans.
         about: what the emulator said of itself.
+        keys: folder of the keys of robot and server.
     """
     from edge_offload.commands.profile import options_of
     from edge_offload.link.emulate.control import Control

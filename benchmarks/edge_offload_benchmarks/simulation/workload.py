@@ -117,6 +117,10 @@ def _planned(model: str, module: Any, slowdown: float, inputs: Sequence[Any], wh
     """Plans for ``split``, simulated from the times of the operators here.
 
     Args:
+        model: of the registry.
+        module: its network.
+        slowdown: how many times slower than this machine the robot is.
+        inputs: tensors of one inference.
         whole_s: what requests for the whole network really took apart from the link: what is simulated is off by as
             much as it is for these.
     """

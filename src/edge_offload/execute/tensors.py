@@ -118,6 +118,7 @@ def check_descriptors(
     """Validate descriptors off the wire without touching the payload.
 
     Args:
+        descriptors: as they came.
         parts: buffers that came with the message.
         expected: what the tensors must be; empty accepts any.
         max_bytes: bound on the decoded bytes of all tensors together.

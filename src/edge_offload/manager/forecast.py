@@ -278,7 +278,7 @@ class Forecaster:
     def forecasts(
         self, now: float, modes: Iterable[Mode], reading: LinkReading, obstacles: Mapping[Mode, str]
     ) -> Dict[Mode, Forecast]:
-        """The next frame in every one of ``modes``; a plan that divides nothing is left to the mode that does the same."""
+        """The next frame in each of ``modes``; a plan that divides nothing is left to the mode that does the same."""
         found = {mode: self.forecast(now, mode, reading, obstacles.get(mode, "")) for mode in modes}
         whole = next((mode for mode in WHOLE if mode in found and not found[mode].unavailable_reason), None)
         if whole is not None:

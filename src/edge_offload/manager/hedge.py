@@ -82,7 +82,11 @@ class Hedge:
         """One frame: remote, and local too when the remote result is not there after ``late_s`` seconds (inf: never).
 
         Args:
+            remote: begins at once.
+            local: what the robot computes by itself.
+            late_s: seconds from the begin.
             stopped: asked every ``every_s`` seconds whether there is no use in waiting for that long.
+            every_s: seconds between two looks.
 
         Raises:
             Exception: what the local computation raised, if the remote one failed as well.
@@ -121,6 +125,7 @@ class Hedge:
         Args:
             local: begins at once.
             join: asked every ``every_s`` seconds, with the seconds since the begin, for a remote attempt to add.
+            every_s: seconds between two looks.
 
         Raises:
             Exception: what the local computation raised, if no remote one was added or it failed as well.

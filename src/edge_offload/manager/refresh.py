@@ -26,6 +26,7 @@ def worth_joining(before: Mapping[Mode, Forecast], now: Mapping[Mode, Forecast],
     Args:
         before: the forecasts with which the frame began.
         now: those of now.
+        elapsed_s: seconds since the frame began.
     """
     local = before.get(Mode.LOCAL)
     if local is None or not local.known:

@@ -103,7 +103,10 @@ def around(sensor_height_m: float, voxel_size: float = 0.2, forward: bool = Fals
     trained on such grids expects it.
 
     Args:
+        sensor_height_m: metres above the ground.
+        voxel_size: side of a voxel, metres.
         forward: the LiDAR is in the middle of one face and looks in; else it is in the middle of the grid.
+        cells: voxels along each side of the ground.
     """
     half = 0.5 * cells * voxel_size
     return VoxelGrid((0.0 if forward else -half, -half, -sensor_height_m - 0.27), voxel_size, (cells, cells, 32))

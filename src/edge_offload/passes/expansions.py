@@ -40,7 +40,25 @@ def encoder_layer(
 
     Args:
         source: (batch, sequence, width).
-        width, heads, gelu, norm_first, epsilon, mask, mask_type: as ``nn.TransformerEncoderLayer`` has them.
+        width: features of a position.
+        heads: of attention.
+        qkv_weight: [3 width, width].
+        qkv_bias: [3 width].
+        out_weight: of attention's output, [width, width].
+        out_bias: [width].
+        gelu: whether GELU stands between the linear operators; else ReLU.
+        norm_first: whether norms stand before attention and linear operators; else behind the shortcuts.
+        epsilon: of the norms.
+        scale_1: of the first norm, [width].
+        shift_1: of the first norm, [width].
+        scale_2: of the second norm, [width].
+        shift_2: of the second norm, [width].
+        weight_1: of the first linear operator, [hidden, width].
+        bias_1: [hidden].
+        weight_2: of the second linear operator, [width, hidden].
+        bias_2: [width].
+        mask: of attention; None: all positions are seen.
+        mask_type: torch's number of what the mask's axes are.
     """
 
     def normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:

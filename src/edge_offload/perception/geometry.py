@@ -281,8 +281,10 @@ class Locator:
         """Position by depth where there is a usable depth image, else by the ground plane, else None.
 
         Args:
-            box: [4], px. ``keypoints``: [17, 3].
+            box: [4], px.
+            keypoints: [17, 3]: x y, px, and score.
             depth: an image aligned with the camera's, pixel by pixel.
+            encoding: of the depth image, as ROS names it.
 
         Raises:
             BadInput: the depth image has another size or encoding.

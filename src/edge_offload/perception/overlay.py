@@ -73,6 +73,8 @@ def draw(
     Args:
         bgr: uint8 [h, w, 3].
         people: from the tracker; coasting ones are drawn dashed.
+        status: the bar's text; None: no bar.
+        target_id: who is marked; None: nobody.
         keypoint_score: keypoints below this are not drawn.
 
     Raises:

@@ -97,6 +97,7 @@ class PeoplePipeline:
             received_s: when the frame arrived, on the pipeline's clock; by default now.
             locator: finds positions in space; None: positions stay unknown.
             depth: depth image aligned with ``bgr``, encoded as ``depth_encoding`` says.
+            depth_encoding: as ROS names it.
 
         Raises:
             BadInput: the image or the depth image cannot be used.

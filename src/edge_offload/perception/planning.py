@@ -28,8 +28,10 @@ def occupancy_slice(
 
     Args:
         labels: uint8 [x, y, z]; 0 is empty.
+        grid: where the labels are.
         ground: label values that can be driven on.
-        low_m, high_m: the robot's body, above the ground under it.
+        low_m: metres above the ground where the robot's body begins.
+        high_m: metres above the ground where it ends.
         step_m: ground that rises by more than this between neighbouring cells is in the way.
 
     Returns:

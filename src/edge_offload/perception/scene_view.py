@@ -21,6 +21,7 @@ def from_above(labels: Array, colours: Array, top: Optional[int] = None) -> Arra
     Args:
         labels: uint8 [x, y, z]; values beyond ``colours`` are not drawn.
         colours: uint8 [labels, 3] RGB.
+        top: index of the first voxel layer that is not drawn; None: all are.
 
     Returns:
         uint8 [x, y, 3] BGR, black where nothing is.
@@ -55,10 +56,13 @@ def draw_scene(
     """Three views side by side under a bar of text: what the sweep hit, the completed scene, the slice with the path.
 
     Args:
-        labels, occupancy: uint8 [x, y, z].
+        labels: uint8 [x, y, z].
+        colours: uint8 [labels, 3] RGB.
+        occupancy: uint8 [x, y, z].
         found: int8 [x, y] from :func:`edge_offload.perception.planning.occupancy_slice`.
         path: int [n, 2] cells, or None.
-        robot, goal: cells, or None.
+        robot: its cell, or None.
+        goal: its cell, or None.
         lines: text, one bar each.
         scale: pixels per cell.
         top: voxel layers from here on are not shown (a ceiling would hide the room).

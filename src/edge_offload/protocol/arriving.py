@@ -47,7 +47,8 @@ class Arriving(Future[Any]):
         """What is there once so many steps were run and so many ran ahead, or the answer is complete.
 
         Args:
-            outcomes, ran: how many are needed.
+            outcomes: how many steps must have run.
+            ran: how many must have run ahead.
             timeout_s: longest wait for all of the answer, counted from the first time that somebody waits for it.
 
         Raises:

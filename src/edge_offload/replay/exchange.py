@@ -92,7 +92,8 @@ class Exchange:
         Args:
             future: the answer.
             blocked: whether the wait counts as a round trip.
-            outcomes, ran: how many of each are waited for.
+            outcomes: how many are waited for.
+            ran: how many speculated steps are waited for.
 
         Raises:
             LinkLost, ProtocolError: there will be no answer.

@@ -64,6 +64,8 @@ class SessionRecovery:
         """The program has done ``invocation``.
 
         Args:
+            invocation: what was done; None: it was no segment.
+            signatures: what knows the segment's definition.
             first: whether it had read nothing yet: its weights are kept by the server.
             over: whether the step ends with it.
             failed: it raised something.

@@ -76,6 +76,7 @@ class StepPlan:
 
         Args:
             integers: those of each call's key.
+            results: what the server has said, by position of the call.
         """
         found = []
         for number, described in results.items():
@@ -100,6 +101,7 @@ class StepPlan:
         What ``done`` freed may be more: a storage that was kept for nothing is freed later.
 
         Args:
+            done: what the program did.
             start: number of the inference's first new storage.
             integers: those of each call's key in the node.
         """

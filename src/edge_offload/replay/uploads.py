@@ -165,6 +165,7 @@ class ReplayableUploads:
         """The program has done ``invocation``.
 
         Args:
+            invocation: what was done.
             use: what it does.
             keep: whether its large payloads are on the server's disk.
             failed: something in it raised, so that it is not known how far it came.

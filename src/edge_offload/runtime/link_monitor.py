@@ -66,8 +66,10 @@ class Watch:
         """Whether the robot should begin.
 
         Args:
+            now: seconds, monotonic.
             quiet_s: for how long a sign of life has been overdue.
-            given, acked: bytes given to the connection, and acknowledged by the next hop, so far.
+            given: bytes given to the connection so far.
+            acked: bytes acknowledged by the next hop so far.
         """
         self.longest_s = max(self.longest_s, quiet_s)
         return quiet_s > self._limit_s or self._crawls(now, given, acked)

@@ -43,6 +43,10 @@ def label_video(
     frames that are not there yet are looked at.
 
     Args:
+        video: its file.
+        teacher: the network that labels.
+        options: of the teacher, which its finds depend on.
+        frames: numbers of frames.
         report: called with the number of frames done and to do.
 
     Raises:

@@ -131,6 +131,7 @@ def loss(
         targets: :func:`target_rows` of the batch.
         anchors: per level, [anchors, 2] in pixels.
         strides: per level, in pixels.
+        weights: of the loss's parts.
 
     Returns:
         The loss (a scalar, times the batch size as in YOLOv5), and its four parts before weighting.
@@ -184,6 +185,7 @@ def fit_anchors(boxes_wh: Array, defaults: Sequence[Sequence[float]], ratio: flo
         boxes_wh: float [n, 2], pixels of the network's input; keypoint objects included.
         defaults: per level, ``[w, h, w, h, w, h]`` in pixels.
         ratio: an anchor fits a box when no side differs by more than this factor.
+        seed: of k-means.
 
     Returns:
         Per level, ``[w, h, …]`` like the defaults.

@@ -93,6 +93,7 @@ def anchors_for(dataset: Dataset, keypoint_side: float, ratio: float) -> List[Li
     """Anchors for the sizes in ``dataset``: a set that is known to work where it fits, else fitted ones.
 
     Args:
+        dataset: labelled people.
         keypoint_side: side of a keypoint object, pixels.
         ratio: see :func:`fit_anchors`.
     """
@@ -127,6 +128,9 @@ def export(average: Mapping[str, torch.Tensor], settings: Settings, path: pathli
     """Write the moving average of the weights as half-precision safetensors with what is needed to use them.
 
     Args:
+        average: weights by name.
+        settings: of the training.
+        path: of the file.
         facts: further numbers for the file's metadata, such as ``conf``.
     """
     from safetensors.torch import save

@@ -110,6 +110,7 @@ class Trainer:
 
         Args:
             report: called with :data:`LOG_FIELDS` after every epoch.
+            deadline_s: seconds, monotonic; None: there is none.
 
         Returns:
             Whether the last epoch was reached.

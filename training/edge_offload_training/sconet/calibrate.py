@@ -24,7 +24,9 @@ def completion_offset(
     """The offset to the logit of ``empty`` with the best completion IoU, pooled over ``scenes``.
 
     Args:
+        network: in eval mode.
         scenes: uint8 [x, y, 32] occupancy and labels; voxels that were hit count as full whatever the network says.
+        offsets: that are tried.
 
     Returns:
         The offset, the IoU with it, the IoU without.

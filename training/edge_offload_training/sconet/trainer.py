@@ -90,6 +90,7 @@ class Trainer:
 
         Args:
             report: called with :data:`LOG_FIELDS` at every checkpoint.
+            deadline_s: seconds, monotonic; None: there is none.
 
         Returns:
             Whether the last step was reached.

@@ -142,7 +142,9 @@ class Program:
         """The outcome of the step, and the integers of its last call.
 
         Args:
-            base, start: numbers of the first new storage of the step, and of the inference.
+            storages: of the session.
+            base: number of the step's first new storage.
+            start: number of the inference's first new storage.
             since: integers of the inference's outcomes so far.
             payloads: in place of the step's own.
             live: numbers of the storages that existed before, in place of those that the step works out.

@@ -263,6 +263,8 @@ def slab(array: Array, nbytes: int, where: float) -> Array:
     """A contiguous sample of about ``nbytes`` of an array that codes like the whole: rows of an image, or a run.
 
     Args:
+        array: of any shape.
+        nbytes: of the sample.
         where: 0 (start) .. 1 (end).
     """
     if array.nbytes <= nbytes:
@@ -304,6 +306,7 @@ def select(array: Array, link_bytes_per_s: Optional[float] = None, stream: Any =
     """Name of the codec that ``auto`` would take for ``array`` now (see :class:`Selector`).
 
     Args:
+        array: what is to be coded.
         link_bytes_per_s: goodput of the link.
         stream: a :class:`~.stream.SendStream`: its own measurements are used, and its reference if it has one.
     """

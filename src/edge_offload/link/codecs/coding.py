@@ -63,6 +63,8 @@ def decode(descriptor: Mapping[str, Any], buffers: Sequence[Any], max_bytes: int
     """Decode what ``encode`` made, off an untrusted wire.
 
     Args:
+        descriptor: of the payload, from a message's body.
+        buffers: the payload's parts.
         max_bytes: refuse payloads that decode to more than this.
 
     Returns:

@@ -29,6 +29,8 @@ def compress(kind: str, data: Any, residual: bool = False) -> Buffer:
     """``data`` (contiguous bytes-like) coded by ``kind``. Releases the GIL.
 
     Args:
+        kind: name of the coder.
+        data: what is coded.
         residual: the bytes are what a predictor left over; changes speed and size, not the format.
 
     Raises:

@@ -123,8 +123,11 @@ class SendStream:
         """Encode the next array of this input.
 
         Args:
+            array: of the dtype and shape that the input has.
             codec: ``auto``; a codec of :data:`~.difference.TEMPORAL` (``auto`` while there is no reference); or any
                 other one. Arrays sent by lossless codecs become references, whichever codec it was.
+            link_bytes_per_s: goodput of the link, for ``auto``; None: not known.
+            **options: of the codec.
 
         Raises:
             BadInput: as :func:`edge_offload.link.codecs.encode`.

@@ -100,6 +100,10 @@ class RateFilter:
         """``size`` bytes had the link to themselves for ``busy_s`` seconds, known to within ``error_s``.
 
         Args:
+            now: seconds, monotonic.
+            size: bytes.
+            busy_s: seconds that they took.
+            error_s: seconds by which that may be off.
             lag_s: for so much of ``busy_s`` at most it was not the link that was waited for, but a processor. What that
                 explains is not held against the link.
 
@@ -306,6 +310,9 @@ class LinkEstimator:
         """Bytes given to the connection and acknowledged by the next hop so far; call it at least every 0.1 s.
 
         Args:
+            now: seconds, monotonic.
+            given: bytes given so far.
+            acked: bytes acknowledged so far.
             waited: for how long threads of either end waited for a processor between two times, at most.
         """
         with self._lock:

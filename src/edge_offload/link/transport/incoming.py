@@ -54,6 +54,9 @@ class Incoming:
         """One message that arrived at ``received_s`` with ``size`` bytes.
 
         Args:
+            message: what arrived.
+            received_s: seconds, monotonic.
+            size: bytes on the wire.
             epoch: of the connection; what belongs to an earlier one is dropped.
             reading: the server's clock.
         """

@@ -19,6 +19,7 @@ def fuse_keypoints(poses: Array, scores: Array, objects: Array, thresholds: Thre
         poses: float [n, 17, 2], keypoints of the pose objects, pixels of the original image.
         scores: float [n], the persons' scores.
         objects: float [m, 4], x y score index, pixels of the original image.
+        thresholds: of the estimator.
 
     Returns:
         x y score per keypoint. A keypoint that no object replaced has no confidence of its own: it carries the

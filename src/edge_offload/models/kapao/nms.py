@@ -40,6 +40,7 @@ def nms(
         scores: float [n].
         classes: [n]; only boxes of one class suppress each other.
         iou: a box is suppressed by a kept better one that overlaps it by more than this.
+        max_det: how many survive at most.
     """
     order = torch.argsort(scores, descending=True, stable=True)
     kept: List[torch.Tensor] = []

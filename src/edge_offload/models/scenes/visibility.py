@@ -48,7 +48,11 @@ def visible(world: World, poses: Tuple[Pose, ...], pose: Pose, lidar: Lidar, gri
     Leaves and grilles hide nothing: some ray comes through from somewhere.
 
     Args:
+        world: what stands there.
+        poses: where sensors are.
         pose: of the sensor in whose frame ``grid`` lies; ``lidar.height`` is the height of all of them.
+        lidar: what the sensors are.
+        grid: voxels about ``pose``.
     """
     opaque = dataclasses.replace(world, solids=tuple(solid for solid in world.solids if not solid.porosity))
     look = dataclasses.replace(LOOK, height=lidar.height)

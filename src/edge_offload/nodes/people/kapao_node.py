@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 import rospy
 from sensor_msgs.msg import CompressedImage, Image

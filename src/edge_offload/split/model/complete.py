@@ -78,7 +78,8 @@ def complete(
 
     Args:
         located: the sequence and its axes.
-        robot, server: operator -> rows that the side computes; empty ranges may be left out.
+        robot: operator -> rows that the robot computes; empty ranges may be left out.
+        server: the same for the server.
         codec: names the codec of a transfer; ``raw`` without it.
         identity: the sequence's hash, if known.
 

@@ -227,7 +227,8 @@ def schedule(
     """Last result on the robot, times of every block and of every transfer; arrays over links that are simulated alike.
 
     Args:
-        compiled, model: the plan and its costs.
+        compiled: the plan.
+        model: its costs.
         wire_s: seconds that the link takes from a start on for a sender's bytes.
         zero: when the inference begins.
 

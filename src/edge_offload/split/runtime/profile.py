@@ -341,7 +341,8 @@ def cost_model(
 
     Args:
         located: the sequence that both profiles are of.
-        robot, server: measurements.
+        robot: measured on the robot.
+        server: measured on the server.
         link: delay and asymmetry.
         power: the robot's watts by state.
         request_s: the runtime's own time per inference that uses the link.

@@ -114,7 +114,8 @@ def best_stream(
         plan: checked.
         model: costs.
         bandwidths: bytes per second at which the plan will serve.
-        waves, depths: what is tried.
+        waves: numbers of waves that are tried.
+        depths: depths that are tried.
     """
     rates = np.asarray(bandwidths, dtype=float)
 

@@ -120,9 +120,15 @@ class InProcessHandler:
         """A segment that the device has computed ended in a read.
 
         Args:
-            generation, base, live, dead, freed, numbers: see :meth:`Recorder.flush`.
+            generation: how often the device has forgotten its calls and segments.
             segment: its number; or why it can be no inference that comes again, which may be empty.
-            payloads, tensor: what was uploaded and read; None where it was not kept.
+            base: number of its first new storage.
+            live: number in the segment and storage of each that existed before, in turn.
+            dead: numbers, in the segment, of new storages that were dropped.
+            freed: storages that the program dropped.
+            numbers: 16 bytes for each number of the host.
+            payloads: what was uploaded; None where it was not kept.
+            tensor: what was read; None where it was not kept.
             seconds: since its first call.
             written: storages that were written and had been there before, since this was last reported.
         """

@@ -201,7 +201,9 @@ def record(
     """The network of an inference, from one of its steps; blocks, and takes seconds.
 
     Args:
-        recorded, joined: all of it.
+        inference: which one.
+        recorded: all of its segments as one.
+        joined: all of its segments as one, with the storages of this time.
         piece: the step's first segment.
         expected: what its reads gave.
         fetched: the executor's answer with the bytes of what the inference reads.

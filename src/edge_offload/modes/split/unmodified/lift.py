@@ -159,6 +159,11 @@ def _run(
     """Run the segment as the executor does, and so learn what each result is.
 
     Args:
+        segment: of an inference.
+        live: (number in the segment, storage) of what lived before.
+        storages: their bytes, by storage.
+        numbers: host numbers of the calls.
+        payloads: what was uploaded.
         expected: what was read last.
 
     Returns:
@@ -286,6 +291,9 @@ class _Tracer:
         """Copy ``source`` into a look at a storage; one that fills all of it becomes what is in it.
 
         Args:
+            cell: the storage.
+            layout: of the look.
+            source: of the same sizes, or of such as expand to them.
             held: whether one of the two is written later, which the other must not see.
         """
         dtype = DTYPES[layout.dtype]

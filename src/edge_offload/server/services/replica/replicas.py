@@ -116,6 +116,8 @@ class ReplicaPool:
         """The replica of model ``name``, built if there is none; give it back with :meth:`release`.
 
         Args:
+            name: of the registry, as the robot sent it.
+            options: of the model, as the robot sent them.
             expected_hash: :func:`edge_offload.models.registry.state_hash` of the robot's model; None skips the check.
 
         Raises:

@@ -66,6 +66,10 @@ class SplitModels:
         """Acquire the model and trace it, or find it; may take long, so not on a thread that others wait for.
 
         Args:
+            name: of the registry, as the robot sent it.
+            options: of the model, as the robot sent them.
+            state_hash: of the robot's weights.
+            examples: inputs with the shapes and dtypes to trace.
             sequence: hash of the robot's own trace, if it has one: then a trace of before the server's start will do.
 
         Raises:
