@@ -212,8 +212,6 @@ def draw(everything: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
     """Measured and predicted latency over the bandwidth.
 
     A panel per model and a line per planner; and one against the other.
-
-    A panel per model and a line per planner; and one against the other.
     """
     from edge_offload_benchmarks.plotting import panels
 

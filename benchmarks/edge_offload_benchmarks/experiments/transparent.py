@@ -178,8 +178,6 @@ def measure_bits(names: Sequence[str], count: int, record: Dict[str, Any], for_s
     """Fill ``record["bits"]``: how many of the first ``count`` inferences have the robot's own result, bit for bit.
 
     Each network in mode replay, with fresh inputs. Yields after each network; those in the record are left out.
-
-    Each network in mode replay, with fresh inputs. Yields after each network; those in the record are left out.
     """
     from edge_offload_benchmarks.transparent import tables as transparent_tables
 

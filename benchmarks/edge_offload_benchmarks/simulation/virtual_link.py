@@ -58,8 +58,6 @@ class VirtualLink:
         """For how long a sign of life has been overdue.
 
         One has been asked for every :data:`ATTENTIVE_S` ``since`` then.
-
-        One has been asked for every :data:`ATTENTIVE_S` ``since`` then.
         """
         silent = self._within(self.now, self._dead)
         if silent is None:

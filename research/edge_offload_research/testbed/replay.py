@@ -1,8 +1,6 @@
 """One inference of a plan on a bandwidth trace.
 
 The event simulation of :mod:`edge_offload.split.model.simulate` with a link whose bandwidth changes under way.
-
-The event simulation of :mod:`edge_offload.split.model.simulate` with a link whose bandwidth changes under way.
 """
 
 from __future__ import annotations

@@ -48,9 +48,6 @@ def of_executor(inherited: Mapping[str, str]) -> Dict[str, str]:
 
     ``inherited`` without what ``edge-offload exec`` put there, and with jemalloc where it is installed and nothing else
     is preloaded.
-
-    ``inherited`` without what ``edge-offload exec`` put there, and with jemalloc where it is installed and nothing else
-    is preloaded.
     """
     found = {name: value for name, value in inherited.items() if not name.startswith("EDGE_OFFLOAD_EXEC")}
     library = jemalloc()

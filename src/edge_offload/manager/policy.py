@@ -296,8 +296,6 @@ def chooses(policy: str) -> bool:
     """Whether a policy of this name decides by forecasts; a mode that is held does not.
 
     The name is ``Decision.policy``, or what was asked for: one of :data:`POLICIES` or an own one.
-
-    The name is ``Decision.policy``, or what was asked for: one of :data:`POLICIES` or an own one.
     """
     return policy not in (FIXED, SERVICE, *names())
 

@@ -58,8 +58,6 @@ class IntegerFormulas:
         """Take in a step that came as ``expected`` or otherwise.
 
         ``made_in``: for each storage that existed before, the step of the inference that has made it, or -1.
-
-        ``made_in``: for each storage that existed before, the step of the inference that has made it, or -1.
         """
         self._made_in = made_in
         if sample in self._samples:

@@ -37,8 +37,6 @@ class Effect:
     """What a call does: storages that it writes, random generators that it uses, payloads that it takes.
 
     Storages are told by position. Of a call that is not known here it is assumed that it writes to all.
-
-    Storages are told by position. Of a call that is not known here it is assumed that it writes to all.
     """
 
     written: Tuple[int, ...] = ()

@@ -113,8 +113,6 @@ class SpeculativeExecutor:
 
         Yields in order the index of the node, its first new storage, and its outcome.
 
-        Yields in order the index of the node, its first new storage, and its outcome.
-
         What cannot be run ends the run: the client will ask for it in another way, and gets the error then. ``leave``
         is called when the host waits for what is there already, and what is computed next takes its time; now and then
         where it waits for sizes alone.

@@ -60,9 +60,6 @@ def facts_of(outcome: Outcome, last: Tuple[int, ...] = ()) -> Tuple[Tuple[int, .
     Sizes of its results, a whole number that is read, and the integers ``last`` of its last call: how much was searched
     is the size of what comes next as often as how much was found.
 
-    Sizes of its results, a whole number that is read, and the integers ``last`` of its last call: how much was searched
-    is the size of what comes next as often as how much was found.
-
     Two outcomes are of one kind if they agree in which of their sizes are 0, 1 or more, in truth values, and in signs.
     """
     if outcome.results is not None:
@@ -150,8 +147,6 @@ def explain(
 
 def _slope(values: Tuple[int, ...]) -> Tuple[int, Tuple[int, ...]]:
     """How ``values`` rise from the first one on.
-
-    By how much, and the same without that, which is equal for all that are multiples of each other plus a constant.
 
     By how much, and the same without that, which is equal for all that are multiples of each other plus a constant.
     """

@@ -227,9 +227,6 @@ class LinkReading:
 
         What is uncertain may be slower or faster, and slower costs more than faster gains (mean of a log-normal
         quantity).
-
-        What is uncertain may be slower or faster, and slower costs more than faster gains (mean of a log-normal
-        quantity).
         """
         return replace(
             self,

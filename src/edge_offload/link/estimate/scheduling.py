@@ -39,8 +39,6 @@ class Waits:
     """What one end has waited for its processors so far, look by look.
 
     One thread at a time, but for :attr:`typical_s`.
-
-    One thread at a time, but for :attr:`typical_s`.
     """
 
     def __init__(self) -> None:

@@ -95,9 +95,6 @@ class _Ping:
 
     When it was sent, bytes given to ZeroMQ up to it, whether it is a heartbeat (whose answer tells the clock), when the
     next hop had it.
-
-    When it was sent, bytes given to ZeroMQ up to it, whether it is a heartbeat (whose answer tells the clock), when the
-    next hop had it.
     """
 
     sent_s: float

@@ -104,8 +104,6 @@ def _replay(plan: Plan, located: LocalityMap) -> Dict[Side, Held]:
     """Run ownership forward: steps in order on each side, transfers in order in each direction.
 
     A transfer runs once its sender has the rows.
-
-    A transfer runs once its sender has the rows.
     """
     held: Dict[Side, Held] = {Side.ROBOT: {}, Side.SERVER: {}}
     for number in located.sequence.inputs:

@@ -39,8 +39,6 @@ class Halos(enum.Enum):
     """Who computes what both sides need between two waists.
 
     Each for itself, the robot, or the robot what lies outside the server's share.
-
-    Each for itself, the robot, or the robot what lies outside the server's share.
     """
 
     OWN = enum.auto()
@@ -137,9 +135,6 @@ class Search:
 
     def _closer_bound(self, first: Waist, last: Waist, count: int, flipped: bool, halos: Halos) -> Array:
         """Least cost at every bandwidth, with the halos of these very rows.
-
-        If they are handed over, the server's seconds and what it is sent first are what the robot's rows leave at
-        least.
 
         If they are handed over, the server's seconds and what it is sent first are what the robot's rows leave at
         least.

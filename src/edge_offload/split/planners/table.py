@@ -338,8 +338,6 @@ class _Stop:
     """True once the budget is spent.
 
     Plans that are only met again count a tenth, so that a search of a small space ends.
-
-    Plans that are only met again count a tenth, so that a search of a small space ends.
     """
 
     def __init__(self, space: Space, effort: Effort) -> None:

@@ -67,8 +67,6 @@ def alias(module: nn.Module) -> nn.Module:
     """A copy that shares the weights' memory.
 
     While torch traces a module it puts stand-ins in their place, which an inference on another thread must not meet.
-
-    While torch traces a module it puts stand-ins in their place, which an inference on another thread must not meet.
     """
     memo: Dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
