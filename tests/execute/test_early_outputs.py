@@ -108,7 +108,7 @@ def test_the_first_output_leaves_before_the_second_is_computed() -> None:
 
 
 def test_parts_are_bounded_in_bytes_and_the_rest_comes_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_offload.execute.session.serve.MAX_LEFT_BYTES", 11)  # the first head's output has 12
+    monkeypatch.setattr("edge_offload.execute.session.serve.MAX_FLUSHED_BYTES", 11)  # the first head's output has 12
     device = Device()
     assert device.infer() == []
     assert [outcome.tensor.tolist() for _, _, outcome in device.answer.result(0).ran] == [[1, 4, 9], [2, 4, 6]]

@@ -100,7 +100,7 @@ def test_a_formula_of_formulas_of_formulas_is_refused() -> None:
 @pytest.mark.parametrize("value", [1 << 61, (1 << 64) - 1, -(1 << 61)])
 def test_numbers_of_storages_that_would_not_fit_are_refused(value: int) -> None:
     node = [None, b"", [], [[0, 1, value]], [], b"", [], False, []]
-    with pytest.raises(ProtocolError, match="malformed node"):
+    with pytest.raises(ProtocolError, match="malformed trace step"):
         parse_step(node)
     course = [None, [], abs(value), 0, [], False]
     with pytest.raises(ValueError, match="number of things"):

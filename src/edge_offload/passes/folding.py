@@ -38,12 +38,12 @@ def fold(segment: Segment, made: Sequence[Tuple[int, ...]], live: Set[int]) -> F
         for index in sorted(calls):
             for number in _touched(segment, made, index):
                 last[number] = index
-        for index, (entry, references, _) in enumerate(segment.calls):
+        for index, (operator, references, _) in enumerate(segment.calls):
             if index in calls:
                 continue
             varying |= _touched(segment, made, index)
             varying |= {number for number in references if last.get(number, -1) > index}  # it would find what is later
-            if entry.name == DOWNLOAD:
+            if operator.name == DOWNLOAD:
                 varying |= set(references) - live
         if len(varying) == count:
             return Folded(storages, calls)
@@ -52,15 +52,15 @@ def fold(segment: Segment, made: Sequence[Tuple[int, ...]], live: Set[int]) -> F
 def _spread(segment: Segment, made: Sequence[Tuple[int, ...]], varying: Set[int]) -> List[int]:
     """Add to ``varying`` whatever is computed from it, or from an upload; returns the calls that use nothing of it."""
     constant: List[int] = []
-    for index, (entry, references, _) in enumerate(segment.calls):
-        if entry.name == UPLOAD or (entry.name != ALLOC and varying.intersection(references)):
+    for index, (operator, references, _) in enumerate(segment.calls):
+        if operator.name == UPLOAD or (operator.name != ALLOC and varying.intersection(references)):
             varying |= _touched(segment, made, index)
-        elif entry.name != DOWNLOAD:
+        elif operator.name != DOWNLOAD:
             constant.append(index)
     return constant
 
 
 def _touched(segment: Segment, made: Sequence[Tuple[int, ...]], index: int) -> Set[int]:
     """Storages that a call makes or writes to."""
-    entry, references, _ = segment.calls[index]
-    return {*made[index], *(references[position] for position in entry.written)}
+    operator, references, _ = segment.calls[index]
+    return {*made[index], *(references[position] for position in operator.written)}

@@ -37,7 +37,7 @@ def compile_segment(segment: Segment, step: Step) -> Optional[Program]:
     node = TraceStep(
         step.segment, (), (), live, tuple(step.dead), step.numbers, (), step.describe, tuple(sorted(step.wanted))
     )
-    return compile_node(node, segment, segment, unchanged)
+    return compile_step(node, segment, segment, unchanged)
 
 
 def unchanged(operator: BoundOperator, changes: Sequence[Tuple[int, int]]) -> BoundOperator:
@@ -45,11 +45,11 @@ def unchanged(operator: BoundOperator, changes: Sequence[Tuple[int, int]]) -> Bo
     raise ProtocolError("a segment's calls do not change")
 
 
-def compile_node(node: TraceStep, segment: Segment, ran: Segment, changed: Changed) -> Optional[Program]:
-    """The program of a node; None if it has a call that needs looking at every time.
+def compile_step(node: TraceStep, segment: Segment, ran: Segment, changed: Changed) -> Optional[Program]:
+    """The program of a trace step; None if it has a call that must be looked at every time.
 
     Args:
-        node: one expected step.
+        node: the trace step.
         segment: its calls with the integers of their definitions.
         ran: the same with those of a time when it ran.
         changed: makes a call with other integers.
@@ -78,7 +78,7 @@ def _tail(operator: BoundOperator, changes: Sequence[Tuple[int, int]]) -> Tuple[
 
 
 class _Compiler:
-    """Gives out registers and layouts, and writes the instructions of one node."""
+    """Gives out registers and layouts, and writes the instructions of one trace step."""
 
     def __init__(
         self, node: TraceStep, segment: Segment, ran: Segment, changes: Dict[int, List[Tuple[int, int]]]

@@ -180,7 +180,7 @@ class Program:
         return outcome, tuple(tail)
 
     def _look(self, native: Any, storages: Storages) -> None:
-        """Whether the C++ runner takes this node."""
+        """Whether the C++ runner takes this step."""
         self._looked = True
         with contextlib.suppress(native.NotHere):
             self._native = native.Node(

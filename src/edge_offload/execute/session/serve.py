@@ -13,7 +13,7 @@ from edge_offload.ir.trace.segments import CallFailed, Outcome
 from edge_offload.protocol.messages import answer_to_wire, parse_message, storage_bytes
 
 #: Of one answer, what is sent in parts ahead of the rest: it is kept for a repetition until the answer is acknowledged.
-MAX_LEFT_BYTES = 256 << 20
+MAX_FLUSHED_BYTES = 256 << 20
 
 
 def serve(
@@ -23,20 +23,20 @@ def serve(
 
     What the client has dropped is there until the next message, or :meth:`DeviceSession.sweep`.
 
-    ``ahead`` is given parts of the answer while the rest is computed, up to MAX_LEFT_BYTES of what is read; what is
+    ``ahead`` is given parts of the answer while the rest is computed, up to MAX_FLUSHED_BYTES of what is read; what is
     returned is what they lack.
     """
     outcomes: List[Outcome] = []
     ran: List[Tuple[int, int, Outcome]] = []
 
-    left = 0
+    flushed = 0
 
-    def leave() -> None:
-        nonlocal left
+    def flush() -> None:
+        nonlocal flushed
         read = [outcome.tensor for outcome in (*outcomes, *(item[-1] for item in ran))]
         size = sum(tensor.nbytes for tensor in read if tensor is not None)
-        if ahead is not None and left + size <= MAX_LEFT_BYTES:
-            left += size
+        if ahead is not None and flushed + size <= MAX_FLUSHED_BYTES:
+            flushed += size
             ahead(answer_to_wire(outcomes, ran))
             del outcomes[:], ran[:]
 
@@ -68,7 +68,7 @@ def serve(
         if message.course is not None:
             before = (message.steps[-1], outcomes[-1]) if outcomes else None
             with torch.inference_mode():
-                for item in session.ahead.run(message.course, before, leave):
+                for item in session.ahead.run(message.course, before, flush):
                     ran.append(item)
         for number in message.fetch:
             storage = session.slot(number).storage

@@ -1,4 +1,8 @@
-"""The server runs ahead: along a course, from outcome to outcome, as far as it is sure of the way."""
+"""Speculation on the server: steps are run along a trace graph before the program asks for them.
+
+From outcome to outcome, as far as the graph says which step follows. Steps that the program then does not do are
+rolled back.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections import OrderedDict
 from typing import Callable, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple, Union
 
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
-from edge_offload.execute.session.compiler import compile_node
+from edge_offload.execute.session.compiler import compile_step
 from edge_offload.execute.session.limits import Limits
 from edge_offload.execute.session.pacer import FlushPacer
 from edge_offload.execute.session.program import Program
@@ -17,7 +21,7 @@ from edge_offload.ir.trace.segments import Outcome, Segment, Step
 from edge_offload.ir.trace.symbols import BranchKey, Formula, evaluate, facts_of
 from edge_offload.ir.trace.trace_graph import MAX_AHEAD, MAX_PAYLOAD, TraceGraph, TraceStep, follow
 
-#: Distinct calls and segments, made from nodes, that are kept for the next time.
+#: Distinct calls and segments, made from trace steps, that are kept for the next time.
 MAX_CALLS = 4096
 #: Reads of one run: each is a part of the answer, and a message of the link has at most 1,024.
 MAX_READS = 512
@@ -27,7 +31,7 @@ LEAST_PAUSE_S = 2e-3
 
 
 class RunsSteps(Protocol):
-    """What runs the steps of the nodes: a :class:`~edge_offload.execute.session.session.DeviceSession`."""
+    """What runs trace steps: a :class:`~edge_offload.execute.session.session.DeviceSession`."""
 
     segments: Dict[int, Union[Segment, EdgeOffloadError]]
     limits: Limits
@@ -40,7 +44,12 @@ class RunsSteps(Protocol):
 
 
 class SpeculativeExecutor:
-    """The nodes that one client has defined, run on its session."""
+    """Runs the trace steps that one client has defined on its session, ahead of the program.
+
+    Args:
+        session: runs a step.
+        storages: what it runs on.
+    """
 
     def __init__(self, session: RunsSteps, storages: Storages) -> None:
         self.session = session
@@ -51,16 +60,14 @@ class SpeculativeExecutor:
         self._plain: Dict[int, Segment] = {}
         self._programs: Dict[int, Optional[Program]] = {}  # None: there cannot be one
         self._tails: Dict[int, Tuple[List[int], List[Tuple[int, Formula]]]] = {}
-        self._pauses: Dict[int, float] = {}  # from what a node returned to what was read next, or to the end
-        self._spans: Dict[int, float] = {}  # how long it took, from a node to the end
-        self._ways: List[
-            Tuple[int, Dict[Optional[BranchKey], int]]
-        ] = []  # of the latest course: nodes and what follows
-        self._uploads: List[Optional[bytes]] = []  # what its first node got, None where that is long
-        self._given: Optional[List[Buffer]] = None  # what it gets in the course that is taken
+        self._pauses: Dict[int, float] = {}  # from what a trace step returned to what was read next, or to the end
+        self._spans: Dict[int, float] = {}  # how long it took, from a trace step to the end
+        self._ways: List[Tuple[int, Dict[Optional[BranchKey], int]]] = []  # of the latest graph: steps and what follows
+        self._uploads: List[Optional[bytes]] = []  # what its first trace step got, None where that is long
+        self._given: Optional[List[Buffer]] = None  # what it gets in the graph that is taken
 
     def forget(self) -> None:
-        """Drop all nodes."""
+        """Drop all trace steps."""
         self.nodes.clear()
         self._calls.clear()
         self._segments.clear()
@@ -72,30 +79,30 @@ class SpeculativeExecutor:
         self._ways = []
         self._uploads = []
 
-    def take(self, course: TraceGraph) -> None:
-        """``course`` is the one that will be run next.
+    def take(self, graph: TraceGraph) -> None:
+        """``graph`` is the one that will be run next.
 
         Raises:
             ProtocolError: it refers to one before it, of which there is none, or leaves it.
         """
-        if course.nodes is not None:
-            self._ways = [(number, dict(edges)) for number, edges in course.nodes]
-        elif not self._ways or any(node >= len(self._ways) for _, node in course.first):
-            raise ProtocolError("a course is said to be like the one before, but there is no such one")
+        if graph.nodes is not None:
+            self._ways = [(number, dict(edges)) for number, edges in graph.nodes]
+        elif not self._ways or any(node >= len(self._ways) for _, node in graph.first):
+            raise ProtocolError("a trace graph is said to be like the one before, but there is no such one")
         self._given = None
-        if course.payloads is not None:
-            known = self._uploads + [None] * len(course.payloads)
-            given = [before if item is None else item for item, before in zip(course.payloads, known)]
+        if graph.payloads is not None:
+            known = self._uploads + [None] * len(graph.payloads)
+            given = [before if item is None else item for item, before in zip(graph.payloads, known)]
             self._given = [item for item in given if item is not None]
             if len(self._given) < len(given):
-                raise ProtocolError("a course leaves out an upload that the one before has not")
+                raise ProtocolError("a trace graph leaves out an upload that the one before has not")
             sizes = [memoryview(item).nbytes for item in self._given]
             self._uploads = [bytes(item) if size <= MAX_PAYLOAD else None for item, size in zip(self._given, sizes)]
 
     def define(self, number: int, node: TraceStep) -> None:
-        """Add a node, in place of the one that had this number."""
+        """Add a trace step, in place of the one that had this number."""
         if len(self.nodes) >= self.session.limits.segments or len(node.words) > self.session.limits.words:
-            raise BadInput("the session defines too many or too long nodes")
+            raise BadInput("the session defines too many or too long trace steps")
         self._plain.pop(number, None)
         self._programs.pop(number, None)
         self._tails.pop(number, None)
@@ -107,17 +114,17 @@ class SpeculativeExecutor:
         self.nodes[number] = node
 
     def run(
-        self, course: TraceGraph, before: Optional[Tuple[Step, Outcome]], leave: Callable[[], None] = lambda: None
+        self, graph: TraceGraph, before: Optional[Tuple[Step, Outcome]], flush: Callable[[], None] = lambda: None
     ) -> Iterator[Tuple[int, int, Outcome]]:
-        """Run along ``course`` (see :meth:`take`), after the step ``before`` if there is one.
+        """Run along ``graph`` (see :meth:`take`), after the step ``before`` if there is one.
 
-        Yields in order the index of the node, its first new storage, and its outcome.
+        Yields in order the index of the trace step, its first new storage, and its outcome.
 
-        What cannot be run ends the run: the client will ask for it in another way, and gets the error then. ``leave``
+        What cannot be run ends the run: the client will ask for it in another way, and gets the error then. ``flush``
         is called when the host waits for what is there already, and what is computed next takes its time; now and then
         where it waits for sizes alone.
         """
-        since, base = list(course.since), course.base
+        since, base = list(graph.since), graph.base
         kind: BranchKey = ()
         if before is not None:
             step, outcome = before
@@ -125,11 +132,11 @@ class SpeculativeExecutor:
             since.append(integers)
             base = step.base + outcome.grown
         if base is None:
-            raise ProtocolError("a course without a beginning")
+            raise ProtocolError("a trace graph without a beginning")
         ways = self._ways
         read = ~before[0].segment if before is not None else None
         since_s, told, count = time.monotonic(), False, 0
-        index = follow(course.first, kind)
+        index = follow(graph.first, kind)
         departures = FlushPacer(self._spans, ways[index][0] if index is not None else -1, since_s)
         payloads: Optional[Sequence[Buffer]] = self._given
         reads = 0
@@ -138,12 +145,12 @@ class SpeculativeExecutor:
             if seen.setdefault(index, reads) != reads:
                 break  # once more around, after the host has read something: that is the next inference
             if read is not None and not told and self._pauses.get(read, LEAST_PAUSE_S) >= LEAST_PAUSE_S:
-                leave()
+                flush()
                 told = True
                 departures.left(time.monotonic())
             number, edges = ways[index]
             try:
-                outcome, last = self._step(number, base, course.start, since, payloads)
+                outcome, last = self._step(number, base, graph.start, since, payloads)
             except EdgeOffloadError:
                 break
             count += 1
@@ -160,7 +167,7 @@ class SpeculativeExecutor:
             if index is not None and (outcome.results is not None or outcome.described):
                 now_s = time.monotonic()
                 if departures.due(now_s):
-                    leave()
+                    flush()
                     departures.left(now_s)
         self._note_pause(read, since_s)
         departures.ended(time.monotonic())
@@ -170,7 +177,7 @@ class SpeculativeExecutor:
             self._pauses[read] = time.monotonic() - since_s
 
     def _integers(self, number: int, since: List[Tuple[int, ...]]) -> Tuple[int, ...]:
-        """Those of the last call of a node."""
+        """Those of the last call of a trace step."""
         node = self._node(number)
         if node.segment is not None:
             return self._last(self.session.segments.get(node.segment))
@@ -197,13 +204,13 @@ class SpeculativeExecutor:
     def _node(self, number: int) -> TraceStep:
         node = self.nodes.get(number)
         if node is None:
-            raise ProtocolError(f"node {number} is not defined")
+            raise ProtocolError(f"trace step {number} is not defined")
         return node
 
     def _step(
         self, number: int, base: int, start: int, since: List[Tuple[int, ...]], payloads: Optional[Sequence[Buffer]]
     ) -> Tuple[Outcome, Tuple[int, ...]]:
-        """The outcome of a node, and the integers of its last call."""
+        """The outcome of a trace step, and the integers of its last call."""
         program = self._programs.get(number)
         if program is not None:
             return program.run(self._storages, base, start, since, payloads)
@@ -218,17 +225,17 @@ class SpeculativeExecutor:
             segment = self._segment(number, node, since)
             outcome = self.session.run(step, speculative=True, segment=segment)
             if number not in self._programs:
-                self._programs[number] = compile_node(node, self._plain[number], segment, self._changed)
+                self._programs[number] = compile_step(node, self._plain[number], segment, self._changed)
             return outcome, last
         outcome = self.session.run(step, speculative=True)
         if number not in self._programs:
             found = self.session.segments[node.segment]
             assert isinstance(found, Segment)  # it has just run
-            self._programs[number] = compile_node(node, found, found, self._changed)
+            self._programs[number] = compile_step(node, found, found, self._changed)
         return outcome, last
 
     def _segment(self, number: int, node: TraceStep, since: List[Tuple[int, ...]]) -> Segment:
-        """The calls of ``node`` with the integers of this time."""
+        """The calls of ``trace step`` with the integers of this time."""
         integers = tuple(node.integers_at(since))
         found = self._segments.get((number, integers))
         if found is not None:
@@ -239,7 +246,7 @@ class SpeculativeExecutor:
             changes.setdefault(patch.call, []).append((patch.offset, value))
         like = self._unchanged_of(number, node)
         if any(call >= len(like.calls) for call in changes):
-            raise ProtocolError("a node changes a call that it has not")
+            raise ProtocolError("a trace step changes a call that it has not")
         segment = like.copy()
         for call, changed in changes.items():
             made = segment.calls[call]
@@ -250,12 +257,12 @@ class SpeculativeExecutor:
         return segment
 
     def _unchanged_of(self, number: int, node: TraceStep) -> Segment:
-        """The segment that the calls of a node are with the integers of their definitions."""
+        """The segment that the calls of a trace step are with the integers of their definitions."""
         plain = self._plain.get(number)
         if plain is None:
             plain = Segment.of(node.words, self.session.operator, len(node.live))
             if not plain.calls:
-                raise ProtocolError("a node has no calls")
+                raise ProtocolError("a trace step has no calls")
             self._plain[number] = plain
         return plain
 

@@ -35,7 +35,7 @@ from edge_offload.ir.trace.segments import CallFailed, Outcome
 
 
 class Storages:
-    """Storages of one client, on ``device``.
+    """The storages of one client on ``device``, and the reference executor of a single call.
 
     Args:
         running: memory in which it leaves the name of the operator that is running, for whoever looks after a crash.
@@ -139,20 +139,20 @@ class Storages:
 
     # -- one call
 
-    def note(self, entry: BoundOperator) -> None:
+    def note(self, operator: BoundOperator) -> None:
         """Told of every call that is about to run."""
         memory = self.running
         if memory is None:
             return
-        name = self._padded.get(entry.name)
+        name = self._padded.get(operator.name)
         if name is None:
             size = len(memory)
-            name = self._padded[entry.name] = entry.name.encode()[:size].ljust(size, b"\0")
+            name = self._padded[operator.name] = operator.name.encode()[:size].ljust(size, b"\0")
         memory[:] = name
 
     def call(
         self,
-        entry: BoundOperator,
+        operator: BoundOperator,
         slots: List[StorageBuffer],
         numbers: bytes,
         hosts: List[Buffer],
@@ -160,95 +160,95 @@ class Storages:
         describe: bool,
     ) -> Tuple[List[StorageBuffer], Outcome]:
         """Run one call; its results and what is told of them."""
-        self.note(entry)
-        if entry.refused is not None:
-            raise entry.refused
-        if entry.overload is None:
+        self.note(operator)
+        if operator.refused is not None:
+            raise operator.refused
+        if operator.overload is None:
             try:
-                return self._special(entry, slots, numbers, hosts, outcome)
+                return self._special(operator, slots, numbers, hosts, outcome)
             except EdgeOffloadError:
                 raise
             except (RuntimeError, MemoryError) as error:
-                raise CallFailed(entry.name, error) from None
-        tensors = [slots[view.reference].view(view.layout) for view in entry.views]
-        arguments = list(entry.arguments)
-        for position, hole in entry.direct:
+                raise CallFailed(operator.name, error) from None
+        tensors = [slots[view.reference].view(view.layout) for view in operator.views]
+        arguments = list(operator.arguments)
+        for position, hole in operator.direct:
             arguments[position] = self._operand(hole, tensors, numbers, hosts)
-        for position, items in entry.nested:
+        for position, items in operator.nested:
             arguments[position] = self._operand(items, tensors, numbers, hosts)
         try:
-            if entry.keywords:
-                named = dict(zip(entry.keywords, arguments[entry.positional :]))
-                returned = entry.kernel(*arguments[: entry.positional], **named)
+            if operator.keywords:
+                named = dict(zip(operator.keywords, arguments[operator.positional :]))
+                returned = operator.kernel(*arguments[: operator.positional], **named)
             else:
-                returned = entry.kernel(*arguments)
+                returned = operator.kernel(*arguments)
         except Exception as error:
-            raise CallFailed(entry.name, error) from None
+            raise CallFailed(operator.name, error) from None
         returns = returned if isinstance(returned, tuple) else (returned,) if returned is not None else ()
         new: List[StorageBuffer] = []
-        if entry.results is not None and not describe and entry.fixed:
-            for (_, known), value in zip(entry.results, returns):
+        if operator.results is not None and not describe and operator.fixed:
+            for (_, known), value in zip(operator.results, returns):
                 for result, tensor in zip(known, value if isinstance(value, (list, tuple)) else (value,)):
                     if result.kind == NEW:
                         new.append(StorageBuffer(tensor=tensor))
             return new, outcome
         described: List[Any] = []
-        entry.results = []
-        entry.fixed = True
-        told = describe or entry.claimed is not None
+        operator.results = []
+        operator.fixed = True
+        told = describe or operator.claimed is not None
         for value in returns:
             if isinstance(value, torch.Tensor) or value is None:
-                result = self._result(entry, value, tensors, slots, new)
-                entry.results.append(("t", [result]))
+                result = self._result(operator, value, tensors, slots, new)
+                operator.results.append(("t", [result]))
                 if told:
                     described.append(["t", result.to_wire()])
             elif isinstance(value, (list, tuple)):
-                results = [self._result(entry, item, tensors, slots, new) for item in value]
-                entry.results.append(("l", results))
+                results = [self._result(operator, item, tensors, slots, new) for item in value]
+                operator.results.append(("l", results))
                 if told:
                     described.append(["l", [result.to_wire() for result in results]])
             else:
-                entry.results.append(("v", []))
+                operator.results.append(("v", []))
                 described.append(["v", value])
-        if entry.claimed is not None and entry.claimed != described:
+        if operator.claimed is not None and operator.claimed != described:
             raise RemoteError(
-                f"{entry.name}: robot and server disagree on its result ({entry.claimed} and {described})",
+                f"{operator.name}: robot and server disagree on its result ({operator.claimed} and {described})",
                 remedy="use the same torch on both",
             )
         return new, Outcome(outcome.tensor, described) if describe else outcome
 
     def _result(
-        self, entry: BoundOperator, tensor: Optional[torch.Tensor], tensors: List[torch.Tensor],
+        self, operator: BoundOperator, tensor: Optional[torch.Tensor], tensors: List[torch.Tensor],
         slots: List[StorageBuffer], new: List[StorageBuffer],
     ) -> Result:  # fmt: skip
-        found = classify(entry, tensor, tensors, slots, new)
-        if found.kind == ARGUMENT and entry.views[found.ref].layout != found.layout:
-            entry.fixed = False
-            slots[entry.views[found.ref].reference].forget_views()
+        found = classify(operator, tensor, tensors, slots, new)
+        if found.kind == ARGUMENT and operator.views[found.ref].layout != found.layout:
+            operator.fixed = False
+            slots[operator.views[found.ref].reference].forget_views()
         return found
 
     def _special(
-        self, entry: BoundOperator, slots: List[StorageBuffer], numbers: bytes, hosts: List[Buffer], outcome: Outcome
+        self, operator: BoundOperator, slots: List[StorageBuffer], numbers: bytes, hosts: List[Buffer], outcome: Outcome
     ) -> Tuple[List[StorageBuffer], Outcome]:
-        arguments = entry.operator.args
+        arguments = operator.operator.args
         size = arguments[-1] if isinstance(arguments[-1], int) else 0
-        if entry.name == ALLOC:
+        if operator.name == ALLOC:
             self.check_room(size)
             return [StorageBuffer(torch.UntypedStorage(size, device=self.device))], outcome
-        if entry.name == RESIZE:
+        if operator.name == RESIZE:
             self.check_room(size)
             self.allocated += size - slots[0].storage.nbytes()
             slots[0].resize(size)
-        elif entry.name == UPLOAD:
-            slots[0].view(entry.views[0].layout).copy_(host_tensor(hosts, entry.hosts[0]))
-        elif entry.name == DOWNLOAD:
-            outcome = Outcome(self.read(slots[0].view(entry.views[0].layout)), outcome.results)
+        elif operator.name == UPLOAD:
+            slots[0].view(operator.views[0].layout).copy_(host_tensor(hosts, operator.hosts[0]))
+        elif operator.name == DOWNLOAD:
+            outcome = Outcome(self.read(slots[0].view(operator.views[0].layout)), outcome.results)
         else:
             generator = self._generators.get(int(arguments[0]))  # type: ignore[arg-type]
-            if entry.name == STATE:
+            if operator.name == STATE:
                 outcome = Outcome(generator.get_state(), outcome.results)
-            elif entry.name == RESTORE:
-                generator.set_state(host_tensor(hosts, entry.hosts[0]).clone())
+            elif operator.name == RESTORE:
+                generator.set_state(host_tensor(hosts, operator.hosts[0]).clone())
             else:
                 generator.manual_seed(struct.unpack_from("<Q", numbers)[0])
         return [], outcome

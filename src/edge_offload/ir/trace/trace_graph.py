@@ -1,10 +1,10 @@
-"""What the server is asked to run ahead: steps as they are expected, and which of them follows which outcome.
+"""The trace graph that the server runs speculatively: expected steps, and which of them follows which outcome.
 
-A node is one step between two host reads: a segment, or calls whose keys have formulas in place of some integers. A
-course is a graph of nodes. The server runs a node, looks at the kind of its outcome and goes on along that edge, so
-that it takes the branch that the program will take, and goes around a loop as often as the data says. Both sides work
-out the same integers and storages for a node (:func:`live_at`, :func:`integers_at`), so the client can compare what ran
-with what the program then does.
+A trace step is what a program does between two host reads: a segment, or calls with formulas in place of some
+integers. The server runs a step, takes the branch key of its outcome and goes on along that edge, so that it takes the
+branch that the program will take, and goes around a loop as often as the data says. Both sides work out the same
+integers and storages for a step (:meth:`TraceStep.live_at`, :meth:`TraceStep.integers_at`), so the client can compare
+what ran with what the program then does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.ir.trace.symbols import BranchKey, Formula, OutcomeHistory, evaluate, parse_formula
 
-#: The kind of an outcome, and the node that then follows.
+#: The branch key of an outcome (None: any other), and the index of the step that then follows.
 Edge = Tuple[Optional[BranchKey], int]
 #: How the number of an operand's storage is worked out: it is always the same one, it lies that far from the step's
 #: first new storage, or that far from the first new storage of the inference.
@@ -39,7 +39,7 @@ class Patch(NamedTuple):
 
 @dataclass(frozen=True)
 class TraceStep:
-    """One expected step.
+    """One expected step: a node of a :class:`TraceGraph`.
 
     Attributes:
         segment: its segment; None if it is given by ``words``.
@@ -48,7 +48,7 @@ class TraceStep:
         patches: what differs in the calls' keys from the entries.
         live: for each storage that existed before: number in the segment, how its own number is found, and from what.
         dead: numbers, in the segment, of new storages that will have been dropped.
-        numbers, payloads: the same every time; the first node of a course gets its payloads with the course.
+        numbers, payloads: the same every time; the first step of a graph gets its payloads with the graph.
         describe: whether the results of the last call are wanted; ``wanted``: the calls before it of which they are.
     """
 
@@ -87,7 +87,7 @@ class TraceStep:
 
 
 def parse_step(data: Any) -> TraceStep:
-    """Read a node off the wire.
+    """Read a trace step off the wire.
 
     Raises:
         ProtocolError: it is malformed.
@@ -111,23 +111,22 @@ def parse_step(data: Any) -> TraceStep:
         if any(how > FROM_START or abs(value) >= MOST_STORAGES for _, how, value in node.live):
             raise ValueError("a storage is named in no known way")
     except (TypeError, ValueError, OverflowError, struct.error) as error:
-        raise ProtocolError(f"malformed node: {error}") from None
+        raise ProtocolError(f"malformed trace step: {error}") from None
     return node
 
 
 @dataclass
 class TraceGraph:
-    """A request to run ahead.
+    """A request to run steps speculatively.
 
     Attributes:
-        nodes: for each, the number of its definition, and (kind of outcome, index of the node that then follows);
-            None stands for any other kind. None in place of all of them: those of the course before, which says so
-            in a few bytes.
-        first: the same for what comes before: the last step of the message, or nothing (then its kind is empty).
+        nodes: for each step, the number of its definition, and its edges. None in place of all of them: those of the
+            graph before, which says so in a few bytes.
+        first: the same for what comes before: the last step of the message, or nothing (then its branch key is empty).
         base: number of the next new storage; None after a step, which says so itself.
         start: number of the inference's first new storage.
         since: integers of the inference's outcomes so far.
-        payloads: of the first node, in place of its own; None for one that is as in the course before.
+        payloads: of the first step, in place of its own; None for one that is as in the graph before.
     """
 
     nodes: Optional[List[Tuple[int, List[Edge]]]]
@@ -143,29 +142,29 @@ class TraceGraph:
 
 
 def parse_graph(data: Any) -> Tuple[TraceGraph, bool]:
-    """Read a course off the wire; says also whether payloads belong to it.
+    """Read a trace graph off the wire; says also whether payloads belong to it.
 
     Raises:
         ValueError, TypeError: it is malformed.
     """
     if len(data) != len(fields(TraceGraph)):
-        raise ValueError("a course has another number of fields")
+        raise ValueError("a trace graph has another number of fields")
     read = TraceGraph(*data)  # in place of the payloads: whether there are any
     count = len(read.nodes) if read.nodes is not None else MAX_NODES
     if count > MAX_NODES or len(read.since) > MAX_NODES:
-        raise ValueError("a course has too many nodes")
-    course = TraceGraph(
+        raise ValueError("a trace graph has too many steps")
+    graph = TraceGraph(
         [(_count(number), _edges(edges, count)) for number, edges in read.nodes] if read.nodes is not None else None,
         _edges(read.first, count),
         _count(read.base) if read.base is not None else None,
         _count(read.start),
         [tuple(_whole(value) for value in item) for item in read.since],
     )
-    return course, bool(read.payloads)
+    return graph, bool(read.payloads)
 
 
 def follow(edges: Sequence[Edge], kind: BranchKey) -> Optional[int]:
-    """The node after an outcome of ``kind``, or None."""
+    """The index of the step after an outcome of ``kind``, or None."""
     found = dict(edges)
     return found.get(kind, found.get(None))
 
