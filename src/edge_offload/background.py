@@ -8,10 +8,13 @@ thread gives up at its next :func:`check` or :func:`result`, and is waited for, 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import os
+import sys
 import threading
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, Callable, Set
+from typing import Any, Callable, Iterator, Set
 
 
 class Ended(BaseException):
@@ -21,6 +24,12 @@ class Ended(BaseException):
 _threads: Set[threading.Thread] = set()
 _lock = threading.Lock()
 _over: Future[Any] = Future()
+#: Niceness of a thread that learns, measures or plans, ...
+NICE = 10
+#: ... and seconds after which it gives up the interpreter to a frame that wants it (Python's own: 5 ms).
+SWITCH_S = 0.5e-3
+_yielding = 0
+_usual_s = sys.getswitchinterval()
 
 
 def start(name: str, work: Callable[..., object], *args: Any) -> None:
@@ -42,6 +51,29 @@ def start(name: str, work: Callable[..., object], *args: Any) -> None:
             return
         _threads.add(thread)
     thread.start()
+
+
+@contextlib.contextmanager
+def yielding() -> Iterator[None]:
+    """What this thread does until its end is less urgent than frames: it gives them the processor and the interpreter.
+
+    Where the system does not let a thread have a priority of its own, the interpreter alone.
+    """
+    global _yielding, _usual_s
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    with _lock:
+        if not _yielding:
+            _usual_s = sys.getswitchinterval()
+            sys.setswitchinterval(SWITCH_S)
+        _yielding += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _yielding -= 1
+            if not _yielding:
+                sys.setswitchinterval(_usual_s)
 
 
 def check() -> None:

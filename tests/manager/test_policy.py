@@ -20,6 +20,7 @@ from edge_offload.manager.policy import (
     Manager,
     OraclePolicy,
     Situation,
+    bridged,
     chooses,
     make_policy,
 )
@@ -124,6 +125,19 @@ def test_within_the_doubt_replay_runs_and_beyond_it_the_faster_mode():
     assert decide(policy, whole(0.1, 0.098, doubt_s=0.01)).mode is Mode.REPLAY, "what was better is so no more"
     near = {**whole(0.1, 0.2, doubt_s=0.02), Mode.LOCAL: Forecast(Mode.LOCAL, 0.095, 0.001, 0.1)}
     assert decide(LatencyPolicy(), near).mode is Mode.LOCAL, "the robot itself gives the same bits, too"
+
+
+def test_the_server_stands_in_until_replay_does_as_well():
+    made = whole(replay=0.1, split=0.2, server=0.099)
+    reason = bridged(made)[Mode.SERVER].unavailable_reason
+    assert reason == "it stood in for replay, which is no slower"
+    assert bridged(whole(0.109, 0.2, server=0.1))[Mode.SERVER].unavailable_reason == "", "replay is 9 % slower"
+    learning = {**made, Mode.REPLAY: Forecast(Mode.REPLAY, unavailable_reason="it is being learnt")}
+    assert bridged(learning) == learning
+    untried = {**made, Mode.REPLAY: Forecast(Mode.REPLAY)}
+    assert bridged(untried) == untried
+    without = {mode: forecast for mode, forecast in made.items() if mode is not Mode.REPLAY}
+    assert bridged(without) == without
 
 
 def test_split_and_server_are_no_rule_apart_where_one_is_faster():

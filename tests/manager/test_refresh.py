@@ -150,7 +150,7 @@ def test_a_mode_that_looked_worse_long_ago_is_tried_again_once_its_forecast_has_
 class _Beside:
     """A mode that answers like the robot, once it is let, and counts."""
 
-    mode = Mode.REPLAY
+    mode = Mode.LAZY
 
     def __init__(self):
         self.asked, self.go = 0, threading.Event()
@@ -195,9 +195,9 @@ def test_a_local_call_may_ask_another_mode_beside_it_and_uses_the_first_result(m
     monkeypatch.setattr(_Double, "seconds", 0.05)
     assert runner.asked == 1
     assert torch.equal(outputs[0], x * 2)
-    assert report.mode is Mode.REPLAY, "it was there first"
+    assert report.mode is Mode.LAZY, "it was there first"
     assert not report.fallback_reason
-    assert module.situation([x]).forecasts[Mode.REPLAY].known
+    assert module.situation([x]).forecasts[Mode.LAZY].known
     for _ in range(5):
         _, report = module.run([x], refresh=True)
         assert report.mode is Mode.LOCAL
@@ -217,9 +217,9 @@ def test_a_slow_answer_beside_a_local_call_holds_nothing_up_and_is_no_fallback()
     time.sleep(0.5)
     runner.go.set()
     ends = time.monotonic() + 60
-    while not module.situation([x]).forecasts[Mode.REPLAY].known and time.monotonic() < ends:
+    while not module.situation([x]).forecasts[Mode.LAZY].known and time.monotonic() < ends:
         time.sleep(0.05)
-    assert module.situation([x]).forecasts[Mode.REPLAY].latency_s > 0.5, "what it took is known all the same"
+    assert module.situation([x]).forecasts[Mode.LAZY].latency_s > 0.5, "what it took is known all the same"
     module.close()
 
 

@@ -69,7 +69,9 @@ class Tracking(unittest.TestCase):
         self.until(step, what)
 
     def test_the_run_goes_on_through_the_death_and_return_of_the_server(self):
-        self.run_until(lambda cost: cost.mode == "server", "an answer of the server")
+        self.run_until(
+            lambda cost: cost.mode == "server", "an answer of the server, which stands in while replay is learnt"
+        )
         cost = self.got["offload/latency"][-1]
         # 93 Mbit/s and 2.6 ms are what the emulated link allows
         assert cost.uplink.to_sec() >= cost.bytes_up / 20e6
@@ -83,11 +85,12 @@ class Tracking(unittest.TestCase):
         os.kill(pid, signal.SIGKILL)
         self.run_until(lambda _: self.fell_back(before), "an answer of the robot")
         self.run_until(
-            lambda _: self.decided("local", "server cannot run"), "the policy's word that it looks elsewhere"
+            lambda _: self.decided("local", "cannot run (no server"), "the policy's word that it looks elsewhere"
         )
         self.until(self.warned, "the warning on /diagnostics, although nothing asks for the server now")
         # roslaunch starts it again
-        self.run_until(lambda cost: cost.mode == "server", "the server's return")
+        self.run_until(lambda cost: cost.mode != "local" and cost.round_trips, "the server's return")
+        self.run_until(lambda cost: cost.mode == "replay" and cost.round_trips == 1, "mode replay, once it is learnt")
         assert "auto" not in {cost.mode for cost in self.got["offload/latency"]}, "auto is a policy, never a mode"
 
         call = rospy.ServiceProxy("offload/set_mode", SetMode)

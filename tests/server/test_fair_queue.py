@@ -147,3 +147,24 @@ def test_status_counts_load_and_survives_the_wire():
     assert ServerStatus.from_dict(status.to_dict()) == status
     now[0] += 100.0
     assert book.snapshot(0, 0).load == 0.0
+
+
+def test_a_long_job_gives_way_to_what_waits():
+    worker = Worker("test", FairQueue())
+    worker.start()
+    done, waiting, ended = [], threading.Event(), threading.Event()
+
+    def long():
+        assert waiting.wait(60)
+        done.append("half")
+        worker.give_way()
+        done.append("whole")
+        ended.set()
+
+    worker.submit("a", long)
+    worker.submit("b", lambda: done.append("frame"))
+    worker.submit("b", lambda: 1 / 0)
+    waiting.set()
+    assert ended.wait(60)
+    assert done == ["half", "frame", "whole"]
+    assert worker.close(60)

@@ -29,7 +29,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from edge_offload.errors import BadInput
+from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.outputs import add_output
 
 MODES = ("per_op", "cached", "lazy", "replay", "split", "local")
@@ -58,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser, "--tally", default="", metavar="FILE", help="write what the run cost as JSON when it ends")
     parser.add_argument("--slowdown", type=float, default=1.0, metavar="K",
                         help="mode split: emulate a robot that is K times slower (default: %(default)g)")  # fmt: skip
+    parser.add_argument("--optional", action="store_true",
+                        help="without a C++ compiler, say so and run the program without the device")  # fmt: skip
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the program and its arguments")
 
 
@@ -100,7 +102,13 @@ def run(args: argparse.Namespace) -> int:
             remedy=f"python {program[0]}, if it is Python" if there else "check its name and PATH",
         )
     installation.check_choice()
-    libraries.build_device()
+    try:
+        libraries.build_device()
+    except EdgeOffloadError as error:
+        if not args.optional:
+            raise
+        print(f"edge-offload exec: {error}; the program runs without the virtual device", file=sys.stderr, flush=True)
+        os.execvpe(program[0], program, {**os.environ, "EDGE_OFFLOAD_NO_DEVICE": str(error)})
     bootstrap = str(pathlib.Path(__file__).parents[1] / "bootstrap")
     environment = {**os.environ, **settings.to_environment()}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH", ""))))

@@ -196,6 +196,8 @@ class Forecaster:
         self._planned = planned
         #: What a request may expect to wait at the server because of others (seconds); set by the owner.
         self.busy_s = 0.0
+        #: Frames from which on a mode is known, where the first one tells of its start only; set by the owner.
+        self.trials: Dict[Mode, int] = {}
         self._before: Optional[LinkReading] = None
         self._modes: Dict[Mode, _ModeHistory] = {}
         self._hedges: Deque[bool] = deque(maxlen=HEDGES)
@@ -233,6 +235,11 @@ class Forecaster:
         """A remote frame ended; ``in_vain``: the local computation was started, and the remote one came first."""
         self._hedges.append(in_vain)
 
+    def frames(self, mode: Mode) -> int:
+        """How many frames have run in ``mode``."""
+        history = self._modes.get(mode)
+        return 0 if history is None else history.frames
+
     def bytes_up(self, mode: Mode) -> int:
         """What a frame in ``mode`` puts on the link, on average (bytes)."""
         history = self._modes.get(mode)
@@ -248,7 +255,7 @@ class Forecaster:
                 self.forecast(now, Mode.LOCAL, reading), mode=mode, unavailable_reason=unavailable_reason or LOCAL_PLAN
             )
         history = self._modes.get(mode)
-        if history is None or not history.frames:
+        if history is None or history.frames < self.trials.get(mode, 1):
             return Forecast(mode, unavailable_reason=unavailable_reason)
         remote = TABLE[mode].needs_link
         planned_s = 0.0 if expected is None else expected.seconds

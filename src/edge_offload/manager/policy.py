@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import importlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 
 from edge_offload.errors import BadInput
@@ -30,6 +30,11 @@ EQUAL = Mode.REPLAY
 #: Modes that a policy chooses among unless it is told others. These two give the same bits and need no preparation;
 #: ``split`` has to be profiled and planned first, ``replay`` needs the virtual device, the rest are for comparison.
 CANDIDATES = (Mode.LOCAL, Mode.SERVER)
+#: The first, a copy of the model on the server that needs no learning, stands in for the second until that is ready,
+#: and while that is slower by more than so large a share.
+BRIDGE, BRIDGED, SLOWER = Mode.SERVER, Mode.REPLAY, 0.08
+#: Why it is not to be chosen otherwise.
+BRIDGE_OVER = f"it stood in for {BRIDGED}, which is no slower"
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,17 @@ class Situation:
     link: LinkReading = field(default_factory=LinkReading)
     bandwidth: Optional[LinkReading] = None
     source: str = ""
+
+
+def bridged(forecasts: Mapping[Mode, Forecast]) -> Dict[Mode, Forecast]:
+    """The same without mode ``server`` where it was only to stand in for ``replay``, which now does as well."""
+    found = dict(forecasts)
+    replay, bridge = found.get(BRIDGED), found.get(BRIDGE)
+    if replay is None or bridge is None or bridge.unavailable_reason or replay.unavailable_reason or not replay.known:
+        return found
+    if not bridge.known or replay.latency_s <= bridge.latency_s * (1 + SLOWER):
+        found[BRIDGE] = replace(bridge, unavailable_reason=BRIDGE_OVER)
+    return found
 
 
 @dataclass(frozen=True)

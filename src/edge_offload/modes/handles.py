@@ -168,7 +168,8 @@ class Handles(Generic[Key, Opened]):
             opening.doing = doing
 
         try:
-            opening.handle = work(progress)
+            with background.yielding():
+                opening.handle = work(progress)
         except (EdgeOffloadError, FutureTimeout) as error:
             self._refused(key, opening, str(error) or type(error).__name__)
         except Exception as error:

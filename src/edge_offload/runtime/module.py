@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.forecast import Forecaster
 from edge_offload.manager.hedge import Hedge, Outcome
-from edge_offload.manager.policy import CANDIDATES, Situation
+from edge_offload.manager.policy import BRIDGE, BRIDGED, CANDIDATES, Situation, bridged
 from edge_offload.manager.refresh import Refresher, worth_joining
 from edge_offload.mode import Mode
 from edge_offload.models import registry
@@ -38,6 +38,12 @@ from edge_offload.timing import Expected, InferenceReport
 
 #: A local computation that takes less (seconds) is over before anybody could join it.
 WORTH_JOINING_S = 0.05
+
+
+#: Frames that the server answers before anything is prepared beside them, and seconds after which none is waited for.
+FIRST_FRAMES, FIRST_S = 10, 20.0
+#: Seconds after which ``split`` is prepared although ``replay`` is not ready.
+IN_TURN_S = 60.0
 
 
 #: What a module takes: a tensor, or a tuple or list of tensors, one for each parameter of its forward().
@@ -67,6 +73,7 @@ class OffloadedModule:
         hedging: start the local computation when a remote result is late by its own forecast; the first one wins.
         report_results: tell the server the results of calls with ``meta`` that it did not compute itself.
         candidates: modes that a policy may choose among, and that are made ready for it; ``local`` is always one.
+            ``server`` stands in for ``replay`` until that is ready, and while it is slower.
 
     Raises:
         BadInput: a slowdown below 1.
@@ -91,14 +98,20 @@ class OffloadedModule:
         self.name = name
         self._client = client
         self._report_results = report_results
-        self._candidates = tuple(mode for mode in Mode if mode is Mode.LOCAL or mode in candidates)
+        self._bridges = BRIDGE not in candidates and BRIDGED in candidates
+        wanted = {Mode.LOCAL, *candidates, *((BRIDGE,) if self._bridges else ())}
+        self._candidates = tuple(mode for mode in Mode if mode in wanted)
         executor = ModuleExecutor(module, device)
         own = fingerprint(executor.device)
         self._local = LocalRunner(executor, robot_slowdown)
         self.forecaster = Forecaster(planned=self._expected)
+        if self._bridges:
+            self.forecaster.trials = {BRIDGED: 2, Mode.SPLIT: 2}
         self._refresher = Refresher()
         self._load = ServerLoad(client) if client is not None else None
         self._inputs: Sequence[torch.Tensor] = ()
+        self._prepared: Set[Mode] = set()
+        self._made_s = time.monotonic()
         self._hedging = hedging
         self._hedge = Hedge(self._settled)
         self._link_monitor = LinkMonitor(client) if client is not None else None
@@ -167,9 +180,10 @@ class OffloadedModule:
     def situation(self, inputs: Inputs, deadline_s: Optional[float] = None) -> Situation:
         """What a policy needs to know to choose the mode of the next call, which is about to have these ``inputs``."""
         inputs = as_inputs(inputs)
-        obstacles = {
-            mode: self.unavailable_reason(mode, inputs) or "" for mode in self._candidates if self.offers(mode)
-        }
+        obstacles: Dict[Mode, str] = {}
+        for mode in self._candidates:
+            if self.offers(mode):
+                obstacles[mode] = self._later(mode, obstacles) or self.unavailable_reason(mode, inputs) or ""
         now = time.monotonic()
         load = math.nan
         self._inputs = inputs
@@ -182,7 +196,21 @@ class OffloadedModule:
             reading = self.reading(now)
             forecasts = self.forecaster.forecasts(now, obstacles, reading, obstacles)
             link = self.forecaster.assumed(reading)
+        if self._bridges:
+            forecasts = bridged(forecasts)
         return Situation(now, forecasts, deadline_s, load, link=link)
+
+    def _later(self, mode: Mode, others: Mapping[Mode, str]) -> str:
+        """Why ``mode`` is not to be prepared yet, in words: frames come first, then ``replay``, then ``split``."""
+        if not self._bridges or mode in self._prepared or mode not in (BRIDGED, Mode.SPLIT):
+            return ""
+        since_s = time.monotonic() - self._made_s
+        if self.forecaster.frames(BRIDGE) < FIRST_FRAMES and since_s < FIRST_S:
+            return "it is prepared when frames run"
+        if mode is Mode.SPLIT and others.get(BRIDGED) and since_s < IN_TURN_S:
+            return f"it is prepared after {BRIDGED}"
+        self._prepared.add(mode)
+        return ""
 
     def close(self) -> None:
         """End the threads that wait for late results. The link is its owner's."""

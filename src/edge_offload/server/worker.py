@@ -166,6 +166,11 @@ class Worker:
         """
         self.queue.put(peer, job, cost_s)
 
+    def give_way(self) -> None:
+        """In a long job, on this thread: do what waits now, and go on."""
+        for _ in range(len(self.queue)):
+            self._do_next(0.0)
+
     def close(self, timeout_s: float = 5.0) -> bool:
         """Drop what waits, let the running job end; False if it has not within ``timeout_s``."""
         self.queue.close()
@@ -183,13 +188,18 @@ class Worker:
             return
         finally:
             self._ready.set()
-        while True:
-            taken = self.queue.get()
-            if taken is None:
-                return
-            try:
-                taken[0]()
-            except (Exception, SystemExit):  # a model that calls sys.exit must not take the thread with it
-                _log.exception("a job of %s failed", self._thread.name)
-            finally:
-                self.queue.served()
+        while self._do_next(None):
+            pass
+
+    def _do_next(self, timeout_s: Optional[float]) -> bool:
+        """Do the job that waits; False if none comes within ``timeout_s``, or the queue is closed."""
+        taken = self.queue.get(timeout_s)
+        if taken is None:
+            return False
+        try:
+            taken[0]()
+        except (Exception, SystemExit):  # a model that calls sys.exit must not take the thread with it
+            _log.exception("a job of %s failed", self._thread.name)
+        finally:
+            self.queue.served()
+        return True

@@ -26,7 +26,7 @@ from tests.modes.split.waiting import until
 PICTURE = torch.randint(0, 256, (3, 48, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 
-def quick(network, repeats):
+def quick(network, repeats, tell=None):
     """Stands for the measurement, which is another test's."""
     count = len(network.located.operators)
     points = (((1, 1e-3), (2, 2e-3)),) * count
@@ -82,7 +82,7 @@ def test_the_profile_of_another_machine_is_measured_again(folder, monkeypatch):
     before = opened(started(folder))
     monkeypatch.setattr(split_models, "fingerprint", lambda device: {**fingerprint(device), "device_name": "another"})
     found = []
-    monkeypatch.setattr(split_models, "measure", lambda *args: found.append(args) or quick(*args))
+    monkeypatch.setattr(split_models, "measure", lambda *args, **named: found.append(args) or quick(*args))
     opened(started(folder), sequence=before.profile.sequence)
     assert len(found) == 1
 

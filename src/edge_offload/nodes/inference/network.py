@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from typing import Any, ClassVar, Mapping, Optional, Sequence, Tuple
@@ -15,7 +16,7 @@ from edge_offload.link.estimate.scheduling import words as of_machine
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
-from edge_offload.manager.policy import CANDIDATES, Situation
+from edge_offload.manager.policy import BRIDGE, BRIDGED, CANDIDATES, Situation
 from edge_offload.mode import Mode, parse_mode
 from edge_offload.models.registry import build_estimator, state_hash
 from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
@@ -32,6 +33,10 @@ from edge_offload.timing import InferenceReport
 #: Modes of a program that was started by ``edge-offload exec``.
 DEVICE_MODES = (Mode.PER_OP, Mode.CACHED, Mode.LAZY, Mode.REPLAY)
 
+#: Modes that may be among the candidates of a robot that cannot run them.
+USUAL = (*CANDIDATES, BRIDGED, Mode.SPLIT)
+#: Says why a program that was to have a virtual device has none (``edge-offload exec --optional``).
+NO_DEVICE = "EDGE_OFFLOAD_NO_DEVICE"
 #: Seconds from which on a first inference is not much slower than any later one.
 SLOW_S = 3.0
 
@@ -98,9 +103,12 @@ class Network:
         #: Modes that cannot run as this node was started, and what each of them lacks, in words.
         self.absent = {mode: why for mode in Mode for why in [self._lacks(mode)] if why}
         for mode in candidates:
-            # the server is a candidate by default, and a robot may well be started without one
-            if mode in self.absent and mode not in CANDIDATES:
+            # a robot may well be started without a server or a compiler: it makes do with what is left, and says so
+            if mode in self.absent and mode not in USUAL:
                 raise BadInput(f"mode {mode} is a candidate and cannot run here: {self.absent[mode]}")
+        words = _choice(candidates, self.absent)
+        health.value("chooses among", words)
+        rospy.loginfo(f"modes to choose among: {words}")
         if self._client is not None:
             self._client.start()
         health.value("model", self.estimator.name)
@@ -116,6 +124,9 @@ class Network:
         if self._client is None:
             device = " virtual_device:=true" if mode in DEVICE_MODES else ""
             return f"it needs a server; start with server:=host:port{device}"
+        without = os.environ.get(NO_DEVICE, "")
+        if without:
+            return f"it needs the virtual CUDA device, which this machine does not have: {without}"
         return "it needs the virtual CUDA device; start with virtual_device:=true ('edge-offload exec' gives it)"
 
     def build(self) -> Any:
@@ -245,3 +256,13 @@ class Network:
             self._module.close()
         if self._client is not None:
             self._client.close()
+
+
+def _choice(candidates: Sequence[Mode], absent: Mapping[Mode, str]) -> str:
+    """What a policy can choose among, in words, and why not among the rest."""
+    able = [mode for mode in Mode if mode is Mode.LOCAL or (mode in candidates and mode not in absent)]
+    words = ", ".join(able)
+    if BRIDGED in candidates and BRIDGE not in candidates and BRIDGE not in absent:
+        words += f"; {BRIDGE} " + ("until replay is ready, and while it is slower" if BRIDGED in able else "for replay")
+    missing = [f"{mode}: {absent[mode]}" for mode in candidates if mode in absent]
+    return words + "".join(f"; not {why}" for why in missing)

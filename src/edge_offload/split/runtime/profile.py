@@ -188,7 +188,7 @@ def measure(
     shared = shared_values(located, network.program.constants)
     dead = free_after(sequence)
     tell("timing the network as a whole")
-    in_place, alone_s = _passes(network, shared, dead, repeats)
+    in_place, alone_s = _passes(network, shared, dead, repeats, tell)
     values = _Values(network, shared)
     measured: List[Points] = []
     coded: Dict[int, Tuple[CodecSpeed, ...]] = {}
@@ -218,7 +218,11 @@ def measure(
 
 
 def _passes(
-    network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[Sequence[int]], repeats: int
+    network: Network,
+    shared: Mapping[int, torch.Tensor],
+    dead: Sequence[Sequence[int]],
+    repeats: int,
+    tell: Callable[[str], None],
 ) -> Tuple[List[List[float]], float]:
     """Seconds of every operator in up to ``repeats`` passes, and the median of the network alone.
 
@@ -228,6 +232,7 @@ def _passes(
     alone: List[float] = []
     began = time.monotonic()
     while len(found) <= repeats and (len(found) < 2 or time.monotonic() - began < ENOUGH_S):
+        tell(f"timing the network as a whole, pass {len(found) + 1}")
         found.append(_pass(network, shared, dead))
         alone.append(_alone(network, shared, dead))
     return found[1:], statistics.median(alone[1:])

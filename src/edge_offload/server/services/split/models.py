@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -124,13 +124,13 @@ class SplitModels:
         if traced.replica is not None:
             self._pool.release(traced.replica)
 
-    def profile(self, traced: TracedModel) -> None:
-        """Measure it on this thread, unless this machine has, and keep it."""
+    def profile(self, traced: TracedModel, give_way: Callable[[], None] = lambda: None) -> None:
+        """Measure it on this thread, unless this machine has, and keep it; ``give_way`` is called between timings."""
         try:
             if traced.earlier is not None and traced.earlier.machine == fingerprint("cpu"):
                 traced.profile = traced.earlier
             else:
-                traced.profile = measure(traced.network, PROFILE_REPEATS)
+                traced.profile = measure(traced.network, PROFILE_REPEATS, tell=lambda _: give_way())
                 module = None if traced.replica is None else traced.replica.executor.module
                 self._cache.keep(traced.network.program, traced.profile, module)
         except BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Callable, Dict, Sequence
 
+from edge_offload import background
 from edge_offload.errors import ProtocolError, Refused
 from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descriptors, unpack
 from edge_offload.link.transport.peers import Peer, Request
@@ -132,6 +133,10 @@ class SplitService(Service):
 
     def _load(self, request: Request, specs: Sequence[TensorSpec]) -> None:
         """On the loader's thread: build and trace; then profile on the device's."""
+        with background.yielding():
+            self._trace(request, specs)
+
+    def _trace(self, request: Request, specs: Sequence[TensorSpec]) -> None:
         body = request.body
         if "constants" in body:
             traced = self._recorded(request, specs)
@@ -162,8 +167,8 @@ class SplitService(Service):
         return self._models.recorded(program, examples)
 
     def _profile(self, request: Request, traced: TracedModel) -> None:
-        """On the device's thread."""
-        self._models.profile(traced)
+        """On the device's thread; frames that come meanwhile go first."""
+        self._models.profile(traced, self._device.give_way)
         self._opened(request, traced)
 
     def _opened(self, request: Request, traced: TracedModel) -> None:
