@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.ir.trace.checksums import checksum
+from edge_offload.ir.trace.keys import packed_words
 from edge_offload.ir.trace.trace_graph import MAX_PAYLOAD, Edge
 from edge_offload.protocol.messages import Message
 from edge_offload.replay.predict import Branches
@@ -64,7 +64,7 @@ class Definitions:
         made = definition or self.signatures.definition(segment)
         words = [word for call, references in made.steps() for word in (self.call(call), *references)]
         self._segments.add(segment)
-        message.segments.append((segment, struct.pack(f"<{len(words)}I", *words)))
+        message.segments.append((segment, packed_words(words)))
         self.count += 1
         return True
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import bisect
 import functools
-import struct
 from dataclasses import dataclass, field
 from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 
 from edge_offload.ir.operators import Operator, StorageRef, View
-from edge_offload.ir.trace.keys import decode, integers_of
+from edge_offload.ir.trace.keys import calls_in, decode, integers_of, unpacked_words
 from edge_offload.ir.trace.symbols import BranchKey
 from edge_offload.ir.trace.trace_graph import MAX_PAYLOAD
 from edge_offload.protocol.messages import tensor_bytes
@@ -70,11 +69,8 @@ class Definition:
 
     def steps(self) -> Iterator[Tuple[Call, Tuple[int, ...]]]:
         """Each call, with the numbers of the storages that it refers to."""
-        position = 0
-        for call in self.calls:
-            stop = position + 1 + call.references
-            yield call, self.words[position + 1 : stop]
-            position = stop
+        calls = iter(self.calls)
+        return calls_in(self.words, lambda _: next(calls))
 
 
 @dataclass
@@ -202,14 +198,8 @@ class SignatureTable:
 
     def definition(self, segment: int) -> Definition:
         """What a segment consists of."""
-        raw = self.native.words(segment)
-        words = struct.unpack(f"<{len(raw) // 4}I", raw)
-        calls: List[Call] = []
-        position = 0
-        while position < len(words):
-            calls.append(self.call(words[position]))
-            position += 1 + calls[-1].references
-        return Definition(words, tuple(calls))
+        words = unpacked_words(self.native.words(segment))
+        return Definition(words, tuple([call for call, _ in calls_in(words, self.call)]))
 
     def done(self, invocations: Sequence[SegmentInvocation], freed: Sequence[int], opens: bool) -> CompletedStep:
         """The step that ``invocations`` make up; ``freed`` are storages that were freed since its first."""

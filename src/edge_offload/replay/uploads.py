@@ -8,7 +8,6 @@ of their bytes, which the server keeps on its disk. The latter is gone with its 
 from __future__ import annotations
 
 import functools
-import struct
 from dataclasses import dataclass, field
 from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
@@ -17,6 +16,7 @@ import torch
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.ir.operators import Symbol
 from edge_offload.ir.trace.calls import ALLOC, NEW, RESTORE, SEED, STATE, UPLOAD, BoundOperator
+from edge_offload.ir.trace.keys import packed_words
 from edge_offload.ir.trace.segments import Step
 from edge_offload.protocol.blobs import Named, cut, digest
 from edge_offload.protocol.messages import SMALL, Message, tensor_bytes
@@ -213,7 +213,7 @@ class ReplayableUploads:
                 words += [len(message.entries), 0]
                 message.entries.append((UPLOAD, key, None, 0))
             number = len(message.segments)
-            message.segments.append((number, struct.pack(f"<{len(words)}I", *words)))
+            message.segments.append((number, packed_words(words)))
             payloads = list(contents.uploads.values())
             message.steps.append(Step(number, storage, [], [], b"", payloads))  # type: ignore[arg-type]
             size += sum(data.nbytes if isinstance(data, Named) else _small(data) for data in payloads)

@@ -23,7 +23,7 @@ from edge_offload.execute.session.native_runner import library
 from edge_offload.execute.session.storages import Storages
 from edge_offload.execute.session.undo import Undo
 from edge_offload.ir.operators import SIZE, STRIDE, Hole, HostTensor, Layout
-from edge_offload.ir.trace.calls import BoundOperator, Buffer, StorageBuffer, described, host_tensor
+from edge_offload.ir.trace.calls import BoundOperator, Buffer, Result, StorageBuffer, host_tensor, layout_of
 from edge_offload.ir.trace.segments import CallFailed, Outcome
 from edge_offload.ir.trace.symbols import Formula, OutcomeHistory, evaluate
 from edge_offload.ir.trace.trace_graph import TraceStep
@@ -350,7 +350,8 @@ class _Run:
         for output, (kind, reference, register) in enumerate(op.told or ()):
             tensor = outputs[output] if register < 0 else self.registers[register]
             assert tensor is not None
-            found.append(["t", described(tensor, kind, reference)])
+            result = Result(kind, reference, layout_of(tensor), tensor.untyped_storage().nbytes())
+            found.append(["t", result.to_wire()])
         self._told(op, found)
 
     def _told(self, op: Instruction, found: Optional[List[Any]]) -> None:

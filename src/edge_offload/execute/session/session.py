@@ -7,7 +7,6 @@ a journal of what it overwrites, so that it can be undone when the client turns 
 from __future__ import annotations
 
 import mmap
-import struct
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Union
 from weakref import WeakKeyDictionary
@@ -22,6 +21,7 @@ from edge_offload.execute.session.speculative import SpeculativeExecutor
 from edge_offload.execute.session.storages import Storages
 from edge_offload.execute.session.undo import Undo
 from edge_offload.ir.trace.calls import BoundOperator, StorageBuffer
+from edge_offload.ir.trace.keys import calls_in, unpacked_words
 from edge_offload.ir.trace.segments import Outcome, Segment, Step, StepSignature
 
 #: So often is one segment compiled: one whose operands keep changing is run call by call.
@@ -83,7 +83,7 @@ class DeviceSession(Storages):
         if len(self.segments) >= self.limits.segments or len(words) % 4 or len(words) // 4 > self.limits.words:
             raise BadInput("the session defines too many or too long segments")
         try:
-            self.segments[number] = Segment.of(struct.unpack(f"<{len(words) // 4}I", words), self.operator)
+            self.segments[number] = Segment.of(calls_in(unpacked_words(words), self.operator))
         except EdgeOffloadError as error:
             self.segments[number] = error
 

@@ -17,6 +17,7 @@ from edge_offload.execute.session.pacer import FlushPacer
 from edge_offload.execute.session.program import Program
 from edge_offload.execute.session.storages import Storages
 from edge_offload.ir.trace.calls import BoundOperator, Buffer
+from edge_offload.ir.trace.keys import calls_in
 from edge_offload.ir.trace.segments import Outcome, Segment, Step
 from edge_offload.ir.trace.symbols import BranchKey, Formula, evaluate, facts_of
 from edge_offload.ir.trace.trace_graph import MAX_AHEAD, MAX_PAYLOAD, TraceGraph, TraceStep, follow
@@ -260,7 +261,7 @@ class SpeculativeExecutor:
         """The segment that the calls of a trace step are with the integers of their definitions."""
         plain = self._plain.get(number)
         if plain is None:
-            plain = Segment.of(node.words, self.session.operator, len(node.live))
+            plain = Segment.of(calls_in(node.words, self.session.operator), len(node.live))
             if not plain.calls:
                 raise ProtocolError("a trace step has no calls")
             self._plain[number] = plain

@@ -202,6 +202,11 @@ class BoundOperator:
         return integers_of(self.key, self.offsets)
 
     @property
+    def references(self) -> int:
+        """How many storages it refers to."""
+        return len(self.storages)
+
+    @property
     def number_count(self) -> int:
         """How many numbers of the host come with it; a seed is one."""
         return len(self.numbers) + (self.name == SEED)
@@ -325,13 +330,6 @@ def lies_so(tensor: torch.Tensor, layout: Layout) -> bool:
         and tensor.dtype == DTYPES[layout.dtype]
         and _flags(tensor) == layout.flags
     )
-
-
-def described(tensor: torch.Tensor, kind: int, reference: int) -> List[Any]:
-    """What :meth:`Result.to_wire` says of a result."""
-    sizes, strides, nbytes = list(tensor.shape), list(tensor.stride()), tensor.untyped_storage().nbytes()
-    dtype = DTYPE_NUMBERS[tensor.dtype]
-    return [kind, reference, dtype, _flags(tensor), sizes, strides, tensor.storage_offset(), nbytes]
 
 
 def _flags(tensor: torch.Tensor) -> int:

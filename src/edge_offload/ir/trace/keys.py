@@ -1,13 +1,14 @@
-"""The bytes that describe one call, decoded (``native/cpp/keys.h`` has the format and encodes it).
+"""The bytes that describe calls and segments, decoded (``native/cpp/keys.h`` and ``segment.h`` have the formats).
 
-Nothing here executes anything: a key becomes an :class:`~edge_offload.ir.operators.Operator`, within bounds.
+Nothing here executes anything: a key becomes an :class:`~edge_offload.ir.operators.Operator`, within bounds, and the
+words of a segment become its calls with the numbers of the storages that they refer to.
 """
 
 from __future__ import annotations
 
 import functools
 import struct
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Protocol, Sequence, Tuple, TypeVar
 
 import torch
 
@@ -89,6 +90,47 @@ def first_integers(operator: Operator) -> List[Tuple[int, View]]:
         elif type(leaf) is int:
             position += 1
     return found
+
+
+class Refers(Protocol):
+    """A call, as far as the words of a segment go."""
+
+    @property
+    def references(self) -> int:
+        """How many storages it refers to."""
+
+
+C = TypeVar("C", bound=Refers)
+
+
+def calls_in(words: Sequence[int], call: Callable[[int], C]) -> Iterator[Tuple[C, Tuple[int, ...]]]:
+    """The calls of a segment, each with its storages by canonical number.
+
+    Args:
+        words: per call its number, then those of its storages.
+        call: the one of a number.
+
+    Raises:
+        ProtocolError: the words end inside a call.
+    """
+    position = 0
+    while position < len(words):
+        found = call(words[position])
+        stop = position + 1 + found.references
+        if stop > len(words):
+            raise ProtocolError("a segment ends inside a call")
+        yield found, tuple(words[position + 1 : stop])
+        position = stop
+
+
+def packed_words(words: Sequence[int]) -> bytes:
+    """Words as they travel: 32 bits each."""
+    return struct.pack(f"<{len(words)}I", *words)
+
+
+def unpacked_words(data: bytes) -> Tuple[int, ...]:
+    """Those words; raises struct.error if there is a part of one too much."""
+    return struct.unpack(f"<{len(data) // 4}I", data)
 
 
 _INTEGER = struct.Struct("<q").unpack_from

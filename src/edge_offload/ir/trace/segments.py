@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 
-from edge_offload.errors import EdgeOffloadError, ProtocolError
+from edge_offload.errors import EdgeOffloadError
 from edge_offload.ir.trace.calls import BoundOperator, Buffer
 
 #: Characters of an operator's error that are told.
@@ -56,29 +56,14 @@ class Segment:
         self.tail: Optional[Tuple[int, ...]] = None
 
     @staticmethod
-    def of(words: Sequence[int], operator: Callable[[int], BoundOperator], first_new: int = 0) -> Segment:
-        """The segment that ``words`` describe: per call its number, then the canonical number of each reference.
-
-        Args:
-            words: as they come.
-            operator: the call of a number.
-            first_new: see the class.
-
-        Raises:
-            ProtocolError: it ends inside a call.
-        """
+    def of(calls: Iterable[Tuple[BoundOperator, Tuple[int, ...]]], first_new: int = 0) -> Segment:
+        """The segment of ``calls``, each with the canonical numbers of its storages; ``first_new``: see the class."""
         segment = Segment()
         segment.first_new = first_new
-        position = 0
-        while position < len(words):
-            found = operator(words[position])
-            references = tuple(words[position + 1 : position + 1 + len(found.storages)])
-            if len(references) < len(found.storages):
-                raise ProtocolError("a segment ends inside a call")
-            segment.calls.append(SegmentCall(found, references, max(references, default=-1) + 1))
-            segment.written.update(references[written] for written in found.written)
-            segment.random = segment.random or found.random
-            position += 1 + len(references)
+        for operator, references in calls:
+            segment.calls.append(SegmentCall(operator, references, max(references, default=-1) + 1))
+            segment.written.update(references[written] for written in operator.written)
+            segment.random = segment.random or operator.random
         last = {canonical: index for index, call in enumerate(segment.calls) for canonical in call.references}
         for canonical, index in last.items():
             segment.last_used.setdefault(index, []).append(canonical)

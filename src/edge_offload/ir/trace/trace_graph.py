@@ -15,6 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.calls import Buffer
+from edge_offload.ir.trace.keys import packed_words, unpacked_words
 from edge_offload.ir.trace.symbols import BranchKey, Formula, OutcomeHistory, evaluate, parse_formula
 
 #: The branch key of an outcome (None: any other), and the index of the step that then follows.
@@ -81,7 +82,7 @@ class TraceStep:
 
     def to_wire(self) -> List[Any]:
         """As msgpack takes it."""
-        words = struct.pack(f"<{len(self.words)}I", *self.words)
+        words = packed_words(self.words)
         return [self.segment, words, self.patches, self.live, self.dead, self.numbers, self.payloads, self.describe,
                 self.wanted]  # fmt: skip
 
@@ -96,10 +97,9 @@ def parse_step(data: Any) -> TraceStep:
         if len(data) != len(fields(TraceStep)):
             raise ValueError("a step has another number of fields")
         read = TraceStep(*data)
-        words = _raw(read.words)
         node = TraceStep(
             _count(read.segment) if read.segment is not None else None,
-            struct.unpack(f"<{len(words) // 4}I", words),
+            unpacked_words(_raw(read.words)),
             tuple(Patch(_count(at), _count(offset), parse_formula(formula)) for at, offset, formula in read.patches),
             tuple((_count(number), _count(how), _whole(value)) for number, how, value in read.live),
             tuple(_count(number) for number in read.dead),

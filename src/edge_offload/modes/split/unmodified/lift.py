@@ -7,7 +7,6 @@ function of its uploads, or cannot be told to be, is refused in words; nothing i
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
@@ -64,9 +63,7 @@ class Calls:
         Raises:
             EdgeOffloadError: one of them is malformed.
         """
-        numbers = itertools.count()
-        words = [word for _, references in definition.steps() for word in (next(numbers), *references)]
-        return Segment.of(words, lambda number: self._operator(definition.calls[number]))
+        return Segment.of((self._operator(call), references) for call, references in definition.steps())
 
     def _operator(self, call: Call) -> BoundOperator:
         found = self._operators.get((call.name, call.key))
