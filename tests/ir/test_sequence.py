@@ -19,11 +19,11 @@ from edge_offload.ir import (
     Ref,
     Symbol,
     Value,
+    canonical_bytes,
     content_digest,
-    same_structure,
     sequence_hash,
 )
-from edge_offload.ir.liveness import free_after, last_use, peak_bytes
+from edge_offload.ir.liveness import free_after, last_use
 from edge_offload.ir.wire import Limits, decode, encode
 
 WEIGHT = content_digest("float32", (2,), b"\0" * 8)
@@ -51,7 +51,7 @@ def test_numbering_and_scopes_do_not_change_identity() -> None:
     one, other = small().validate(), small(shift=40, scope="layer1.conv").validate()
     assert sequence_hash(one) == sequence_hash(other)
     assert len(bytes.fromhex(sequence_hash(one))) == 16
-    assert same_structure(one, other)
+    assert canonical_bytes(one) == canonical_bytes(other)
 
 
 @pytest.mark.parametrize("scalar", [1, True, 2.0, -1.0, None, "1.0", (1.0,), complex(1, 0), Symbol("dtype", "float32")])
@@ -79,9 +79,9 @@ def test_explicit_contiguous_strides_are_the_same_as_none() -> None:
     base = small()
     values = dict(base.values)
     values[0] = replace(values[0], strides=(2, 1))
-    assert same_structure(base, replace(base, values=values))
+    assert sequence_hash(base) == sequence_hash(replace(base, values=values))
     values[0] = replace(values[0], strides=(1, 4))
-    assert not same_structure(base, replace(base, values=values))
+    assert sequence_hash(base) != sequence_hash(replace(base, values=values))
 
 
 def test_use_before_definition_is_refused_by_name() -> None:
@@ -105,11 +105,10 @@ def test_second_definition_write_to_constant_and_unknown_output_are_refused() ->
         replace(base, rebinds=((6, 9),)).validate()
 
 
-def test_last_use_and_peak_follow_storages_not_handles() -> None:
+def test_a_value_is_freed_after_its_last_use() -> None:
     base = small()
     assert last_use(base) == {0: 0, 3: 0, 6: 1, 9: 2, 12: 3}
     assert free_after(base) == [[], [6], [9]]
-    assert peak_bytes(base) == 4 * 2 * 4  # one storage for all three intermediates
 
 
 def test_pruning_drops_what_nothing_reads_and_its_weights() -> None:
@@ -118,7 +117,7 @@ def test_pruning_drops_what_nothing_reads_and_its_weights() -> None:
     dead = Operator("aten.relu.default", (Ref(20),), (), (21,))
     digest = content_digest("float32", (2,), b"\2" * 8)
     padded = replace(base, values=values, constants={**base.constants, 20: digest}, operators=(*base.operators, dead))
-    assert same_structure(padded.validate().pruned(), base)
+    assert sequence_hash(padded.validate().pruned()) == sequence_hash(base)
 
 
 def test_wire_round_trip() -> None:
@@ -164,10 +163,9 @@ def test_flipped_bits_are_refused_or_decode_to_a_valid_sequence(position: int, b
 
 def test_names_outside_the_registry_never_resolve() -> None:
     from edge_offload.errors import Unsupported
-    from edge_offload.ir.schemas import overload, schema_hash
+    from edge_offload.ir.schemas import overload
 
     assert str(overload("aten.relu.default")) == "aten.relu.default"
-    assert schema_hash("aten.relu.default") != schema_hash("aten.relu_.default")
     for name in ("aten.__class__.__init__", "os.system.default", "aten.relu.nothing", "aten.relu", "__dict__.a.b"):
         with pytest.raises(Unsupported):
             overload(name)

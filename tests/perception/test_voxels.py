@@ -54,15 +54,6 @@ def test_columns_by_place_and_the_nearest_one_for_places_outside():
     assert SMALL.cell(-50.0, 50.0) == (0, 5)
 
 
-@pytest.mark.process
-def test_a_finer_grid_fills_the_same_space():
-    fine = SMALL.refined(2)
-    assert fine.extent == pytest.approx(SMALL.extent)
-    points = np.random.default_rng(0).uniform(-1, 4, (200, 3))
-    coarse = fine.occupancy(points).reshape(8, 2, 6, 2, 4, 2).max(axis=(1, 3, 5))
-    np.testing.assert_array_equal(coarse, SMALL.occupancy(points))
-
-
 def test_the_ground_lies_where_a_trained_network_expects_it():
     assert VoxelGrid((0.0, -25.6, -2.0), 0.2, (256, 256, 32)) == FORWARD
     assert around(1.73, forward=True).origin == pytest.approx(FORWARD.origin)

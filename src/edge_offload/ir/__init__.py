@@ -10,10 +10,10 @@ module          its one reason
 ``values``      a tensor as a fact: dtype, shape, strides, where its bytes live
 ``operators``   what an operator call is: a name and an argument tree, what it makes, writes, aliases
 ``sequence``    operators in order, with inputs, constants, host reads; validation
-``canonical``   one byte string per meaning; 128-bit hash, structural equality
+``canonical``   one byte string per meaning; 128-bit hash
 ``liveness``    from where to where a value is needed
 ``wire``        bounded msgpack form; decoding trusts nothing
-``schemas``     torch's own schema of an overload, and its hash (needs torch)
+``schemas``     torch's own overloads, and what their schemas say (needs torch)
 ``evaluate``    one operator on real tensors (needs torch)
 ``build``       sequences from modules (needs torch)
 ``opaque``      a part that no trace looks into, as one operator (needs torch)
@@ -22,7 +22,7 @@ module          its one reason
 Nothing here imports another package of ours (only the leaf :mod:`edge_offload.errors`).
 """
 
-from edge_offload.ir.canonical import canonical_bytes, canonicalise, same_structure, sequence_hash
+from edge_offload.ir.canonical import canonical_bytes, canonicalise, sequence_hash
 from edge_offload.ir.operators import Arg, Operator, Ref, Symbol
 from edge_offload.ir.sequence import OperatorSequence
 from edge_offload.ir.values import DYNAMIC, Kind, Value, content_digest
@@ -39,6 +39,5 @@ __all__ = [
     "canonical_bytes",
     "canonicalise",
     "content_digest",
-    "same_structure",
     "sequence_hash",
 ]

@@ -94,11 +94,6 @@ def sequence_hash(sequence: OperatorSequence) -> str:
     return hashlib.blake2b(canonical_bytes(sequence), digest_size=HASH_BYTES).hexdigest()
 
 
-def same_structure(one: OperatorSequence, other: OperatorSequence) -> bool:
-    """Whether both mean the same, whatever numbers their values carry."""
-    return canonical_bytes(one) == canonical_bytes(other)
-
-
 def _operator(parts: List[bytes], operator: Operator) -> None:
     _text(parts, operator.name)
     _arg(parts, operator.args)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence
 
 import torch
 
@@ -13,11 +13,7 @@ from edge_offload.ir.schemas import overload
 Fetch = Callable[[int], Any]
 """Gives the tensor of a value number."""
 
-_NAMESPACES: Mapping[str, Tuple[str, type]] = {
-    "dtype": ("", torch.dtype),
-    "layout": ("", torch.layout),
-    "memory_format": ("", torch.memory_format),
-}
+_TYPES = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
 def resolve_symbol(symbol: Symbol, device: str = "cpu") -> Any:
@@ -30,9 +26,8 @@ def resolve_symbol(symbol: Symbol, device: str = "cpu") -> Any:
         return torch.device(device)
     if symbol.kind == "generator":
         raise BadInput(f"the generator {symbol.name!r} belongs to the process that recorded it")
-    expected = _NAMESPACES[symbol.kind][1]
     found = vars(torch).get(symbol.name)
-    if not isinstance(found, expected):
+    if not isinstance(found, _TYPES[symbol.kind]):
         raise BadInput(f"torch {torch.__version__} has no {symbol.kind} {symbol.name!r}")
     return found
 

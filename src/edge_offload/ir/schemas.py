@@ -1,11 +1,10 @@
-"""torch's own schema of an overload: look-up by name, and a hash that two torch versions can compare."""
+"""torch's own overloads, by name, and what their schemas say of arguments."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from functools import lru_cache
-from typing import Any, Dict, Iterable, Tuple
+from typing import Any, Tuple
 
 import torch
 
@@ -55,19 +54,3 @@ def enumerated(found: Any) -> Tuple[Tuple[int, str, str], ...]:
         if kind in ENUMERATIONS:
             kinds.append((position, argument.name, kind))
     return tuple(kinds)
-
-
-def schema_text(name: str) -> str:
-    """The overload's schema as torch prints it, with argument names, types, defaults and alias marks."""
-    return str(overload(name)._schema)
-
-
-@lru_cache(maxsize=8192)
-def schema_hash(name: str) -> str:
-    """16 hexadecimal digits over :func:`schema_text`; equal on two sides means the overload is called the same way."""
-    return hashlib.blake2b(schema_text(name).encode("utf-8"), digest_size=8).hexdigest()
-
-
-def schema_hashes(names: Iterable[str]) -> Dict[str, str]:
-    """Overload name -> hash, for the handshake."""
-    return {name: schema_hash(name) for name in sorted(set(names))}

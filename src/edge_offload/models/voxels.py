@@ -86,11 +86,6 @@ class VoxelGrid:
         x, y, z = (start + (np.arange(n) + 0.5) * self.voxel_size for start, n in zip(self.origin, self.shape))
         return x, y, z
 
-    def refined(self, factor: int) -> VoxelGrid:
-        """The same box, and ``factor`` times as many voxels along every axis."""
-        x, y, z = (side * factor for side in self.shape)
-        return VoxelGrid(self.origin, self.voxel_size / factor, (x, y, z))
-
 
 FORWARD = VoxelGrid()
 """In front of a LiDAR 1.73 m above the ground: the volume of the SemanticKITTI benchmark."""

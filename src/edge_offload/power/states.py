@@ -19,8 +19,6 @@ COMMUNICATE = "communicate"
 STATES: Tuple[str, ...] = (COMPUTE, COMMUNICATE)
 """What a robot may be busy with; both at once is common (a transfer overlapped with compute), neither is standby."""
 
-Interval = Tuple[float, float]
-
 
 @dataclass(frozen=True)
 class StatePowers:

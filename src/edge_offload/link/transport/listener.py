@@ -97,11 +97,6 @@ class Listener:
         """``tcp://host:port`` really bound."""
         return self._address
 
-    @property
-    def public_key(self) -> str:
-        """The key that clients must know."""
-        return self._keys.server_pair(split_address(self._bind)[0]).public
-
     def start(self) -> Listener:
         """Bind and serve.
 
