@@ -11,7 +11,7 @@ from torch import nn
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.execute.sequence_runner import SequenceRunner
 from edge_offload.ir import Kind, Operator, OperatorSequence, Ref, Value, sequence_hash
-from edge_offload.ir.build import Program, from_module, tensor_digest
+from edge_offload.ir.build import TracedProgram, from_module, tensor_digest
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ class Mixed(nn.Module):
         return self.head(y.mean((2, 3))), torch.cat([other, one], 1)
 
 
-def run(program: Program, *inputs: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+def run(program: TracedProgram, *inputs: torch.Tensor) -> Tuple[torch.Tensor, ...]:
     return SequenceRunner(program.sequence, program.constants).run(inputs)
 
 
@@ -84,7 +84,7 @@ def test_running_statistics_become_state_with_a_rebind() -> None:
     assert changed == now
 
 
-def match_state(program: Program, module: nn.Module) -> list[torch.Tensor]:
+def match_state(program: TracedProgram, module: nn.Module) -> list[torch.Tensor]:
     """Buffers in the order of the state inputs (registration order)."""
     assert len(program.sequence.inputs) - 1 == len(list(module.buffers()))
     return [buffer.clone() for buffer in module.buffers()]

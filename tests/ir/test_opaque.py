@@ -11,7 +11,7 @@ from torch import nn
 from edge_offload.errors import Unsupported
 from edge_offload.execute.sequence_runner import SequenceRunner
 from edge_offload.ir import opaque, sequence_hash
-from edge_offload.ir.build import Program, from_module
+from edge_offload.ir.build import TracedProgram, from_module
 
 
 class Above(nn.Module):
@@ -26,7 +26,7 @@ class Above(nn.Module):
         return x[x > self.limit] * self.scale, (x > self.limit).nonzero()
 
 
-def program_of(readout: nn.Module) -> Program:
+def program_of(readout: nn.Module) -> TracedProgram:
     torch.manual_seed(0)
     network = nn.Conv2d(1, 2, 3)
     given = torch.rand(1, 1, 6, 6)

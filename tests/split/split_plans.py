@@ -8,7 +8,7 @@ from typing import Dict, Sequence, Set, Tuple
 import torch
 
 from edge_offload.execute.sequence_runner import SequenceRunner
-from edge_offload.ir.build import Program
+from edge_offload.ir.build import TracedProgram
 from edge_offload.split.footprints.registry import Locality, Range
 from edge_offload.split.model.complete import complete
 from edge_offload.split.model.locality import LocalityMap
@@ -35,7 +35,7 @@ def random_plan(located: LocalityMap, chooser: random.Random) -> Plan:
     return complete(located, robot, server)
 
 
-def unsplit(program: Program, inputs: Sequence[torch.Tensor]) -> Tuple[torch.Tensor, ...]:
+def unsplit(program: TracedProgram, inputs: Sequence[torch.Tensor]) -> Tuple[torch.Tensor, ...]:
     return SequenceRunner(program.sequence, program.constants).run(inputs)
 
 

@@ -29,8 +29,8 @@ _PURE_CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.def
 
 
 @dataclass(frozen=True)
-class Program:
-    """A sequence and the tensors behind its constants.
+class TracedProgram:
+    """A recorded inference: its sequence, and the tensors behind its constants.
 
     Attributes:
         sequence: what is computed.
@@ -41,7 +41,7 @@ class Program:
     constants: Mapping[str, torch.Tensor]
 
 
-def from_module(module: nn.Module, inputs: Sequence[torch.Tensor]) -> Program:
+def from_module(module: nn.Module, inputs: Sequence[torch.Tensor]) -> TracedProgram:
     """The sequence that ``module(*inputs)`` runs, for inputs of these very shapes and dtypes.
 
     Buffers that the forward pass overwrites become state inputs behind the user's, with a rebind each.
@@ -81,7 +81,7 @@ def _process_left_alone() -> Iterator[None]:
         yield
 
 
-def from_exported(exported: Any) -> Program:
+def from_exported(exported: Any) -> TracedProgram:
     """The sequence of a functionalised ``torch.export.ExportedProgram``."""
     signature = exported.graph_signature
     named: Dict[str, torch.Tensor] = {**exported.state_dict, **exported.constants}
@@ -113,7 +113,7 @@ def from_exported(exported: Any) -> Program:
     return builder.finish(outputs, rebinds)
 
 
-def from_graph_module(graph_module: torch.fx.GraphModule) -> Program:
+def from_graph_module(graph_module: torch.fx.GraphModule) -> TracedProgram:
     """The sequence of an ATen graph made by ``torch.fx.experimental.proxy_tensor.make_fx``.
 
     Args:
@@ -163,13 +163,13 @@ class _Builder:
             elif node.op not in ("placeholder", "output", "get_attr"):
                 raise Unsupported(f"graph node {node.name} is {node.op}, not an ATen call")
 
-    def finish(self, outputs: Sequence[int], rebinds: Sequence[Tuple[int, int]]) -> Program:
+    def finish(self, outputs: Sequence[int], rebinds: Sequence[Tuple[int, int]]) -> TracedProgram:
         sequence = OperatorSequence(
             self.values, tuple(self.inputs), self.constants, tuple(self.operators), tuple(outputs), (), tuple(rebinds)
         )
         sequence = sequence.validate().pruned()
         used = set(sequence.constants.values())
-        return Program(sequence, {digest: tensor for digest, tensor in self.tensors.items() if digest in used})
+        return TracedProgram(sequence, {digest: tensor for digest, tensor in self.tensors.items() if digest in used})
 
     def _value(self, name: str, val: Any, kind: Kind, storage: Optional[int] = None) -> int:
         number = len(self.values)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from edge_offload.errors import Unsupported
-from edge_offload.ir.build import Program, tensor_digest
+from edge_offload.ir.build import TracedProgram, tensor_digest
 from edge_offload.ir.operators import Operator, Ref
 from edge_offload.ir.values import DYNAMIC, Value
 
@@ -49,7 +49,7 @@ def register(module: nn.Module) -> str:
     return token
 
 
-def append(program: Program, module: nn.Module, examples: Sequence[torch.Tensor]) -> Program:
+def append(program: TracedProgram, module: nn.Module, examples: Sequence[torch.Tensor]) -> TracedProgram:
     """``program`` followed by ``module`` as one operator on all of its outputs.
 
     Args:
@@ -71,7 +71,7 @@ def append(program: Program, module: nn.Module, examples: Sequence[torch.Tensor]
         values[number] = Value(number, str(tensor.dtype).split(".")[-1], (DYNAMIC,) * tensor.dim())
     operator = Operator(NAME, (token, tuple(Ref(number) for number in sequence.outputs)), (), made, (), (), "readout")
     behind = replace(sequence, values=values, operators=(*sequence.operators, operator), outputs=made)
-    return Program(behind.validate(), program.constants)
+    return TracedProgram(behind.validate(), program.constants)
 
 
 def _run(token: str, inputs: List[torch.Tensor]) -> List[torch.Tensor]:

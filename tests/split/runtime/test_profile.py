@@ -15,7 +15,7 @@ from torch import nn
 
 from edge_offload.commands.plan import bins
 from edge_offload.errors import BadInput, Unsupported
-from edge_offload.ir.build import Program
+from edge_offload.ir.build import TracedProgram
 from edge_offload.split.model.check import BadPlan, check
 from edge_offload.split.model.complete import complete
 from edge_offload.split.model.draw import draw
@@ -39,7 +39,7 @@ def network(rows: int = 24) -> Network:
         chain.call("aten.conv2d.default", chain.tail, torch.randn(3, 3, 3, 3), torch.randn(3), [1, 1], [1, 1])
         chain.call("aten.relu.default", chain.tail)
     chain.call("aten.mean.dim", chain.tail, [2, 3])
-    program = Program(chain.finish(), chain.blobs)
+    program = TracedProgram(chain.finish(), chain.blobs)
     return Network("stack", program, analyse(program.sequence, {0: 2}), (chain.tensors[0],))
 
 

@@ -14,7 +14,7 @@ import torch
 
 from edge_offload.execute.sequence_runner import SequenceRunner
 from edge_offload.ir import Operator, Symbol, sequence_hash
-from edge_offload.ir.build import Program, tensor_digest
+from edge_offload.ir.build import TracedProgram, tensor_digest
 from edge_offload.split.footprints.registry import EMPTY, Locality, Range
 from edge_offload.split.model.check import BadPlan, check
 from edge_offload.split.model.complete import backward, complete
@@ -31,7 +31,7 @@ def float32_bound(unsplit: float) -> float:
     return 1.5 * unsplit + 1e-6
 
 
-def as_double(program: Program) -> Program:
+def as_double(program: TracedProgram) -> TracedProgram:
     """The same network in float64: every float32 value, weight and dtype argument."""
     sequence = program.sequence
     values = {number: replace(value, dtype="float64" if value.dtype == "float32" else value.dtype)
@@ -54,7 +54,7 @@ def as_double(program: Program) -> Program:
                  op.mutates, op.aliases, op.scope)
         for op in sequence.operators
     )  # fmt: skip
-    return Program(replace(sequence, values=values, constants=constants, operators=operators).validate(), tensors)
+    return TracedProgram(replace(sequence, values=values, constants=constants, operators=operators).validate(), tensors)
 
 
 def error(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
@@ -109,14 +109,14 @@ def passes(plan: Plan, located: LocalityMap, identity: str) -> bool:
 class _Precision:
     """One network in one precision, with what stays the same from plan to plan."""
 
-    program: Program
+    program: TracedProgram
     located: LocalityMap
     inputs: Tuple[torch.Tensor, ...]
     shared: Mapping[int, torch.Tensor]
     identity: str
 
     @staticmethod
-    def of(program: Program, axes: Mapping[int, int], inputs: Sequence[torch.Tensor]) -> _Precision:
+    def of(program: TracedProgram, axes: Mapping[int, int], inputs: Sequence[torch.Tensor]) -> _Precision:
         located = analyse(program.sequence, axes)
         return _Precision(program, located, tuple(inputs), shared_values(located, program.constants),
                           sequence_hash(program.sequence))  # fmt: skip

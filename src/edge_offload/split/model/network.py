@@ -8,7 +8,7 @@ from typing import Optional, Tuple
 import torch
 from torch import nn
 
-from edge_offload.ir.build import Program
+from edge_offload.ir.build import TracedProgram
 from edge_offload.split.model.locality import LocalityMap
 
 
@@ -26,7 +26,7 @@ class Network:
     """
 
     name: str
-    program: Program
+    program: TracedProgram
     located: LocalityMap
     inputs: Tuple[torch.Tensor, ...]
     readout: Optional[nn.Module] = None

@@ -18,7 +18,7 @@ from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, Unsupported
 from edge_offload.execute.sequence_runner import SequenceRunner
 from edge_offload.execute.session.session import DeviceSession
-from edge_offload.ir.build import Program, from_graph_module
+from edge_offload.ir.build import TracedProgram, from_graph_module
 from edge_offload.ir.operators import HostNumber, HostTensor, Layout, StorageRef, View
 from edge_offload.ir.trace.calls import ALLOC, DOWNLOAD, NEW, UPLOAD, BoundOperator, StorageBuffer, host_number
 from edge_offload.ir.trace.keys import DTYPES
@@ -47,7 +47,7 @@ class Captured:
         made: for each call, which number, in the segment, each storage has that it makes.
     """
 
-    program: Program
+    program: TracedProgram
     made: Tuple[Tuple[int, ...], ...]
 
 

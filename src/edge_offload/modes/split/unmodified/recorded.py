@@ -11,7 +11,7 @@ from edge_offload import background
 from edge_offload.errors import Unsupported
 from edge_offload.execute.tensors import pack
 from edge_offload.ir import wire
-from edge_offload.ir.build import Program
+from edge_offload.ir.build import TracedProgram
 from edge_offload.link.transport.client import Client
 from edge_offload.memory import flat_bytes
 from edge_offload.modes.handles import Progress
@@ -75,7 +75,7 @@ class RecordedSource:
         """Say it once."""
         self._once.notify(problem)
 
-    def _send_constants(self, client: Client, program: Program, progress: Progress) -> List[bytes]:
+    def _send_constants(self, client: Client, program: TracedProgram, progress: Progress) -> List[bytes]:
         """Send the pieces of the constants that the server does not have; names of all."""
 
         def missing_of(asked: List[bytes]) -> Any:
@@ -97,7 +97,7 @@ class RecordedSource:
         return names
 
 
-def _pieces(program: Program) -> Iterator[bytes]:
+def _pieces(program: TracedProgram) -> Iterator[bytes]:
     """The bytes of all constants in a row, each once and in the order of the sequence, cut into pieces."""
     rest = bytearray()
     for name in dict.fromkeys(program.sequence.constants.values()):

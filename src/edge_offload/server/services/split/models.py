@@ -11,7 +11,7 @@ import torch
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.ir import sequence_hash
-from edge_offload.ir.build import Program
+from edge_offload.ir.build import TracedProgram
 from edge_offload.server.services.replica.replicas import Replica, ReplicaPool
 from edge_offload.server.services.split.trace_cache import TraceCache
 from edge_offload.split.model.network import Network
@@ -103,7 +103,7 @@ class SplitModels:
         located = located_along(replica.name, described, None)
         return Network(replica.name, found.program, located, tuple(examples), found.readout), found.profile
 
-    def recorded(self, program: Program, examples: Sequence[torch.Tensor]) -> TracedModel:
+    def recorded(self, program: TracedProgram, examples: Sequence[torch.Tensor]) -> TracedModel:
         """An inference that was recorded on a virtual device, analysed or found.
 
         Raises:

@@ -16,7 +16,7 @@ import edge_offload.split.model.locality  # noqa: F401 - the rules of locality a
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, Unsupported
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.ir import OperatorSequence, wire
-from edge_offload.ir.build import Program, tensor_digest
+from edge_offload.ir.build import TracedProgram, tensor_digest
 from edge_offload.ir.evaluate import kernel
 from edge_offload.ir.operators import Operator
 from edge_offload.ir.schemas import enumerated, overload
@@ -55,7 +55,7 @@ def distinct_constants(sequence: OperatorSequence) -> Dict[str, Value]:
     return found
 
 
-def with_constants(sequence: OperatorSequence, names: Any, store: BlobStore) -> Program:
+def with_constants(sequence: OperatorSequence, names: Any, store: BlobStore) -> TracedProgram:
     """The sequence with its constants, which are the blobs ``names`` in a row.
 
     Raises:
@@ -83,7 +83,7 @@ def with_constants(sequence: OperatorSequence, names: Any, store: BlobStore) -> 
         if tensor_digest(constants[digest]) != digest:
             raise ProtocolError("a constant is not what its digest says")
         offset += value.nbytes
-    return Program(sequence, constants)
+    return TracedProgram(sequence, constants)
 
 
 def read(data: bytes, inputs: Sequence[TensorSpec]) -> OperatorSequence:

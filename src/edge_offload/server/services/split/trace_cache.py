@@ -25,7 +25,7 @@ from torch import nn
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.execute.tensors import MAX_TENSORS, pack, unpack
 from edge_offload.ir import OperatorSequence, opaque, sequence_hash, wire
-from edge_offload.ir.build import Program, tensor_digest
+from edge_offload.ir.build import TracedProgram, tensor_digest
 from edge_offload.models.cache import write_atomic
 from edge_offload.split.runtime.profile import Profile
 
@@ -52,7 +52,7 @@ class CachedTrace:
         profile: of this machine, or of what it was then: its fingerprint says so. None if it is too old.
     """
 
-    program: Program
+    program: TracedProgram
     readout: Optional[nn.Module]
     profile: Optional[Profile]
 
@@ -85,7 +85,7 @@ class TraceCache:
             found = wire.decode(document["sequence"])
             constants = _extras(document)
             readout = _readout(found, module)
-            program = Program(found, _bound(found, module, constants))
+            program = TracedProgram(found, _bound(found, module, constants))
             profile = _profile(document, sequence)
             if sequence_hash(found) != sequence:
                 raise ValueError("a sequence of another hash")
@@ -94,7 +94,7 @@ class TraceCache:
             return None
         return CachedTrace(program, readout, profile)
 
-    def keep(self, program: Program, profile: Profile, module: Optional[nn.Module]) -> None:
+    def keep(self, program: TracedProgram, profile: Profile, module: Optional[nn.Module]) -> None:
         """Write down what was traced from ``module`` and measured; without one the profile alone."""
         extras: List[torch.Tensor] = []
         traced = b""
