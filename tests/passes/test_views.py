@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edge_offload.errors import Unsupported
 from edge_offload.ir.trace.calls import layout_of
-from edge_offload.passes.views import is_dense, laid_out, look
+from edge_offload.passes.views import is_dense, laid_out, view_as
 
 KINDS = ("slice", "select", "permute", "merge", "divide", "expand", "unsqueeze", "step")
 
@@ -53,7 +53,7 @@ def test_a_chain_of_views_is_found_again_or_refused(data) -> None:
     for kind in draw(st.lists(st.sampled_from(KINDS), max_size=4)):
         wanted = viewed(wanted, kind, draw)
     try:
-        found = look(base, layout_of(base), layout_of(wanted))
+        found = view_as(base, layout_of(base), layout_of(wanted))
     except Unsupported:
         return
     assert found.shape == wanted.shape
@@ -77,16 +77,16 @@ def test_a_chain_of_views_is_found_again_or_refused(data) -> None:
 )
 def test_the_views_of_networks_are_understood(view) -> None:
     base = torch.rand(2, 8, 4, 6)
-    assert torch.equal(look(base, layout_of(base), layout_of(view(base))), view(base))
+    assert torch.equal(view_as(base, layout_of(base), layout_of(view(base))), view(base))
 
 
 def test_what_lies_over_itself_or_is_of_another_kind_is_refused() -> None:
     base = torch.rand(8)
     windows = base.as_strided((6, 3), (1, 1))
     with pytest.raises(Unsupported, match="strides"):
-        look(base, layout_of(base), layout_of(windows))
-    with pytest.raises(Unsupported, match="looked at as"):
-        look(base, layout_of(base), layout_of(base.view(torch.int32)))
+        view_as(base, layout_of(base), layout_of(windows))
+    with pytest.raises(Unsupported, match="viewed as"):
+        view_as(base, layout_of(base), layout_of(base.view(torch.int32)))
 
 
 def test_memory_order_is_kept() -> None:
@@ -103,16 +103,16 @@ def test_a_part_of_an_axis_that_is_divided_is_found(channels_last) -> None:
     base = torch.arange(3.0 * 57 * 4 * 5).reshape(3, 57, 4, 5)
     base = base.contiguous(memory_format=torch.channels_last) if channels_last else base
     for wanted in (base[:, 5:39].unflatten(1, (17, 2)), base.permute(0, 2, 3, 1)[..., 6:57].unflatten(3, (17, 3))):
-        assert torch.equal(look(base, layout_of(base), layout_of(wanted)), wanted)
+        assert torch.equal(view_as(base, layout_of(base), layout_of(wanted)), wanted)
     beyond = layout_of(torch.zeros(3, 57, 4, 5))._replace(
         sizes=(3, 4, 5, 18, 3), strides=(1140, 5, 1, 60, 20), offset=600
     )
     with pytest.raises(Unsupported):
-        look(torch.zeros(3, 57, 4, 5), layout_of(torch.zeros(3, 57, 4, 5)), beyond)
+        view_as(torch.zeros(3, 57, 4, 5), layout_of(torch.zeros(3, 57, 4, 5)), beyond)
 
 
 def test_nothing_is_found_in_what_is_empty() -> None:
     base = torch.zeros(0, 57)
-    assert look(base, layout_of(base), layout_of(base.reshape(3, 0))).shape == (3, 0)
-    with pytest.raises(Unsupported, match="beyond its end"):
-        look(base, layout_of(base), layout_of(torch.zeros(4)))
+    assert view_as(base, layout_of(base), layout_of(base.reshape(3, 0))).shape == (3, 0)
+    with pytest.raises(Unsupported, match="beyond the end"):
+        view_as(base, layout_of(base), layout_of(torch.zeros(4)))

@@ -16,7 +16,7 @@ module          its one reason
 ``schemas``     torch's own overloads, and what their schemas say (needs torch)
 ``evaluate``    one operator on real tensors (needs torch)
 ``build``       sequences from modules (needs torch)
-``opaque``      a part that no trace looks into, as one operator (needs torch)
+``opaque``      a part that cannot be traced, as one operator (needs torch)
 ==============  ====================================================================================
 
 Nothing here imports another package of ours (only the leaf :mod:`edge_offload.errors`).

@@ -1,4 +1,4 @@
-"""A part of a program that no trace can look into (its sizes depend on the data), as one global operator.
+"""A part of a program that cannot be traced (its sizes depend on the data), as one global operator.
 
 Non-maximum suppression is the usual one. The operator names the part by a token; the part itself is an ordinary module
 that a process has registered under that token. Nothing of it travels: both sides have the code, and the token, which

@@ -69,7 +69,7 @@ class View:
     Attributes:
         number: among the call's device tensors.
         reference: among the call's references to storages, in order.
-        storage: the storage that it looks into, counted by first use in the call.
+        storage: the storage that it is a view of, counted by first use in the call.
         layout: how it lies there; 0 where ``varying`` says what goes there.
         varying: its integers that vary.
     """

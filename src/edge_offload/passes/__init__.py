@@ -1,1 +1,1 @@
-"""From one operator sequence to an equal one: functionalise, fold, expand, and look through views."""
+"""From one operator sequence to an equal one: constants folded, fused operators expanded, views made explicit."""

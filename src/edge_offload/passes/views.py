@@ -1,4 +1,4 @@
-"""What a look into a storage is as operators: a layout, found again as slices, permutations and reshapes of a tensor.
+"""A view of a storage as operators: a layout, found again as slices, permutations and reshapes of a tensor.
 
 The device knows views only as sizes, strides and an offset. Operators that say which rows they take can be divided by
 rows; ``as_strided`` cannot, and it would read past a tensor that is there in parts, so it is never used.
@@ -19,37 +19,37 @@ Sizes = Tuple[int, ...]
 
 
 class _Cut(NamedTuple):
-    """A tensor in row-major order as a box of ``shape``, of which ``starts`` and ``lengths`` say what is looked at."""
+    """A tensor in row-major order as a box of ``shape``, of which ``starts`` and ``lengths`` say what is viewed."""
 
     shape: List[int]
     starts: List[int]
     lengths: List[int]
 
 
-def look(base: torch.Tensor, held: Layout, wanted: Layout) -> torch.Tensor:
-    """``base``, which lies in its storage as ``held`` says, looked at as ``wanted`` says.
+def view_as(base: torch.Tensor, held: Layout, wanted: Layout) -> torch.Tensor:
+    """``base``, which lies in its storage as ``held`` says, viewed as ``wanted`` says.
 
     Raises:
         Unsupported: that is no chain of slices, permutations, reshapes and expansions.
     """
     if (wanted.dtype, wanted.flags) != (held.dtype, held.flags):
-        raise Unsupported(f"a {DTYPES[held.dtype]} tensor is looked at as {DTYPES[wanted.dtype]}, or conjugated")
+        raise Unsupported(f"a {DTYPES[held.dtype]} tensor is viewed as {DTYPES[wanted.dtype]}, or conjugated")
     if same(held, wanted):
         return base
     if 0 in wanted.sizes:  # there is nothing in it
         return torch.zeros(wanted.sizes, dtype=DTYPES[wanted.dtype])
     if 0 in held.sizes:
-        raise Unsupported("an empty tensor is looked at beyond its end")
+        raise Unsupported("a view reaches beyond the end of an empty tensor")
     start = wanted.offset - held.offset
     if start < 0:
-        raise Unsupported("a tensor is looked at from before its beginning")
+        raise Unsupported("a view begins before its tensor")
     sliced = _slices(base, held, wanted, start)
     if sliced is not None:
         return sliced
     order = sorted(range(len(held.sizes)), key=lambda axis: (-held.strides[axis], held.sizes[axis] > 1, axis))
     sizes = tuple(held.sizes[axis] for axis in order)
     if not _dense(sizes, tuple(held.strides[axis] for axis in order)):
-        raise Unsupported("a tensor with gaps is looked at in another shape")
+        raise Unsupported("a tensor with gaps is viewed in another shape")
     physical = base if order == sorted(order) else aten.permute.default(base, order)
     try:
         return _regular(physical, sizes, wanted, start)
@@ -97,7 +97,7 @@ def _dense(sizes: Sizes, strides: Sizes) -> bool:
 
 
 def _slices(base: torch.Tensor, held: Layout, wanted: Layout, start: int) -> Optional[torch.Tensor]:
-    """The look as slices along axes that stay as they are; None if it is more than that."""
+    """The view as slices along axes that stay as they are; None if it is more than that."""
     if len(held.sizes) != len(wanted.sizes):
         return None
     if any(size > 1 and a != b for size, a, b in zip(wanted.sizes, wanted.strides, held.strides)):
@@ -112,7 +112,7 @@ def _slices(base: torch.Tensor, held: Layout, wanted: Layout, start: int) -> Opt
 
 
 def _regular(physical: torch.Tensor, sizes: Sizes, wanted: Layout, start: int) -> torch.Tensor:
-    """The look at a row-major tensor: reshaped to a box whose axes have the strides that are wanted."""
+    """The view of a row-major tensor: reshaped to a box whose axes have the strides that are wanted."""
     count = 1
     for size in sizes:
         count *= size
@@ -125,7 +125,7 @@ def _regular(physical: torch.Tensor, sizes: Sizes, wanted: Layout, start: int) -
     for axis in own:
         stride = wanted.strides[axis]
         if above % stride or above == stride:
-            raise Unsupported("a tensor is looked at with strides that no reshape has")
+            raise Unsupported("a tensor is viewed with strides that no reshape has")
         place, start = divmod(start, stride)
         cut.shape.append(above // stride)
         cut.starts.append(place)
@@ -136,7 +136,7 @@ def _regular(physical: torch.Tensor, sizes: Sizes, wanted: Layout, start: int) -
         cut.starts.append(start)
         cut.lengths.append(1)
     if any(place + length > whole for whole, place, length in zip(*cut)):
-        raise Unsupported("a tensor is looked at beyond one of its axes")
+        raise Unsupported("a view reaches beyond an axis of its tensor")
     found = physical if tuple(cut.shape) == sizes else aten.view.default(physical, cut.shape)
     found = _cut(found, cut)
     if above > 1:
@@ -151,7 +151,7 @@ def _own(wanted: Layout) -> List[int]:
 
 
 def _parts(physical: torch.Tensor, sizes: Sizes, wanted: Layout, start: int) -> Optional[torch.Tensor]:
-    """The look as one slice of each axis, some of which are then reshaped to several; None if it is more than that."""
+    """The view as one slice of each axis, some of which are then reshaped to several; None if it is more than that."""
     own = _own(wanted)
     cut, shape = _Cut(list(sizes), [], []), []
     above = _product(sizes)

@@ -46,7 +46,7 @@ def unchanged(operator: BoundOperator, changes: Sequence[Tuple[int, int]]) -> Bo
 
 
 def compile_step(node: TraceStep, segment: Segment, ran: Segment, changed: Changed) -> Optional[Program]:
-    """The program of a trace step; None if it has a call that must be looked at every time.
+    """The program of a trace step; None if a call of it must run as a new one every time.
 
     Args:
         node: the trace step.
@@ -131,7 +131,7 @@ class _Compiler:
             if how != WHOLE and entry.overload is not None:
                 outputs = [output for output, kind in enumerate(kinds) if kind == NEW]
                 new = tuple(item._replace(output=output) for item, output in zip(new, outputs))
-            if how != ALLOCATION or makes[0] in self._last or new[0].kept:  # else nobody looks at it
+            if how != ALLOCATION or makes[0] in self._last or new[0].kept:  # else nobody uses it
                 found.append(self._instruction(index, how, operator, ran, parts, new, asked, final, following))
             following += count
             self.grown += count

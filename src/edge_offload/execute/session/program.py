@@ -58,7 +58,7 @@ class Instruction(NamedTuple):
         single: whether the kernel returns one tensor.
         told: what is said of its results: (kind, reference, register of the operand or -1); None: nothing.
         final: whether that is the step's outcome.
-        done: registers, and ``dropped`` storages, that nothing looks at any more.
+        done: registers, and ``dropped`` storages, that nothing uses any more.
         call, references, parts, first: for the storages: position, storages, numbers and payloads, first new storage.
         changes: (offset in the key, value) of each integer.
         upload: which of the program's uploads it copies, or -1.
@@ -133,7 +133,7 @@ class Program:
         self._changed = changed
         self._uploads = list(uploads)
         self._native: Optional[Any] = None
-        self._looked = False  # whether there can be one is known
+        self._native_tried = False  # whether there can be one is known
 
     def run(
         self, storages: Storages, base: int, start: int, since: OutcomeHistory,
@@ -148,7 +148,7 @@ class Program:
             since: integers of the inference's outcomes so far.
             payloads: in place of the step's own.
             live: numbers of the storages that existed before, in place of those that the step works out.
-            speculative: whether to remember how to undo it.
+            speculative: whether to keep what it takes to roll it back.
 
         Raises:
             CallFailed, ProtocolError, BadInput: as :meth:`~edge_offload.execute.session.session.DeviceSession.run`.
@@ -162,8 +162,8 @@ class Program:
         storages.check_room(0)
         if not speculative:  # what runs ahead of the program frees nothing that this may still use
             storages.make_room(sum(op.size(values) for op in self._allocations))
-        if not self._looked and library.module is not None:
-            self._look(library.module, storages)
+        if not self._native_tried and library.module is not None:
+            self._try_native(library.module, storages)
         undo = storages.journal((), self._random) if speculative else None
         if self._native is not None:
             outcome = self._run_native(storages, base, live, values, uploads, undo)
@@ -179,9 +179,9 @@ class Program:
             tail[position] = values[value]
         return outcome, tuple(tail)
 
-    def _look(self, native: Any, storages: Storages) -> None:
+    def _try_native(self, native: Any, storages: Storages) -> None:
         """Whether the C++ runner takes this step."""
-        self._looked = True
+        self._native_tried = True
         with contextlib.suppress(native.NotHere):
             self._native = native.Node(
                 self._layouts, len(self._registers), self._instructions, [canonical for canonical, _, _ in self._live],
@@ -380,6 +380,6 @@ class _Run:
             if op.first + i not in self.program._dead:
                 self.storages.keep(self.base + ordinal + i, slot, self.undo)
         self.outcome.grown = ordinal + len(new)
-        if entry.overload is not None and not entry.fixed:  # an operand looks otherwise now
+        if entry.overload is not None and not entry.fixed:  # the layout of an operand has changed
             for canonical in op.references:
                 self.made.pop(canonical, None)

@@ -42,7 +42,7 @@ class DeviceSession(Storages):
     """Storages, entries and segments of one client, on ``device``.
 
     Args:
-        running: memory in which it leaves the name of the operator that is running, for whoever looks after a crash.
+        running: memory in which it leaves the name of the operator that is running, which is read after a crash.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class Storages:
     """The storages of one client on ``device``, and the reference executor of a single call.
 
     Args:
-        running: memory in which it leaves the name of the operator that is running, for whoever looks after a crash.
+        running: memory in which it leaves the name of the operator that is running, which is read after a crash.
 
     Attributes:
         slots: storages by number; ``allocated``: their bytes.

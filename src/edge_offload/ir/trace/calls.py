@@ -38,7 +38,7 @@ class Described(NamedTuple):
 
 
 class StorageBuffer:
-    """One storage, and the tensors that look into it, by layout.
+    """One storage, and its views, by layout.
 
     It is given as such, or by a ``tensor`` that a kernel has made.
     """
@@ -77,21 +77,21 @@ class StorageBuffer:
             return found
         tensor = self._tensor
         if tensor is None or not lies_so(tensor, layout):
-            tensor = self._look(layout)
+            tensor = self._made(layout)
         self.views[layout] = tensor
         return tensor
 
     def forget_views(self) -> None:
-        """A tensor that looks into the storage looks otherwise now."""
+        """An operator has changed the layout of a tensor in it."""
         self._storage, self._tensor = self.storage, None
         self.views.clear()
 
     def resize(self, nbytes: int) -> None:
-        """Give the storage another size: tensors that look into it may reach beyond it now."""
+        """Give the storage another size: views may reach beyond it now."""
         self.forget_views()
         self.storage.resize_(nbytes)
 
-    def _look(self, layout: Layout) -> torch.Tensor:
+    def _made(self, layout: Layout) -> torch.Tensor:
         dtype = DTYPES[layout.dtype]
         last = layout.offset + sum((size - 1) * stride for size, stride in zip(layout.sizes, layout.strides))
         held = self.storage.nbytes()
@@ -121,7 +121,7 @@ NEW, ALIAS, ARGUMENT, UNDEFINED = range(4)
 
 @dataclass
 class Result:
-    """One result of a call: what it is, and (if it owns a new storage) how it looks. See ``native/device.cpp``, Out."""
+    """One result of a call: what it is, and (if it owns a new storage) its layout. See ``native/cpp/state.h``, Out."""
 
     kind: int
     ref: int = 0

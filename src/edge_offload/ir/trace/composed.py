@@ -24,7 +24,7 @@ LAYOUTS = {
 _LAYOUT_NUMBERS = {layout: number for number, layout in LAYOUTS.items()}
 _ENUMERATED = {"ScalarType": KNOWN_NUMBERS["ScalarType"], "Layout": frozenset(LAYOUTS),
                "MemoryFormat": KNOWN_NUMBERS["MemoryFormat"]}  # fmt: skip
-#: Operators that do not look at the sizes of their operands, which must be the same, and where gradients come back from
+#: Operators that do not check the sizes of their operands, which must be the same, and where gradients come back from
 #: pooling the same up to the last so many.
 _UNCHECKED = {
     "aten::_log_softmax_backward_data": 0, "aten::_adaptive_avg_pool2d_backward": 2,

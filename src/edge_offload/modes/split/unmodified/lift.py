@@ -25,7 +25,7 @@ from edge_offload.ir.trace.keys import DTYPES
 from edge_offload.ir.trace.segments import Outcome, Segment, Step
 from edge_offload.passes.expansions import encoder_layer
 from edge_offload.passes.folding import Folded, fold
-from edge_offload.passes.views import is_dense, laid_out, look
+from edge_offload.passes.views import is_dense, laid_out, view_as
 from edge_offload.protocol.messages import tensor_bytes
 from edge_offload.replay.signatures import Call, Definition
 
@@ -285,18 +285,18 @@ class _Tracer:
         return tuple(read)
 
     def _write(self, cell: _Cell, layout: Layout, source: torch.Tensor, held: bool) -> None:
-        """Copy ``source`` into a look at a storage; one that fills all of it becomes what is in it.
+        """Copy ``source`` into a view of a storage; one that fills all of it becomes what is in it.
 
         Args:
             cell: the storage.
-            layout: of the look.
+            layout: of the view.
             source: of the same sizes, or of such as expand to them.
             held: whether one of the two is written later, which the other must not see.
         """
         dtype = DTYPES[layout.dtype]
         whole = layout.offset == 0 and not layout.flags and is_dense(layout)
         if not whole or _elements(layout) * dtype.itemsize != cell.nbytes:
-            self._look(cell, layout).copy_(source)
+            self._view(cell, layout).copy_(source)
             return
         converted = source if source.dtype == dtype else torch.ops.aten._to_copy.default(source, dtype=dtype)
         if tuple(converted.shape) != layout.sizes:
@@ -307,14 +307,14 @@ class _Tracer:
 
     def _tensor(self, cells: Mapping[int, _Cell], canonical: int, layout: Layout) -> torch.Tensor:
         constant = self._constants.get((canonical, layout))
-        return constant if constant is not None else self._look(cells[canonical], layout)
+        return constant if constant is not None else self._view(cells[canonical], layout)
 
     @staticmethod
-    def _look(cell: _Cell, layout: Layout) -> torch.Tensor:
+    def _view(cell: _Cell, layout: Layout) -> torch.Tensor:
         if cell.tensor is None:  # nothing was written to it yet, and nobody can tell what is in it
             dtype = DTYPES[layout.dtype]
             if layout.flags or cell.nbytes % dtype.itemsize:
-                raise Unsupported("fresh memory is looked at in a way that no tensor is")
+                raise Unsupported("fresh memory is viewed in a way that no tensor is")
             count = cell.nbytes // dtype.itemsize
             if layout.offset == 0 and is_dense(layout) and _elements(layout) == count:
                 cell.tensor, cell.held = laid_out(torch.zeros(layout.sizes, dtype=dtype), layout), layout
@@ -322,7 +322,7 @@ class _Tracer:
                 cell.tensor = torch.zeros(count, dtype=dtype)
                 cell.held = Layout(layout.dtype, 0, (count,), (1,), 0)
         assert cell.held is not None
-        return look(cell.tensor, cell.held, layout)
+        return view_as(cell.tensor, cell.held, layout)
 
     def _call(
         self, cells: Mapping[int, _Cell], index: int, entry: BoundOperator, references: Sequence[int]
