@@ -168,8 +168,10 @@ def test_status_is_json_that_every_browser_reads(history, serve):
     from edge_offload.dashboard import messages
 
     header = SimpleNamespace(stamp=SimpleNamespace(to_sec=lambda: 1.0))
-    sent = {"watts": float("nan"), "joules": float("inf"), "source": 9, "sensor": "s" * 9999, "state": 77}
+    sent = {"watts": 5.0, "joules": float("inf"), "source": 9, "sensor": "s" * 9999, "state": 77}
     record = messages.power(SimpleNamespace(header=header, host="h", **sent), 1.0)
     json.loads(json.dumps(record, allow_nan=False))
-    assert (record["watts"], record["source"], record["state"]) == (0.0, "unknown", "unknown")
+    assert (record["joules"], record["source"], record["state"]) == (0.0, "unknown", "unknown")
     assert len(record["sensor"]) == messages.MAX_TEXT
+    nothing = {**sent, "watts": float("nan")}
+    assert messages.power(SimpleNamespace(header=header, host="h", **nothing), 1.0) is None, "nobody knows"

@@ -25,6 +25,7 @@ from edge_offload.manager.policy import (
     make_policy,
 )
 from edge_offload.mode import Mode
+from edge_offload.power.states import StatePowers
 from edge_offload.timing import InferenceReport
 
 MB = 1e6
@@ -175,6 +176,16 @@ def test_energy_under_a_deadline():
     assert decide(EnergyPolicy(), made, deadline=0.05).mode is Mode.LOCAL, "nothing is in time: the fastest"
 
 
+def test_energies_that_nobody_knows_decide_nothing_and_the_reason_says_so():
+    made = forecasts((0.1, math.nan), (0.3, math.nan))
+    decision = decide(EnergyPolicy(), made, deadline=0.5)
+    assert (decision.mode, decision.reason.split(",")[0]) == (Mode.LOCAL, "energy is not known (no sensor")
+    bounded = decide(LatencyPolicy(), made, power_budget_w=5.0)
+    assert bounded.mode is Mode.LOCAL
+    assert "the power budget cannot be held" in bounded.reason
+    assert "nan" not in bounded.reason
+
+
 def test_the_power_budget_rules_out_a_hot_mode():
     made = forecasts((0.1, 1.3), (0.3, 1.2))  # 13 W and 4 W
     assert decide(LatencyPolicy(), made).mode is Mode.LOCAL
@@ -275,7 +286,7 @@ def at(rate, age_s=0.0):
 
 
 def test_a_remote_forecast_follows_the_bandwidth_of_now():
-    forecaster = Forecaster()
+    forecaster = Forecaster(StatePowers())
     for i in range(10):
         forecaster.note(i * 0.1, remote(), at(10 * MB))
     fast, slow = (forecaster.forecast(1.0, Mode.SERVER, at(rate)) for rate in (10 * MB, 1 * MB))
@@ -286,7 +297,7 @@ def test_a_remote_forecast_follows_the_bandwidth_of_now():
 
 
 def test_a_queue_at_the_server_fades_from_the_forecast():
-    forecaster = Forecaster()
+    forecaster = Forecaster(StatePowers())
     for i in range(10):
         forecaster.note(i * 0.1, remote(queue_s=0.5), at(10 * MB))
     now, later = (forecaster.forecast(t, Mode.SERVER, at(10 * MB)).latency_s for t in (1.0, 21.0))
@@ -295,7 +306,7 @@ def test_a_queue_at_the_server_fades_from_the_forecast():
 
 
 def test_a_late_frame_raises_the_forecast_for_a_while_only():
-    forecaster = Forecaster()
+    forecaster = Forecaster(StatePowers())
     forecaster.note(0.0, remote(), at(10 * MB))
     forecaster.late(1.0, Mode.SERVER, 2.0)
     assert forecaster.forecast(1.0, Mode.SERVER, at(10 * MB, age_s=1.0)).latency_s == pytest.approx(3.0)
@@ -304,7 +315,7 @@ def test_a_late_frame_raises_the_forecast_for_a_while_only():
 
 
 def test_a_result_that_came_too_late_teaches_where_its_time_went():
-    forecaster = Forecaster()
+    forecaster = Forecaster(StatePowers())
     forecaster.note(0.0, remote(), at(10 * MB))
     for i in range(10):
         forecaster.settled(1.0 + i, remote(compute_s=2.0), at(10 * MB))
@@ -312,7 +323,7 @@ def test_a_result_that_came_too_late_teaches_where_its_time_went():
 
 
 def test_a_fallback_teaches_what_local_costs_not_how_long_it_waited():
-    forecaster = Forecaster()
+    forecaster = Forecaster(StatePowers())
     fallen = InferenceReport(
         Mode.LOCAL, total_s=5.4, stages_s={"compute_robot": 0.4}, fallback_reason="server: did not answer"
     )
@@ -322,7 +333,7 @@ def test_a_fallback_teaches_what_local_costs_not_how_long_it_waited():
 
 
 def test_uncertainty_is_that_of_the_errors_made():
-    chance, quiet, noisy = random.Random(0), Forecaster(), Forecaster()
+    chance, quiet, noisy = random.Random(0), Forecaster(StatePowers()), Forecaster(StatePowers())
     for i in range(100):
         quiet.note(i * 0.1, remote(uplink_s=0.0028), at(1000 * MB))
         noisy.note(i * 0.1, remote(uplink_s=0.0028, compute_s=0.03 + abs(chance.gauss(0, 0.02))), at(1000 * MB))
@@ -334,7 +345,7 @@ def test_uncertainty_is_that_of_the_errors_made():
 
 
 def test_one_frame_that_met_an_outage_makes_nobody_wait():
-    forecaster = Forecaster()
+    forecaster = Forecaster(StatePowers())
     stages = {"compute_robot": 0.2}
     forecaster.note(0.0, InferenceReport(Mode.LOCAL, total_s=0.2, stages_s=stages), LinkReading())
     for i in range(30):
@@ -349,7 +360,7 @@ def test_one_frame_that_met_an_outage_makes_nobody_wait():
 
 
 def test_hedges_in_vain_make_it_more_patient():
-    forecaster = Forecaster()
+    forecaster = Forecaster(StatePowers())
     for i in range(20):
         forecaster.note(i * 0.1, remote(), at(10 * MB))
     before = forecaster.forecast(2.0, Mode.SERVER, at(10 * MB)).late_s
@@ -362,14 +373,14 @@ def test_hedges_in_vain_make_it_more_patient():
 
 
 def test_local_energy_is_the_compute_state_over_the_frame():
-    forecaster = Forecaster()
+    forecaster = Forecaster(StatePowers())
     forecaster.note(0.0, InferenceReport(Mode.LOCAL, total_s=0.4, stages_s={"compute_robot": 0.4}), LinkReading())
     assert forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).energy_j == pytest.approx(13.35 * 0.4)
     assert math.isinf(forecaster.forecast(0.0, Mode.SERVER, LinkReading()).late_s)
 
 
 def test_the_first_frame_which_pays_for_the_start_is_forgotten():
-    forecaster = Forecaster()
+    forecaster = Forecaster(StatePowers())
     for seconds in (3.0, 0.1):
         stages = {"compute_robot": seconds}
         forecaster.note(0.0, InferenceReport(Mode.LOCAL, total_s=seconds, stages_s=stages), LinkReading())
@@ -378,7 +389,7 @@ def test_the_first_frame_which_pays_for_the_start_is_forgotten():
 
 def test_a_forecast_never_says_more_than_a_transfer_can_mean():
     """A link of which a sample said 0.3 kB/s: what is not through after ten seconds is given up."""
-    forecaster = Forecaster()
+    forecaster = Forecaster(StatePowers())
     for i in range(10):
         forecaster.note(i * 0.1, remote(size=2_000_000), at(10 * MB))
     for rate in (300.0, 1.0):
@@ -392,7 +403,7 @@ def test_a_forecast_never_says_more_than_a_transfer_can_mean():
 
 
 def test_what_is_not_known_of_the_link_is_doubt_of_a_remote_mode_only():
-    forecaster = Forecaster()
+    forecaster = Forecaster(StatePowers())
     for i in range(10):
         forecaster.note(i * 0.1, remote(), at(1 * MB))
     forecaster.note(1.0, InferenceReport(Mode.LOCAL, total_s=0.2, stages_s={"compute_robot": 0.2}), at(1 * MB))
@@ -415,7 +426,7 @@ def test_a_link_that_may_be_slower_is_no_reason_to_leave_the_mode_for_a_little()
 
 
 def test_a_local_computation_that_was_overtaken_teaches_that_it_takes_longer():
-    forecaster = Forecaster()
+    forecaster = Forecaster(StatePowers())
     forecaster.overtaken(0.0, 5.0)
     assert not forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).known
     for i in range(5):

@@ -14,7 +14,7 @@ from edge_offload.errors import BadInput
 from edge_offload.mode import Mode
 from edge_offload.power.meter import EnergyMeter
 from edge_offload.power.source import EnergyCounter, PowerSource
-from edge_offload.power.states import COMMUNICATE, COMPUTE, StateModel, StatePowers, StateTimeline
+from edge_offload.power.states import COMMUNICATE, COMPUTE, StateModel, StatePowers, StateTimeline, powers_of
 from edge_offload.timing import InferenceReport
 
 
@@ -308,3 +308,25 @@ def test_misuse_is_refused() -> None:
         timeline.add(COMPUTE, 2.0, 1.0)
     with pytest.raises(BadInput, match="below standby"):
         StatePowers(inference=1.0)
+
+
+def test_without_a_table_what_no_sensor_measures_is_unknown() -> None:
+    clock = Clock()
+    blind = EnergyMeter([], None, clock=clock)
+    assert math.isnan(blind.energy_between(0.0, 1.0).joules)
+    assert blind.energy_between(0.0, 1.0).source == blind.power().source == "unknown"
+    assert math.isnan(blind.power().watts)
+    measuring = EnergyMeter([Wattmeter(clock, lambda _: 10.0)], None, clock=clock)
+    measuring.sample()
+    assert (measuring.power().watts, measuring.power().source) == (10.0, "measured")
+    clock.now += 100.0
+    assert measuring.energy_between(1.0, 2.0).source == "unknown", "nobody looked"
+
+
+def test_a_table_of_watts_is_told_as_a_whole_or_not_at_all() -> None:
+    whole = {"inference_watts": 30, "communication_watts": 9.0, "standby_watts": 8.0, "rate": 1.0}
+    assert powers_of(whole) == StatePowers(30.0, 9.0, 8.0)
+    assert powers_of({}) is powers_of(dict.fromkeys(whole, 0)) is None
+    for wrong in ({"standby_watts": 4.0}, {**whole, "inference_watts": "much"}, {**whole, "inference_watts": 1.0}):
+        with pytest.raises(BadInput, match="power model"):
+            powers_of(wrong)

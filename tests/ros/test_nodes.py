@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -162,7 +163,8 @@ def test_power_says_where_it_comes_from_and_energy_only_grows(graph):
     from edge_offload_msgs.msg import Power
 
     told = graph.listen("offload/power", Power)
-    node = graph.node("power_node", source="model", rate=20)
+    jetson = {"inference_watts": 13.35, "communication_watts": 4.25, "standby_watts": 4.04}
+    node = graph.node("power_node", source="model", rate=20, **jetson)
     wait_for(lambda: len(told) >= 10, "ten messages")
     assert {message.source for message in told.messages} == {Power.MODEL}
     assert told.messages[-1].watts == pytest.approx(4.04, rel=0.01)
@@ -171,6 +173,49 @@ def test_power_says_where_it_comes_from_and_energy_only_grows(graph):
     assert joules == sorted(joules)
     assert joules[-1] > joules[0]
     assert node.stop() == 0
+
+
+def test_the_power_of_a_machine_of_which_nothing_is_known_is_not_made_up(graph):
+    from edge_offload.power.detect import detect
+    from edge_offload_msgs.msg import Power
+
+    if detect().sources:
+        pytest.skip("this machine has a sensor")
+    told = graph.listen("offload/power", Power)
+    node = graph.node("power_node", rate=20)
+    wait_for(lambda: len(told) >= 5, "five messages")
+    assert {message.source for message in told.messages} == {Power.UNKNOWN}
+    assert all(math.isnan(message.watts) and math.isnan(message.joules) for message in told.messages)
+    wait_for(lambda: "no table of watts" in graph.values(node).get("source", ""), "the word on it")
+    wrong = graph.node("power_node", name="half", standby_watts=4.0)
+    assert wrong.wait(120) == 1
+    assert "some watts are told and others not" in wrong.output
+
+
+def test_hours_left_per_mode_are_told_where_there_is_a_battery(graph):
+    import rospy
+    from sensor_msgs.msg import BatteryState
+
+    from edge_offload_msgs.msg import Forecast
+
+    node = graph.node("offload_manager_node", mode="auto")
+    battery = graph.publisher("battery", BatteryState)
+    forecasts = graph.publisher("offload/forecast", Forecast)
+    wait_for_readers(battery, forecasts)
+    unknown = float("nan")
+    seconds = [rospy.Duration(0, 400_000_000), rospy.Duration(0, 100_000_000)]
+
+    def tell(**fields):
+        forecasts.publish(Forecast(mode=["local", "replay"], latency=seconds, error=seconds, doubt=seconds,
+                                   energy=[5.0, 0.5], obstacle=["", ""], server_load=unknown))  # fmt: skip
+        values = {"capacity": unknown, "design_capacity": unknown, "charge": unknown, "percentage": unknown, **fields}
+        battery.publish(BatteryState(voltage=10.0, **values))
+
+    def said(words):
+        return lambda: (tell(capacity=5.0, percentage=0.5), graph.values(node).get("battery") == words)[1]
+
+    # 25 Wh at 12.5 W and at 5 W
+    wait_for(said("50%, 25 Wh; local 2.0 h, replay 5.0 h (frame after frame)"), "the hours")
 
 
 def test_a_power_sensor_that_is_asked_for_and_absent_ends_the_node(graph):

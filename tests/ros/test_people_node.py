@@ -89,7 +89,8 @@ def test_a_node_that_waits_for_its_server_ends_when_it_is_told_to(graph):
 def test_people_carry_what_was_found_and_the_cost_says_how(graph, images):
     from edge_offload_msgs.msg import OffloadMode, Power
 
-    _, people, latency = start(graph, images, slowdown=2.0, deadline=30.0)
+    jetson = {"inference_watts": 13.35, "communication_watts": 4.25, "standby_watts": 4.04}
+    _, people, latency = start(graph, images, slowdown=2.0, deadline=30.0, power=jetson)
     images.send(x=60, y=40)
     wait_for(lambda: len(latency) == 1 and len(people) == 1, "the answer")
     found, cost = people.messages[0], latency.messages[0]

@@ -108,7 +108,7 @@ class VirtualRobot:
         self._link = VirtualLink(trace, rtt_s)
         self._prober = Prober(self._link)  # type: ignore[arg-type]
         self._link.estimator.round_trip(0.0, rtt_s)
-        self._forecaster = Forecaster(planned=self._expected)
+        self._forecaster = Forecaster(StatePowers(), self._expected)
         self._manager = Manager(policy)
         self._refresher = Refresher()
         self._pauses = Pauses()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import pathlib
 import sys
 import time
@@ -203,9 +204,10 @@ def track(args: argparse.Namespace, video: Video, estimator: PersonEstimator, ne
             work.ids.update(person.id for person in result.people)
             if args.out or args.png:
                 selector.select(result.people, stamp_s)
+                joules = energy.joules if math.isfinite(energy.joules) else None
                 status = Status(
                     result.report.mode, estimator.name, result.report.total_s, result.report.bytes_up,
-                    result.report.bytes_down, energy.joules, result.report.fallback_reason,
+                    result.report.bytes_down, joules, result.report.fallback_reason,
                 )  # fmt: skip
                 picture = draw(bgr, result.people, status, selector.target_id)
                 if writer is not None:
@@ -226,7 +228,7 @@ def report(args: argparse.Namespace, model: str, work: Work) -> None:
     import numpy as np
 
     from edge_offload import records
-    from edge_offload.power.source import MEASURED, MODEL
+    from edge_offload.power.source import MEASURED, MODEL, UNKNOWN
 
     reports, energies, written = work.reports, work.energies, work.written
     modes = Counter(str(item.mode) for item in reports)
@@ -241,8 +243,8 @@ def report(args: argparse.Namespace, model: str, work: Work) -> None:
         "bytes_up": float(np.mean([item.bytes_up for item in reports])),
         "bytes_down": float(np.mean([item.bytes_down for item in reports])),
         "round_trips": float(np.mean([item.round_trips for item in reports])),
-        "energy_j": float(np.mean([energy.joules for energy in energies])),
-        "energy_source": MEASURED if sources == {MEASURED} else MODEL,
+        "energy_j": None if UNKNOWN in sources else float(np.mean([energy.joules for energy in energies])),
+        "energy_source": MEASURED if sources == {MEASURED} else UNKNOWN if UNKNOWN in sources else MODEL,
         "robot_slowdown": args.slowdown,
         "overlay": written,
     }
@@ -252,7 +254,7 @@ def report(args: argparse.Namespace, model: str, work: Work) -> None:
     print(f"people    {work.found / len(reports):.1f} a frame, {len(work.ids)} ids")
     print("latency   " + ", ".join(f"{name} {latency[name] * 1e3:.0f} ms" for name in ("mean", "p50", "p99")))
     traffic = f"{record['bytes_up'] / 1e3:.1f} kB up, {record['bytes_down'] / 1e3:.1f} kB down"
-    energy = f"{record['energy_j']:.2f} J ({record['energy_source']})"
+    energy = "energy not known" if UNKNOWN in sources else f"{record['energy_j']:.2f} J ({record['energy_source']})"
     print(f"a frame   {traffic}, {record['round_trips']:.2f} round trips, {energy}")
     reasons = Counter(item.fallback_reason for item in reports if item.fallback_reason)
     for reason, count in reasons.most_common(3):

@@ -98,7 +98,9 @@ def bandwidth(message: Any, t_s: float) -> Optional[Record]:
 
 
 def power(message: Any, t_s: float) -> Optional[Record]:
-    """Of Power."""
+    """Of Power; None where nobody knows what the machine draws."""
+    if not math.isfinite(message.watts):
+        return None
     return {
         "kind": "power",
         "t_s": t_s,
@@ -147,11 +149,14 @@ class Diagnostics:
             level = _LEVELS[number] if 0 <= number < len(_LEVELS) else "stale"
             name, text = _text(status.name), _text(status.message)
             said_level, said_text, said_at = self._said.get(name, ("", "", -math.inf))
-            same = said_level == level and (said_text == text or 0 <= t_s - said_at < self._pause_s)
+            battery = next((_text(item.value) for item in status.values if item.key == "battery"), "")
+            whole = f"{text} {battery}"
+            same = said_level == level and (said_text == whole or 0 <= t_s - said_at < self._pause_s)
             if same or (name not in self._said and len(self._said) >= self.MAX_NAMES):
                 continue
-            self._said[name] = (level, text, t_s)
-            found.append({"kind": "diagnostic", "t_s": t_s, "name": name, "level": level, "message": text})
+            self._said[name] = (level, whole, t_s)
+            record = {"kind": "diagnostic", "t_s": t_s, "name": name, "level": level, "message": text}
+            found.append({**record, "battery": battery} if battery else record)
         return found
 
 

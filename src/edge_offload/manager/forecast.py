@@ -178,7 +178,7 @@ class Forecaster:
     """Learns from reports, answers with a :class:`Forecast` per mode. One thread at a time.
 
     Args:
-        powers: the robot's power by state, for the energy.
+        powers: the robot's power by state, for the energy; None: that is unknown, nan.
         planned: what a planner expects of a mode on such a link; None for modes without a plan.
     """
 
@@ -192,7 +192,7 @@ class Forecaster:
         powers: Optional[StatePowers] = None,
         planned: Callable[[Mode, LinkReading], Optional[Expected]] = lambda mode, reading: None,
     ) -> None:
-        self._powers = powers or StatePowers()
+        self._powers = powers
         self._planned = planned
         #: What a request may expect to wait at the server because of others (seconds); set by the owner.
         self.busy_s = 0.0
@@ -307,6 +307,8 @@ class Forecaster:
 
     def _energy_j(self, history: _ModeHistory, latency_s: float, reading: LinkReading) -> float:
         powers = self._powers
+        if powers is None:
+            return math.nan
         link_s = history.transfer_s(reading) if TABLE[history.mode].needs_link else 0.0
         busy = (powers.inference - powers.standby) * min(history.compute_s, latency_s)
         radio = (powers.communication - powers.standby) * min(link_s, latency_s)

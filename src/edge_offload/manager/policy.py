@@ -210,6 +210,8 @@ class _Choosing(abc.ABC):
             if forecast.energy_j <= situation.power_budget_w * forecast.latency_s
         }
         best, costs, why = self._rank(within or able, situation)
+        if math.isfinite(situation.power_budget_w) and all(math.isnan(f.energy_j) for f in able.values()):
+            why += "; the power budget cannot be held, because nobody knows what this machine draws"
         doubts = {mode: f.doubt_s / f.latency_s for mode, f in able.items() if f.latency_s > 0}
         mode = self._hysteresis.settle(best, costs, doubts)
         return Decision(mode, self._words(mode, best, why, situation), self.name)
@@ -284,13 +286,15 @@ class EnergyPolicy(_Choosing):
 
     def _rank(self, known: Dict[Mode, Forecast], situation: Situation) -> Tuple[Mode, Dict[Mode, float], str]:
         in_time = self._in_time(known, situation.deadline_s)
-        if in_time:
+        if in_time and all(math.isfinite(forecast.energy_j) for forecast in in_time.values()):
             costs = {mode: forecast.energy_j for mode, forecast in in_time.items()}
             best = min(costs, key=lambda mode: costs[mode])
             when = "" if situation.deadline_s is None else " among those in time"
             return best, costs, f"{best} is expected to take the least energy{when}"
-        costs = {mode: forecast.latency_s for mode, forecast in known.items()}
+        costs = {mode: forecast.latency_s for mode, forecast in (in_time or known).items()}
         best = min(costs, key=lambda mode: costs[mode])
+        if in_time:
+            return best, costs, f"energy is not known (no sensor, no power_config), {best} is expected to finish first"
         return best, costs, f"no mode is sure to meet the deadline, {best} is expected to finish first"
 
 

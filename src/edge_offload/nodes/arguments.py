@@ -199,9 +199,9 @@ _RULES = (
     (opened(file(), _read_video, "sample"), "video"),
     (opened(folder(), _read_images, "none"), "images"),
     (opened(anything(), _read_scans, "none"), "scans"),
-    (file(), "follower_config power_config"),
+    (file(), "follower_config"),
     (file("shipped"), "weights"),
-    (file(), "follower_config power_config"),
+    (file("none"), "power_config"),
     (written(check_output, "none", "auto"), "json out"),
     (written(check_folder), "runs"),
 )

@@ -24,7 +24,7 @@ class Detection:
     """What was found.
 
     Attributes:
-        sources: measured sources that add up to this machine's power; empty means that only the model remains.
+        sources: measured sources that add up to this machine's power; empty means that only a model remains, if any.
         absent: for each source not used, why.
     """
 
@@ -94,6 +94,9 @@ def open_meter(
 ) -> EnergyMeter:
     """A started :class:`EnergyMeter` on the best sources here, with the state model over ``timeline`` behind them.
 
+    Without ``powers`` there is no model of this machine: what no sensor measures is unknown.
+
     ``options`` go to the meter (``period_s``, ``max_gap_s``, ``history_s``, ``clock``).
     """
-    return EnergyMeter(detect(choice).sources, StateModel(timeline, powers or StatePowers()), **options).start()
+    model = None if powers is None else StateModel(timeline, powers)
+    return EnergyMeter(detect(choice).sources, model, **options).start()

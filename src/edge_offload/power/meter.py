@@ -1,4 +1,4 @@
-"""Energy over an exact interval, from the best sources present, or from the state model where they are blind."""
+"""Energy over an exact interval, from the best sources present, or from a state model where they are blind."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import time
 from typing import Callable, NamedTuple, Optional, Sequence
 
 from edge_offload.errors import BadInput
-from edge_offload.power.source import MEASURED, MODEL, PowerSource
+from edge_offload.power.source import MEASURED, MODEL, UNKNOWN, PowerSource
 from edge_offload.power.states import StateModel
 from edge_offload.power.trace import trace_of
 
 
 class Energy(NamedTuple):
-    """Joules over an interval, and whether they were ``measured`` or come from a ``model``."""
+    """Joules over an interval, and whether they were ``measured`` or come from a ``model``; nan where ``unknown``."""
 
     joules: float
     source: str
 
 
 class Power(NamedTuple):
-    """Watts now, whether ``measured`` or from a ``model``, and the name of what was read."""
+    """Watts now, whether ``measured`` or from a ``model``, and the name of what was read; nan where ``unknown``."""
 
     watts: float
     source: str
@@ -33,7 +33,8 @@ class EnergyMeter:
 
     Args:
         sources: measured sources whose powers add up to the robot's (see :func:`edge_offload.power.detect.detect`).
-        model: answers for intervals that the sources do not cover (none present, one failed, sampling fell behind).
+        model: answers for intervals that the sources do not cover (none present, one failed, sampling fell behind);
+            None: those are unknown.
         period_s: time between samples of the background thread.
         max_gap_s: samples further apart than this do not count as measured.
         history_s: how far back questions may reach.
@@ -46,7 +47,7 @@ class EnergyMeter:
     def __init__(
         self,
         sources: Sequence[PowerSource],
-        model: StateModel,
+        model: Optional[StateModel],
         period_s: float = 0.02,
         max_gap_s: float = 0.5,
         history_s: float = 600.0,
@@ -67,7 +68,8 @@ class EnergyMeter:
     @property
     def name(self) -> str:
         """What is read, for reports."""
-        return " + ".join(trace.source.name for trace in self._traces) or self._model.name
+        model = "" if self._model is None else self._model.name
+        return " + ".join(trace.source.name for trace in self._traces) or model
 
     def start(self) -> EnergyMeter:
         """Take a first sample and go on sampling in a thread; needed only when there are measured sources."""
@@ -121,7 +123,7 @@ class EnergyMeter:
         with self._lock:
             if self._traces and all(trace.covers(t0, t1, self._max_gap_s) for trace in self._traces):
                 return Energy(sum(trace.energy(t0, t1) for trace in self._traces), MEASURED)
-        return Energy(self._model.energy(t0, t1), MODEL)
+        return Energy(math.nan, UNKNOWN) if self._model is None else Energy(self._model.energy(t0, t1), MODEL)
 
     def power(self) -> Power:
         """Watts now: of the newest samples while they are fresh, else of the model."""
@@ -133,4 +135,6 @@ class EnergyMeter:
         known = [value for value in watts if value is not None]
         if known and fresh and len(known) == len(watts):
             return Power(sum(known), MEASURED, self.name)
+        if self._model is None:
+            return Power(math.nan, UNKNOWN, "")
         return Power(self._model.watts(), MODEL, self._model.name)

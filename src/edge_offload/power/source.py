@@ -6,6 +6,8 @@ import abc
 
 MEASURED = "measured"
 MODEL = "model"
+#: Neither a sensor nor a table of watts for this machine: nothing is made up.
+UNKNOWN = "unknown"
 
 
 class PowerSource(abc.ABC):

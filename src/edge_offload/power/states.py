@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from edge_offload.errors import BadInput
 from edge_offload.power.source import MODEL, PowerSource
@@ -45,6 +45,27 @@ class StatePowers:
         return (
             self.standby + (self.inference - self.standby) * compute + (self.communication - self.standby) * communicate
         )
+
+
+#: Names of the watts of :class:`StatePowers` in parameters and YAML files.
+WATTS = ("inference_watts", "communication_watts", "standby_watts")
+
+
+def powers_of(values: Mapping[str, Any]) -> Optional[StatePowers]:
+    """The table in parameters; None where they say nothing (0 or missing), for then nobody has told what machine it is.
+
+    Raises:
+        BadInput: some watts are told and others not, or they make no sense.
+    """
+    try:
+        told = [float(values.get(name) or 0.0) for name in WATTS]
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"power model: {error}", remedy=f"give watts: {', '.join(WATTS)}") from error
+    if not any(told):
+        return None
+    if not all(told):
+        raise BadInput("power model: some watts are told and others not", remedy=f"give all of {', '.join(WATTS)}")
+    return StatePowers(*told)
 
 
 @dataclass

@@ -30,6 +30,7 @@ from edge_offload.modes.local import LocalRunner
 from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
 from edge_offload.modes.server import ServerRunner
 from edge_offload.modes.timeouts import TimeoutLimits
+from edge_offload.power.states import StatePowers
 from edge_offload.runtime.account import account
 from edge_offload.runtime.link_monitor import EVERY_S, LinkMonitor
 from edge_offload.runtime.results import tell_result
@@ -74,6 +75,7 @@ class OffloadedModule:
         report_results: tell the server the results of calls with ``meta`` that it did not compute itself.
         candidates: modes that a policy may choose among, and that are made ready for it; ``local`` is always one.
             ``server`` stands in for ``replay`` until that is ready, and while it is slower.
+        powers: of the robot by state, for the energy of forecasts; None: that is unknown (NaN).
 
     Raises:
         BadInput: a slowdown below 1.
@@ -94,6 +96,7 @@ class OffloadedModule:
         hedging: bool = True,
         report_results: bool = False,
         candidates: Sequence[Mode] = CANDIDATES,
+        powers: Optional[StatePowers] = None,
     ) -> None:
         self.name = name
         self._client = client
@@ -104,7 +107,7 @@ class OffloadedModule:
         executor = ModuleExecutor(module, device)
         own = fingerprint(executor.device)
         self._local = LocalRunner(executor, robot_slowdown)
-        self.forecaster = Forecaster(planned=self._expected)
+        self.forecaster = Forecaster(powers, self._expected)
         if self._bridges:
             self.forecaster.trials = {BRIDGED: 2, Mode.SPLIT: 2}
         self._refresher = Refresher()

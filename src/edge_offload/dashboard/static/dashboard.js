@@ -28,7 +28,7 @@
     power(r) { kept.power.t.push(r.t_s); kept.power.watts.push(r.watts); },
     server(r) { kept.server.t.push(r.t_s); kept.server.load.push(r.load * 100); },
     mode(r) { kept.mode.t.push(r.t_s); kept.mode.mode.push(r.mode); },
-    diagnostic(r) { if (kept.levels.size < 300 || kept.levels.has(r.name)) kept.levels.set(r.name, r); },
+    diagnostic(r) { if (r.battery) kept.battery = r.battery; if (kept.levels.size < 300 || kept.levels.has(r.name)) kept.levels.set(r.name, r); },
   };
 
   /* Columns are cut from the front, in one go, when they are well over what is kept. */
@@ -158,7 +158,7 @@
     }
     const joules = rows.energy.filter((one) => one != null);
     tile("energy", joules.length ? `${round(joules.reduce((a, b) => a + b, 0) / joules.length)} J` : "–",
-      [power ? `now ${round(power.watts)} W` : waits("power"), power ? { measured: "measured", model: "modelled" }[power.source] || "" : ""].filter(Boolean).join(", "));
+      [power ? `now ${round(power.watts)} W` : waits("power"), power ? { measured: "measured", model: "modelled" }[power.source] || "" : "", kept.battery ? `battery ${kept.battery}` : ""].filter(Boolean).join(", "));
     tile("server", server ? `${round(server.load * 100)} %` : "–", server ? [age("server", now) || server.state, `${server.robots} robot${server.robots === 1 ? "" : "s"}`, `queue ${server.queue_length}`].join(" · ") : waits("server"), server && server.state === "stopping" ? "warn" : "");
     byId("power-source").textContent = power ? `W, ${{ measured: "measured", model: "modelled" }[power.source] || "source unknown"} (${power.sensor || "?"})` : "W";
     const people = kept.newest.people;

@@ -26,6 +26,7 @@ from edge_offload.nodes.common.health import ERROR, TORCHES, Health
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.compose import duration
 from edge_offload.nodes.inference.link_watch import LinkWatch
+from edge_offload.power.states import powers_of
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.split.networks import synthetic_frame
 from edge_offload.timing import InferenceReport
@@ -70,6 +71,8 @@ class Network:
 
     def __init__(self, params: Mapping[str, Any], health: Health) -> None:
         self._params = params
+        #: Watts of this machine by state; None: nobody has told.
+        self.powers = powers_of(params.get("power", {}))
         self._health = health
         self._pinned = False
         self._watch = LinkWatch()
@@ -94,6 +97,7 @@ class Network:
             patience=self.patience,
             report_results=self.report_results,
             candidates=candidates,
+            powers=self.powers,
         )
         device = installed_device()
         if self._client is not None and device is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, ClassVar, Dict, Mapping, Sequence, Tuple
 
@@ -19,7 +20,7 @@ from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Wo
 from edge_offload.nodes.inference.network import Network
 from edge_offload.power.detect import CHOICES, open_meter
 from edge_offload.power.source import MEASURED
-from edge_offload.power.states import COMPUTE, StateTimeline
+from edge_offload.power.states import COMPUTE, WATTS, StateTimeline
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode, Power
 
@@ -39,6 +40,7 @@ class OffloadedNode(Node):
         Param("server_wait", 0.0, "s that the start waits for the server, so that it gets the first frames", low=0.0),
         Param("deadline", 0.0, "s from the arrival of a frame to its result; 0: none", low=0.0),
         Param("power_source", "auto", "what the energy per frame is read from", choices=CHOICES),
+        Param("power", {}, f"{', '.join(WATTS)} of this machine; none: what no sensor measures is NaN"),
     )
 
     def begin(self, network: Network) -> None:
@@ -54,7 +56,7 @@ class OffloadedNode(Node):
             raise BadInput(f"mode {self._mode} cannot run here: {network.absent[self._mode]}")
         rospy.set_param("~weights_sha256", network.weights_sha256)
         self._timeline = StateTimeline()
-        self._meter = open_meter(self._timeline, params["power_source"])
+        self._meter = open_meter(self._timeline, params["power_source"], network.powers)
         self._latency = rospy.Publisher("offload/latency", Latency, queue_size=100)
         self._forecast = rospy.Publisher("offload/forecast", Forecast, queue_size=10, latch=True)
 
@@ -113,7 +115,7 @@ class OffloadedNode(Node):
         message.deadline = duration(deadline)
         message.deadline_met = not deadline or report.total_s <= deadline
         message.energy = energy
-        message.energy_source = Power.MEASURED if measured else Power.MODEL
+        message.energy_source = Power.MEASURED if measured else Power.MODEL if math.isfinite(energy) else Power.UNKNOWN
         self._network.describe_link(message)
         self._latency.publish(message)
         self._results += 1

@@ -5,6 +5,7 @@ Publishes:
 
 Subscribes:
   offload/bandwidth  edge_offload_msgs/Bandwidth: what the link carries; forecasts are put on it, and reasons name it
+  battery            sensor_msgs/BatteryState, if there is one: hours left per mode are told on /diagnostics
   offload/forecast   edge_offload_msgs/Forecast: what the next frame would cost in each mode
   offload/latency    edge_offload_msgs/Latency: which mode really ran; a difference is told on /diagnostics
   offload/mode       to find out whether another manager publishes it, too
@@ -34,9 +35,11 @@ import time
 from typing import Any, ClassVar, Dict, Optional, Tuple
 
 import rospy
+from sensor_msgs.msg import BatteryState
 
 from edge_offload.errors import BadInput
 from edge_offload.manager.bandwidth import Heard, informed
+from edge_offload.manager.battery import Battery
 from edge_offload.manager.policy import (
     POLICIES,
     SERVICE,
@@ -104,6 +107,7 @@ class OffloadManagerNode(Node):
             self._announce(self._manager.decide(Situation(time.monotonic(), {})))
         self._turned(self._values)
         self._server = reconfigure.serve(self.knobs, self._values, self._turned)
+        rospy.Subscriber("battery", BatteryState, self.callback(self._on_battery), queue_size=4)
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
         rospy.Subscriber("offload/forecast", Forecast, self.callback(self._on_forecast), queue_size=100)
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=100)
@@ -127,6 +131,13 @@ class OffloadManagerNode(Node):
                 policy.turn(Knobs(values["margin"], values["frames"], values["sigmas"]))
             held = self._told.mode if self._told is not None else Mode.SERVER
             self._manager.dry_run = held if values["dry_run"] else None
+
+    def _on_battery(self, message: Any) -> None:
+        fields = (message.percentage, message.charge, message.capacity, message.design_capacity, message.voltage)
+        battery = Battery.of(*map(float, fields))
+        with self._lock:
+            situation = self._situation
+        self.health.value("battery", battery.words({} if situation is None else situation.forecasts))
 
     def _on_bandwidth(self, message: Any) -> None:
         heard = Heard(reading_of(message), time.monotonic())

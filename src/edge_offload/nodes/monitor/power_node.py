@@ -1,11 +1,14 @@
 """publishes the power that this machine draws.
 
 Publishes:
-  offload/power     edge_offload_msgs/Power; says whether it is measured by a sensor or comes from the state model
+  offload/power     edge_offload_msgs/Power; says whether it is measured by a sensor or comes from the state model.
+                    Without a sensor and a table of watts for this machine, it is UNKNOWN and the figures are NaN
 
 Subscribes:
-  offload/latency   edge_offload_msgs/Latency: what the robot was doing, for the state model (inference 13.35 W,
-                    communication 4.25 W, standby 4.04 W unless set otherwise)
+  offload/latency   edge_offload_msgs/Latency: what the robot was doing, for the state model
+
+The state model has to be told what machine this is: ~inference_watts, ~communication_watts and ~standby_watts, all
+three (config/power.yaml has those of a Jetson Xavier NX).
 
 Sensors: INA3221 rails in sysfs and tegrastats (Jetson), RAPL (processor), NVML (NVIDIA GPU). Those that are absent
 are listed on /diagnostics with the reason.
@@ -13,6 +16,7 @@ are listed on /diagnostics with the reason.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from typing import Any
@@ -20,15 +24,19 @@ from typing import Any
 import rospy
 from std_msgs.msg import Header
 
+from edge_offload.errors import BadInput
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.ticker import Ticker
 from edge_offload.nodes.inference.compose import report_of
 from edge_offload.power.detect import CHOICES, detect
 from edge_offload.power.meter import EnergyMeter
-from edge_offload.power.source import MEASURED
-from edge_offload.power.states import COMMUNICATE, COMPUTE, StateModel, StatePowers, StateTimeline
+from edge_offload.power.source import MEASURED, MODEL, UNKNOWN
+from edge_offload.power.states import COMMUNICATE, COMPUTE, WATTS, StateModel, StateTimeline, powers_of
 from edge_offload_msgs.msg import Latency, Power
+
+#: Constants of the message.
+SOURCES = {MEASURED: Power.MEASURED, MODEL: Power.MODEL, UNKNOWN: Power.UNKNOWN}
 
 
 class PowerNode(Node):
@@ -38,22 +46,25 @@ class PowerNode(Node):
     declared = (
         Param("rate", 5.0, "messages per second", low=0.1, high=100.0),
         Param("source", "auto", "what to read", choices=CHOICES),
-        Param("inference_watts", 13.35, "W of the state model while computing", low=0.0),
-        Param("communication_watts", 4.25, "W of the state model while transferring", low=0.0),
-        Param("standby_watts", 4.04, "W of the state model otherwise", low=0.0),
+        Param("inference_watts", 0.0, "W of the state model while computing; 0: there is no table", low=0.0),
+        Param("communication_watts", 0.0, "W of the state model while transferring", low=0.0),
+        Param("standby_watts", 0.0, "W of the state model otherwise", low=0.0),
     )
 
     def start(self) -> None:
         params = self.params
         self._timeline = StateTimeline()
-        powers = StatePowers(params["inference_watts"], params["communication_watts"], params["standby_watts"])
+        powers = powers_of(params)
+        if powers is None and params["source"] == "model":
+            raise BadInput("the state model was asked for, and there is none", f"give {', '.join(WATTS)}")
         found = detect(params["source"])
         for name, why in found.absent.items():
             self.health.value(f"{name} absent", why)
-        self._meter = EnergyMeter(found.sources, StateModel(self._timeline, powers)).start()
-        self.health.value("source", self._meter.name)
+        model = None if powers is None else StateModel(self._timeline, powers)
+        self._meter = EnergyMeter(found.sources, model).start()
+        self.health.value("source", self._meter.name or "unknown: no sensor, and no table of watts for this machine")
         self._started = self._counted = time.monotonic()
-        self._joules = 0.0
+        self._joules, self._known = 0.0, False
         self._publisher = rospy.Publisher("offload/power", Power, queue_size=10)
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=100)
         self._ticker = Ticker(1.0 / params["rate"], self._tick, self.fault)
@@ -75,7 +86,9 @@ class PowerNode(Node):
         settled = max(self._counted, now - 1.0)
         energy = self._meter.energy_between(self._counted, settled)
         self._counted = settled
-        self._joules += energy.joules
+        if math.isfinite(energy.joules):
+            self._joules += energy.joules
+            self._known = True
         recent = self._meter.energy_between(settled, now)
         power = self._meter.power()
         if self._meter.problem:
@@ -83,10 +96,11 @@ class PowerNode(Node):
         else:
             self.health.clear("sensor")
         message = Power(header=Header(stamp=rospy.Time.now()), host=os.uname().nodename, sensor=power.name)
-        message.source = Power.MEASURED if power.source == MEASURED else Power.MODEL
+        message.source = SOURCES[power.source]
         # the model's power at this instant is that of standby between two messages: give the mean of the last second
         message.watts = power.watts if power.source == MEASURED else recent.joules / max(now - settled, 1e-9)
-        message.joules = self._joules + recent.joules
+        known = math.isfinite(recent.joules)
+        message.joules = self._joules + (recent.joules if known else 0.0) if known or self._known else math.nan
         message.state = self._state(settled, now)
         self._publisher.publish(message)
 

@@ -132,11 +132,11 @@ class Tally:
             "bytes_up": sum(report.bytes_up for report in self.reports) / count,
             "bytes_down": sum(report.bytes_down for report in self.reports) / count,
             "round_trips": sum(report.round_trips for report in self.reports) / count,
-            "energy_j": sum(self.energies) / len(self.energies) if self.energies else 0.0,
+            "energy_j": sum(self.energies) / len(self.energies) if self.energies else None,
             "robot_slowdown": max(1.0, *(report.emulated_slowdown for report in self.reports), 1.0),
         }
-        if self.energies:
-            record["energy_source"] = "measured" if self.energy_measured else "model"
+        measured = "measured" if self.energy_measured else "model"
+        record["energy_source"] = measured if self.energies else "unknown"
         if link:
             record["link"] = link
         if self.two_torches:
@@ -171,7 +171,8 @@ def table(record: Dict[str, Any]) -> str:
                     f" p99 {latency['p99'] * 1e3:.0f} ms"),
         ("per frame", f"{record['bytes_up'] / 1e3:.1f} kB up, {record['bytes_down'] / 1e3:.1f} kB down,"
                       f" {record['round_trips']:.2f} round trips"),
-        ("energy", f"{record['energy_j']:.2f} J per frame ({record.get('energy_source', 'not known')})"),
+        ("energy", "not known" if record["energy_j"] is None else
+                   f"{record['energy_j']:.2f} J per frame ({record.get('energy_source', 'not known')})"),
         ("link", record.get("link", "-")),
         ("robot", f"compute slowed {slowdown:g} times on purpose (emulation)" if slowdown > 1 else "full speed"),
     ]  # fmt: skip
