@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from edge_offload.errors import BadInput
 from edge_offload.execute.module import ModuleExecutor
 from edge_offload.modes.local import LocalRunner
-from edge_offload.modes.timeouts import TimeoutLimits, TimeoutPolicy
+from edge_offload.modes.remote import TimeoutLimits, TimeoutPolicy
 
 NO_HURRY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SECONDS = st.floats(1e-4, 20)

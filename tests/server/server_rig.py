@@ -16,7 +16,7 @@ import torch
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client, LinkState, Timings
 from edge_offload.mode import Mode
-from edge_offload.modes.timeouts import TimeoutLimits
+from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.runtime.module import OffloadedModule
 from tests.server import small_nets
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edge_offload.mode import Mode
-from edge_offload.modes.timeouts import TimeoutLimits
+from edge_offload.modes.remote import TimeoutLimits
 from tests.server.server_rig import ServerProcess, bit_equal, image, until
 
 pytestmark = pytest.mark.process

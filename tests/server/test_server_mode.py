@@ -7,9 +7,9 @@ from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
-from edge_offload.manager import runtime
 from edge_offload.mode import Mode
 from edge_offload.models import registry
+from edge_offload.runtime import module as runtime
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.timing import STAGES
 from tests.server import small_nets

@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
 
 def fuzz(messages: int, connections: int, seed: int) -> Dict[str, Any]:
     """Send so many messages and open so many connections; what came of them."""
-    from edge_offload.link.transport.client import Client, Timings
+    from edge_offload.link.transport.client import Client
+    from edge_offload.link.transport.connection import Timings
     from edge_offload_benchmarks.chaos.robot import MODEL
     from edge_offload_benchmarks.processes import Server, introduced
 

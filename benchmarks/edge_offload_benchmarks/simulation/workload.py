@@ -60,7 +60,7 @@ def _measure(
 ) -> List[Workload]:
     from edge_offload.models.registry import build_estimator
     from edge_offload.models.video import read_frames, sample_video
-    from edge_offload.modes.timeouts import TimeoutLimits
+    from edge_offload.modes.remote import TimeoutLimits
     from edge_offload.runtime.module import OffloadedModule
 
     estimator = build_estimator(model)

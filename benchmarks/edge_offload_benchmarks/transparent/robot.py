@@ -23,8 +23,8 @@ from edge_offload.execute.tensors import TensorSpec
 from edge_offload.link.transport.client import Client
 from edge_offload.mode import Mode
 from edge_offload.models import registry
+from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.modes.server import ServerRunner
-from edge_offload.modes.timeouts import TimeoutLimits
 from edge_offload_benchmarks.transparent.models import Case, Inputs, cases, small_cases
 
 LEARN = 8

@@ -15,6 +15,9 @@ from edge_offload.memory import flat_bytes
 #: Bytes. torch allocates at this alignment; vector kernels may take another path (other bits) for other addresses.
 ALIGNMENT = 64
 
+#: What a module takes: a tensor, or a tuple or list of tensors, one for each parameter of its forward().
+Inputs = Union[torch.Tensor, Sequence[torch.Tensor]]
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -102,3 +105,19 @@ def _kind(result: object) -> str:
     if isinstance(result, (tuple, list)):
         return f"a {type(result).__name__} of {', '.join(sorted({type(item).__name__ for item in result}))}"
     return f"a {type(result).__name__}"
+
+
+def as_inputs(inputs: Inputs) -> Tuple[torch.Tensor, ...]:
+    """What a module takes as a tuple, one tensor alone as well.
+
+    Raises:
+        TypeError: neither a tensor nor a tuple or list of tensors.
+    """
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,)
+    if not isinstance(inputs, (tuple, list)):
+        raise TypeError(f"inputs are a {type(inputs).__name__}; give a tensor, or a tuple or list of them")
+    for number, tensor in enumerate(inputs):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"input {number} is a {type(tensor).__name__}; give a tensor, or a tuple or list of them")
+    return tuple(inputs)

@@ -21,9 +21,8 @@ from edge_offload.errors import EdgeOffloadError, LinkLost, RemoteError
 from edge_offload.execute.tensors import Specs, specs_of
 from edge_offload.link.transport.client import Client
 from edge_offload.mode import Mode
-from edge_offload.modes.handles import Handles, Progress
+from edge_offload.modes.remote import Handles, Progress, TimeoutLimits, TimeoutPolicy
 from edge_offload.modes.runner import Attempt, FailedAttempt
-from edge_offload.modes.timeouts import TimeoutLimits, TimeoutPolicy
 
 if TYPE_CHECKING:
     from edge_offload.device.installation import Installed

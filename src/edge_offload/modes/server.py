@@ -21,9 +21,8 @@ from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState, Reply
 from edge_offload.mode import Mode
 from edge_offload.models.entry import Scalar
-from edge_offload.modes.handles import Handles, Progress
+from edge_offload.modes.remote import Handles, Progress, TimeoutLimits, TimeoutPolicy
 from edge_offload.modes.runner import Attempt, FailedAttempt
-from edge_offload.modes.timeouts import TimeoutLimits, TimeoutPolicy
 
 #: Seconds that building a model and its first run may take on the server.
 OPEN_TIMEOUT_S = 300.0

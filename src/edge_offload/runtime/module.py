@@ -14,7 +14,7 @@ from torch import nn
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.fingerprint import fingerprint
-from edge_offload.execute.module import ModuleExecutor, canonical_input
+from edge_offload.execute.module import Inputs, ModuleExecutor, as_inputs, canonical_input
 from edge_offload.execute.tensors import specs_of
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.transport.client import Client
@@ -27,9 +27,9 @@ from edge_offload.mode import Mode
 from edge_offload.models import registry
 from edge_offload.models.entry import Scalar
 from edge_offload.modes.local import LocalRunner
+from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
 from edge_offload.modes.server import ServerRunner
-from edge_offload.modes.timeouts import TimeoutLimits
 from edge_offload.power.states import StatePowers
 from edge_offload.runtime.account import account
 from edge_offload.runtime.link_monitor import EVERY_S, LinkMonitor
@@ -39,16 +39,10 @@ from edge_offload.timing import Expected, InferenceReport
 
 #: A local computation that takes less (seconds) is over before anybody could join it.
 WORTH_JOINING_S = 0.05
-
-
 #: Frames that the server answers before anything is prepared beside them, and seconds after which none is waited for.
 FIRST_FRAMES, FIRST_S = 10, 20.0
 #: Seconds after which ``split`` is prepared although ``replay`` is not ready.
 IN_TURN_S = 60.0
-
-
-#: What a module takes: a tensor, or a tuple or list of tensors, one for each parameter of its forward().
-Inputs = Union[torch.Tensor, Sequence[torch.Tensor]]
 
 
 class OffloadedModule:
@@ -417,19 +411,3 @@ def _split_runner(*source: Any, **link: Any) -> Runner:
     from edge_offload.modes.split.robot.runner import SplitRunner
 
     return SplitRunner(ModelSource(*source), **link)
-
-
-def as_inputs(inputs: Inputs) -> Tuple[torch.Tensor, ...]:
-    """What a module takes as a tuple, one tensor alone as well.
-
-    Raises:
-        TypeError: neither a tensor nor a tuple or list of tensors.
-    """
-    if isinstance(inputs, torch.Tensor):
-        return (inputs,)
-    if not isinstance(inputs, (tuple, list)):
-        raise TypeError(f"inputs are a {type(inputs).__name__}; give a tensor, or a tuple or list of them")
-    for number, tensor in enumerate(inputs):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"input {number} is a {type(tensor).__name__}; give a tensor, or a tuple or list of them")
-    return tuple(inputs)

@@ -6,7 +6,7 @@ import dataclasses
 import random
 
 from edge_offload.ir import sequence_hash
-from edge_offload.modes.timeouts import TimeoutLimits, TimeoutPolicy
+from edge_offload.modes.remote import TimeoutLimits, TimeoutPolicy
 from edge_offload.split.footprints.registry import EMPTY
 from edge_offload.split.model.complete import backward, complete
 from edge_offload.split.model.locality import Locality, union

@@ -18,7 +18,7 @@ from edge_offload.errors import ProtocolError
 from edge_offload.execute.tensors import pack
 from edge_offload.ir import sequence_hash
 from edge_offload.mode import Mode
-from edge_offload.modes.timeouts import TimeoutLimits
+from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.split.footprints.registry import EMPTY, Locality
 from edge_offload.split.model.complete import backward, complete
 from edge_offload.split.model.locality import union

@@ -64,7 +64,7 @@ def _decode_blocks(header: Header, reference: Array, parts: List[memoryview]) ->
     if len(parts) != 1 + blocks or len(params) != len(image.frame_params(frame)) + blocks:
         raise ProtocolError(f"{header.codec}: parts or parameters that do not belong to it")
     if not blocks:
-        total: Array = image.decode_frame(parts[0], frame, kind) + reference
+        total: Array = image.decode_frame(parts[0], frame, kind, frame.size) + reference
         return total
     planes = np.frombuffer(entropy.expand(kind, parts[0], frame.size), np.uint8)
     images, down, across = block_grid(frame)

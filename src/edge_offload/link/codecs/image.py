@@ -102,13 +102,13 @@ def encode_frame(data: Array, frame: Frame, kind: str) -> Coded:
     return frame_params(frame), [entropy.compress(kind, kernels.residual(data, frame), residual=True)]
 
 
-def decode_frame(coded: memoryview, frame: Frame, kind: str) -> Array:
-    """uint8 (flat) out of one coded part.
+def decode_frame(coded: memoryview, frame: Frame, kind: str, size: int) -> Array:
+    """uint8 (flat), ``size`` of them, out of one coded part.
 
     Raises:
         ProtocolError: damaged.
     """
-    planes = np.frombuffer(entropy.expand(kind, coded, frame.size), np.uint8)
+    planes = np.frombuffer(entropy.expand(kind, coded, size), np.uint8)
     return kernels.pixels(planes, frame)
 
 
@@ -130,7 +130,7 @@ def _method(name: str, summary: str, kinds: Tuple[str, ...]) -> Method:
         if len(parts) != 1 or set(header.params) != {"layout", "interleaved", "colour"}:
             raise ProtocolError(f"{header.codec}: one part and three parameters expected")
         frame = take_frame(header.params, predictor, header.size)
-        return array_from(decode_frame(parts[0], frame, kind), header)
+        return array_from(decode_frame(parts[0], frame, kind, header.size), header)
 
     return Method(name, summary, kinds, True, encode, decode, suits_image)
 

@@ -66,7 +66,7 @@ def _decode(header: Header, kind: str, parts: List[memoryview]) -> Array:
     item = header.dtype.itemsize
     values = np.frombuffer(unshuffled(entropy.expand(kind, parts[0], sum(counts) * item), item), np.dtype(f"u{item}"))
     table = np.zeros((frame.channels, PALETTE_LIMIT), values.dtype)
-    index = image.decode_frame(parts[1], frame, kind)
+    index = image.decode_frame(parts[1], frame, kind, frame.size)
     outer, channels, inner = _channels(frame)
     start = 0
     for channel, count in enumerate(counts):

@@ -22,7 +22,7 @@ import zmq
 
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Refused
 from edge_offload.link.estimate.clock import ClockReading
-from edge_offload.link.estimate.estimator import LinkEstimator, Transfer
+from edge_offload.link.estimate.estimator import LinkEstimator
 from edge_offload.link.estimate.scheduling import ThreadCounts, Waits
 from edge_offload.link.security.keys import KeyStore, split_address
 from edge_offload.link.sockets.descriptors import Wakeup
@@ -31,9 +31,7 @@ from edge_offload.link.transport.attention import Attention
 from edge_offload.link.transport.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Terms, Timings
 from edge_offload.link.transport.incoming import Incoming, OnNotify
 from edge_offload.link.transport.messages import DEFAULT_LIMITS, Limits, Message
-from edge_offload.link.transport.replies import Item, LinkState, OnPart, Reply, WaitingRequests
-
-__all__ = ["Client", "LinkState", "Reply", "Timings", "Transfer"]
+from edge_offload.link.transport.replies import Item, LinkState, OnPart, WaitingRequests
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +56,9 @@ class Client:
     Attributes:
         estimator: what the link carries, learnt from every transfer.
         counters: what has happened, by name.
+        cause: why the link stands where it does, in words.
+        welcome: what the server's ``welcome`` callable returned for the latest connection.
+        clock: the server's clock: ``offset_s``, ``error_s``, ``rtt_s``, ``warning``.
     """
 
     def __init__(
@@ -86,11 +87,11 @@ class Client:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._state = LinkState.CONNECTING
-        self._cause = "not started"
+        self.cause = "not started"
         self._error: Optional[EdgeOffloadError] = None
-        self._welcome: Dict[str, Any] = {}
+        self.welcome: Dict[str, Any] = {}
         self._terms = Terms()
-        self._clock = ClockReading()
+        self.clock = ClockReading()
         self._epoch = 0
         self._ids = itertools.count(1)
         self._requests = WaitingRequests()
@@ -107,21 +108,6 @@ class Client:
     def state(self) -> LinkState:
         """Where the link stands now."""
         return self._state
-
-    @property
-    def cause(self) -> str:
-        """Why the link stands there, in words."""
-        return self._cause
-
-    @property
-    def welcome(self) -> Dict[str, Any]:
-        """What the server's ``welcome`` callable returned for the latest connection."""
-        return self._welcome
-
-    @property
-    def clock(self) -> ClockReading:
-        """The server's clock: ``offset_s``, ``error_s``, ``rtt_s``, ``warning``."""
-        return self._clock
 
     @property
     def busy(self) -> bool:
@@ -173,11 +159,11 @@ class Client:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0 or self._state is LinkState.CLOSED:
                     raise LinkLost(
-                        f"no connection to {self.address} within {timeout_s:g} s ({self._cause})",
+                        f"no connection to {self.address} within {timeout_s:g} s ({self.cause})",
                         remedy="check that 'edge-offload serve' runs there and that the address is right",
                     )
                 self._changed.wait(left_s)
-            return self._welcome
+            return self.welcome
 
     def request(
         self,
@@ -259,7 +245,7 @@ class Client:
         size = messages.wire_bytes(sizes)
         with self._lock:
             if self._state is not LinkState.READY or message.epoch != self._epoch:
-                return LinkLost(f"no connection to {self.address}: {self._cause}")
+                return LinkLost(f"no connection to {self.address}: {self.cause}")
             terms = self._terms
             problem = messages.first_over(sizes, terms.message) if terms.message else None
             if problem:
@@ -338,7 +324,7 @@ class Client:
                 self._look(time.monotonic())
                 # what has arrived is looked at before any timeout: this thread may itself have been late
                 for message, received_s, size in dialled.receive():
-                    self._incoming.take(message, received_s, size, self._epoch, self._clock)
+                    self._incoming.take(message, received_s, size, self._epoch, self.clock)
                 attentions = self._attentions
                 dialled.attentive = bool(attentions)
                 dialled.check(self.busy)
@@ -365,8 +351,8 @@ class Client:
     def _measure(self, dialled: Dialled) -> None:
         now = time.monotonic()
         reading = dialled.clock.reading
-        if reading is not self._clock:
-            self._clock = reading
+        if reading is not self.clock:
+            self.clock = reading
             self.estimator.round_trip(now, reading.rtt_s)
         if dialled.ready:
             self.estimator.progress(now, *dialled.progress(), self._waited)
@@ -376,7 +362,7 @@ class Client:
 
     def _ready(self, dialled: Dialled) -> None:
         with self._changed:
-            self._welcome, self._terms = dialled.welcome, dialled.terms
+            self.welcome, self._terms = dialled.welcome, dialled.terms
         self.counters["connections"] += 1
         self._set_state(LinkState.READY, f"connected to {self.address}")
 
@@ -395,10 +381,10 @@ class Client:
 
     def _set_state(self, state: LinkState, cause: str) -> None:
         with self._changed:
-            if (state, cause) == (self._state, self._cause):
+            if (state, cause) == (self._state, self.cause):
                 return
             changed = state is not self._state
-            self._state, self._cause = state, cause
+            self._state, self.cause = state, cause
             self._changed.notify_all()
         if changed:
             log.info("link: %s: %s", state.value, cause)

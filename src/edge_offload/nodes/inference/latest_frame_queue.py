@@ -95,6 +95,7 @@ class Worker(Generic[T]):
         slot: where frames come from.
         work: called with each frame, in the worker's thread.
         on_error: called with a frame and the exception that ``work`` let through; the worker goes on.
+        begin: called first, in the worker's thread.
     """
 
     def __init__(
@@ -103,10 +104,12 @@ class Worker(Generic[T]):
         work: Callable[[T], None],
         on_error: Callable[[T, BaseException], None],
         name: str = "worker",
+        begin: Callable[[], object] = lambda: None,
     ) -> None:
         self._slot = slot
         self._work = work
         self._on_error = on_error
+        self._begin = begin
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -114,6 +117,7 @@ class Worker(Generic[T]):
         self._thread.start()
 
     def _run(self) -> None:
+        self._begin()
         while True:
             item = self._slot.take()
             if item is None:

@@ -20,7 +20,7 @@ from edge_offload.manager.policy import BRIDGE, BRIDGED, CANDIDATES, Situation
 from edge_offload.mode import Mode, parse_mode
 from edge_offload.models.registry import build_estimator, state_hash
 from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
-from edge_offload.modes.timeouts import TimeoutLimits
+from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.nodes.common.cores import resolve
 from edge_offload.nodes.common.health import ERROR, TORCHES, Health
 from edge_offload.nodes.common.params import Param
@@ -46,6 +46,9 @@ class Network:
     """A person estimator whose module runs here or on a server, and what it says on /diagnostics.
 
     A subclass builds another kind of model.
+
+    Attributes:
+        module: runs it; called in one thread.
     """
 
     #: What random weights mean for the results.
@@ -74,10 +77,8 @@ class Network:
         #: Watts of this machine by state; None: nobody has told.
         self.powers = powers_of(params.get("power", {}))
         self._health = health
-        self._pinned = False
         self._watch = LinkWatch()
-        self._module: Optional[OffloadedModule] = None
-        self._pin()
+        self.pin()
         self.estimator = self.build()
         self.weights_sha256 = state_hash(self.estimator.module)
         candidates = [parse_mode(str(name)) for name in params["candidates"]]
@@ -87,7 +88,7 @@ class Network:
         if params["server"]:
             keys = KeyStore(params["keys"]) if params["keys"] else None
             self._client = Client(params["server"], keys=keys, on_state=self._link_changed)
-        self._module = OffloadedModule(
+        self.module = OffloadedModule(
             params["model"],
             self.estimator.module,
             self._client,
@@ -103,7 +104,7 @@ class Network:
         if self._client is not None and device is not None:
             on_device = DeviceModule(device, self.estimator.module, self._client, params["codec"], self.patience)
             for mode in DEVICE_MODES:
-                self._module.add_runner(DeviceRunner(mode, on_device))
+                self.module.add_runner(DeviceRunner(mode, on_device))
         #: Modes that cannot run as this node was started, and what each of them lacks, in words.
         self.absent = {mode: why for mode in Mode for why in [self._lacks(mode)] if why}
         for mode in candidates:
@@ -120,10 +121,9 @@ class Network:
             health.warn("weights", f"model {self.estimator.name} has random weights: {self.untrained}")
 
     def _lacks(self, mode: Mode) -> str:
-        assert self._module is not None
         if mode is Mode.SPLIT and self._params["exact"]:
             return "its results agree within a tolerance, not to the bit; start with exact:=false"
-        if self._module.offers(mode):
+        if self.module.offers(mode):
             return ""
         if self._client is None:
             device = " virtual_device:=true" if mode in DEVICE_MODES else ""
@@ -137,28 +137,12 @@ class Network:
         """What prepares, runs and interprets the model: an object with ``name``, ``module`` and ``trained``."""
         return build_estimator(self._params["model"], **self._params["model_options"])
 
-    def _pin(self) -> None:
+    def pin(self) -> None:
+        """Keep to the threads and cores that were asked for; each thread that computes does so by itself."""
         pin(self._params["threads"] or None, resolve(self._params["cores"]))
 
     def _link_changed(self, state: LinkState, cause: str) -> None:
-        if self._module is not None:
-            self._module.link_changed(state, cause)
-
-    def run(
-        self,
-        inputs: Sequence[Any],
-        mode: Mode,
-        deadline_s: Optional[float],
-        meta: Mapping[str, Any],
-        refresh: bool = False,
-    ) -> Any:
-        """One inference; see :meth:`edge_offload.runtime.module.OffloadedModule.run`. Call it in one thread."""
-        assert self._module is not None
-        if not self._pinned:
-            # torch keeps the number of threads per thread, and this is the one that computes
-            self._pin()
-            self._pinned = True
-        return self._module.run(inputs, mode, deadline_s, meta, refresh)
+        self.module.link_changed(state, cause)
 
     def warm_up(self, mode: Mode, width: int, height: int, wait_s: float) -> Any:
         """Compute once with a made-up image of this size, and wait up to ``wait_s`` until ``mode`` can run it.
@@ -173,12 +157,11 @@ class Network:
 
     def warm_up_on(self, mode: Mode, image: Any, wait_s: float) -> None:
         """Compute once with this input, and wait up to ``wait_s`` until ``mode`` can run it."""
-        assert self._module is not None
         ends = time.monotonic() + wait_s
         # opens the model on the server, while it is computed here for the first time
-        unavailable_reason = self._module.unavailable_reason(mode, [image])
+        unavailable_reason = self.module.unavailable_reason(mode, [image])
         for _ in range(2):  # the first one is slower than any later one, and policies must not go by it
-            _, report = self._module.run([image], Mode.LOCAL)
+            _, report = self.module.run([image], Mode.LOCAL)
             if report.total_s > SLOW_S:
                 break
         while unavailable_reason is not None and time.monotonic() < ends and not rospy.is_shutdown():
@@ -187,12 +170,11 @@ class Network:
                 break
             self._health.warn("start", f"waiting for mode {mode}: {unavailable_reason}")
             time.sleep(0.05)
-            unavailable_reason = self._module.unavailable_reason(mode, [image])
+            unavailable_reason = self.module.unavailable_reason(mode, [image])
 
     def situation(self, inputs: Sequence[Any], deadline_s: Optional[float]) -> Situation:
         """What the next call with such inputs would cost in each mode."""
-        assert self._module is not None
-        return replace(self._module.situation(inputs, deadline_s), absent=self.absent)
+        return replace(self.module.situation(inputs, deadline_s), absent=self.absent)
 
     def adopt(self, reading: LinkReading) -> None:
         """Take over a measurement of the link that is newer than the own ones."""
@@ -206,11 +188,9 @@ class Network:
             needed: whether somebody misses the server while it is away.
             held: whether that is because a mode was asked for by name, instead of a policy that chooses.
         """
-        if self._module is None:
-            return
-        for mode, state in self._module.state().items():
+        for mode, state in self.module.state().items():
             self._health.value(f"mode {mode}", state)
-        torches = self._module.torches()
+        torches = self.module.torches()
         if torches:
             self._health.warn("torch", torches)
             self._health.value(TORCHES, torches)  # for the summary of the run
@@ -256,8 +236,7 @@ class Network:
 
     def close(self) -> None:
         """Disconnect."""
-        if self._module is not None:
-            self._module.close()
+        self.module.close()
         if self._client is not None:
             self._client.close()
 

@@ -90,7 +90,7 @@ class OffloadedNode(Node):
         left = max(0.0, deadline - (time.monotonic() - frame.received_s)) if deadline else None
         header = frame.message.header
         told: Dict[str, Any] = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, **meta}
-        return self._network.run(inputs, self._mode, left, told, refresh=self._chosen)
+        return self._network.module.run(inputs, self._mode, left, told, refresh=self._chosen)
 
     def account(
         self, header: Any, inputs: Sequence[Any], report: InferenceReport, energy: float, measured: bool

@@ -93,7 +93,7 @@ class KapaoNode(OffloadedNode):
         self._advertise()
         keep_all = params["every_frame"]
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=4 if keep_all else 1, keep_all=keep_all)
-        self._worker: Worker[Frame] = Worker(self._slot, self._work, self._on_failure, "network")
+        self._worker: Worker[Frame] = Worker(self._slot, self._work, self._on_failure, "network", self._network.pin)
         self._pictures: LatestFrameQueue[_Picture] = LatestFrameQueue(capacity=2)
         self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "overlay")
         self._worker.start()

@@ -47,7 +47,7 @@ from edge_offload.mode import Mode
 from edge_offload.models.scenes.labels import COLOURS, GROUND, LABELS
 from edge_offload.models.sconet.completer import VOXEL_SIZE_M, SceneCompleter
 from edge_offload.models.voxels import VoxelGrid, around
-from edge_offload.modes.timeouts import TimeoutLimits
+from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, cloud_to_points, transform_of
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, Frame
@@ -142,7 +142,7 @@ class AgrnavNode(OffloadedNode):
         self._pipeline = ScenePipeline(self._completer)
         self._advertise()
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=1)
-        self._worker: Worker[Frame] = Worker(self._slot, self._work, self._on_failure, "network")
+        self._worker: Worker[Frame] = Worker(self._slot, self._work, self._on_failure, "network", self._network.pin)
         self._pictures: LatestFrameQueue[_Picture] = LatestFrameQueue(capacity=1)
         self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "pictures")
         self._worker.start()

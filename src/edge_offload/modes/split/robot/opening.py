@@ -26,7 +26,7 @@ from edge_offload.execute.tensors import Specs, pack, specs_of
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import Reply
 from edge_offload.models.entry import Scalar
-from edge_offload.modes.handles import Progress
+from edge_offload.modes.remote import Progress
 from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.robot.frame import Planned
 from edge_offload.modes.split.robot.plan_times import PlanTimes

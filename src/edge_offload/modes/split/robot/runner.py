@@ -16,11 +16,10 @@ from edge_offload.execute.tensors import Specs, specs_of
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.mode import Mode
-from edge_offload.modes.handles import Handles, Work
+from edge_offload.modes.remote import Handles, TimeoutLimits, TimeoutPolicy, Work
 from edge_offload.modes.runner import Attempt, FailedAttempt
 from edge_offload.modes.split.robot.frame import Counted, Frame, Planned, Threads
 from edge_offload.modes.split.robot.opening import OpenSplit, PlanSettings, Source, SplitOpener
-from edge_offload.modes.timeouts import TimeoutLimits, TimeoutPolicy
 from edge_offload.split.model.plan import Plan
 
 UNKNOWN_BANDWIDTH = 5e6

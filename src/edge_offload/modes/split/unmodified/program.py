@@ -17,7 +17,8 @@ from edge_offload.device.remote import WorkerRemote
 from edge_offload.errors import BadInput
 from edge_offload.execute.fingerprint import two_torches
 from edge_offload.link.security.keys import KeyStore
-from edge_offload.link.transport.client import Client, Timings
+from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.connection import Timings
 from edge_offload.link.transport.prober import Prober
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.mode import Mode

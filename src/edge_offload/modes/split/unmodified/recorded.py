@@ -14,7 +14,7 @@ from edge_offload.ir import wire
 from edge_offload.ir.build import TracedProgram
 from edge_offload.link.transport.client import Client
 from edge_offload.memory import flat_bytes
-from edge_offload.modes.handles import Progress
+from edge_offload.modes.remote import Progress
 from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.robot.opening import OPEN_TIMEOUT_S, REOPEN_S
 from edge_offload.notices import Once

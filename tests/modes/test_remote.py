@@ -9,8 +9,8 @@ import pytest
 
 from edge_offload.errors import Refused
 from edge_offload.link.transport.replies import LinkState
-from edge_offload.modes import handles as module
-from edge_offload.modes.handles import Handles
+from edge_offload.modes import remote as module
+from edge_offload.modes.remote import Handles
 
 
 @pytest.fixture
