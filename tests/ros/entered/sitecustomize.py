@@ -1,6 +1,6 @@
-"""Notes which of edge_offload's files threads enter, in a process with ENTERED_FILES: where the notes go on SIGUSR2.
+"""Notes which of edge_offload's files threads enter, in a process with ENTERED_FILES: the start of the notes' path.
 
-SIGUSR1 begins anew. Put on PYTHONPATH by the test of the architecture page.
+SIGUSR1 begins anew, SIGUSR2 writes. On PYTHONPATH in tests/ros/test_frame_walk.py.
 """
 
 import json
@@ -10,23 +10,23 @@ import sys
 import threading
 
 WHERE = os.environ.get("ENTERED_FILES")
+MARK = "/src/edge_offload/"
 entered = {}
-"""Thread's name -> {file: deepest stack of our files below it}."""
+"""Thread's name -> file -> the functions of it that were called, each with our files on the stack at the first call."""
 
 
 def note(frame, event, _argument):
-    if event == "call" and "/edge_offload/" in frame.f_code.co_filename:
-        files = entered.setdefault(threading.current_thread().name, {})
-        name = frame.f_code.co_filename.rsplit("/edge_offload/", 1)[1]
-        if name not in files:
-            files[name] = []
-        if name == "link/transport/client.py" and frame.f_code.co_name == "request" and not files[name]:
-            stack = []
-            while frame is not None:
-                if "/edge_offload/" in frame.f_code.co_filename:
-                    stack.append(frame.f_code.co_filename.rsplit("/edge_offload/", 1)[1])
-                frame = frame.f_back
-            files[name] = stack
+    if event != "call" or MARK not in frame.f_code.co_filename:
+        return
+    files = entered.setdefault(threading.current_thread().name, {})
+    name = frame.f_code.co_filename.rsplit(MARK, 1)[1]
+    functions = files.setdefault(name, {})
+    if frame.f_code.co_name not in functions:
+        stack = functions[frame.f_code.co_name] = []
+        while frame is not None:
+            if MARK in frame.f_code.co_filename:
+                stack.insert(0, frame.f_code.co_filename.rsplit(MARK, 1)[1])
+            frame = frame.f_back
 
 
 def begin(_number, _frame):
@@ -34,9 +34,10 @@ def begin(_number, _frame):
 
 
 def write(_number, _frame):
-    with open(f"{WHERE}.{os.getpid()}.part", "w") as stream:
-        json.dump({"command": sys.argv, "threads": {name: dict(files) for name, files in entered.items()}}, stream)
-    os.replace(f"{WHERE}.{os.getpid()}.part", f"{WHERE}.{os.getpid()}.json")
+    path = f"{WHERE}.{os.getpid()}"
+    with open(f"{path}.part", "w") as stream:
+        json.dump(dict(entered), stream)
+    os.replace(f"{path}.part", f"{path}.json")
 
 
 if WHERE:
