@@ -202,7 +202,7 @@ def test_two_versions_of_torch_are_told_on_diagnostics_and_reach_the_summary():
     words = "pip install torch==2.13.0 on the server"
     network = Network.__new__(Network)
     network._client, network._health = None, Health()
-    network._module = SimpleNamespace(state=dict, torches=lambda: words)
+    network.module = SimpleNamespace(state=dict, torches=lambda: words)
     network.refresh(needed=False)
     told = network._health.report()
     assert (told.level, told.message) == (WARN, words)
@@ -211,6 +211,6 @@ def test_two_versions_of_torch_are_told_on_diagnostics_and_reach_the_summary():
     values = [KeyValue(key, value) for key, value in told.values.items()]
     recorder._on_diagnostics(DiagnosticArray(status=[DiagnosticStatus(values=values)]))
     assert recorder._tally.two_torches == words
-    network._module.torches = str
+    network.module.torches = str
     network.refresh(needed=False)
     assert network._health.report().level == OK
