@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from edge_offload.mode import Mode
-from edge_offload.runtime import module as runtime
+from edge_offload.runtime import preparation
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.timing import InferenceReport
 
@@ -37,7 +37,7 @@ def test_frames_come_first_then_replay_then_split_and_one_frame_makes_neither_kn
 
     assert said(Mode.REPLAY) == "it is prepared when frames run"
     assert said(Mode.SERVER) == ""
-    for frame in range(runtime.FIRST_FRAMES):
+    for frame in range(preparation.FIRST_FRAMES):
         module.forecaster.note(frame, InferenceReport(Mode.SERVER, "", 0.1, round_trips=1), module.reading(0.0))
     assert said(Mode.REPLAY) == "replay is being learnt"
     assert said(Mode.SPLIT) == "it is prepared after replay"
@@ -54,10 +54,18 @@ def test_frames_come_first_then_replay_then_split_and_one_frame_makes_neither_kn
 
 
 def test_split_does_not_wait_for_a_replay_that_never_comes(monkeypatch):
-    monkeypatch.setattr(runtime, "IN_TURN_S", 0.0)
-    monkeypatch.setattr(runtime, "FIRST_S", 0.0)
+    monkeypatch.setattr(preparation, "IN_TURN_S", 0.0)
+    monkeypatch.setattr(preparation, "FIRST_S", 0.0)
     module = OffloadedModule("double", nn.Identity(), candidates=[Mode.REPLAY, Mode.SPLIT])
     for mode in (Mode.REPLAY, Mode.SPLIT):
         module.add_runner(_Learnt(mode))
     assert module.situation([torch.ones(3)]).forecasts[Mode.SPLIT].unavailable_reason == "split is being learnt"
     module.close()
+
+
+def test_while_a_mode_is_held_by_name_nothing_that_takes_long_is_prepared():
+    module = OffloadedModule("double", nn.Identity(), candidates=[Mode.REPLAY, Mode.SPLIT])
+    replay = _Learnt(Mode.REPLAY)
+    module.add_runner(replay)
+    held = module.situation([torch.ones(3)], choosing=False).forecasts[Mode.REPLAY]
+    assert (held.unavailable_reason, replay.asked) == ("it is prepared when a policy chooses", 0)

@@ -65,28 +65,24 @@ class RobustMean:
     def observe(self, now: float, found: float) -> None:
         """A frame showed this."""
         if math.isinf(self._variance):
-            self.start(now, found)
-            return
+            return self.start(now, found)
         variance = self._variance_at(now)
         self._updated_s = now
         apart = found - self.value
         expected = variance + self._noise
         if apart**2 > SURPRISE**2 * expected:
-            if self._aside and (self._aside[0] > self.value) != (apart > 0):
-                self._aside = []
-            self._aside.append(found)
+            same_way = self._aside and (self._aside[0] > self.value) == (apart > 0)
+            self._aside = [*self._aside, found] if same_way else [found]
             if len(self._aside) < STEP:
                 self._variance = variance
-                self._learn_noise(SURPRISE**2 * expected, variance)
-                return
+                return self._learn_noise(SURPRISE**2 * expected, variance)
             middle = sum(self._aside) / STEP
             # a step, most likely; accidents in a row, if the next frames say so
             self._variance = self._noise + (STEP_DOUBT * (middle - self.value)) ** 2
             self.value, self._aside = middle, []
             return
-        self._aside = []
         gain = variance / expected
-        self.value += gain * apart
+        self.value, self._aside = self.value + gain * apart, []
         self._variance = (1 - gain) * variance
         self._learn_noise(apart**2, variance)
 
@@ -98,8 +94,6 @@ class RobustMean:
     def _variance_at(self, now: float) -> float:
         scale = max(abs(self.value), self._blur)
         wandered = (DRIFT_PER_S * scale) ** 2 * max(0.0, now - self._updated_s)
-        if math.isinf(self._variance):
-            return math.inf
         return min(self._variance + wandered, max(self._variance, (MOST_DOUBT * scale) ** 2))
 
 
@@ -121,7 +115,7 @@ OUTLIERS = 0.03
 HEDGES = 100
 #: Why a mode is not to be chosen whose plan leaves everything to the robot.
 LOCAL_PLAN = "its plan for this link leaves everything to the robot"
-#: Likewise, whose plan leaves everything to the server, while a mode can run that does the same for less.
+#: Likewise, while another mode can run that leaves everything to the server for less.
 SERVER_PLAN = "its plan for this link leaves everything to the server: that is {mode}"
 #: Modes that run a whole inference on the server for one round trip, the one that is named first first.
 WHOLE = (Mode.REPLAY, Mode.SERVER)
@@ -394,8 +388,7 @@ class Forecaster:
             return math.nan
         link_s = history.transfer_s(reading) if TABLE[history.mode].needs_link else 0.0
         busy = (powers.inference - powers.standby) * min(history.compute_s, latency_s)
-        radio = (powers.communication - powers.standby) * min(link_s, latency_s)
-        return powers.standby * latency_s + busy + radio
+        return powers.standby * latency_s + busy + (powers.communication - powers.standby) * min(link_s, latency_s)
 
     def _note(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
         if reading.uplink > 0:

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
@@ -33,16 +33,15 @@ from edge_offload.modes.server import ServerRunner
 from edge_offload.power.states import StatePowers
 from edge_offload.runtime.account import account
 from edge_offload.runtime.link_monitor import EVERY_S, LinkMonitor
+from edge_offload.runtime.preparation import Preparation
 from edge_offload.runtime.results import tell_result
 from edge_offload.runtime.server_load import ServerLoad
 from edge_offload.timing import Expected, InferenceReport
 
 #: A local computation that takes less (seconds) is over before anybody could join it.
 WORTH_JOINING_S = 0.05
-#: Frames that the server answers before anything is prepared beside them, and seconds after which none is waited for.
-FIRST_FRAMES, FIRST_S = 10, 20.0
-#: Seconds after which ``split`` is prepared although ``replay`` is not ready.
-IN_TURN_S = 60.0
+#: Modes that take long to prepare: while a mode is held by name, they are not.
+PREPARED = (Mode.REPLAY, Mode.SPLIT)
 
 
 class OffloadedModule:
@@ -95,20 +94,20 @@ class OffloadedModule:
         self.name = name
         self._client = client
         self._report_results = report_results
-        self._bridges = BRIDGE not in candidates and BRIDGED in candidates
-        wanted = {Mode.LOCAL, *candidates, *((BRIDGE,) if self._bridges else ())}
+        bridges = BRIDGE not in candidates and BRIDGED in candidates
+        wanted = {Mode.LOCAL, *candidates, *((BRIDGE,) if bridges else ())}
         self._candidates = tuple(mode for mode in Mode if mode in wanted)
         executor = ModuleExecutor(module, device)
         own = fingerprint(executor.device)
         self._local = LocalRunner(executor, robot_slowdown)
         self.forecaster = Forecaster(powers, self._expected)
-        if self._bridges:
+        #: Where the server stands in until ``replay`` is ready.
+        self._preparation = Preparation(self.forecaster) if bridges else None
+        if bridges:
             self.forecaster.trials = {BRIDGED: 2, Mode.SPLIT: 2}
         self._refresher = Refresher()
         self._load = ServerLoad(client) if client is not None else None
         self._inputs: Sequence[torch.Tensor] = ()
-        self._prepared: Set[Mode] = set()
-        self._made_s = time.monotonic()
         self._hedging = hedging
         self._hedge = Hedge(self._settled)
         self._link_monitor = LinkMonitor(client) if client is not None else None
@@ -174,13 +173,19 @@ class OffloadedModule:
         """What is known of the link."""
         return LinkReading() if self._client is None else self._client.estimator.reading(now)
 
-    def situation(self, inputs: Inputs, deadline_s: Optional[float] = None) -> Situation:
-        """What a policy needs to know to choose the mode of the next call, which is about to have these ``inputs``."""
+    def situation(self, inputs: Inputs, deadline_s: Optional[float] = None, choosing: bool = True) -> Situation:
+        """What a policy needs to know to choose the mode of the next call, which is about to have these ``inputs``.
+
+        ``choosing``: whether one does; modes that take long to prepare are not prepared while one is held by name.
+        """
         inputs = as_inputs(inputs)
         obstacles: Dict[Mode, str] = {}
         for mode in self._candidates:
             if self.offers(mode):
-                obstacles[mode] = self._later(mode, obstacles) or self.unavailable_reason(mode, inputs) or ""
+                why = "it is prepared when a policy chooses" if not choosing and mode in PREPARED else ""
+                if self._preparation is not None and not why and choosing:
+                    why = self._preparation.not_yet(mode, obstacles)
+                obstacles[mode] = why or self.unavailable_reason(mode, inputs) or ""
         now = time.monotonic()
         load = math.nan
         self._inputs = inputs
@@ -193,21 +198,9 @@ class OffloadedModule:
             reading = self.reading(now)
             forecasts = self.forecaster.forecasts(now, obstacles, reading, obstacles)
             link = self.forecaster.assumed(reading)
-        if self._bridges:
+        if self._preparation is not None and choosing:
             forecasts = bridged(forecasts)
         return Situation(now, forecasts, deadline_s, load, link=link)
-
-    def _later(self, mode: Mode, others: Mapping[Mode, str]) -> str:
-        """Why ``mode`` is not to be prepared yet, in words: frames come first, then ``replay``, then ``split``."""
-        if not self._bridges or mode in self._prepared or mode not in (BRIDGED, Mode.SPLIT):
-            return ""
-        since_s = time.monotonic() - self._made_s
-        if self.forecaster.frames(BRIDGE) < FIRST_FRAMES and since_s < FIRST_S:
-            return "it is prepared when frames run"
-        if mode is Mode.SPLIT and others.get(BRIDGED) and since_s < IN_TURN_S:
-            return f"it is prepared after {BRIDGED}"
-        self._prepared.add(mode)
-        return ""
 
     def close(self) -> None:
         """End the threads that wait for late results. The link is its owner's."""
@@ -256,9 +249,7 @@ class OffloadedModule:
         """
         began = time.monotonic()
         canonical = [canonical_input(tensor) for tensor in as_inputs(inputs)]
-        outcome: Optional[Outcome] = None
-        reason = ""
-        beside: Optional[Mode] = None
+        outcome, reason, beside = None, "", None
         if refresh and self._hedging:
             mode, beside = self._refreshed(mode, canonical)
         if beside is not None:
@@ -273,11 +264,10 @@ class OffloadedModule:
         if outcome is None:
             outcome = Outcome(self._run_alone(canonical), remote=False)
         report = self._account(outcome, mode, reason, time.monotonic() - began)
-        ran = report.mode
-        attempt = outcome.attempt
-        if self._report_results and meta is not None and ran is not Mode.SERVER:
-            tell_result(self._client, self.name, attempt.outputs, report, meta)
-        return attempt.outputs, report
+        outputs = outcome.attempt.outputs
+        if self._report_results and meta is not None and report.mode is not Mode.SERVER:
+            tell_result(self._client, self.name, outputs, report, meta)
+        return outputs, report
 
     def _run_alone(self, inputs: Sequence[torch.Tensor]) -> Attempt:
         return self._hedge.alone(lambda enough: self._local.run(inputs))

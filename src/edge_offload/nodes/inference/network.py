@@ -172,9 +172,9 @@ class Network:
             time.sleep(0.05)
             unavailable_reason = self.module.unavailable_reason(mode, [image])
 
-    def situation(self, inputs: Sequence[Any], deadline_s: Optional[float]) -> Situation:
+    def situation(self, inputs: Sequence[Any], deadline_s: Optional[float], choosing: bool = True) -> Situation:
         """What the next call with such inputs would cost in each mode."""
-        return replace(self.module.situation(inputs, deadline_s), absent=self.absent)
+        return replace(self.module.situation(inputs, deadline_s, choosing), absent=self.absent)
 
     def adopt(self, reading: LinkReading) -> None:
         """Take over a measurement of the link that is newer than the own ones."""

@@ -102,7 +102,7 @@ class OffloadedNode(Node):
 
     def publish_forecast(self, inputs: Sequence[Any], header: Header) -> None:
         """What such inputs would cost in each mode. Latched: a manager that starts later knows at once."""
-        situation = self._network.situation(inputs, self.params["deadline"] or None)
+        situation = self._network.situation(inputs, self.params["deadline"] or None, self._chosen)
         self._forecast.publish(forecast_message(situation, header))
 
     def publish_latency(

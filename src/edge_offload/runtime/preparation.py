@@ -1,0 +1,45 @@
+"""When the modes that take long to learn and plan are prepared: after the first frames, one after the other."""
+
+from __future__ import annotations
+
+import time
+from typing import Mapping, Set
+
+from edge_offload.manager.forecast import Forecaster
+from edge_offload.manager.policy import BRIDGE, BRIDGED
+from edge_offload.mode import Mode
+
+#: Frames that the server answers before anything is prepared beside them, and seconds after which none is waited for.
+FIRST_FRAMES, FIRST_S = 10, 20.0
+#: Seconds after which ``split`` is prepared although ``replay`` is not ready.
+IN_TURN_S = 60.0
+
+
+class Preparation:
+    """Begins with the first frames, which the server answers meanwhile.
+
+    Args:
+        forecaster: counts frames.
+    """
+
+    def __init__(self, forecaster: Forecaster) -> None:
+        self._forecaster = forecaster
+        self._begun: Set[Mode] = set()
+        self._made_s = time.monotonic()
+
+    def not_yet(self, mode: Mode, others: Mapping[Mode, str]) -> str:
+        """Why ``mode`` is not to be prepared yet, in words; empty when it is.
+
+        Args:
+            mode: one of the candidates.
+            others: why those before it cannot run; empty where they can.
+        """
+        if mode in self._begun or mode not in (BRIDGED, Mode.SPLIT):
+            return ""
+        since_s = time.monotonic() - self._made_s
+        if self._forecaster.frames(BRIDGE) < FIRST_FRAMES and since_s < FIRST_S:
+            return "it is prepared when frames run"
+        if mode is Mode.SPLIT and others.get(BRIDGED) and since_s < IN_TURN_S:
+            return f"it is prepared after {BRIDGED}"
+        self._begun.add(mode)
+        return ""
