@@ -188,13 +188,9 @@ class _ModeHistory:
         # what is seldom run is believed at once: its averages are of another time
         if now - self.updated_s > max(SELDOM_S, 3 * report.total_s):
             gain = max(gain, 0.5)
-        for name, value in (
-            ("queue_s", stages["queue"]),
-            ("compute_s", stages["encode"] + stages["compute_robot"] + stages["decode"]),
-            ("link_s", link_s),
-            ("bytes_up", report.bytes_up),
-            ("bytes_down", report.bytes_down),
-        ):
+        computing_s = stages["encode"] + stages["compute_robot"] + stages["decode"]
+        seen = {"queue_s": stages["queue"], "compute_s": computing_s, "link_s": link_s}
+        for name, value in {**seen, "bytes_up": report.bytes_up, "bytes_down": report.bytes_down}.items():
             setattr(self, name, getattr(self, name) + gain * (value - getattr(self, name)))
         follow = RobustMean.start if self.frames == 1 else RobustMean.observe
         follow(self.rest, now, report.total_s - link_s - stages["queue"])

@@ -106,7 +106,7 @@ class OffloadedModule:
         if bridges:
             self.forecaster.trials = {BRIDGED: 2, Mode.SPLIT: 2}
         self._refresher = Refresher()
-        self._load = ServerLoad(client) if client is not None else None
+        self._load = ServerLoad(client)
         self._inputs: Sequence[torch.Tensor] = ()
         self._hedging = hedging
         self._hedge = Hedge(self._settled)
@@ -187,20 +187,16 @@ class OffloadedModule:
                     why = self._preparation.not_yet(mode, obstacles)
                 obstacles[mode] = why or self.unavailable_reason(mode, inputs) or ""
         now = time.monotonic()
-        load = math.nan
         self._inputs = inputs
-        if self._load is not None:
-            self._load.step(now)
-            load = self._load.load(now)
+        self._load.step(now)
         with self._lock:
-            if self._load is not None:
-                self.forecaster.busy_s = self._load.waiting_s(now)
+            self.forecaster.busy_s = self._load.waiting_s(now)
             reading = self.reading(now)
             forecasts = self.forecaster.forecasts(now, obstacles, reading, obstacles)
             link = self.forecaster.assumed(reading)
         if self._preparation is not None and choosing:
             forecasts = bridged(forecasts)
-        return Situation(now, forecasts, deadline_s, load, link=link)
+        return Situation(now, forecasts, deadline_s, self._load.load(now), link=link)
 
     def close(self) -> None:
         """End the threads that wait for late results. The link is its owner's."""

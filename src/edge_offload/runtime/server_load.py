@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from concurrent.futures import Future
-from typing import Any, Mapping
+from typing import Any, Mapping, Optional
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.link.transport.client import Client
@@ -20,7 +20,7 @@ BUSIEST = 0.95
 class ServerLoad:
     """Keeps the latest answer. Thread-safe."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Optional[Client]) -> None:
         self._client = client
         self._lock = threading.Lock()
         self._asked_s = self._told_s = -math.inf
@@ -28,6 +28,8 @@ class ServerLoad:
 
     def step(self, now: float) -> None:
         """Ask if it is time to; returns at once."""
+        if self._client is None:
+            return
         with self._lock:
             if now - self._asked_s < EVERY_S or self._client.state is not LinkState.READY:
                 return
