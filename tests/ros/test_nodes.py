@@ -159,6 +159,28 @@ def test_bandwidth_is_what_the_transfers_had(graph):
     assert told.messages[-1].uplink == 0
 
 
+def test_the_monitor_does_not_take_a_frame_of_overlapping_transfers_for_one(graph):
+    """While split runs, bytes over the time of the stage are half of the truth: its node knows what each took."""
+    import rospy
+
+    from edge_offload_msgs.msg import Bandwidth, Forecast, Latency
+
+    told = graph.listen("offload/bandwidth", Bandwidth)
+    graph.node("bandwidth_monitor_node", rate=20, window=5.0)
+    latency, forecast = graph.publisher("offload/latency", Latency), graph.publisher("offload/forecast", Forecast)
+    wait_for_readers(latency, forecast)
+    cost = Latency(mode="split", bytes_up=1_000_000, bytes_down=100_000, connected=True, round_trips=1)
+    cost.uplink = cost.downlink = rospy.Duration(0, 200_000_000)
+    before = len(told)
+    latency.publish(cost)
+    wait_for(lambda: len(told) > before + 5, "messages")
+    assert told.messages[-1].source == Bandwidth.NONE
+    forecast.publish(Forecast(mode=["split"], uplink=10e6, downlink=9e6, link_error=0.1, link_age=rospy.Duration(1)))
+    found = wait_for(lambda: next((m for m in told.messages if m.samples), None), "the link of the transfers")
+    assert (found.source, found.uplink, found.downlink) == (Bandwidth.PASSIVE, pytest.approx(10e6), pytest.approx(9e6))
+    assert 1.0 <= found.age.to_sec() < 4.0
+
+
 def test_power_says_where_it_comes_from_and_energy_only_grows(graph):
     from edge_offload_msgs.msg import Power
 

@@ -97,7 +97,7 @@ def forecast_message(situation: Situation, header: Any) -> Forecast:
         uplink=situation.link.uplink,
         downlink=situation.link.downlink,
         link_error=situation.link.uplink_error if math.isfinite(situation.link.uplink_error) else math.nan,
-        link_age=duration(situation.link.age_s),
+        link_age=duration(min(situation.link.age_s, MAX_DURATION_S)),
     )
 
 
@@ -124,15 +124,17 @@ def situation_of(message: Any, now_s: float, power_budget_w: float = math.inf) -
             )  # fmt: skip
         else:
             forecasts[mode] = ModeForecast(mode, unavailable_reason=why)
-    load = float(message.server_load)
-    link = LinkReading()
-    if message.uplink > 0 and message.downlink >= 0:
-        error = float(message.link_error) if message.link_error >= 0 else math.inf
-        link = LinkReading(
-            float(message.uplink), float(message.downlink), error, error, source=PASSIVE,
-            age_s=max(0.0, message.link_age.to_sec()),
-        )  # fmt: skip
-    return Situation(now_s, forecasts, message.deadline.to_sec() or None, load, power_budget_w, absent, link)
+    load, deadline_s = float(message.server_load), message.deadline.to_sec() or None
+    return Situation(now_s, forecasts, deadline_s, load, power_budget_w, absent, link_of(message))
+
+
+def link_of(message: Any) -> LinkReading:
+    """The link that a ``Forecast`` message rests on: as the frames' own transfers show it."""
+    if not (message.uplink > 0 and message.downlink >= 0):
+        return LinkReading()
+    error = float(message.link_error) if message.link_error >= 0 else math.inf
+    age_s = max(0.0, message.link_age.to_sec())
+    return LinkReading(float(message.uplink), float(message.downlink), error, error, source=PASSIVE, age_s=age_s)
 
 
 def reading_of(message: Any) -> LinkReading:

@@ -4,7 +4,9 @@ Publishes:
   offload/bandwidth   edge_offload_msgs/Bandwidth: the estimate, its uncertainty and age; rates are 0 while unknown
 
 Subscribes:
-  offload/latency     edge_offload_msgs/Latency: bytes and durations of every transfer, round trip and clock offset
+  offload/forecast    edge_offload_msgs/Forecast: the link as the transfers of the inferences show it, one by one
+  offload/latency     edge_offload_msgs/Latency: of frames that are one transfer each way (mode server) bytes and
+                      durations; round trip and clock offset
 
 With ~server it has a connection of its own, over which it probes while no inference uses the link: about 2 % of what
 the link carries. Without it, only transfers are measured.
@@ -28,11 +30,12 @@ from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.prober import Prober
 from edge_offload.link.transport.replies import LinkState
+from edge_offload.mode import Mode
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.ticker import Ticker
-from edge_offload.nodes.inference.compose import duration
-from edge_offload_msgs.msg import Bandwidth, Latency
+from edge_offload.nodes.inference.compose import duration, link_of
+from edge_offload_msgs.msg import Bandwidth, Forecast, Latency
 
 
 class BandwidthMonitorNode(Node):
@@ -61,6 +64,7 @@ class BandwidthMonitorNode(Node):
             self._estimator = self._client.estimator
             self._prober = Prober(self._client, self.params["probe_interval"], self.params["probe_share"]).start()
         self._publisher = rospy.Publisher("offload/bandwidth", Bandwidth, queue_size=10)
+        rospy.Subscriber("offload/forecast", Forecast, self.callback(self._on_forecast), queue_size=100)
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=100)
         self._ticker = Ticker(1.0 / self.params["rate"], self._tick, self.fault)
         self._ticker.start()
@@ -72,11 +76,18 @@ class BandwidthMonitorNode(Node):
         if getattr(self, "_client", None) is not None:
             self._client.close()  # type: ignore[union-attr]
 
+    def _on_forecast(self, message: Any) -> None:
+        """In other modes than ``server`` the stages of a frame overlap: only its node knows what each transfer took."""
+        reading = link_of(message)
+        if reading.uplink > 0:
+            self._estimator.adopt(time.monotonic(), reading)
+
     def _on_latency(self, message: Any) -> None:
         with self._lock:
             self._latest = message
         error = message.clock_error.to_sec()
-        if message.bytes_up and message.uplink.to_sec() > 0 and not message.fallback_reason:
+        alone = message.mode == Mode.SERVER.value and not message.fallback_reason
+        if alone and message.bytes_up and message.uplink.to_sec() > 0:
             up, down = message.uplink.to_sec(), message.downlink.to_sec()
             now = time.monotonic()
             if self._client is None:
