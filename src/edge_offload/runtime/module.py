@@ -36,6 +36,7 @@ from edge_offload.runtime.link_monitor import EVERY_S, LinkMonitor
 from edge_offload.runtime.preparation import Preparation
 from edge_offload.runtime.results import tell_result
 from edge_offload.runtime.server_load import ServerLoad
+from edge_offload.split.model.objective import Objective
 from edge_offload.timing import Expected, InferenceReport
 
 #: A local computation that takes less (seconds) is over before anybody could join it.
@@ -116,6 +117,7 @@ class OffloadedModule:
         self._raced = Mode.LOCAL
         self._lock = threading.Lock()
         self._server: Optional[ServerRunner] = None
+        self._objective: Optional[Objective] = None
         self._make_split: Optional[Callable[[], Runner]] = None
         self._runners: Dict[Mode, Runner] = {Mode.LOCAL: self._local}
         if client is not None:
@@ -138,6 +140,8 @@ class OffloadedModule:
                 client=client,
                 slowdown=robot_slowdown,
                 limits=patience,
+                objective=self._objective,
+                power=powers,
             )
             if example is not None:
                 self._server.prepare(specs_of(as_inputs(example)))
@@ -168,6 +172,13 @@ class OffloadedModule:
             if out is not None:
                 return out
         return runner.unavailable_reason(inputs)
+
+    def aim(self, objective: Objective) -> None:
+        """What plans of mode ``split`` are made for from now on; returns at once."""
+        self._objective = objective
+        change = getattr(self._runners.get(Mode.SPLIT), "aim", None)
+        if change is not None:
+            change(objective)
 
     def reading(self, now: float) -> LinkReading:
         """What is known of the link."""

@@ -22,6 +22,7 @@ from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.split.footprints.registry import EMPTY, Locality
 from edge_offload.split.model.complete import backward, complete
 from edge_offload.split.model.locality import union
+from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side
 from edge_offload.split.model.reference import run_plan
 from edge_offload.split.runtime.pieces import decode_piece
@@ -259,3 +260,22 @@ def test_what_a_hostile_robot_sends_is_refused_and_the_server_lives(bot, harm):
     assert report.mode is Mode.SPLIT, report.fallback_reason
     with torch.no_grad():
         close_to(got, bot.module(image(2)))
+
+
+def test_plans_are_made_again_for_another_objective_and_meanwhile_it_is_said(robot, server):
+    made = robot(server.address)
+    picture = image()
+    made.open(picture)
+    want = made.offloaded.run([picture], Mode.LOCAL)[0]
+    before = made.runner.planned([picture])
+    made.offloaded.aim(Objective())
+    assert made.offloaded.unavailable_reason(Mode.SPLIT, [picture]) is None, "that is what they are made for already"
+    made.offloaded.aim(Objective("energy"))
+    assert made.runner.planned([picture]) is before, "no plan changes under a frame"
+    assert "is being opened" in made.offloaded.unavailable_reason(Mode.SPLIT, [picture])
+    until(lambda: made.offloaded.unavailable_reason(Mode.SPLIT, [picture]) is None, 400.0)
+    assert made.runner.planned([picture]) is not before
+    assert {entry.objective for entry in made.runner._handles.all()} == {Objective("energy")}
+    outputs, report = made.offloaded.run([picture], Mode.SPLIT)
+    assert report.mode is Mode.SPLIT
+    close_to(outputs, want)

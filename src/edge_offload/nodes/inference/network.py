@@ -16,7 +16,7 @@ from edge_offload.link.estimate.scheduling import words as of_machine
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
-from edge_offload.manager.policy import BRIDGE, BRIDGED, CANDIDATES, Situation
+from edge_offload.manager.policy import BRIDGE, BRIDGED, CANDIDATES, POLICIES, EnergyPolicy, Situation, chooses
 from edge_offload.mode import Mode, parse_mode
 from edge_offload.models.registry import build_estimator, state_hash
 from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
@@ -28,6 +28,7 @@ from edge_offload.nodes.inference.compose import duration
 from edge_offload.nodes.inference.link_watch import LinkWatch
 from edge_offload.power.states import powers_of
 from edge_offload.runtime.module import OffloadedModule
+from edge_offload.split.model.objective import Objective
 from edge_offload.split.networks import synthetic_frame
 from edge_offload.timing import InferenceReport
 
@@ -175,6 +176,14 @@ class Network:
     def situation(self, inputs: Sequence[Any], deadline_s: Optional[float], choosing: bool = True) -> Situation:
         """What the next call with such inputs would cost in each mode."""
         return replace(self.module.situation(inputs, deadline_s, choosing), absent=self.absent)
+
+    def aim(self, policy: str, deadline_s: float) -> None:
+        """Have plans of mode ``split`` made for what a policy of this name minimises; held modes change nothing."""
+        if self._module is None or not chooses(policy):
+            return
+        saves = policy in POLICIES and POLICIES[policy]().name == EnergyPolicy.name and self.powers is not None
+        kind = "latency" if not saves else "deadline" if deadline_s > 0 else "energy"
+        self._module.aim(Objective(kind, deadline_s=deadline_s or Objective.deadline_s))
 
     def adopt(self, reading: LinkReading) -> None:
         """Take over a measurement of the link that is newer than the own ones."""

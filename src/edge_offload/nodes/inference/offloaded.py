@@ -52,6 +52,7 @@ class OffloadedNode(Node):
         self._mode_reason, self._chosen = "parameter ~mode", chooses(params["mode"])
         self._results = 0
         self._network = network
+        network.aim(params["mode"], params["deadline"])
         if self._mode in network.absent:
             raise BadInput(f"mode {self._mode} cannot run here: {network.absent[self._mode]}")
         rospy.set_param("~weights_sha256", network.weights_sha256)
@@ -79,6 +80,7 @@ class OffloadedNode(Node):
         if mode is not self._mode:
             rospy.loginfo(f"mode {mode} from now on: {message.reason}")
         self._mode, self._mode_reason, self._chosen = mode, message.reason, chooses(message.policy)
+        self._network.aim(message.policy, self.params["deadline"])
 
     def _on_bandwidth(self, message: Any) -> None:
         if message.source == Bandwidth.ACTIVE:

@@ -13,7 +13,7 @@ import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
@@ -30,6 +30,7 @@ from edge_offload.modes.remote import Progress
 from edge_offload.modes.runner import Attempt
 from edge_offload.modes.split.robot.frame import Planned
 from edge_offload.modes.split.robot.plan_times import PlanTimes
+from edge_offload.power.states import StatePowers
 from edge_offload.split.model.cost import CostModel, Link
 from edge_offload.split.model.network import Network
 from edge_offload.split.model.objective import Objective
@@ -131,10 +132,11 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class OpenSplit:
-    """A split that is open: its number on the server, and what both sides have."""
+    """A split that is open: its number on the server, what both sides have, and what for its plans were made."""
 
     handle: int
     planned: Planned
+    objective: Optional[Objective] = None
 
 
 @dataclass
@@ -143,6 +145,7 @@ class PlanSettings:
 
     Attributes:
         planner, objective, effort: see :func:`~edge_offload.split.planners.table.plan_table`.
+        power: of the robot by state, for plans that save energy; None: a Jetson's.
         codecs: whether payloads may be coded.
         stream: whether the server's first steps follow the pieces of the input.
     """
@@ -150,16 +153,18 @@ class PlanSettings:
     planner: str = DEFAULT
     objective: Optional[Objective] = None
     effort: Optional[Effort] = None
+    power: Optional[StatePowers] = None
     codecs: bool = True
     stream: bool = True
 
 
 @dataclass(frozen=True)
 class _Made:
-    """Plans that were made, and the server's profile that they were made from."""
+    """Plans that were made, the server's profile that they were made from, and what for."""
 
     theirs: Profile
     planned: Planned
+    objective: Optional[Objective]
 
 
 class SplitOpener:
@@ -199,22 +204,32 @@ class SplitOpener:
         made = self._made.get(specs)
         rtt_s = self._client.clock.rtt_s
         link = Link(latency_s=rtt_s / 2 if 0 <= rtt_s < 1 else Link().latency_s)
-        if made is None or made.theirs != theirs or not _similar(made.planned.model.link, link):
+        objective = self.settings.objective
+        known_plans = made is not None and made.theirs == theirs and made.objective == objective
+        if made is None or not known_plans or not _similar(made.planned.model.link, link):
             request_s = self._request_s(2 * link.latency_s)
-            model = cost_model(network.located, profile, theirs, link, request_s=request_s, slowdown=self._slowdown)
+            model = cost_model(
+                network.located,
+                profile,
+                theirs,
+                link,
+                self.settings.power,
+                request_s=request_s,
+                slowdown=self._slowdown,
+            )
             progress("plans are being made")
-            made = self._made[specs] = _Made(theirs, self.plan(network, model, shared))
+            made = self._made[specs] = _Made(theirs, self.plan(network, model, shared), objective)
         handle = reply.body.get("handle")
         if type(handle) is not int:
             raise ProtocolError("the server opened the split without a handle")
-        return self.put_in_force(handle, made.planned)
+        return replace(self.put_in_force(handle, made.planned), objective=made.objective)
 
     def plan_again(self, split: OpenSplit, specs: Specs) -> OpenSplit:
         """Plan an open split again, by the settings of now; blocks."""
         planned = self.plan(split.planned.network, split.planned.model, split.planned.shared)
-        opened = self.put_in_force(split.handle, planned)
+        opened = replace(self.put_in_force(split.handle, planned), objective=self.settings.objective)
         if specs in self._made:
-            self._made[specs] = _Made(self._made[specs].theirs, planned)
+            self._made[specs] = _Made(self._made[specs].theirs, planned, self.settings.objective)
         return opened
 
     def put_in_force(self, handle: int, planned: Planned) -> OpenSplit:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Any, Callable, Mapping, Optional, Sequence
+from dataclasses import replace
+from typing import Any, Callable, List, Mapping, Optional, Sequence
 
 import torch
 
@@ -20,6 +21,7 @@ from edge_offload.modes.remote import Handles, TimeoutLimits, TimeoutPolicy, Wor
 from edge_offload.modes.runner import Attempt, FailedAttempt
 from edge_offload.modes.split.robot.frame import Counted, Frame, Planned, Threads
 from edge_offload.modes.split.robot.opening import OpenSplit, PlanSettings, Source, SplitOpener
+from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Plan
 
 UNKNOWN_BANDWIDTH = 5e6
@@ -66,6 +68,7 @@ class SplitRunner:
         self._runs = itertools.count(1)
         self._threads = Threads()
         self._silent = 0
+        self._outdated: List[OpenSplit] = []
 
     def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """See :class:`~edge_offload.modes.runner.Runner`."""
@@ -74,7 +77,12 @@ class SplitRunner:
             examples = [tensor.clone() for tensor in inputs]
             return lambda progress: self.opener.open(examples, progress)
 
-        return self._handles.unavailable_reason(specs_of(inputs), prepare)
+        specs = specs_of(inputs)
+        opened = self._handles.get(specs)
+        if opened is not None and opened.objective != self.opener.settings.objective:
+            self._handles.forget(specs, opened)
+            self._outdated.append(opened)
+        return self._handles.unavailable_reason(specs, prepare)
 
     def planned(self, inputs: Sequence[torch.Tensor]) -> Optional[Planned]:
         """What is in force for such inputs; None before it is open."""
@@ -103,11 +111,19 @@ class SplitRunner:
         self._handles.replace(specs, opened)
         return opened.planned
 
+    def aim(self, objective: Objective) -> None:
+        """Have plans made for another objective from now on; returns at once.
+
+        What is open with plans for another one is opened again when it is asked for: plans never change under a frame.
+        """
+        if objective != (self.opener.settings.objective or Objective()):
+            self.opener.settings.objective = objective
+
     def put_in_force(self, inputs: Sequence[torch.Tensor], change: Callable[[Planned], Planned]) -> OpenSplit:
         """Put changed plans in force on both sides; blocks. For experiments; raises as :meth:`replan`."""
         specs = specs_of(inputs)
         opened = self._open(specs)
-        opened = self.opener.put_in_force(opened.handle, change(opened.planned))
+        opened = replace(self.opener.put_in_force(opened.handle, change(opened.planned)), objective=opened.objective)
         self._handles.replace(specs, opened)
         return opened
 
@@ -118,6 +134,8 @@ class SplitRunner:
         del meta
         specs = specs_of(inputs)
         opened = self._open(specs)
+        while self._outdated:  # frames that ran with them are over
+            self.opener.close(self._outdated.pop())
         planned = opened.planned
         place = planned.choose(self._bandwidth())
         plan = planned.plans[place].plan
