@@ -179,11 +179,11 @@ class Network:
 
     def aim(self, policy: str, deadline_s: float) -> None:
         """Have plans of mode ``split`` made for what a policy of this name minimises; held modes change nothing."""
-        if self._module is None or not chooses(policy):
+        if not chooses(policy):
             return
         saves = policy in POLICIES and POLICIES[policy]().name == EnergyPolicy.name and self.powers is not None
         kind = "latency" if not saves else "deadline" if deadline_s > 0 else "energy"
-        self._module.aim(Objective(kind, deadline_s=deadline_s or Objective.deadline_s))
+        self.module.aim(Objective(kind, deadline_s=deadline_s or Objective.deadline_s))
 
     def adopt(self, reading: LinkReading) -> None:
         """Take over a measurement of the link that is newer than the own ones."""
