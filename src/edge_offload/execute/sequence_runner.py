@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -21,11 +21,15 @@ class Values:
     Args:
         kernels: the operators.
         held: tensors that are there.
+        outputs: which values the outputs of each operator are; None for one that is not kept. By default all are.
     """
 
-    def __init__(self, kernels: Kernels, held: Mapping[int, torch.Tensor]) -> None:
+    def __init__(
+        self, kernels: Kernels, held: Mapping[int, torch.Tensor], outputs: Sequence[Sequence[Optional[int]]] = ()
+    ) -> None:
         self.kernels = kernels
         self.held = dict(held)
+        self.outputs = outputs or kernels.outputs
 
     def whole(self, number: int) -> torch.Tensor:
         """All of a value."""
@@ -39,14 +43,14 @@ class Values:
         """Free a value."""
         self.held.pop(number, None)
 
-    def results(self, index: int, low: int, high: int) -> List[Optional[torch.Tensor]]:
-        """What rows [low, high) of operator ``index`` are, output by output; None: nobody needs it."""
+    def results(self, index: int, low: int, high: int) -> List[Any]:
+        """Rows [low, high) of operator ``index``, output by output."""
         return self.kernels[index](self.whole)
 
     def compute(self, index: int, low: int = 0, high: int = 1) -> None:
         """Compute rows of an operator; one whose values are whole has the one row 0."""
-        for number, result in zip(self.kernels.operators[index].outputs, self.results(index, low, high)):
-            if number is not None and result is not None:
+        for number, result in zip(self.outputs[index], self.results(index, low, high)):
+            if number is not None:
                 self.put(number, low, result)
 
     def run(self, steps: Iterable[Tuple[int, int, int]], unused: Iterable[Sequence[int]]) -> None:

@@ -49,6 +49,7 @@ class Kernels(Dict[int, Callable[[Fetch], List[Any]]]):
     def __init__(self, operators: Sequence[Operator], device: str = "cpu") -> None:
         super().__init__()
         self.operators = operators
+        self.outputs = [operator.outputs for operator in operators]
         self.device = device
 
     def __missing__(self, index: int) -> Callable[[Fetch], List[Any]]:

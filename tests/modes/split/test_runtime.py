@@ -242,7 +242,7 @@ def test_what_a_hostile_robot_sends_is_refused_and_the_server_lives(bot, harm):
     ask = lambda kind, body, *buffers: bot.client.request(kind, {"handle": handle, **body}, buffers, timeout_s=60.0)  # noqa: E731
     if harm == "plan":
         first = plan.server[0]
-        narrow = dataclasses.replace(plan, server=(dataclasses.replace(first, high=first.high - 1), *plan.server[1:]))
+        narrow = dataclasses.replace(plan, server=(first._replace(high=first.high - 1), *plan.server[1:]))
         with pytest.raises(Exception, match=r"nobody computes|needs rows"):
             ask("split_table", {}, json.dumps([narrow.to_json()]).encode()).result(61.0)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Tuple
 
 import pytest
@@ -146,7 +147,8 @@ def _reordered(plan: Plan, chooser: random.Random) -> Plan:
     parts = [item]
     if item.high - item.low > 1 and chooser.random() < 0.5:
         middle = chooser.randint(item.low + 1, item.high - 1)
-        parts = [replace(item, high=middle), replace(item, low=middle)]
+        changed = item._replace if isinstance(item, Step) else partial(replace, item)
+        parts = [changed(high=middle), changed(low=middle)]
     for part in parts:
         items.insert(chooser.randint(0, len(items)), part)
     return replace(plan, **{name: tuple(items)})

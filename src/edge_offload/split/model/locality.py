@@ -51,6 +51,7 @@ class LocalityMap:
         free: values that depend on no input; both sides have them.
         made_by, producer: what the sequence says of outputs, kept because planners ask often.
         kernels: the operators in one piece, on whole values.
+        stored: the outputs of each operator that a side keeps; None for those of a local one that have no axis.
     """
 
     sequence: OperatorSequence
@@ -60,12 +61,18 @@ class LocalityMap:
     made_by: Tuple[Tuple[int, ...], ...] = field(default=(), repr=False, compare=False)
     producer: Mapping[int, int] = field(default_factory=dict, repr=False, compare=False)
     _memo: Dict[Tuple[int, int, int], Dict[int, Range]] = field(default_factory=dict, repr=False, compare=False)
+    stored: Tuple[Tuple[Optional[int], ...], ...] = field(default=(), repr=False, compare=False)
     kernels: Kernels = field(default_factory=lambda: Kernels(()), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "made_by", tuple(operator.makes() for operator in self.sequence.operators))
         object.__setattr__(self, "producer", self.sequence.producer())
         object.__setattr__(self, "kernels", Kernels(self.sequence.operators))
+        stored = [
+            tuple(number if found.local is None or number in self.axes else None for number in operator.outputs)
+            for found, operator in zip(self.operators, self.sequence.operators)
+        ]
+        object.__setattr__(self, "stored", tuple(stored))
 
     def length(self, number: int) -> int:
         """Rows of a value; 1 if it exists only whole."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import json
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, NoReturn, Tuple
 
 from edge_offload.errors import BadInput
 
@@ -30,8 +30,7 @@ class Side(str, enum.Enum):
         return Side.SERVER if self is Side.ROBOT else Side.ROBOT
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """Compute output rows [low, high) of an operator; a global operator has the one row 0."""
 
     operator: int

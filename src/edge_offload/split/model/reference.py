@@ -29,7 +29,7 @@ class Half(Values):
     """
 
     def __init__(self, located: LocalityMap, shared: Mapping[int, torch.Tensor]) -> None:
-        super().__init__(located.kernels, {})
+        super().__init__(located.kernels, {}, located.stored)
         self.located = located
         self.shared = shared
         self.pieces: Dict[int, List[Tuple[int, torch.Tensor]]] = {}
@@ -91,16 +91,13 @@ class Half(Values):
         """Free a value."""
         self.pieces.pop(number, None)
 
-    def results(self, index: int, low: int, high: int) -> List[Optional[torch.Tensor]]:
+    def results(self, index: int, low: int, high: int) -> List[Any]:
         """See :class:`Values`; computed from what is here."""
         local = self.located.operators[index].local
         if local is None:
             return self.kernels[index](self.whole)
         results = self._in_one_piece(local, index, low, high)
-        if results is None:
-            results = local.run(low, high, self)
-        outputs = self.kernels.operators[index].outputs
-        return [result if number in self.located.axes else None for number, result in zip(outputs, results)]
+        return local.run(low, high, self) if results is None else results
 
     def _in_one_piece(self, local: Local, index: int, low: int, high: int) -> Optional[List[Any]]:
         """Results of a step that is the whole operator, on whole values: nothing has to be cut or padded for it.
@@ -177,7 +174,7 @@ def run_plan(
         for side in Side:
             steps = plan.steps(side)
             while done[side] < len(steps) and _ready(located, halves[side], steps[done[side]]):
-                _compute(halves[side], steps[done[side]])
+                halves[side].compute(*steps[done[side]])
                 done[side] += 1
                 progress = True
         late = [transfer for transfer in waiting if not _send(located, halves, transfer)]
@@ -189,13 +186,9 @@ def run_plan(
         if not behind:
             break
         side = min(behind, key=lambda item: plan.steps(item)[done[item]].operator)
-        _compute(halves[side], plan.steps(side)[done[side]])
+        halves[side].compute(*plan.steps(side)[done[side]])
         done[side] += 1
     return tuple(halves[Side.ROBOT].whole(number) for number in sequence.outputs)
-
-
-def _compute(half: Half, step: Step) -> None:
-    half.compute(step.operator, step.low, step.high)
 
 
 def _ready(located: LocalityMap, half: Half, step: Step) -> bool:

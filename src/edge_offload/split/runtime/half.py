@@ -62,6 +62,6 @@ class PieceHalf(Half):
 
     def forget(self, number: int) -> None:
         """See :class:`Half`."""
-        super().forget(number)
+        self.pieces.pop(number, None)
         self._buffers.pop(number, None)
         self._here.pop(number, None)

@@ -94,7 +94,7 @@ class Progress:
         block = self.mine.blocks[self._done]
         places = slice(block.first, block.last + 1)
         steps = self.ready.plan.steps(self.side)[places]
-        self.half.run(((step.operator, step.low, step.high) for step in steps), self.mine.dead[places])
+        self.half.run(steps, self.mine.dead[places])
         self.rows_computed += sum(step.high - step.low for step in steps)
         if self._slowdown > 1.0:
             time.sleep((self._slowdown - 1.0) * (busy_clock() - busy))
