@@ -163,9 +163,11 @@ def test_random_weights_are_named_on_diagnostics(graph):
 
 
 def test_a_server_computes_and_when_it_dies_the_robot_does(graph, weights):
+    from nav_msgs.msg import OccupancyGrid, Path
     from sensor_msgs.msg import PointCloud2
 
     from edge_offload.nodes.scene.scene_messages import labels_of
+    from edge_offload_msgs.msg import SemanticGrid
 
     port = free_port()
     address = f"tcp://127.0.0.1:{port}"
@@ -177,6 +179,9 @@ def test_a_server_computes_and_when_it_dies_the_robot_does(graph, weights):
         options={"sconet": {"weights": weights}},
     )
     out = Outputs(graph)
+    shown = [graph.listen(f"server/agrnav/{topic}", kind) for topic, kind in (
+        ("semantic_grid", SemanticGrid), ("occupancy", OccupancyGrid), ("path", Path)
+    )]  # fmt: skip
     graph.node(
         "agrnav_node",
         cells=CELLS,
@@ -204,6 +209,15 @@ def test_a_server_computes_and_when_it_dies_the_robot_does(graph, weights):
     stamp = cost.header.stamp.to_nsec()
     wait_for(lambda: stamp in out.grids.by_stamp(), "the server's labels")
     remote = labels_of(out.grids.by_stamp()[stamp][0])
+    # the operator of the server sees what the robot made of it
+    for seen, own in zip(shown, (out.grids, out.slices, out.paths)):
+        wait_for(lambda seen=seen: stamp in seen.by_stamp(), "the same on the server")
+        theirs, ours = seen.by_stamp()[stamp][0], own.by_stamp()[stamp][0]
+        for message in (theirs, ours):
+            message.header.seq = 0
+            for pose in getattr(message, "poses", []):
+                pose.header.seq = 0
+        assert theirs == ours
 
     server.signal(signal.SIGKILL)
     feed(sweeps, points, last, lambda: ran("local"), "an answer of the robot")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 import time
@@ -121,28 +122,12 @@ class OffloadedModule:
         self._make_split: Optional[Callable[[], Runner]] = None
         self._runners: Dict[Mode, Runner] = {Mode.LOCAL: self._local}
         if client is not None:
-            self._server = ServerRunner(
-                name,
-                options or {},
-                client,
-                state_hash=lambda: registry.state_hash(executor.module),
-                own_fingerprint=own,
-                codec=codec,
-                limits=patience,
-            )
+            module_hash = functools.partial(registry.state_hash, executor.module)
+            self._server = ServerRunner(name, options or {}, client, module_hash, own, codec, patience)
             self.add_runner(self._server)
-            self._make_split = lambda: _split_runner(
-                name,
-                options or {},
-                executor.module,
-                lambda: registry.state_hash(executor.module),
-                self._local.run,
-                client=client,
-                slowdown=robot_slowdown,
-                limits=patience,
-                objective=self._objective,
-                power=powers,
-            )
+            source = (name, options or {}, executor.module, module_hash, self._local.run)
+            link = {"client": client, "slowdown": robot_slowdown, "limits": patience, "power": powers}
+            self._make_split = lambda: _split_runner(*source, objective=self._objective, **link)
             if example is not None:
                 self._server.prepare(specs_of(as_inputs(example)))
 

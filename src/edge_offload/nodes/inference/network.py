@@ -28,6 +28,7 @@ from edge_offload.nodes.inference.compose import duration
 from edge_offload.nodes.inference.link_watch import LinkWatch
 from edge_offload.power.states import powers_of
 from edge_offload.runtime.module import OffloadedModule
+from edge_offload.runtime.results import tell_result
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.networks import synthetic_frame
 from edge_offload.timing import InferenceReport
@@ -176,6 +177,10 @@ class Network:
     def situation(self, inputs: Sequence[Any], deadline_s: Optional[float], choosing: bool = True) -> Situation:
         """What the next call with such inputs would cost in each mode."""
         return replace(self.module.situation(inputs, deadline_s, choosing), absent=self.absent)
+
+    def tell(self, outputs: Sequence[Any], report: InferenceReport, meta: Mapping[str, Any]) -> None:
+        """Tell a result to those who watch at the server, if it is there; never waits."""
+        tell_result(self._client, self._params["model"], outputs, report, meta)
 
     def aim(self, policy: str, deadline_s: float) -> None:
         """Have plans of mode ``split`` made for what a policy of this name minimises; held modes change nothing."""

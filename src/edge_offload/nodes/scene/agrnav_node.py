@@ -55,7 +55,7 @@ from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Wo
 from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import OffloadedNode
 from edge_offload.nodes.lidar.sweeps import WorldSweeps
-from edge_offload.nodes.scene import scene_messages
+from edge_offload.nodes.scene import scene_messages, scene_report
 from edge_offload.perception.planning import Cell, Plan, find_path, occupancy_slice
 from edge_offload.perception.scene_pipeline import ScenePipeline, SceneResult
 from edge_offload.perception.scene_view import draw_scene
@@ -69,7 +69,7 @@ class SceneNetwork(Network):
     """A scene completer whose module runs here or on a server."""
 
     untrained = "the scene is not completed, results show what the sweep hit"
-    # observers of the server want people; two megabytes of labels per sweep are not for them
+    # what the network says has megabytes: the coded scene is told instead (scene_report)
     report_results = False
     # 70 GFLOP take seconds on a processor core
     patience = TimeoutLimits(cap_s=60.0, first_s=30.0)
@@ -219,7 +219,11 @@ class AgrnavNode(OffloadedNode):
             self._tell(plan)
         self._semantic.publish(scene_messages.grid_message(header, result.labels, self._grid, LABELS))
         self._occupancy.publish(scene_messages.slice_message(header, found, self._grid))
-        self._path.publish(scene_messages.path_message(header, plan, self._grid, -params["sensor_height"] + 0.1))
+        height_m = -params["sensor_height"] + 0.1
+        self._path.publish(scene_messages.path_message(header, plan, self._grid, height_m))
+        told = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, "frame_id": header.frame_id}
+        told.update(scene_report.facts(self._grid, height_m))
+        self._network.tell(scene_report.coded(result.labels, found, plan), result.report, told)
         energy, measured = self.energy(frame, result.report)
         self.account(header, result.inputs, result.report, energy, measured)
         self._pictures.put(_Picture(header, result, found, plan, robot, goal))

@@ -3,6 +3,8 @@
 Publishes:
   server/kapao/people       edge_offload_msgs/PersonArray of every frame of every robot: computed here in mode server,
                             reported by the robot in every other mode
+  server/agrnav/semantic_grid  edge_offload_msgs/SemanticGrid, server/agrnav/occupancy nav_msgs/OccupancyGrid and
+  server/agrnav/path        nav_msgs/Path of every sweep of every robot, as the robot made them
   server/offload/latency    edge_offload_msgs/Latency as reported by the robot; not in mode server, where the robot
                             alone knows it
   server/status             edge_offload_msgs/ServerStatus
@@ -18,24 +20,27 @@ from typing import Any, Dict
 
 import psutil
 import rospy
+from nav_msgs.msg import OccupancyGrid, Path
 from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.execute.devices import AUTO
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.models.registry import entries
+from edge_offload.models.scenes.labels import LABELS
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.cores import resolve
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.common.ticker import Ticker
 from edge_offload.nodes.inference.compose import duration, latency_message
 from edge_offload.nodes.people.people_messages import people_message
+from edge_offload.nodes.scene import scene_report
 from edge_offload.nodes.server.server_results import Facts, Interpreter
 from edge_offload.power.nvml import GpuLoad
 from edge_offload.server.results import FrameResult
 from edge_offload.server.server import OffloadServer
 from edge_offload.timing import STAGES, InferenceReport
-from edge_offload_msgs.msg import Latency, ModelStatus, PersonArray, ServerStatus
+from edge_offload_msgs.msg import Latency, ModelStatus, PersonArray, SemanticGrid, ServerStatus
 
 
 class OffloadServerNode(Node):
@@ -71,6 +76,9 @@ class OffloadServerNode(Node):
         if params["preload"]:
             self._server.preload(params["preload"])
         self._people = rospy.Publisher("server/kapao/people", PersonArray, queue_size=100)
+        self._grid = rospy.Publisher("server/agrnav/semantic_grid", SemanticGrid, queue_size=8)
+        self._occupancy = rospy.Publisher("server/agrnav/occupancy", OccupancyGrid, queue_size=8)
+        self._path = rospy.Publisher("server/agrnav/path", Path, queue_size=8)
         self._latency = rospy.Publisher("server/offload/latency", Latency, queue_size=100)
         self._status = rospy.Publisher("server/status", ServerStatus, queue_size=4, latch=True)
         self._server.on_result(self._on_result)
@@ -128,16 +136,22 @@ class OffloadServerNode(Node):
         """One frame of one robot; called in the server's thread for results."""
         if result.meta.get("probe"):
             return
-        if getattr(entries().get(result.model), "kind", "") == "scene":
-            # labels of two megabytes a sweep, and no people in them: nothing for those who watch here
-            self.health.count("results")
+        scene = getattr(entries().get(result.model), "kind", "") == "scene"
+        if scene and not result.cost:
+            # what the network said, megabytes a sweep: its robot makes a scene of it, and tells that
             return
         try:
-            facts = Facts(result.meta)
-            report = InferenceReport(result.mode, result.model)
+            facts = Facts(result.meta, pictures=not scene)
             header = Header(facts.seq, rospy.Time(*divmod(facts.stamp_ns, 10**9)), facts.frame_id)
-            people = self._interpreter.people(result, facts)
-            self._people.publish(people_message(header, report, facts.size, people))
+            if scene:
+                made = scene_report.messages(result.outputs, result.meta, header, LABELS)
+                self._grid.publish(made.grid)
+                self._occupancy.publish(made.occupancy)
+                self._path.publish(made.path)
+            else:
+                report = InferenceReport(result.mode, result.model)
+                people = self._interpreter.people(result, facts)
+                self._people.publish(people_message(header, report, facts.size, people))
             if result.cost:
                 self._latency.publish(latency_message(_reported(result), header))
         except EdgeOffloadError as error:

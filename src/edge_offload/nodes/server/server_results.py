@@ -43,27 +43,31 @@ class Facts:
     Attributes:
         stamp_ns: when it was captured.
         seq, frame_id: of its header.
-        size: width and height in pixels.
+        size: width and height in pixels; (0, 0) where it is about no picture.
         options: of the model, scalars by name.
 
     Raises:
         BadInput: something is missing or makes no sense.
     """
 
-    def __init__(self, meta: Mapping[str, Any]) -> None:
+    def __init__(self, meta: Mapping[str, Any], pictures: bool = True) -> None:
         self.stamp_ns = _whole(meta, "stamp_ns", 0, 2**32 * 10**9 - 1)
         self.seq = _whole(meta, "seq", 0, 2**32 - 1)
         self.frame_id = str(meta.get("frame_id", ""))[:MAX_TEXT]
+        self.size: Tuple[int, int] = (0, 0)
+        self.options: Dict[str, Any] = {}
+        if not pictures:
+            return
         image = meta.get("image")
         if not isinstance(image, list) or len(image) != 2 or not all(type(side) is int for side in image):
             raise BadInput("a report says no image size")
-        self.size: Tuple[int, int] = (image[0], image[1])
+        self.size = (image[0], image[1])
         if min(self.size) < 1 or self.size[0] * self.size[1] > MAX_PIXELS:
             raise BadInput(f"a report is about an image of {image[0]}x{image[1]} pixels")
         options = meta.get("options", {})
         if not isinstance(options, dict) or not all(isinstance(v, (bool, int, float, str)) for v in options.values()):
             raise BadInput("a report's model options are no scalars")
-        self.options: Dict[str, Any] = dict(options)
+        self.options = dict(options)
 
 
 def _whole(meta: Mapping[str, Any], key: str, low: int, high: int) -> int:

@@ -1,0 +1,108 @@
+"""A completed scene on its way to the server's operator: coded on the robot, checked and published there.
+
+A report has three outputs: the labels and the slice, each as one Zstandard frame, and the cells of the path. That is
+some tens of kilobytes a sweep, where the network's own output has megabytes. Nothing in a report is trusted.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+import zstandard
+from std_msgs.msg import Header
+
+from edge_offload.arrays import Array
+from edge_offload.errors import BadInput
+from edge_offload.models.voxels import MAX_VOXELS, VoxelGrid
+from edge_offload.nodes.scene import scene_messages
+from edge_offload.perception.planning import Plan
+
+#: Of Zstandard: a sweep is coded twice a second at most.
+COMPRESSION = 9
+#: Cells of a path, and metres of a grid's corner or a path's height.
+MAX_CELLS, MAX_METRES = 65536, 1e5
+
+
+class SceneMessages(NamedTuple):
+    """What is published of a scene."""
+
+    grid: Any
+    occupancy: Any
+    path: Any
+
+
+def coded(labels: Array, found: Array, plan: Optional[Plan]) -> List[torch.Tensor]:
+    """Labels uint8 [x, y, z], slice int8 [x, y] and path as the outputs of a report."""
+    coder = zstandard.ZstdCompressor(level=COMPRESSION)
+    frames = [coder.compress(np.ascontiguousarray(array).tobytes()) for array in (labels, found)]
+    cells = np.zeros((0, 2), dtype=np.int32) if plan is None else np.asarray(plan.cells, dtype=np.int32)
+    outputs = [torch.frombuffer(bytearray(frame), dtype=torch.uint8) for frame in frames]
+    return [*outputs, torch.from_numpy(np.ascontiguousarray(cells))]
+
+
+def facts(grid: VoxelGrid, path_height_m: float) -> Mapping[str, Any]:
+    """What a report's meta says of the grid."""
+    return {
+        "shape": [int(side) for side in grid.shape],
+        "origin": [float(place) for place in grid.origin],
+        "voxel_size": float(grid.voxel_size),
+        "path_height": float(path_height_m),
+    }
+
+
+def messages(outputs: Sequence[torch.Tensor], meta: Mapping[str, Any], header: Header, names: Sequence[str]) -> Any:
+    """The messages that the robot published, made again.
+
+    Raises:
+        BadInput: the report is none of a scene, or says what cannot be.
+    """
+    shape, grid, height_m = _grid(meta)
+    if len(outputs) != 3:
+        raise BadInput(f"a scene's report has 3 outputs, not {len(outputs)}")
+    labels = _decoded(outputs[0], shape, np.uint8)
+    found = _decoded(outputs[1], shape[:2], np.int8)
+    if found.min() < -1 or found.max() > 100:
+        raise BadInput("a slice has values that are none of an occupancy grid")
+    cells = outputs[2]
+    if cells.dtype is not torch.int32 or cells.dim() != 2 or cells.shape[1] != 2 or len(cells) > MAX_CELLS:
+        raise BadInput("a path is no list of cells")
+    path = cells.numpy()
+    if len(path) and (path.min() < 0 or (path >= shape[:2]).any()):
+        raise BadInput("a path leaves its grid")
+    plan = Plan(path, math.nan, (0, 0), False) if len(path) else None
+    return SceneMessages(
+        scene_messages.grid_message(header, labels, grid, names),
+        scene_messages.slice_message(header, found, grid),
+        scene_messages.path_message(header, plan, grid, height_m),
+    )
+
+
+def _grid(meta: Mapping[str, Any]) -> Tuple[Tuple[int, int, int], VoxelGrid, float]:
+    shape, origin = meta.get("shape"), meta.get("origin")
+    numbers: Tuple[Any, Any] = (meta.get("voxel_size"), meta.get("path_height"))
+    if not isinstance(shape, list) or len(shape) != 3 or not all(type(side) is int and side > 0 for side in shape):
+        raise BadInput("a scene's report says no size of its grid")
+    if math.prod(shape) > MAX_VOXELS:
+        raise BadInput(f"a report is about a grid of {'x'.join(map(str, shape))} voxels")
+    if not isinstance(origin, list) or len(origin) != 3:
+        raise BadInput("a scene's report says no origin of its grid")
+    if not all(type(value) is float and abs(value) <= MAX_METRES for value in (*origin, *numbers)) or numbers[0] <= 0:
+        raise BadInput("a scene's report says lengths that cannot be")
+    sides = (shape[0], shape[1], shape[2])
+    return sides, VoxelGrid((origin[0], origin[1], origin[2]), numbers[0], sides), numbers[1]
+
+
+def _decoded(output: torch.Tensor, shape: Sequence[int], kind: Any) -> Array:
+    if output.dtype is not torch.uint8 or output.dim() != 1:
+        raise BadInput("a scene's report holds no coded grid")
+    data, size = output.numpy().tobytes(), math.prod(shape)
+    try:
+        if zstandard.frame_content_size(data) != size:
+            raise BadInput(f"a coded grid does not hold {size} values")
+        plain = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
+    except zstandard.ZstdError as error:
+        raise BadInput(f"a coded grid cannot be decoded: {error}") from error
+    return np.frombuffer(plain, dtype=kind).reshape(shape)
