@@ -71,7 +71,7 @@ class Device:
     def __init__(self) -> None:
         self.session = DeviceSession()
         for name, key in ENTRIES:
-            self.session.define_entry(name, key)
+            self.session.define_operator(name, key)
 
     def define(self, number: int, *words: int) -> None:
         self.session.define_segment(number, struct.pack(f"<{len(words)}I", *words))
@@ -216,7 +216,7 @@ def test_state_in_place_is_undone(device: Device) -> None:
 def test_an_operator_that_fails_is_named_and_what_ran_before_it_has_happened(device: Device) -> None:
     device.define(0, ALLOC, UPLOAD, 0, RELU_, 0, DIV_, 1, DOWNLOAD, 0)
     device.define(1, DOWNLOAD, 0)
-    device.session.define_entry("aten::zeros", b"V" + struct.pack("<Iq", 1, WIDTH) + b"I" + struct.pack("<q", INT)
+    device.session.define_operator("aten::zeros", b"V" + struct.pack("<Iq", 1, WIDTH) + b"I" + struct.pack("<q", INT)
                                 + b"NYN")  # fmt: skip
     device.define(2, len(ENTRIES))
     device.run(2, 1)
@@ -232,7 +232,7 @@ def test_an_operator_that_fails_is_named_and_what_ran_before_it_has_happened(dev
 
 def test_a_dtype_that_is_not_known_here_is_refused_by_name_every_time(device: Device) -> None:
     device.weight(1, 1.5, -2, 3, 0.25)
-    device.session.define_entry("edge::download", tensor(0, dtype=70))
+    device.session.define_operator("edge::download", tensor(0, dtype=70))
     device.define(0, len(ENTRIES), 0)
     for turn in range(3):
         with pytest.raises(Unsupported, match="'edge::download': dtype number 70 is not supported"):
@@ -243,7 +243,7 @@ def test_a_conjugate_of_real_numbers_is_refused(device: Device) -> None:
     device.weight(1, 1.5, -2, 3, 0.25)
     item = bytearray(tensor(0))
     item[2] = 1  # flags: a conjugate
-    device.session.define_entry("edge::download", bytes(item))
+    device.session.define_operator("edge::download", bytes(item))
     device.define(0, len(ENTRIES), 0)
     with pytest.raises(BadInput, match="does not fit its storage"):
         device.run(0, 10, [(0, 1)])
@@ -252,7 +252,7 @@ def test_a_conjugate_of_real_numbers_is_refused(device: Device) -> None:
 @pytest.mark.parametrize("number", [-2, 12, 1 << 40])
 def test_a_number_that_is_no_dtype_does_not_reach_the_operator(device: Device, number: int) -> None:
     device.weight(1, 1.5, -2, 3, 0.25)
-    device.session.define_entry("aten::sum", tensor(0) + b"I" + struct.pack("<q", number))
+    device.session.define_operator("aten::sum", tensor(0) + b"I" + struct.pack("<q", number))
     device.define(0, len(ENTRIES), 0)
     for turn in range(3):
         with pytest.raises(Unsupported, match=f"'aten::sum': dtype number {number} is not supported"):

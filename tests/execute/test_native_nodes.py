@@ -115,17 +115,17 @@ class Device:
         self.memory = mmap.mmap(-1, 32)
         self.session = DeviceSession("cpu", Limits(**limits), self.memory)
         for item in maker.entries:
-            self.session.define_entry(*item)
+            self.session.define_operator(*item)
         self.session.ahead.define(7, node)
         self.base = 100
 
     def put(self, values: List[float]) -> None:
         self.session.free([1])
-        first = len(self.session.entries)
+        first = len(self.session.operators)
         size = len(values)
-        self.session.define_entry("edge::alloc", whole(4 * size))
+        self.session.define_operator("edge::alloc", whole(4 * size))
         key = b"T" + struct.pack("<BBBqqqqB", FLOAT, 0, 1, size, 1, 0, 4 * size, 0)
-        self.session.define_entry("edge::upload", key + b"P" + struct.pack("<BBq", FLOAT, 1, size))
+        self.session.define_operator("edge::upload", key + b"P" + struct.pack("<BBq", FLOAT, 1, size))
         self.session.define_segment(first, struct.pack("<3I", first, first + 1, 0))
         self.session.run(Step(first, 1, [], [], b"", [floats(*values)]))
 

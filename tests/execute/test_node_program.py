@@ -81,7 +81,7 @@ class Device:
     def __init__(self, *changed: Patch) -> None:
         self.session = DeviceSession()
         for name, key in ENTRIES:
-            self.session.define_entry(name, key)
+            self.session.define_operator(name, key)
         node = TraceStep(
             None, WORDS, patches() + changed, ((0, 0, 1),), (1, 3, 4, 5), integer(3), (), False, (1, 6),
         )  # fmt: skip
@@ -91,10 +91,10 @@ class Device:
     def put(self, values: Sequence[float]) -> None:
         """Another tensor in storage 1."""
         self.session.free([1])
-        first = len(self.session.entries)
-        self.session.define_entry("edge::alloc", whole(4 * len(values)))
+        first = len(self.session.operators)
+        self.session.define_operator("edge::alloc", whole(4 * len(values)))
         upload = tensor(0, len(values)) + b"P" + struct.pack("<BBq", FLOAT, 1, len(values))
-        self.session.define_entry("edge::upload", upload)
+        self.session.define_operator("edge::upload", upload)
         self.session.define_segment(first, struct.pack("<3I", first, first + 1, 0))
         self.session.run(Step(first, 1, [], [], b"", [floats(*values)]))
 
@@ -228,7 +228,7 @@ def test_a_storage_that_shrank_is_not_looked_at_beyond_its_end() -> None:
         ("edge::download", tensor(0, 5)),
         ("edge::resize", tensor(0, 5) + whole(8)),
     ):
-        session.define_entry(name, key)
+        session.define_operator(name, key)
     for number, words in enumerate(((0,), (1, 0), (2, 0))):
         session.define_segment(number, struct.pack(f"<{len(words)}I", *words))
     session.run(Step(0, 1, [], [], b"", []))
@@ -247,8 +247,8 @@ def test_a_number_of_the_host_that_is_a_tensor_is_one_every_time() -> None:
     flag = b"Wb" + struct.pack("<BB", DTYPE_NUMBERS[torch.bool], 0)
     mask = b"T" + struct.pack("<BBBqqqqB", DTYPE_NUMBERS[torch.bool], 0, 1, N, 1, 0, N, 0)
     found = b"T" + struct.pack("<BBBqqqqB", DTYPE_NUMBERS[torch.int64], 0, 1, 2, 1, 0, 16, 1)
-    device.session.define_entry("aten::index_put_", mask + b"L" + struct.pack("<I", 1) + found + flag + b"B\0")
-    device.session.define_entry("edge::download", mask)
+    device.session.define_operator("aten::index_put_", mask + b"L" + struct.pack("<I", 1) + found + flag + b"B\0")
+    device.session.define_operator("edge::download", mask)
     device.session.slots[1] = StorageBuffer(torch.zeros(N, dtype=torch.bool).untyped_storage())
     device.session.slots[2] = StorageBuffer(torch.tensor([3, 1]).untyped_storage())
     offset = len(mask) + 5 + 4

@@ -35,7 +35,7 @@ class WideForms:
 
     def call(self, entry: int) -> Call:
         key = b"T" + struct.pack("<BBBqqqqB", 6, 0, 1, 1, 1, 0, 4, 0)
-        _, offsets = decode("aten::cat", 3 * key)
+        offsets = decode("aten::cat", 3 * key).offsets
         return Call(entry, "aten::cat", 3 * key, None, 0, (1,) * WIDTH, offsets, 3)
 
 

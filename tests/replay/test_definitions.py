@@ -65,7 +65,7 @@ def test_definitions_that_do_not_follow_those_before_are_refused() -> None:
     assert run(session, [(ALLOC, number(24), None, 0)], [], []).error is None
     assert "are known" in str(run(session, [(ALLOC, number(48), None, 0)], [], [], first=2).error)
     assert run(session, [(ALLOC, number(48), None, 0)], [], [], first=1).error is None
-    assert len(session.entries) == 2
+    assert len(session.operators) == 2
 
 
 def test_an_unsigned_dtype_is_carried() -> None:

@@ -122,7 +122,9 @@ class Varying:
     value: int
 
 
-Leaf = Union[Ref, Symbol, View, StorageRef, HostTensor, HostNumber, Varying]
+Operand = Union[View, StorageRef, HostTensor, HostNumber]
+"""Leaves in whose place a kernel gets a tensor or a number."""
+Leaf = Union[Ref, Symbol, Varying, Operand]
 Arg = Union[None, bool, int, float, complex, str, Leaf, Tuple["Arg", ...]]
 """An argument: an immutable tree. Lists are tuples. A number where the schema says Tensor is a wrapped number."""
 _LEAVES = (bool, int, float, complex, str, Ref, Symbol, View, StorageRef, HostTensor, HostNumber, Varying)

@@ -57,7 +57,7 @@ class Call:
     @functools.cached_property
     def operator(self) -> Operator:
         """The call itself."""
-        return decode(self.name, self.key)[0]
+        return decode(self.name, self.key).operator
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ class SignatureTable:
         found = self._calls.get(entry)
         if found is None:
             name, key, claimed = self.native.entry(entry)
-            operator, offsets = decode(name, key)
-            references = sum(isinstance(leaf, (View, StorageRef)) for leaf in operator.leaves())
+            _, offsets, operands = decode(name, key)
+            references = sum(isinstance(operand, (View, StorageRef)) for operand in operands)
             bare = bytearray(key)
             for offset in offsets:
                 bare[offset : offset + 8] = _ZERO

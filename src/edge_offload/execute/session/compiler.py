@@ -125,7 +125,7 @@ class _Compiler:
             changes = dict(self._changes.get(index, ()))
             if not changes.keys() <= set(entry.offsets):
                 return None
-            operator = decode(entry.name, entry.key, changes)[0] if changes else entry.operator
+            operator = decode(entry.name, entry.key, changes).operator if changes else entry.operator
             how = self._how(operator, entry, ran, kinds, asked)
             new = tuple(New(-1, following + i, self.grown + i, following + i not in self._dead) for i in range(count))
             if how != WHOLE and entry.overload is not None:

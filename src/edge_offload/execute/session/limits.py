@@ -13,7 +13,7 @@ class Limits:
 
     storage_bytes: int = 8 << 30
     storages: int = 1_000_000
-    entries: int = 1_000_000
+    operators: int = 1_000_000
     segments: int = 1_000_000
     words: int = 1 << 20
 

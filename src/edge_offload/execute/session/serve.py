@@ -53,10 +53,10 @@ def serve(
             session.settle(message.accepted)
         if message.forget:
             session.forget()
-        if message.entries and message.first_entry != len(session.entries):
-            raise ProtocolError(f"calls from {message.first_entry} are defined, but {len(session.entries)} are known")
+        if message.entries and message.first_entry != len(session.operators):
+            raise ProtocolError(f"calls from {message.first_entry} are defined, but {len(session.operators)} are known")
         for entry in message.entries:
-            session.define_entry(*entry)
+            session.define_operator(*entry)
         for number, words in message.segments:
             session.define_segment(number, words)
         for number, node in message.nodes:

@@ -39,7 +39,7 @@ class _Compiled:
 
 
 class DeviceSession(Storages):
-    """Storages, entries and segments of one client, on ``device``.
+    """Storages, operators and segments of one client, on ``device``.
 
     Args:
         running: memory in which it leaves the name of the operator that is running, which is read after a crash.
@@ -50,7 +50,7 @@ class DeviceSession(Storages):
         running: Optional[mmap.mmap] = None,
     ) -> None:  # fmt: skip
         super().__init__(device, limits, running)
-        self.entries: List[Union[BoundOperator, EdgeOffloadError]] = []
+        self.operators: List[Union[BoundOperator, EdgeOffloadError]] = []
         self.segments: Dict[int, Union[Segment, EdgeOffloadError]] = {}
         self._compiled: WeakKeyDictionary[Segment, _Compiled] = WeakKeyDictionary()
         self.ahead = SpeculativeExecutor(self, self)
@@ -59,21 +59,21 @@ class DeviceSession(Storages):
 
     def forget(self) -> None:
         """Drop all calls, segments and nodes; storages stay."""
-        self.entries.clear()
+        self.operators.clear()
         self.segments.clear()
         self.ahead.forget()
 
-    def define_entry(self, name: str, key: bytes, claimed: Optional[List[Any]] = None, schema: int = 0) -> None:
+    def define_operator(self, name: str, key: bytes, claimed: Optional[List[Any]] = None, schema: int = 0) -> None:
         """Add a call; its number is the count of those before it. One that is refused raises when it is run.
 
         What is malformed keeps its number too, or the calls after it would be taken for others.
         """
-        if len(self.entries) >= self.limits.entries:
+        if len(self.operators) >= self.limits.operators:
             raise BadInput("the session defines too many distinct calls")
         try:
-            self.entries.append(BoundOperator(name, key, self.device, claimed, schema))
+            self.operators.append(BoundOperator(name, key, self.device, claimed, schema))
         except EdgeOffloadError as error:
-            self.entries.append(error)
+            self.operators.append(error)
 
     def define_segment(self, number: int, words: bytes) -> None:
         """Add a segment from its canonical form: per call the entry, then the canonical number of each reference.
@@ -89,7 +89,9 @@ class DeviceSession(Storages):
 
     def operator(self, number: int) -> BoundOperator:
         """A call that was defined; raises the error with which it was refused, or that it was not."""
-        found = self.entries[number] if number < len(self.entries) else ProtocolError(f"call {number} is not defined")
+        if number >= len(self.operators):
+            raise ProtocolError(f"call {number} is not defined")
+        found = self.operators[number]
         if isinstance(found, EdgeOffloadError):
             raise found
         return found

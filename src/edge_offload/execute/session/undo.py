@@ -1,4 +1,4 @@
-"""What a speculative step did, so that it can be taken back."""
+"""The undo log of a speculative step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge_offload.ir.trace.keys import DTYPE_NUMBERS
 
 @dataclass
 class Undo:
-    """How to take one speculative step back."""
+    """How to roll one speculative step back: storages as they were, what was made, states of generators."""
 
     overwritten: List[Tuple[StorageBuffer, torch.Tensor]] = field(default_factory=list)
     created: List[int] = field(default_factory=list)

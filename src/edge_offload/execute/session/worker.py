@@ -38,7 +38,7 @@ def make_session(args: argparse.Namespace) -> DeviceSession:
 
     memory = mmap.mmap(args.note, 0) if args.note >= 0 else None
     limits = Limits(
-        storage_bytes=args.storage_bytes, storages=args.storages, segments=args.segments, entries=args.segments
+        storage_bytes=args.storage_bytes, storages=args.storages, segments=args.segments, operators=args.segments
     )
     return DeviceSession(args.device, limits, memory)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import struct
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -222,7 +221,8 @@ class BoundOperator:
             if offset not in self.offsets:
                 raise ProtocolError(f"{self.name}: more than integers of a call were to be changed")
             struct.pack_into("<q", key, offset, value)
-        made = copy.copy(self)
+        made = BoundOperator.__new__(BoundOperator)
+        made.__dict__.update(self.__dict__)
         made.key = bytes(key)
         made.claimed, made.results, made.fixed = None, None, False
         made._decode()
@@ -233,12 +233,11 @@ class BoundOperator:
         return made
 
     def _decode(self) -> None:
-        self.operator, self.offsets = decode(self.name, self.key)
-        leaves = list(self.operator.leaves())
-        self.views = [leaf for leaf in leaves if isinstance(leaf, View)]
-        self.hosts = [leaf for leaf in leaves if isinstance(leaf, HostTensor)]
-        self.numbers = [leaf for leaf in leaves if isinstance(leaf, HostNumber)]
-        self.storages = [leaf.storage for leaf in leaves if isinstance(leaf, (View, StorageRef))]
+        self.operator, self.offsets, operands = decode(self.name, self.key)
+        self.views = [operand for operand in operands if isinstance(operand, View)]
+        self.hosts = [operand for operand in operands if isinstance(operand, HostTensor)]
+        self.numbers = [operand for operand in operands if isinstance(operand, HostNumber)]
+        self.storages = [operand.storage for operand in operands if isinstance(operand, (View, StorageRef))]
 
     def _check_special(self) -> None:
         shapes = {
@@ -302,7 +301,6 @@ class BoundOperator:
         return self.device if isinstance(value, Symbol) and value.kind == "device" else value
 
 
-#: Leaves in whose place a kernel gets a tensor or a number.
 OPERANDS = (View, StorageRef, HostTensor, HostNumber)
 
 

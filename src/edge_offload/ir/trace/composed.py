@@ -1,6 +1,6 @@
 """An operator on tensors made of others (sparse and nested ones), as one on their parts: ``edge_offload::composed``.
 
-``native/composed.h`` says what travels. Here the parts are put together, within bounds, the operator runs as torch
+``native/cpp/composed.h`` says what travels. Here the parts are put together, within bounds, the operator runs as torch
 has it, and its results are taken apart. Nothing is written: what the operator changes is among the results.
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Protocol, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Protocol, Sequence, Tuple, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from edge_offload.ir.operators import (
     HostNumber,
     HostTensor,
     Layout,
+    Operand,
     Operator,
     StorageRef,
     Symbol,
@@ -49,8 +50,22 @@ DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 _NOTHING_VARIES: Mapping[int, int] = {}
 
 
-def decode(name: str, key: bytes, varying: Mapping[int, int] = _NOTHING_VARIES) -> Tuple[Operator, Tuple[int, ...]]:
-    """The call that ``key`` describes, and the offsets, in bytes, of the integers that sizes go into.
+class Decoded(NamedTuple):
+    """A decoded key.
+
+    Attributes:
+        operator: the call.
+        offsets: of the integers that sizes go into, in bytes.
+        operands: leaves of the call that stand for tensors, storages and parameters, in order.
+    """
+
+    operator: Operator
+    offsets: Tuple[int, ...]
+    operands: Tuple[Operand, ...]
+
+
+def decode(name: str, key: bytes, varying: Mapping[int, int] = _NOTHING_VARIES) -> Decoded:
+    """The call that ``key`` describes.
 
     Args:
         name: as the dispatcher has it.
@@ -69,7 +84,7 @@ def decode(name: str, key: bytes, varying: Mapping[int, int] = _NOTHING_VARIES) 
             arguments.append(decoder.item(0))
     except (struct.error, UnicodeDecodeError, IndexError) as error:
         raise ProtocolError(f"malformed call: {error}") from None
-    return Operator(name, tuple(arguments)), tuple(decoder.offsets)
+    return Decoded(Operator(name, tuple(arguments)), tuple(decoder.offsets), tuple(decoder.operands))
 
 
 def integers_of(key: bytes, offsets: Tuple[int, ...]) -> Tuple[int, ...]:
@@ -147,6 +162,7 @@ class _Decoder:
         self.varying = varying
         self.position = 0
         self.offsets: List[int] = []
+        self.operands: List[Operand] = []
         self.views = self.references = self.hosts = self.numbers = 0
 
     def take(self, form: str) -> Tuple[Any, ...]:
@@ -174,8 +190,10 @@ class _Decoder:
     def item(self, depth: int) -> Arg:
         kind = chr(self.key[self.position])
         self.position += 1
-        if kind == "T":
-            return self.view()
+        if kind in "TSPW":
+            operand = self.operand(kind)
+            self.operands.append(operand)
+            return operand
         if kind in "UN":
             return None
         if kind == "I":
@@ -191,17 +209,6 @@ class _Decoder:
         if kind == "F":
             number: float = self.take("d")[0]
             return number
-        if kind == "S":
-            self.references += 1
-            return StorageRef(self.references - 1, self.byte())
-        if kind == "P":
-            return self.host_tensor()
-        if kind == "W":
-            number_kind, dtype, wrapped = self.take("cBB")
-            if number_kind not in (b"d", b"i", b"b"):
-                raise ProtocolError(f"malformed call: a number of unknown kind {number_kind!r}")
-            self.numbers += 1
-            return HostNumber(self.numbers - 1, number_kind.decode("ascii"), dtype, bool(wrapped))
         if kind == "Z":
             return complex(*self.take("dd"))
         if kind == "Y":
@@ -221,6 +228,20 @@ class _Decoder:
                 raise ProtocolError("malformed call: a list is too deep or longer than the message")
             return tuple([self.item(depth + 1) for _ in range(count)])
         raise ProtocolError(f"malformed call: unknown item {kind!r}")
+
+    def operand(self, kind: str) -> Operand:
+        if kind == "T":
+            return self.view()
+        if kind == "S":
+            self.references += 1
+            return StorageRef(self.references - 1, self.byte())
+        if kind == "P":
+            return self.host_tensor()
+        number_kind, dtype, wrapped = self.take("cBB")
+        if number_kind not in (b"d", b"i", b"b"):
+            raise ProtocolError(f"malformed call: a number of unknown kind {number_kind!r}")
+        self.numbers += 1
+        return HostNumber(self.numbers - 1, number_kind.decode("ascii"), dtype, bool(wrapped))
 
     def view(self) -> View:
         dtype, flags, dims = self.take("BBB")
