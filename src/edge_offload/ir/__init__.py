@@ -19,6 +19,13 @@ module          its one reason
 ``opaque``      a part that cannot be traced, as one operator (needs torch)
 ==============  ====================================================================================
 
+Classes elsewhere that tell of a call: :class:`~edge_offload.ir.trace.calls.BoundOperator` (a call with the kernel that
+runs it here, and what its results were), ``Instruction`` of :mod:`edge_offload.execute.session.program` (a call of a
+compiled program: registers in place of its tensors), ``Call`` of :mod:`edge_offload.replay.signatures` (a row of the
+device's table of calls, for comparing steps); in C++ ``Entry`` of ``state.h`` and ``Call`` of ``nodes.cpp`` are the
+first two. Of an inference: :class:`~edge_offload.ir.trace.segments.Segment` (as a program made it, call by call on
+storages), which ``modes/split/unmodified/lift.py`` translates to an :class:`OperatorSequence`.
+
 Nothing here imports another package of ours (only the leaf :mod:`edge_offload.errors`).
 """
 
