@@ -55,8 +55,12 @@ class Rig:
             address = self.server_address = self.server.address
             link = Link.of("chaos", Trace.constant(MBPS * BYTES_PER_MBIT), RTT_S)
             self.emulator = Emulator("127.0.0.1:0", address[len("tcp://") :], link).start()
-            command = [*self._clock_words("robot"), sys.executable, "-m", "edge_offload_benchmarks.chaos.robot"]
-            command += ["--server", self.emulator.address]
+            command = [sys.executable, "-m", "edge_offload_benchmarks.chaos.robot", "--server", self.emulator.address]
+            if "replay" in self._robot_options:
+                # an ordinary program on the virtual device, which connects by itself
+                device = ["exec", "--absent", "later", "--keys", self._keys, "--server", self.emulator.address, "--"]
+                command = [sys.executable, "-m", "edge_offload.cli", *device, *command]
+            command = [*self._clock_words("robot"), *command]
             self.robot = Process([*command, "--keys", self._keys, *self._robot_options])
             self.ready: Dict[str, Any] = json.loads(self.robot.wait_line('{"ready"'))
         except BaseException:

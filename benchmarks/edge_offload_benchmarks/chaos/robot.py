@@ -17,7 +17,7 @@ from edge_offload_benchmarks.chaos import wall_clock
 
 MODEL = "edge_offload_benchmarks.chaos.net:factory"
 #: Modes that frames may be sent to the server in; results of ``split`` agree with the local ones within its tolerance.
-REMOTE = ("server", "split")
+REMOTE = ("server", "split", "replay")
 #: Largest difference of a result of ``split``, as a share of the largest value.
 TOLERANCE = 1e-5
 #: Planning a split takes the time of a busy machine.
@@ -107,6 +107,7 @@ def main() -> int:
     from edge_offload.link.transport.prober import Prober
     from edge_offload.manager.policy import FixedPolicy, LatencyPolicy, Manager, chooses
     from edge_offload.mode import Mode
+    from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
     from edge_offload.runtime.module import OffloadedModule
     from edge_offload_benchmarks.chaos import net
 
@@ -123,6 +124,10 @@ def main() -> int:
         example=[pictures[0]] if remote is Mode.SERVER else None,
         candidates=(Mode.LOCAL, remote),
     )
+    if remote is Mode.REPLAY:
+        device = installed_device()
+        assert device is not None, "the rig starts this mode by 'edge-offload exec'"
+        offloaded.add_runner(DeviceRunner(remote, DeviceModule(device, module, client)))
     client.start()
     prober = Prober(client).start()
     expected: List[Tuple[torch.Tensor, ...]] = []

@@ -50,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeat", type=int, default=REPEAT, metavar="N", help=f"faults one after the other ({REPEAT})"
     )
     parser.add_argument("--no-timing", action="store_true", help="report latencies but do not judge them")
-    parser.add_argument("--mode", choices=("server", "split"), default="server", help="where frames go but local")
+    modes = ("server", "split", "replay")
+    parser.add_argument("--mode", choices=modes, default=modes[0], help="where frames go but local")
     add_output(parser, "--json", metavar="FILE", help="write the records chaos here; - for standard output")
     parser.add_argument("--update", action="store_true", help="keep what the file holds of other scenarios")
     parser.add_argument("--resume", action="store_true", help="--update, without what the file holds as passed")
