@@ -348,7 +348,9 @@ class OffloadedModule:
         with self._lock:
             self.forecaster.hedged(in_vain=outcome.hedged and outcome.remote)
             if outcome.hedged and not outcome.remote:
-                self.forecaster.late(time.monotonic(), mode, time.monotonic() - began)
+                # what stopped the link stops it for the mode that stands in, too
+                for other in (mode, BRIDGE) if mode is BRIDGED else (mode,):
+                    self.forecaster.late(time.monotonic(), other, time.monotonic() - began)
         return outcome
 
     def _late_s(self, mode: Mode, deadline_s: Optional[float], local_s: float) -> float:
