@@ -13,6 +13,9 @@ from edge_offload.execute.fingerprint import device_name
 
 AUTO = "auto"
 
+#: How the name of a device ends, as a program sees it, that is a CPU.
+ON_CPU = " (edge_offload)"
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -68,7 +71,7 @@ def facts(device: torch.device, most_bytes: int = 1 << 62) -> Dict[str, Any]:
         }  # fmt: skip
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "name": f"{device_name(device)} (edge_offload)", "total_memory": min(memory, most_bytes), "major": 8,
+        "name": f"{device_name(device)}{ON_CPU}", "total_memory": min(memory, most_bytes), "major": 8,
         "minor": 0, "multi_processor_count": os.cpu_count() or 1,
     }  # fmt: skip
 

@@ -242,13 +242,16 @@ std::vector<uint32_t> foretell(const py::list& calls) {
   }
   return numbers;
 }
-void trust(const std::vector<std::string>& names) {
+// Operators whose results' metadata is worked out here: whatever the operands are, and where they are in rows.
+void trust(const std::vector<std::string>& always, const std::vector<std::string>& row_major) {
   auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto& name : names) {
-    const auto dot = name.find('.');
-    auto op = dispatcher.findSchema({name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
-    if (op) state().trusted.insert(&op->schema());
-  }
+  state().row_major.clear();
+  for (const auto* names : {&always, &row_major})
+    for (const auto& name : *names) {
+      const auto dot = name.find('.');
+      auto op = dispatcher.findSchema({name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
+      if (op) (names == &always ? state().trusted : state().row_major).insert(&op->schema());
+    }
 }
 py::bytes words_of(uint32_t segment) {
   const auto& words = state().known.at(segment)->words;

@@ -8,6 +8,20 @@
 
 namespace edge_offload {
 
+// Meta kernels written in Python: right where operands and results are in rows (device/conformance/shapes.py).
+inline bool try_meta(const c10::OperatorHandle& op, const Stack& stack, size_t first, const Key& key, std::vector<Return>* returns) {
+  const Busy busy;
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+  try { *returns = MetaRun().run(op, stack, first, key); } catch (const std::exception&) { return false; }
+  for (const auto& r : *returns)
+    for (const auto& out : r.outs) {
+      int64_t stride = 1;
+      for (size_t i = out.sizes.size(); i-- > 0; stride *= std::max<int64_t>(out.sizes[i], 1))
+        if (out.strides[i] != stride) return false;
+    }
+  return true;
+}
+
 inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
   if (state().here) { compute(op, stack); return; }
   Hold hold;
@@ -26,8 +40,9 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
     check_written(schema, *stack, first);
     const bool dynamic = has_dynamic_results(op, *stack, first);
     std::vector<Return> returns;
-    const bool here = !dynamic && s.trusted.count(&schema) && plain(key);
+    bool here = !dynamic && s.trusted.count(&schema) && plain(key);
     if (here) returns = MetaRun().run(op, *stack, first, key);  // raises what eager execution would raise
+    else here = !dynamic && s.row_major.count(&schema) && plain(key) && in_rows(key) && try_meta(op, *stack, first, key, &returns);
     entry = intern(key.view(), c10::toString(op.operator_name()));
     entry->dynamic = dynamic;
     entry->known = entry->claimed = here;
