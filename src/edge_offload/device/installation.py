@@ -227,19 +227,20 @@ def trust(native: Any, remote: Any) -> None:
     from edge_offload.execute.devices import ON_CPU
 
     computes_like_here = str(remote.facts.get("name", "")).endswith(ON_CPU) and not getattr(remote, "torches", "")
-    native.trust(operators_with_exact_shapes(), exact_in_rows() if computes_like_here else [])
+    found = sampled_shapes() if computes_like_here else {}
+    native.trust(operators_with_exact_shapes(), found.get("rows", []), found.get("strided", []))
 
 
-def exact_in_rows() -> List[str]:
-    """Operators whose meta kernels are right for operands in rows, by the samples of this release of torch.
+def sampled_shapes() -> Dict[str, List[str]]:
+    """Operators whose meta kernels are right, by the samples of this release of torch (:mod:`.conformance.shapes`).
 
-    None of a release that has not been sampled (:mod:`edge_offload.device.conformance.shapes`).
+    Of a release that has not been sampled there are none.
     """
     import torch
 
     release = ".".join(torch.__version__.split(".")[:2])
     path = pathlib.Path(__file__).with_name(f"shapes-{release}.json")
-    return list(json.loads(path.read_text(encoding="utf-8"))["names"]) if path.is_file() else []
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def operators_with_exact_shapes() -> List[str]:

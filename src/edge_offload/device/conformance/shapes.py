@@ -1,10 +1,10 @@
-"""Which operators' meta kernels say what the CPU's kernels give, where operands are dense, row-major and not empty.
+"""Which operators' meta kernels say what the CPU's kernels give, found by PyTorch's own samples in four layouts.
 
-Found by PyTorch's own samples: a result's sizes, strides, dtype, offset, storage and size in bytes must agree wherever
-the meta kernel says that it is row-major, too. Of other layouts more meta kernels are wrong (a channels_last
-convolution's): there the server is asked. What is found
-for a release of torch is kept in ``device/shapes-<release>.json``, written by
-``python -m edge_offload.device.conformance.shapes``.
+A result's sizes, strides, dtype, offset, storage and size in bytes must agree wherever no operand is empty and the meta
+kernel says that results are row-major. Of other results more meta kernels are wrong (a channels_last convolution's):
+there the server is asked. What is found for a release of torch is kept in ``device/shapes-<release>.json``, written by
+``python -m edge_offload.device.conformance.shapes``: ``strided``, operators that agree in every layout of the operands,
+and ``rows``, those that agree where operands are dense and row-major.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Watch(TorchDispatchMode):
     """Compares the metadata of every operator's results with those of its meta kernel.
 
     Attributes:
-        agree, differ: calls whose operands are in rows, by the operator's name.
+        agree, differ: calls by the operator's name and whether operands are in rows.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.agree: Counter[str] = Counter()
-        self.differ: Counter[str] = Counter()
+        self.agree: Counter[Tuple[str, bool]] = Counter()
+        self.differ: Counter[Tuple[str, bool]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See :class:`TorchDispatchMode`."""
@@ -57,7 +57,7 @@ class Watch(TorchDispatchMode):
         operands = [item for item in given if isinstance(item, torch.Tensor)]
         schema = func._schema
         name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
-        judged = name.startswith("aten::") and all(_plain(item) and in_rows(item) for item in operands)
+        judged = name.startswith("aten::") and all(_plain(item) for item in operands)
         fakes = _on_meta(given) if judged else []
         result = func(*args, **(kwargs or {}))
         if judged:
@@ -69,6 +69,13 @@ class Watch(TorchDispatchMode):
                     "aten::_convolution", lambda *all_args: other(*all_args, *more), spec, given, fakes, result
                 )
         return result
+
+    def exact(self) -> Dict[str, List[str]]:
+        """Names of the operators that agreed so far, as the file has them."""
+        rows = {name for (name, rows), count in self.agree.items() if rows and count >= FEWEST}
+        rows -= {name for name, rows in self.differ if rows}
+        strided = {name for name in rows if self.agree[name, False] >= FEWEST and not self.differ[name, False]}
+        return {"rows": sorted(rows - strided), "strided": sorted(strided)}
 
     def _judge(
         self, name: str, func: Any, spec: Any, given: Sequence[Any], fakes: Sequence[Any], result: Any
@@ -83,7 +90,8 @@ class Watch(TorchDispatchMode):
         if not all(item.stride() == torch.empty(item.shape, device="meta").stride() for item in results):
             return  # likewise
         same = describe(tree_flatten(found)[0], fakes) == describe(tree_flatten(result)[0], given)
-        (self.agree if same else self.differ)[name] += 1
+        rows = all(in_rows(item) for item in given if isinstance(item, torch.Tensor))
+        (self.agree if same else self.differ)[name, rows] += 1
 
 
 def describe(results: Sequence[Any], given: Sequence[Any]) -> List[Any]:
@@ -106,31 +114,27 @@ def describe(results: Sequence[Any], given: Sequence[Any]) -> List[Any]:
     return found
 
 
-def found_exact(ends_s: float) -> List[str]:
-    """Names of the operators whose meta kernels agree wherever operands are in rows.
-
-    Args:
-        ends_s: monotonic time after which no further operator is sampled.
-    """
+def found_exact() -> Dict[str, List[str]]:
+    """Names of the operators whose meta kernels agree, as the file has them; takes some minutes."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     watch = Watch()
     for op in op_db:
         for dtype in DTYPES:
-            if time.monotonic() < ends_s and dtype in op.supported_dtypes("cpu"):
+            if dtype in op.supported_dtypes("cpu"):
                 judge(op, dtype, watch)
-    return sorted(name for name, count in watch.agree.items() if count >= FEWEST and not watch.differ[name])
+    return watch.exact()
 
 
 def judge(op: Any, dtype: torch.dtype, watch: Watch) -> None:
-    """Have ``watch`` see the samples of one operator and dtype."""
+    """Have ``watch`` see the samples of one operator and dtype, in four layouts."""
     until = time.monotonic() + LONGEST_S
     try:
         samples = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=False), SAMPLES))
     except Exception:
         return  # it has none here
     for sample in samples:
-        for arguments in _variants(sample):
+        for arguments in _variants(op, sample):
             if time.monotonic() > until:
                 return
             for function in filter(None, (op.op, op.inplace_variant)):
@@ -139,15 +143,38 @@ def judge(op: Any, dtype: torch.dtype, watch: Watch) -> None:
                     function(first, *arguments[1], **arguments[2])
 
 
-def _variants(sample: Any) -> Iterator[Tuple[Any, Any, Any]]:
-    yield sample.input, sample.args, sample.kwargs
+def _variants(op: Any, sample: Any) -> Iterator[Tuple[Any, Any, Any]]:
+    for change in (_same, _channels_last, _transposed, _with_gaps):
+        changed = sample.transform(change)
+        yield changed.input, changed.args, changed.kwargs
     if isinstance(sample.input, torch.Tensor) and sample.args and isinstance(sample.args[0], torch.Tensor):
         yield sample.input, (2, *sample.args[1:]), sample.kwargs  # overloads that take a number
+    if op.name.startswith("nn.functional."):
+        yield sample.input, sample.args, {**sample.kwargs, "inplace": True}
+
+
+def _same(item: Any) -> Any:
+    return item
+
+
+def _channels_last(item: Any) -> Any:
+    four = isinstance(item, torch.Tensor) and item.dim() == 4
+    return item.contiguous(memory_format=torch.channels_last) if four else item
+
+
+def _transposed(item: Any) -> Any:
+    flat = not isinstance(item, torch.Tensor) or item.dim() < 2 or item.layout is not torch.strided
+    return item if flat else item.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def _with_gaps(item: Any) -> Any:
+    flat = not isinstance(item, torch.Tensor) or not item.dim() or item.layout is not torch.strided
+    return item if flat else torch.stack((item, item), -1).select(-1, 0)
 
 
 def _plain(tensor: torch.Tensor) -> bool:
     dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-    return dense and not tensor.is_conj() and not tensor.is_neg()
+    return dense and tensor.numel() > 0 and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _on_meta(given: Sequence[Any]) -> List[Any]:
@@ -174,8 +201,7 @@ def main() -> int:
     """Write the names to standard output."""
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    names = found_exact(time.monotonic() + 1800.0)
-    print(json.dumps({"torch": torch.__version__.split("+")[0], "names": names}, indent=0))
+    print(json.dumps({"torch": torch.__version__.split("+")[0], **found_exact()}, indent=0))
     return 0
 
 

@@ -59,10 +59,11 @@ inline bool plain(const Key& key) {  // no operand whose bytes need interpreting
   return true;
 }
 
-inline bool in_rows(const Key& key) {  // every operand is dense, row-major and not empty
+inline bool in_rows(const Key& key, bool strided) {  // no operand is empty, and all are dense and row-major unless strided
   for (const auto* t : key.tensors) {
     int64_t stride = 1;
     if (t->numel() == 0) return false;
+    if (strided) continue;
     for (int64_t i = t->dim() - 1; i >= 0; stride *= t->size(i--))
       if (t->stride(i) != stride) return false;
   }

@@ -242,15 +242,18 @@ std::vector<uint32_t> foretell(const py::list& calls) {
   }
   return numbers;
 }
-// Operators whose results' metadata is worked out here: whatever the operands are, and where they are in rows.
-void trust(const std::vector<std::string>& always, const std::vector<std::string>& row_major) {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  state().row_major.clear();
-  for (const auto* names : {&always, &row_major})
+// Operators whose results' metadata is worked out here: whatever the operands are; where operands and results are in rows;
+// where results are in rows.
+void trust(const std::vector<std::string>& always, const std::vector<std::string>& rows, const std::vector<std::string>& strided) {
+  auto& s = state();
+  s.row_major.clear();
+  for (const auto* names : {&always, &rows, &strided})
     for (const auto& name : *names) {
       const auto dot = name.find('.');
-      auto op = dispatcher.findSchema({name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
-      if (op) (names == &always ? state().trusted : state().row_major).insert(&op->schema());
+      auto op = c10::Dispatcher::singleton().findSchema({name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
+      if (!op) continue;
+      if (names == &always) s.trusted.insert(&op->schema());
+      else s.row_major[&op->schema()] = names == &strided;
     }
 }
 py::bytes words_of(uint32_t segment) {

@@ -42,7 +42,10 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
     std::vector<Return> returns;
     bool here = !dynamic && s.trusted.count(&schema) && plain(key);
     if (here) returns = MetaRun().run(op, *stack, first, key);  // raises what eager execution would raise
-    else here = !dynamic && s.row_major.count(&schema) && plain(key) && in_rows(key) && try_meta(op, *stack, first, key, &returns);
+    else if (!dynamic && plain(key)) {
+      const auto found = s.row_major.find(&schema);
+      here = found != s.row_major.end() && in_rows(key, found->second) && try_meta(op, *stack, first, key, &returns);
+    }
     entry = intern(key.view(), c10::toString(op.operator_name()));
     entry->dynamic = dynamic;
     entry->known = entry->claimed = here;

@@ -123,7 +123,7 @@ struct alignas(64) State {
   std::vector<std::unique_ptr<Known>> known;
   int64_t expected = -1;  // segment that is announced as soon as so many of its uploads are there
   size_t expected_payloads = 0;
-  std::unordered_set<const c10::FunctionSchema*> row_major;  // ... whose meta kernels are right for operands in rows
+  std::unordered_map<const c10::FunctionSchema*, bool> row_major;  // ... right where operands and results are in rows; whether for any operands
   std::unordered_set<const c10::FunctionSchema*> trusted;  // operators whose meta kernels are the CPU's own shape functions
   std::unordered_map<std::string, std::string> refused;  // operators that the server has not, or has otherwise: why
   uint32_t generation = 0;                                 // how often entries and segments have been forgotten
