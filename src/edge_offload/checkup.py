@@ -37,7 +37,7 @@ def check(server: Optional[str] = None, keys: Optional[str] = None, build: bool 
     """
     checks: Tuple[Callable[[], Iterator[Finding]], ...] = (
         *((_built,) if build else ()), _python, _torch, _packages, _devices, _compiler, _virtual_device, _executor,
-        _codecs, _ros, _npm, lambda: _keys(keys), _cache, lambda: _link(server, keys),
+        _codecs, _engines, _ros, _npm, lambda: _keys(keys), _cache, lambda: _link(server, keys),
     )  # fmt: skip
     findings: List[Finding] = []
     for one in checks:
@@ -149,6 +149,14 @@ def _codecs() -> Iterator[Finding]:
     line = codecs.prepare()
     slow = line.startswith("numpy")
     yield Finding(WARN if slow else OK, "payload codecs", line, "apt install g++ python3-dev" if slow else "")
+
+
+def _engines() -> Iterator[Finding]:
+    from edge_offload.execute.engines import table
+
+    for one in table.engines()[1:]:
+        words = f"{one.version} {one.precision}, class {one.accuracy}" if one.present else one.detail
+        yield Finding(OK, f"engine {one.name}", words, f"optional: {one.remedy}" if one.remedy else "")
 
 
 def _ros() -> Iterator[Finding]:

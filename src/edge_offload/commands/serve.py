@@ -32,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--bind", default=DEFAULT_BIND, metavar="ADDR", help=f"address to listen on ({DEFAULT_BIND})")
     parser.add_argument("--device", default="auto", help="auto (the GPU if there is one), cpu or cuda")
+    parser.add_argument("--engine", default="eager", metavar="ENGINE",
+                        help="what computes the models of mode server: eager (torch), auto, or a name from "
+                        "'edge-offload engines' (eager)")  # fmt: skip
     parser.add_argument("--threads", type=some, metavar="N", help="compute threads; results are bit-equal only where "
                         "robot and server use as many")  # fmt: skip
     parser.add_argument("--cores", metavar="LIST", help="CPU cores to stay on, such as 0,2-3")
@@ -91,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
     server = OffloadServer(
         args.bind,
         device=args.device,
+        engine=args.engine,
         threads=args.threads,
         cores=parse_cores(args.cores) if args.cores else None,
         allow=args.allow,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import List, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Protocol, Sequence, Tuple, Union, runtime_checkable
 
 import torch
 from torch import nn
 
 from edge_offload.errors import Unsupported
+from edge_offload.execute.engines.base import EAGER, ENGINE, facts
 from edge_offload.memory import flat_bytes
+
+if TYPE_CHECKING:
+    from edge_offload.execute.engines.seat import Seat
 
 #: Bytes. torch allocates at this alignment; vector kernels may take another path (other bits) for other addresses.
 ALIGNMENT = 64
@@ -19,12 +23,27 @@ ALIGNMENT = 64
 Inputs = Union[torch.Tensor, Sequence[torch.Tensor]]
 
 
+@runtime_checkable
+class Divided(Protocol):
+    """A module that says which part of it is dense."""
+
+    def dense_part(self) -> Tuple[nn.Module, Callable[..., object]]:
+        """A network with static shapes, and what makes the module's outputs of its outputs."""
+
+
 @dataclass(frozen=True)
 class Execution:
-    """Outputs of one inference, contiguous and on the CPU, and how long the computation took (seconds, monotonic)."""
+    """Outputs of one inference, contiguous and on the CPU.
+
+    Attributes:
+        outputs: in the order in which the module returns them.
+        compute_s: how long the computation took (seconds, monotonic).
+        engine: what computed the dense part: ``eager``, or an engine with its version, precision and network.
+    """
 
     outputs: Tuple[torch.Tensor, ...]
     compute_s: float
+    engine: str = EAGER
 
 
 class ModuleExecutor:
@@ -36,11 +55,23 @@ class ModuleExecutor:
     Args:
         module: what to run; it is put in eval mode and moved to ``device`` in place.
         device: ``cpu`` or ``cuda``.
+        engine: what computes the module's dense part (:mod:`edge_offload.execute.engines`), or the whole module where
+            it does not say which part that is; where that cannot be, torch does, and :meth:`engine_state` says why.
+
+    Raises:
+        BadInput, Unsupported: no such engine, or it is not installed.
     """
 
-    def __init__(self, module: nn.Module, device: Union[str, torch.device] = "cpu") -> None:
+    def __init__(
+        self, module: nn.Module, device: Union[str, torch.device] = "cpu", engine: str = EAGER
+    ) -> None:
         self.device = torch.device(device)
         self.module = module.eval().to(self.device)
+        self._seat: Optional[Seat] = None
+        self._unseated = ""
+        self._read_out: Callable[..., object] = lambda *outputs: outputs
+        if engine != EAGER:
+            self._take_engine(engine)
         if self.device.type == "cuda":
             # cuDNN's benchmark picks algorithms by timing, that is, by chance
             torch.backends.cudnn.benchmark = False
@@ -60,10 +91,51 @@ class ModuleExecutor:
             canonical = [canonical_input(tensor) for tensor in inputs]
             started = time.monotonic()
             moved = [tensor.to(self.device) for tensor in canonical]
-            outputs = as_tensors(self.module(*moved))
+            if self._seat is None:
+                outputs, engine = as_tensors(self.module(*moved)), EAGER
+            else:
+                dense, engine = self._seat.run(moved)
+                outputs = as_tensors(self._read_out(*dense))
             fetched = [tensor.detach().to("cpu").contiguous() for tensor in outputs]
             elapsed = time.monotonic() - started
-        return Execution(tuple(_ordinary(tensor) for tensor in fetched), elapsed)
+        return Execution(tuple(_ordinary(tensor) for tensor in fetched), elapsed, engine)
+
+    @property
+    def engine(self) -> str:
+        """What computed last, as in :attr:`Execution.engine`."""
+        return EAGER if self._seat is None else self._seat.in_force()
+
+    def engine_facts(self) -> Dict[str, str]:
+        """What a fingerprint says of the engine; nothing where torch computes."""
+        return {} if self._seat is None else {ENGINE: str(facts(self._seat.backend))}
+
+    def engine_state(self) -> Tuple[str, bool]:
+        """How the engine stands, in words, and whether somebody should look at it."""
+        return (self._unseated or EAGER, bool(self._unseated)) if self._seat is None else self._seat.state()
+
+    def engine_ready(self, timeout_s: float) -> bool:
+        """Whether engines that were being built are built or given up within ``timeout_s`` (seconds)."""
+        return self._seat is None or self._seat.wait(timeout_s)
+
+    def close(self) -> None:
+        """Give engines back; torch computes from now on."""
+        if self._seat is not None:
+            self._seat.close()
+
+    def _take_engine(self, name: str) -> None:
+        from edge_offload.execute.engines import table
+        from edge_offload.execute.engines.seat import Seat
+
+        backend = table.pick(name)
+        if backend is None:
+            self._unseated = f"{EAGER}: no engine is installed; {table.INSTALL}"
+        elif self.device.type != "cpu":
+            self._unseated = f"{EAGER}: engine {backend.name} computes on the CPU, and this device is {self.device}"
+        else:
+            network: nn.Module = self.module
+            if isinstance(self.module, Divided):
+                network, self._read_out = self.module.dense_part()
+            self._seat = Seat(network, lambda inputs: as_tensors(network(*inputs)), backend)
 
 
 def canonical_input(tensor: torch.Tensor) -> torch.Tensor:

@@ -33,6 +33,10 @@ class PeopleModule(nn.Module):
         outputs: Tuple[torch.Tensor, ...] = self.readout(*maps)
         return outputs
 
+    def dense_part(self) -> Tuple[nn.Module, nn.Module]:
+        """``network`` and ``readout``, of which :meth:`forward` consists."""
+        return self.network, self.readout
+
 
 class PersonEstimator(abc.ABC):
     """Finds people with keypoints in an image: host-side preparation, a device module, host-side interpretation.

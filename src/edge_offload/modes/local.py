@@ -11,6 +11,7 @@ from typing import Any, Deque, Mapping, Optional, Sequence
 import torch
 
 from edge_offload.errors import BadInput
+from edge_offload.execute.engines.base import EAGER
 from edge_offload.execute.module import ModuleExecutor
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt
@@ -68,4 +69,6 @@ class LocalRunner:
     def state(self) -> str:
         """Where it computes."""
         slowed = f", slowed {self.slowdown:g} times on purpose" if self.slowdown > 1.0 else ""
-        return f"ready on {self.executor.device}{slowed}"
+        words, _ = self.executor.engine_state()
+        engine = "" if words == EAGER else f", {words}"
+        return f"ready on {self.executor.device}{slowed}{engine}"

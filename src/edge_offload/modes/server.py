@@ -15,6 +15,7 @@ import torch
 
 from edge_offload import background
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolError, Refused
+from edge_offload.execute.engines.base import ENGINE
 from edge_offload.execute.fingerprint import differences, two_torches
 from edge_offload.execute.tensors import Specs, pack, specs_of, unpack
 from edge_offload.link.transport.client import Client
@@ -59,6 +60,7 @@ class ServerRunner:
         state_hash: makes the hash of the robot's weights; called once, in the background.
         own_fingerprint: the robot's, to say in words whether results are bit-equal.
         codec: payload codec, both ways.
+        exact: do not use a server whose models an engine computes.
         limits: bounds on the wait for a reply.
     """
 
@@ -73,6 +75,7 @@ class ServerRunner:
         own_fingerprint: Mapping[str, Any],
         codec: str = "auto",
         limits: Optional[TimeoutLimits] = None,
+        exact: bool = False,
     ) -> None:
         self._name = name
         self._options = dict(options)
@@ -81,6 +84,7 @@ class ServerRunner:
         self._hash: Optional[str] = None
         self._own_fingerprint = own_fingerprint
         self._codec = codec
+        self._exact = exact
         self.patience = TimeoutPolicy(limits)
         self._handles: Handles[Specs, int] = Handles(
             client, f"model {name!r}", close=lambda handle: client.request("close_model", {"handle": handle})
@@ -102,6 +106,9 @@ class ServerRunner:
         """See :class:`~edge_offload.modes.runner.Runner`."""
         specs = specs_of(inputs)
         reason = self._handles.unavailable_reason(specs, lambda: functools.partial(self._open, specs))
+        engine = self._engine() if reason is None and self._exact else ""
+        if engine:
+            return f"exact results were asked for, and {engine} computes there; start it with --engine eager"
         if reason is None and self._overdue is not None:
             return f"the server has not answered for {time.monotonic() - self._overdue_s:.2f} s"
         return reason
@@ -137,6 +144,11 @@ class ServerRunner:
         """How the server's fingerprint differs from the robot's, in words; empty when results are bit-equal."""
         theirs = self._client.welcome.get("fingerprint")
         return differences(self._own_fingerprint, theirs) if isinstance(theirs, Mapping) else ["it is not known"]
+
+    def _engine(self) -> str:
+        """What computes on the server in place of torch; empty where nothing does."""
+        theirs = self._client.welcome.get("fingerprint")
+        return str(theirs.get(ENGINE, ""))[:80] if isinstance(theirs, Mapping) else ""
 
     def torches(self) -> str:
         """What to do about another release of torch on the server, in one line; empty while there is nothing to do."""

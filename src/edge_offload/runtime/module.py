@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from edge_offload.errors import EdgeOffloadError
+from edge_offload.execute.engines.base import EAGER
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.module import Inputs, ModuleExecutor, as_inputs, canonical_input
 from edge_offload.execute.tensors import specs_of
@@ -61,7 +62,8 @@ class OffloadedModule:
         client: the link, or None for a robot without a server. Its owner starts and closes it. Wire
             :meth:`link_changed` to its ``on_state``, and the model is open again before the next frame asks.
         options: what ``module`` was built with, for the server to build the same.
-        device: where the robot computes.
+        device: where the robot computes; ``engine``: by what (:mod:`edge_offload.execute.engines`).
+        exact: no result may have other bits than torch's: neither here nor on a server is an engine used.
         codec: payload codec, both ways; ``auto`` is lossless.
         robot_slowdown: emulate a robot that is so many times slower; 1 does not.
         patience: bounds on the wait for a reply.
@@ -84,6 +86,8 @@ class OffloadedModule:
         *,
         options: Optional[Mapping[str, Scalar]] = None,
         device: Union[str, torch.device] = "cpu",
+        engine: str = EAGER,
+        exact: bool = False,
         codec: str = "auto",
         robot_slowdown: float = 1.0,
         patience: Optional[TimeoutLimits] = None,
@@ -99,11 +103,9 @@ class OffloadedModule:
         bridges = BRIDGE not in candidates and BRIDGED in candidates
         wanted = {Mode.LOCAL, *candidates, *((BRIDGE,) if bridges else ())}
         self._candidates = tuple(mode for mode in Mode if mode in wanted)
-        executor = ModuleExecutor(module, device)
-        own = fingerprint(executor.device)
+        executor = ModuleExecutor(module, device, EAGER if exact else engine)
         self._local = LocalRunner(executor, robot_slowdown)
         self.forecaster = Forecaster(powers, self._expected)
-        #: Where the server stands in until ``replay`` is ready.
         self._preparation = Preparation(self.forecaster) if bridges else None
         if bridges:
             self.forecaster.trials = {BRIDGED: 2, Mode.SPLIT: 2}
@@ -123,7 +125,8 @@ class OffloadedModule:
         self._runners: Dict[Mode, Runner] = {Mode.LOCAL: self._local}
         if client is not None:
             module_hash = functools.partial(registry.state_hash, executor.module)
-            self._server = ServerRunner(name, options or {}, client, module_hash, own, codec, patience)
+            own = {**fingerprint(executor.device), **executor.engine_facts()}
+            self._server = ServerRunner(name, options or {}, client, module_hash, own, codec, patience, exact)
             self.add_runner(self._server)
             source = (name, options or {}, executor.module, module_hash, self._local.run)
             link = {"client": client, "slowdown": robot_slowdown, "limits": patience, "power": powers}

@@ -8,6 +8,8 @@ from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optio
 
 from edge_offload.errors import EdgeOffloadError, ProtocolError
 from edge_offload.execute import devices
+from edge_offload.execute.engines import table
+from edge_offload.execute.engines.base import EAGER, ENGINE, facts
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.threads import pin
 from edge_offload.link.security.keys import KeyStore
@@ -41,6 +43,7 @@ class OffloadServer:
     Args:
         bind: ``tcp://host:port``, port 0 for a free one.
         device: ``auto``, ``cpu`` or ``cuda``.
+        engine: what computes the replicas of mode ``server`` (:mod:`edge_offload.execute.engines`).
         threads, cores: compute threads and CPU cores of this process; None leaves them.
         allow: factories (``package.module:factory``) that robots may open besides the models of the registry.
         overrides: options by model name that replace those that a robot sends.
@@ -53,7 +56,7 @@ class OffloadServer:
         blobs: where their weights are kept; by default in the user's cache.
 
     Raises:
-        BadInput, Unsupported: the device is unknown or absent.
+        BadInput, Unsupported: the device or the engine is unknown or absent.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class OffloadServer:
         bind: str = "tcp://127.0.0.1:0",
         *,
         device: str = devices.AUTO,
+        engine: str = EAGER,
         threads: Optional[int] = None,
         cores: Optional[Iterable[int]] = None,
         allow: Iterable[str] = (),
@@ -80,7 +84,8 @@ class OffloadServer:
         self._facts: Dict[str, Any] = {}
         self._book = StatusBook(str(self._device_name))
         self._feed = ResultFeed()
-        self.pool = ReplicaPool(self._device_name, allow, overrides, max_models)
+        self._engine = None if engine == EAGER else table.pick(engine)
+        self.pool = ReplicaPool(self._device_name, allow, overrides, max_models, engine)
         self._device = Worker(
             "edge-offload-device", FairQueue(queue_per_peer, queue_total, _robot_of), self._prepare_device
         )
@@ -166,6 +171,8 @@ class OffloadServer:
     def _prepare_device(self) -> None:
         pin(self._threads, self._cores)
         self._fingerprint = fingerprint(self._device_name)
+        if self._engine is not None:
+            self._fingerprint[ENGINE] = str(facts(self._engine))
         self._facts = devices.facts(self._device_name, self._devices.quota.storage_bytes)
 
     def _welcome(self, peer: Peer, _hello: Mapping[str, Any]) -> Dict[str, Any]:

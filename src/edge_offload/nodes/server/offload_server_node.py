@@ -51,6 +51,7 @@ class OffloadServerNode(Node):
     declared = (
         Param("bind", "tcp://127.0.0.1:5700", "address to listen on; port 0: any free"),
         Param("device", AUTO, "auto (the GPU if there is one), cpu or cuda"),
+        Param("engine", "eager", "what computes models: eager (torch), auto, or a name from 'edge-offload engines'"),
         Param("threads", 0, "compute threads; 0: torch's default", low=0),
         Param("cores", "any", "CPU cores to stay on: 0, 2-3, first, second or any"),
         Param("keys", "", "key directory; none: the user's"),
@@ -67,6 +68,7 @@ class OffloadServerNode(Node):
         self._server = OffloadServer(
             params["bind"],
             device=params["device"],
+            engine=params["engine"],
             threads=params["threads"] or None,
             cores=resolve(params["cores"]),
             allow=params["allow"],
@@ -100,6 +102,10 @@ class OffloadServerNode(Node):
 
     def _tick(self) -> None:
         message = self._status_message(ServerStatus.READY)
+        for model, (words, amber) in self._server.pool.engines().items():
+            self.health.value(f"engine of {model}", words)
+            if amber:
+                self.health.warn("engine", f"{model}: {words}")
         self.health.value("robots", ", ".join(message.robot_names) or "none")
         self.health.value("inferences", message.inferences)
         self.health.value("load", float(message.load))

@@ -11,6 +11,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Mapping, Optional, Set, Tuple
 import torch
 
 from edge_offload.errors import BadInput, EdgeOffloadError, Refused, RemoteError
+from edge_offload.execute.engines.base import EAGER
 from edge_offload.execute.module import ModuleExecutor, state_versions
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.models import registry
@@ -83,6 +84,7 @@ class ReplicaPool:
         device: where replicas live.
         allow: factories of the user's own (``package.module:factory``) that peers may ask for by name.
         overrides: options that replace what a peer says, by model name (paths of this machine, say).
+        engine: what computes them (:mod:`edge_offload.execute.engines`).
         max_replicas: replicas kept; the one that was used longest ago makes room when no robot has it open.
     """
 
@@ -92,8 +94,9 @@ class ReplicaPool:
         allow: Iterable[str] = (),
         overrides: Optional[Mapping[str, Mapping[str, Scalar]]] = None,
         max_replicas: int = 8,
+        engine: str = EAGER,
     ) -> None:
-        self.device = device
+        self.device, self._engine = device, engine
         self._allow: FrozenSet[str] = frozenset(allow)
         for name in sorted(self._allow):
             registry.own_factory(name)
@@ -103,6 +106,12 @@ class ReplicaPool:
         self._users: Dict[int, int] = {}
         self._building = threading.Lock()
         self._lock = threading.Lock()
+
+    def engines(self) -> Dict[str, Tuple[str, bool]]:
+        """How the engine of each replica stands, in words, and whether somebody should look at it."""
+        with self._lock:
+            replicas = list(self._replicas.values())
+        return {replica.name: replica.executor.engine_state() for replica in replicas}
 
     def key(self, name: Any, options: Any) -> Key:
         """:attr:`Replica.key` of what :meth:`acquire` would return.
@@ -200,7 +209,7 @@ class ReplicaPool:
         try:
             module = registry.build_module(name, **options)
             state_hash = registry.state_hash(module)
-            return Replica(name, options, ModuleExecutor(module, self.device), state_hash)
+            return Replica(name, options, ModuleExecutor(module, self.device, self._engine), state_hash)
         except EdgeOffloadError:
             raise
         except Exception as error:

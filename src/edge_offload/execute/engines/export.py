@@ -1,0 +1,133 @@
+"""A module as ONNX with static shapes, and what tells two modules apart without exporting them."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import json
+import sys
+import warnings
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from edge_offload.errors import Unsupported
+from edge_offload.execute.tensors import Specs
+from edge_offload.memory import flat_bytes
+
+OPSET = 17
+_INPUT = "input"
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def position(name: str) -> int:
+    """The position among the network's inputs of the one that the graph calls ``name``."""
+    return int(name[len(_INPUT) :])
+
+
+class _CastFirst(nn.Module):
+    """``network`` with every uint8 input cast to float32 first: TensorRT takes uint8 into a cast and nothing else."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """What the network returns."""
+        return self.network(*(one.to(torch.float32) if one.dtype is torch.uint8 else one for one in inputs))
+
+
+def export(network: nn.Module, inputs: Sequence[torch.Tensor]) -> bytes:
+    """``network`` as ONNX for inputs of these shapes.
+
+    It is traced: what depends on the values of a tensor in Python would be frozen, so that is refused.
+
+    Raises:
+        Unsupported: it cannot be exported; the message says why.
+    """
+    stream = io.BytesIO()
+    options: Dict[str, Any] = {"opset_version": OPSET, "input_names": [f"{_INPUT}{i}" for i in range(len(inputs))]}
+    if "dynamo" in inspect.signature(torch.onnx.export).parameters:
+        options["dynamo"] = False
+    try:
+        # tensors made in inference mode cannot be traced
+        given = tuple(torch.from_numpy(one.numpy().copy()) for one in inputs)
+        with warnings.catch_warnings(record=True) as caught, torch.inference_mode(False), torch.no_grad():
+            warnings.simplefilter("always")
+            torch.onnx.export(_CastFirst(network).eval(), given, stream, **options)  # type: ignore[arg-type]
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise Unsupported(f"it cannot be exported to ONNX: {type(error).__name__}: {lines[0][:300]}") from error
+    for warning in caught:
+        if issubclass(warning.category, torch.jit.TracerWarning):  # type: ignore[attr-defined]
+            text = str(warning.message).split(". ")[0][:200]
+            raise Unsupported(
+                f"it cannot be exported to ONNX: it may depend on the values of a tensor in Python: {text}"
+            )
+    return stream.getvalue()
+
+
+def identity(network: nn.Module, specs: Specs) -> Optional[str]:
+    """Hex sha256 of all that decides what :func:`export` gives: code, plain attributes, weights, shapes, versions.
+
+    None where a part of the module holds something that this cannot see into.
+    """
+    digest = hashlib.sha256(f"{OPSET} {torch.__version__} {[str(spec) for spec in specs]}".encode())
+    for name, module in network.named_modules():
+        attributes = _attributes(module)
+        if attributes is None:
+            return None
+        kind = type(module)
+        digest.update(json.dumps([name, kind.__module__, kind.__qualname__, _source(kind), attributes]).encode())
+    with torch.no_grad():
+        for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            if tensor.numel():
+                digest.update(flat_bytes(tensor).numpy().data)
+    return digest.hexdigest()
+
+
+def _source(kind: type) -> str:
+    """Digest of the file that holds the class; torch's own are told by its version."""
+    if kind.__module__.startswith("torch."):
+        return ""
+    try:
+        return hashlib.sha256(inspect.getsource(sys.modules[kind.__module__]).encode()).hexdigest()
+    except (OSError, TypeError, KeyError):
+        return "?"
+
+
+def _attributes(module: nn.Module) -> Optional[List[Tuple[str, str]]]:
+    """What a module knows beside its tensors and parts, in words; None where a part of it cannot be put so."""
+    if _source(type(module)) == "?" or _hooked(module):
+        return None
+    own: List[Tuple[str, str]] = []
+    for key, value in sorted(vars(module).items()):
+        if key in _OF_ALL:
+            continue
+        text = _plain(value)
+        if text is None:
+            return None
+        own.append((key, text))
+    return own
+
+
+def _plain(value: Any) -> Optional[str]:
+    if isinstance(value, (*_PLAIN, torch.dtype, torch.Size)):
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        parts = [_plain(one) for one in value]
+        return None if None in parts else f"{type(value).__name__}{parts}"
+    if isinstance(value, dict):
+        return _plain([(key, one) for key, one in value.items()])
+    return None
+
+
+def _hooked(module: nn.Module) -> bool:
+    hooks: Sequence[Callable[..., Any]] = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return bool(hooks) or "forward" in vars(module)
+
+
+_OF_ALL = frozenset(vars(nn.Module())) - {"training"}

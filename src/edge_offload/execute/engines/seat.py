@@ -1,0 +1,309 @@
+"""An engine in the place of a network: built beside torch, compared with it on real inputs, retired when it fails.
+
+No call ever waits for a build: torch answers until the engine has been built, loaded and found equal within the
+tolerance of its class, and again from the moment at which it raises or does not answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from edge_offload import background
+from edge_offload.arrays import Array
+from edge_offload.errors import EdgeOffloadError, Unsupported
+from edge_offload.execute.engines.base import EAGER, TOLERANCE, Backend, Engine, facts, machine, mismatch
+from edge_offload.execute.engines.cache import EngineCache, Entry, key_of
+from edge_offload.execute.engines.export import export, identity
+from edge_offload.execute.tensors import Specs, specs_of
+
+Tensors = Tuple[torch.Tensor, ...]
+
+#: Real inputs on which engine and torch both compute before the engine takes over.
+TRIALS = 2
+#: Shapes of inputs of one network that get an engine each.
+MOST_SHAPES = 4
+#: An engine that takes so many times as long as torch, and at least so many seconds, hangs.
+HANGS, HANGS_S = 20.0, 2.0
+
+_log = logging.getLogger(__name__)
+#: One build at a time: frames are answered meanwhile, on the same processor.
+_one_build = threading.Lock()
+
+
+class Seat:
+    """Runs a network by an engine where there is one for the inputs' shapes, else by torch. Thread-safe.
+
+    Args:
+        network: to be run; its parameters stay as they are.
+        run_eagerly: runs it by torch and gives its outputs as a tuple.
+        backend: of the engines.
+        cache: where built engines are kept.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        run_eagerly: Callable[[Sequence[torch.Tensor]], Tensors],
+        backend: Backend,
+        cache: Optional[EngineCache] = None,
+    ) -> None:
+        self._network = network
+        self._run_eagerly = run_eagerly
+        self.backend = backend
+        self._cache = cache or EngineCache()
+        self._places: Dict[Specs, _Place] = {}
+        self._lock = threading.Lock()
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> Tuple[Tensors, str]:
+        """The network's outputs, and what computed them: :data:`EAGER`, or an engine with its facts."""
+        place = self._place(specs_of(inputs))
+        return (self._run_eagerly(inputs), EAGER) if place is None else place.run(inputs)
+
+    def state(self) -> Tuple[str, bool]:
+        """How the engines stand, in words, and whether somebody should look at it."""
+        with self._lock:
+            places = list(self._places.values())
+        if not places:
+            return f"eager: {facts(self.backend)} is built when the first frame comes", False
+        states = [place.state() for place in places]
+        return "; ".join(dict.fromkeys(words for words, _ in states)), any(amber for _, amber in states)
+
+    def in_force(self) -> str:
+        """What computed last: :data:`EAGER`, or an engine with its facts."""
+        with self._lock:
+            places = list(self._places.values())
+        return max(places, key=lambda place: place.used_s).label if places else EAGER
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether what is being built is built or given up within ``timeout_s`` (seconds)."""
+        ends = time.monotonic() + timeout_s
+        return all(place.built.wait(max(0.0, ends - time.monotonic())) for place in list(self._places.values()))
+
+    def close(self) -> None:
+        """Give the engines back; torch computes from now on."""
+        with self._lock:
+            places = list(self._places.values())
+        for place in places:
+            place.retire("it was closed", amber=False)
+
+    def _place(self, specs: Specs) -> Optional[_Place]:
+        with self._lock:
+            found = self._places.get(specs)
+            if found is None and len(self._places) < MOST_SHAPES:
+                found = self._places[specs] = _Place(self, specs)
+            return found
+
+    def prepare(self, specs: Specs, inputs: Sequence[torch.Tensor], threads: int) -> Tuple[_Owner, str]:
+        """On a thread of its own: a loaded engine, and its label.
+
+        Raises:
+            EdgeOffloadError: there can be none; the message says why.
+        """
+        known = identity(self._network, specs)
+        made: Dict[str, Any] = {"engine": str(facts(self.backend)), "threads": threads, **machine()}
+        document: Optional[bytes] = None
+        if known is None:
+            # this network can be told from others by what it exports to, and by nothing less
+            document = export(self._network, inputs)
+            known = hashlib.sha256(document).hexdigest()
+        key = key_of({**made, "network": known, "inputs": [spec.to_dict() for spec in specs]})
+
+        def build() -> Entry:
+            onnx = document if document is not None else export(self._network, inputs)
+            return Entry(self.backend.build(onnx, threads), hashlib.sha256(onnx).hexdigest())
+
+        entry = self._cache.get(key, build)
+        try:
+            engine = self.backend.load(entry.built, threads)
+        except Exception as error:
+            self._cache.forget(key)
+            raise Unsupported(f"it cannot be loaded: {type(error).__name__}: {str(error)[:300]}") from error
+        return _Owner(engine), f"{facts(self.backend)} onnx {entry.onnx[:12]}"
+
+
+class _Place:
+    """The engine for inputs of one shape, from its build to its end."""
+
+    def __init__(self, seat: Seat, specs: Specs) -> None:
+        self._seat = seat
+        self._specs = specs
+        self._name = str(facts(seat.backend))
+        self._tolerance = TOLERANCE[seat.backend.accuracy]
+        self.label = EAGER
+        self.built = threading.Event()
+        self.used_s = 0.0
+        self._began = 0.0
+        self._eager_s = 0.0
+        self._trials = TRIALS
+        self._owner: Optional[_Owner] = None
+        self._loaded = ""
+        self._reason = ""
+        self._amber = False
+        self._lock = threading.Lock()
+
+    def state(self) -> Tuple[str, bool]:
+        if self._reason:
+            return f"eager: {self._name}: {self._reason}", self._amber
+        if self._owner is None:
+            return f"eager: {self._name} is being built, for {time.monotonic() - self._began:.0f} s now", True
+        if self._trials:
+            return f"eager: {self._name} is built, and compared with torch on the next frames", False
+        return self._loaded, False
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> Tuple[Tensors, str]:
+        """See :meth:`Seat.run`."""
+        self.used_s = time.monotonic()
+        owner = self._owner
+        if owner is None or (self._trials and _constant(inputs)):
+            return self._eagerly(inputs), EAGER
+        try:
+            if self._trials:
+                want = self._eagerly(inputs)
+                self._compare(want, owner.run(inputs, self._patience_s()))
+                return want, EAGER
+            return owner.run(inputs, self._patience_s()), self._loaded
+        except FutureTimeout:
+            self.retire(f"it did not answer within {self._patience_s():.1f} s")
+        except Exception as error:
+            self.retire(f"it failed: {type(error).__name__}: {str(error)[:300]}")
+        return self._eagerly(inputs), EAGER
+
+    def retire(self, reason: str, amber: bool = True) -> None:
+        """Torch computes from now on, because of ``reason``."""
+        with self._lock:
+            owner, self._owner = self._owner, None
+            if self._reason:
+                return
+            self._reason, self._amber, self.label = reason, amber, EAGER
+        if owner is not None:
+            owner.close()
+        if amber:
+            _log.warning("engine %s: %s; torch computes", self._name, reason)
+        self.built.set()
+
+    def _eagerly(self, inputs: Sequence[torch.Tensor]) -> Tensors:
+        began, first = time.monotonic(), not self._began
+        if first:
+            self._began = began
+            before = _versions(self._seat._network)
+        outputs = self._seat._run_eagerly(inputs)
+        self._eager_s = time.monotonic() - began
+        if first:
+            if _versions(self._seat._network) != before:
+                self.retire("the network changes its own state while it computes")
+                return outputs
+            # the caller may write to its tensors while they are being exported
+            given = [one.clone() for one in inputs]
+            background.start("edge-offload-engine-build", self._build, given, torch.get_num_threads())
+        return outputs
+
+    def _build(self, inputs: Sequence[torch.Tensor], threads: int) -> None:
+        try:
+            with _one_build:
+                background.check()
+                torch.set_num_threads(threads)
+                owner, label = self._seat.prepare(self._specs, inputs, threads)
+                try:
+                    # an engine that is wrong on the first frame or on noise needs no further trial
+                    for one in (inputs, _noise(inputs)):
+                        with torch.inference_mode():
+                            want = self._seat._run_eagerly(one)
+                        wrong = mismatch(want, owner.run(one, 600.0), self._tolerance)
+                        if wrong:
+                            raise Unsupported(wrong)
+                except BaseException:
+                    owner.close()
+                    raise
+        except Exception as error:
+            self.retire(error.cause if isinstance(error, EdgeOffloadError) else f"{type(error).__name__}: {error}")
+            return
+        with self._lock:
+            if self._reason:
+                owner.close()
+            else:
+                self._owner, self._loaded = owner, label
+        self.built.set()
+
+    def _compare(self, want: Tensors, found: Tensors) -> None:
+        wrong = mismatch(want, found, self._tolerance)
+        if wrong:
+            self.retire(wrong)
+            return
+        with self._lock:
+            self._trials = max(0, self._trials - 1)
+            if not self._trials and not self._reason:
+                self.label = self._loaded
+
+    def _patience_s(self) -> float:
+        return max(HANGS_S, HANGS * self._eager_s)
+
+
+class _Owner:
+    """The one thread that runs an engine. It runs no torch, so that it may be left behind when it hangs."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._work: queue.SimpleQueue[Optional[Tuple[List[Array], Future[Any]]]] = queue.SimpleQueue()
+        self._turn = threading.Lock()
+        threading.Thread(target=self._serve, args=(engine,), name="edge-offload-engine", daemon=True).start()
+
+    def run(self, inputs: Sequence[torch.Tensor], patience_s: float) -> Tensors:
+        """The outputs.
+
+        Raises:
+            concurrent.futures.TimeoutError: it takes longer than ``patience_s`` (seconds).
+            Exception: what the engine raises.
+        """
+        answer: Future[Any] = Future()
+        with self._turn:
+            self._work.put(([one.numpy() for one in inputs], answer))
+            return tuple(torch.from_numpy(one) for one in answer.result(patience_s))
+
+    def close(self) -> None:
+        """Let the thread end, and give the engine back."""
+        self._work.put(None)
+
+    def _serve(self, engine: Engine) -> None:
+        while True:
+            work = self._work.get()
+            if work is None:
+                engine.close()
+                return
+            inputs, answer = work
+            try:
+                answer.set_result(engine.run(inputs))
+            except BaseException as error:
+                answer.set_exception(error)
+            del work, inputs, answer
+
+
+def _versions(network: nn.Module) -> List[int]:
+    return [tensor._version for tensor in (*network.parameters(), *network.buffers())]
+
+
+def _constant(inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether no input says anything, as the zeros do on which a model is warmed up."""
+    return all(one.numel() == 0 or bool((one == one.flatten()[0]).all()) for one in inputs)
+
+
+def _noise(inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+    """Random inputs of these shapes; those that are no images nor floating-point numbers as they are."""
+    draw = torch.Generator().manual_seed(0)
+    made = []
+    for one in inputs:
+        if one.dtype is torch.uint8:
+            made.append(torch.randint(0, 256, one.shape, dtype=torch.uint8, generator=draw))
+        elif one.dtype is torch.float32:
+            made.append(torch.rand(one.shape, generator=draw))
+        else:
+            made.append(one)
+    return made

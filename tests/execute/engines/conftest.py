@@ -1,0 +1,84 @@
+"""A cache of the test's own, one compute thread, and stand-ins for engines."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from edge_offload.execute.engines import table
+from edge_offload.execute.engines.base import CLOSE
+from edge_offload.execute.threads import pin
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("EDGE_OFFLOAD_CACHE", str(tmp_path))
+    before = torch.get_num_threads()
+    pin(threads=1)
+    yield tmp_path / "engines"
+    pin(threads=before)
+
+
+@pytest.fixture(params=[backend.name for backend in table.BACKENDS])
+def engine(request):
+    """The name of each real engine that is installed."""
+    found = {one.name: one for one in table.engines()}[request.param]
+    if not found.present:
+        pytest.skip(f"{found.detail}; {found.remedy}")
+    return request.param
+
+
+class Doubling(nn.Module):
+    """One weight, 2; ``factor`` is a plain attribute."""
+
+    def __init__(self, weight: float = 2.0, factor: float = 1.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weight))
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight * self.factor
+
+
+class StandIn:
+    """A backend that doubles its input, whose faults the test chooses. It is no engine of anybody's."""
+
+    name, precision, accuracy, distributions = "stand-in", "fp32", CLOSE, ("numpy",)
+
+    def __init__(self) -> None:
+        self.factor = 2.0
+        self.builds = 0
+        self.may_build = threading.Event()
+        self.may_build.set()
+        self.may_run = threading.Event()
+        self.may_run.set()
+        self.fails = False
+
+    def build(self, onnx: bytes, threads: int) -> bytes:
+        assert self.may_build.wait(60)
+        self.builds += 1
+        return b"built" + onnx
+
+    def load(self, built: bytes, threads: int):
+        assert built.startswith(b"built")
+        return self
+
+    def run(self, inputs):
+        assert self.may_run.wait(60)
+        if self.fails:
+            raise RuntimeError("the driver is gone")
+        return [inputs[0] * self.factor]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    pytest.importorskip("onnx", reason="networks are exported with the package onnx")
+    made = StandIn()
+    monkeypatch.setattr(table, "BACKENDS", (made,))
+    return made

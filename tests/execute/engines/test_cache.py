@@ -1,0 +1,138 @@
+"""Built engines on disk: told apart by all that decides them, never loaded when damaged, built once."""
+
+import os
+import stat
+import threading
+
+import pytest
+import torch
+
+from edge_offload.errors import Unsupported
+from edge_offload.execute.engines.cache import EngineCache, Entry
+from edge_offload.execute.engines.export import identity
+from edge_offload.execute.module import ModuleExecutor
+from edge_offload.execute.tensors import TensorSpec
+from tests.execute.engines.conftest import Doubling
+
+KEY = "a" * 64
+
+
+def never() -> Entry:
+    raise AssertionError("it is there already")
+
+
+def run_once(weight: float = 2.0, length: int = 6, factor: float = 1.0) -> None:
+    executor = ModuleExecutor(Doubling(weight, factor), engine="stand-in")
+    executor.run([torch.arange(length, dtype=torch.float32)])
+    assert executor.engine_ready(60)
+
+
+def test_a_second_start_builds_nothing_and_what_differs_is_another_entry(stand_in, cache, monkeypatch):
+    run_once()
+    run_once()
+    assert stand_in.builds == 1
+    for different in ({"weight": 2.001}, {"length": 7}, {"factor": 1.5}):
+        run_once(**different)
+    torch.set_num_threads(2)
+    run_once()
+    torch.set_num_threads(1)
+    stand_in.precision = "fp16"
+    run_once()
+    stand_in.distributions = ("torch",)
+    run_once()
+    assert stand_in.builds == len(list(cache.iterdir())) == 7
+
+
+def test_files_are_private(cache):
+    EngineCache().get(KEY, lambda: Entry(b"engine", "digest"))
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    (path,) = cache.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_whatever_is_damaged_is_built_again(cache):
+    whole = Entry(b"engine", "digest")
+    EngineCache().get(KEY, lambda: whole)
+    (path,) = cache.iterdir()
+    raw = path.read_bytes()
+    damaged = [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :] for at in range(len(raw))]
+    for data in [*damaged, *(raw[:at] for at in range(len(raw))), raw + b"x"]:
+        path.write_bytes(data)
+        calls: list = []
+        assert EngineCache().get(KEY, lambda calls=calls: calls.append(1) or whole) == whole
+        assert calls == [1], f"{data!r} was loaded"
+    assert EngineCache().get(KEY, never) == whole
+
+
+def test_files_that_others_can_reach_are_not_loaded(cache, tmp_path):
+    whole = Entry(b"engine", "digest")
+    EngineCache().get(KEY, lambda: whole)
+    (path,) = cache.iterdir()
+    path.chmod(0o640)
+    with pytest.raises(AssertionError, match="there already"):
+        EngineCache().get(KEY, never)
+    EngineCache().get(KEY, lambda: whole)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(AssertionError, match="there already"):
+        EngineCache().get(KEY, never)
+    EngineCache().get(KEY, lambda: whole)
+    cache.chmod(0o777)
+    with pytest.raises(AssertionError, match="there already"):
+        EngineCache().get(KEY, never)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+
+
+def test_the_entry_used_longest_ago_makes_room(cache):
+    held = EngineCache(most_bytes=1300)
+    for name in "abc":
+        held.get(name * 64, lambda: Entry(bytes(300), ""))
+        os.utime(cache / f"{name * 64}.engine", ns=(ord(name), ord(name)))
+    held.get("a" * 64, never)
+    for name in "de":
+        held.get(name * 64, lambda: Entry(bytes(300), ""))
+    assert {path.name[0] for path in cache.iterdir()} == {"a", "d", "e"}
+
+
+def test_two_that_want_one_engine_build_it_once(cache):
+    built, results = [], []
+    ready = threading.Barrier(2)
+
+    def want() -> None:
+        ready.wait()
+        results.append(EngineCache().get(KEY, lambda: built.append(1) or Entry(b"engine", "")))
+
+    threads = [threading.Thread(target=want) for _ in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert (len(built), len(results)) == (1, 2)
+
+
+def test_a_full_disk_leaves_torch_to_compute(stand_in, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(EngineCache, "_write", full)
+    executor = ModuleExecutor(Doubling(), engine="stand-in")
+    executor.run([torch.arange(6.0)])
+    assert executor.engine_ready(60)
+    assert executor.run([torch.arange(6.0)]).engine == "eager"
+    assert "cannot be kept" in executor.engine_state()[0]
+
+
+def test_a_folder_that_is_a_link_is_refused(cache, tmp_path):
+    (tmp_path / "others").mkdir()
+    cache.symlink_to(tmp_path / "others")
+    with pytest.raises(Unsupported, match="is not a folder of yours"):
+        EngineCache().get(KEY, never)
+
+
+def test_a_module_that_cannot_be_seen_into_has_no_identity():
+    specs = (TensorSpec("float32", (6,)),)
+    network = Doubling()
+    assert identity(network, specs) == identity(Doubling(), specs)
+    network.factor = object()
+    assert identity(network, specs) is None
+    network.factor = 1.0
+    network.register_forward_hook(lambda *_: None)
+    assert identity(network, specs) is None

@@ -1,0 +1,101 @@
+"""ONNX Runtime and OpenVINO on the CPU, on the networks that ship; and torch alone without any of their packages."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from edge_offload.execute.engines.base import CLOSE, TOLERANCE, relative_error
+from edge_offload.execute.module import ModuleExecutor
+from edge_offload.models import registry
+from edge_offload.split.networks import synthetic_frame
+from tests.server import small_nets
+
+
+def taken_over(executor: ModuleExecutor, frames) -> None:
+    executor.run([frames[0]])
+    assert executor.engine_ready(120)
+    for number in range(2):
+        executor.run([frames[number]])
+    assert executor.engine != "eager", executor.engine_state()
+
+
+def test_people_are_found_where_torch_finds_them(engine):
+    estimator = registry.build_estimator("kapao_vtest")
+    before = registry.state_hash(estimator.module)
+    frames = [estimator.prepare(synthetic_frame(480, 640 + 2 * number))[0] for number in range(3)]
+    plain, fast = ModuleExecutor(estimator.module), ModuleExecutor(estimator.module, engine=engine)
+    taken_over(fast, frames)
+    assert registry.state_hash(estimator.module) == before
+    for frame in frames:
+        want, found = plain.run([frame]), fast.run([frame])
+        assert found.engine.startswith(engine)
+        assert [one.shape for one in want.outputs] == [one.shape for one in found.outputs]
+        assert max(map(relative_error, want.outputs, found.outputs)) < 1e-4, "boxes and keypoints after read-out"
+    twin = ModuleExecutor(registry.build_estimator("kapao_vtest").module, engine=engine)
+    taken_over(twin, frames)
+    for frame in frames:
+        mine, other = fast.run([frame]), twin.run([frame])
+        assert mine.engine == other.engine
+        assert all(map(torch.equal, mine.outputs, other.outputs)), "equal engines give equal bits"
+
+
+def test_a_classifier_is_within_the_tolerance_of_its_class(engine):
+    torch.manual_seed(0)
+    network = registry.build_module("mobilenet_v3_large")
+    frames = [torch.rand(1, 3, 224, 224) for _ in range(3)]
+    plain, fast = ModuleExecutor(network), ModuleExecutor(network, engine=engine)
+    taken_over(fast, frames)
+    for frame in frames:
+        want, found = plain.run([frame]).outputs[0], fast.run([frame]).outputs[0]
+        assert relative_error(want, found) < TOLERANCE[CLOSE]
+
+
+def test_a_network_whose_outputs_depend_on_data_is_right_or_with_torch(engine):
+    network = small_nets.net(3)
+    plain, fast = ModuleExecutor(network), ModuleExecutor(network, engine=engine)
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        frame = torch.randint(0, 256, (3, 32, 48), dtype=torch.uint8, generator=draw)
+        want, found = plain.run([frame]).outputs, fast.run([frame])
+        assert fast.engine_ready(120)
+        assert [one.shape for one in want] == [one.shape for one in found.outputs]
+        assert max(map(relative_error, want[:2], found.outputs[:2])) < TOLERANCE[CLOSE]
+
+
+def test_weights_off_by_a_thousandth_never_take_over(engine, monkeypatch):
+    from edge_offload.execute.engines import seat
+
+    network = registry.build_module("mobilenet_v3_large")
+    real = seat.export
+
+    def off(given, inputs):
+        import copy
+
+        other = copy.deepcopy(given)
+        with torch.no_grad():
+            for one in other.parameters():
+                one.mul_(1.001)
+        return real(other, inputs)
+
+    monkeypatch.setattr(seat, "export", off)
+    executor = ModuleExecutor(network, engine=engine)
+    frame = torch.rand(1, 3, 224, 224)
+    executor.run([frame])
+    assert executor.engine_ready(120)
+    assert executor.run([frame]).engine == "eager"
+    assert "off by" in executor.engine_state()[0]
+
+
+@pytest.mark.process
+def test_torch_alone_imports_no_package_of_an_engine():
+    code = (
+        "import sys, torch; from torch import nn; from edge_offload.execute.module import ModuleExecutor; "
+        "from edge_offload.execute.engines import table; import edge_offload.server.server; "
+        "import edge_offload.runtime.module; "
+        "ModuleExecutor(nn.ReLU()).run([torch.ones(3)]); table.engines(); "
+        "print([name for name in ('onnx', 'onnxruntime', 'openvino', 'tensorrt', 'pycuda') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

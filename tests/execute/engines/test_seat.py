@@ -1,0 +1,153 @@
+"""An engine takes over when it gives what torch gives, and no frame waits for it or is lost by it."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from edge_offload.errors import BadInput
+from edge_offload.execute.engines import seat as seats
+from edge_offload.execute.engines import table
+from edge_offload.execute.engines.base import mismatch, version
+from edge_offload.execute.module import ModuleExecutor
+from tests.execute.engines.conftest import Doubling
+
+_numbers = itertools.count(1)
+
+
+def frame() -> torch.Tensor:
+    return torch.arange(6, dtype=torch.float32) + next(_numbers)
+
+
+def answer(executor: ModuleExecutor, x: torch.Tensor) -> str:
+    """Runs one frame, whose result must be right, and says what computed it."""
+    done = executor.run([x])
+    assert torch.equal(done.outputs[0], 2 * x)
+    return done.engine
+
+
+def in_force(network: nn.Module) -> ModuleExecutor:
+    executor = ModuleExecutor(network, engine="stand-in")
+    answer(executor, frame())
+    assert executor.engine_ready(60)
+    for _ in range(seats.TRIALS):
+        assert answer(executor, frame()) == "eager", "it is compared first"
+    assert answer(executor, frame()).startswith("stand-in "), executor.engine_state()
+    return executor
+
+
+def test_an_engine_takes_over_after_it_was_compared_on_real_frames(stand_in):
+    assert in_force(Doubling()).engine_state()[1] is False
+
+
+def test_no_frame_waits_for_a_build(stand_in):
+    stand_in.may_build.clear()
+    executor = ModuleExecutor(Doubling(), engine="stand-in")
+    assert [answer(executor, frame()) for _ in range(3)] == ["eager"] * 3
+    words, amber = executor.engine_state()
+    assert amber
+    assert "is being built" in words
+    stand_in.may_build.set()
+    assert executor.engine_ready(60)
+
+
+@pytest.mark.parametrize("wrong", [2.002, float("nan"), 0.0])
+def test_an_engine_that_computes_something_else_never_takes_over(stand_in, wrong):
+    stand_in.factor = wrong
+    executor = ModuleExecutor(Doubling(), engine="stand-in")
+    answer(executor, frame())
+    assert executor.engine_ready(60)
+    assert [answer(executor, frame()) for _ in range(4)] == ["eager"] * 4
+    assert "output 0 is off by" in executor.engine_state()[0]
+
+
+def test_an_engine_that_is_wrong_on_real_frames_alone_never_takes_over(stand_in):
+    executor = ModuleExecutor(Doubling(), engine="stand-in")
+    answer(executor, frame())
+    assert executor.engine_ready(60)
+    stand_in.factor = 2.002
+    assert [answer(executor, frame()) for _ in range(4)] == ["eager"] * 4
+
+
+def test_empty_frames_are_no_trial(stand_in):
+    executor = ModuleExecutor(Doubling(), engine="stand-in")
+    assert [answer(executor, torch.zeros(6)) for _ in range(2)] == ["eager"] * 2
+    assert executor.engine_ready(60)
+    assert [answer(executor, torch.zeros(6)) for _ in range(4)] == ["eager"] * 4
+    assert "compared with torch" in executor.engine_state()[0]
+
+
+def test_an_engine_that_raises_gives_the_frame_to_torch_and_is_retired(stand_in):
+    executor = in_force(Doubling())
+    stand_in.fails = True
+    assert [answer(executor, frame()) for _ in range(2)] == ["eager"] * 2
+    assert executor.engine_state() == (f"eager: stand-in {version(stand_in)} fp32: it failed: RuntimeError: "
+                                       "the driver is gone", True)  # fmt: skip
+
+
+def test_an_engine_that_hangs_gives_the_frame_to_torch_and_is_retired(stand_in, monkeypatch):
+    monkeypatch.setattr(seats, "HANGS_S", 0.05)
+    executor = in_force(Doubling())
+    stand_in.may_run.clear()
+    assert [answer(executor, frame()) for _ in range(2)] == ["eager"] * 2
+    stand_in.may_run.set()
+    assert "did not answer within" in executor.engine_state()[0]
+
+
+def test_a_network_that_changes_its_own_state_stays_with_torch(stand_in):
+    class Counting(Doubling):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count += 1
+            return super().forward(x)
+
+    executor = ModuleExecutor(Counting(), engine="stand-in")
+    assert [answer(executor, frame()) for _ in range(3)] == ["eager"] * 3
+    assert "changes its own state" in executor.engine_state()[0]
+    assert stand_in.builds == 0
+
+
+def test_a_network_that_looks_at_values_in_python_stays_with_torch(stand_in):
+    class Branching(Doubling):
+        def forward(self, x):
+            return x + x if x.sum() > 30 else super().forward(x)
+
+    executor = ModuleExecutor(Branching(), engine="stand-in")
+    answer(executor, frame())
+    assert executor.engine_ready(60)
+    assert answer(executor, frame()) == "eager"
+    assert "cannot be exported to ONNX" in executor.engine_state()[0]
+
+
+def test_a_few_shapes_have_an_engine_each_and_further_ones_none(stand_in):
+    executor = ModuleExecutor(Doubling(), engine="stand-in")
+    for length in range(2, 2 + seats.MOST_SHAPES + 3):
+        answer(executor, torch.arange(length, dtype=torch.float32))
+    assert executor.engine_ready(60)
+    assert stand_in.builds == seats.MOST_SHAPES
+
+
+def test_what_is_asked_for_must_exist():
+    with pytest.raises(BadInput, match="no engine 'speed'; use one of: eager, auto, onnxruntime, openvino"):
+        ModuleExecutor(Doubling(), engine="speed")
+
+
+def test_without_packages_auto_is_torch_and_says_so(monkeypatch):
+    monkeypatch.setattr(table, "version", lambda backend: None)
+    executor = ModuleExecutor(Doubling(), engine="auto")
+    assert executor.run([frame()]).engine == "eager"
+    assert executor.engine_state() == ("eager: no engine is installed; pip install 'edge_offload[engines]'", True)
+
+
+def test_outputs_are_compared_by_their_own_range():
+    want, inf = torch.tensor([1000.0, 1.0]), torch.tensor([float("inf"), 1.0])
+    assert mismatch([want], [want + 0.019], 2e-5) == ""
+    assert "off by" in mismatch([want], [want + 0.021], 2e-5)
+    assert mismatch([inf], [inf], 0.0) == ""
+    assert "off by nan" in mismatch([inf], [want], 1.0)
+    assert "no floating-point" in mismatch([torch.tensor([1])], [torch.tensor([2])], 1.0)
+    assert "instead of" in mismatch([want], [want[:1]], 1.0)
