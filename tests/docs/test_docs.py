@@ -148,12 +148,12 @@ def user(tmp_path):
             shutil.copy2(ROOT / name, checkout / name)
     for name in BUILT:
         (checkout / name).symlink_to(ROOT / name)
-    # what was downloaded and built is kept between users; what they make themselves is not
+    # what was downloaded and built is kept between users; what they make themselves, and engines, are not
     kept = pathlib.Path(os.environ.get("EDGE_OFFLOAD_CACHE") or pathlib.Path.home() / ".cache" / "edge_offload")
     cache = tmp_path / "home" / ".cache" / "edge_offload"
     cache.mkdir(parents=True)
     for path in kept.iterdir():
-        if path.name not in ("training", "last-error.log"):
+        if path.name not in ("training", "engines", "last-error.log"):
             (cache / path.name).symlink_to(path)
     return tmp_path
 
