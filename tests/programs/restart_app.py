@@ -1,6 +1,6 @@
-"""Programs that go on while their server is restarted. ``argv``: which; at a line on stdin it computes once more.
+"""Programs that go on when their server dies, or is restarted. ``argv``: which.
 
-Prints a line for each result; the first inferences come without being asked for.
+At a line on stdin it computes once more. Prints a line for each result; the first inferences come unasked.
 """
 
 import copy
@@ -17,11 +17,12 @@ network = nn.Sequential(
     nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 32 * 32, 128), nn.ReLU(),
     nn.Dropout(0.5), nn.Linear(128, 10),
 )  # fmt: skip
-network.train(which in ("statistics", "draws"))
-if which == "draws":
-    network[1].eval()
+network.train(which in ("statistics", "draws", "lost"))
+network[1].train(which == "statistics")
+network[6].train(which in ("draws", "lost"))
 here, there = copy.deepcopy(network), network.to("cuda")
 there.load_state_dict(here.state_dict())
+torch.manual_seed(5)  # both draw the same from here on
 generator = torch.Generator().manual_seed(1)
 
 
@@ -40,6 +41,11 @@ def infer(turn):
 
 
 turn = 0
+if which == "lost":
+    from edge_offload.replay.recovery import log
+
+    log.MAX_SEGMENTS = 2  # more are forgotten
+    log.LOOK_SEGMENTS = 1
 for turn in range(6):
     infer(turn)
 print("ready", flush=True)

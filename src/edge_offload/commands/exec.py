@@ -21,7 +21,9 @@ modes:
   local    this process computes everything, without a server: the program runs as it would on the CPU
 
 When the connection breaks, the program waits up to --resume seconds for its return and goes on where it was. After
-that, or when the server has been restarted, calls on the device raise edge_offload.errors.LinkLost.
+that it goes on here: what it had put on the device is put on this machine's, what was computed there is computed again,
+and once the server is back it computes there. Only a tensor whose making took too many steps to keep them is gone;
+using it raises edge_offload.errors.LinkLost.
 """
 
 from __future__ import annotations
@@ -48,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "start all the same (later: for programs that connect by themselves)")  # fmt: skip
     parser.add_argument("--resume", type=float, default=30.0, metavar="S",
                         help="seconds that a broken connection may take to return (default: %(default)g)")  # fmt: skip
+    parser.add_argument("--lost", choices=("local", "end"), default="local",
+                        help="without a server for longer than that: go on here until it is back (local, default), "
+                             "or end with an error (end)")  # fmt: skip
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda"),
@@ -87,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
         args.threads,
         args.tally,
         args.slowdown,
+        args.lost,
     )
     if args.mode == "split" and not args.server:
         raise BadInput("mode split needs a server", remedy="name one with --server, or use mode lazy")

@@ -20,6 +20,11 @@ FAIL, LOCAL, LATER = "fail", "local", "later"
 #: machine takes its place; or the program starts, and asks for the connection by itself.
 ABSENT: Tuple[str, ...] = (FAIL, LOCAL, LATER)
 
+END = "end"
+#: What happens when the server is lost for longer than the program waits: it goes on with an executor process on this
+#: machine until the server is back, or it ends with an error.
+LOST: Tuple[str, ...] = (LOCAL, END)
+
 #: What of a fingerprint is told by the version of torch.
 TORCH = ("torch", "torch_build")
 
@@ -34,6 +39,7 @@ class Settings:
         keys: key directory; empty: the user's.
         codec: payload codec; ``auto`` is lossless.
         absent: one of :data:`ABSENT`.
+        lost: one of :data:`LOST`.
         wait_s: how long the start waits for the server.
         resume_s: how long a broken connection may take to come back.
         device, threads: of the executor on this machine.
@@ -52,6 +58,7 @@ class Settings:
     threads: int = 0
     tally: str = ""
     slowdown: float = 1.0
+    lost: str = "local"
 
     @staticmethod
     def from_environment(environment: Mapping[str, str]) -> Settings:

@@ -16,7 +16,7 @@ import json
 import os
 import pathlib
 import sys
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from edge_offload.device import connect
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Unsupported
@@ -25,6 +25,9 @@ from edge_offload.native import torch_facts
 from edge_offload.native.libraries import VirtualDevice, build_device, built_device
 from edge_offload.native.loader import load_extension
 from edge_offload.outputs import write_text
+
+if TYPE_CHECKING:
+    from edge_offload.replay.recorder import StandIn
 
 #: Environment variable of releases that had a second device, in pure Python; ``native`` is what there is now.
 CHOICE, NATIVE = "EDGE_OFFLOAD_DEVICE", "native"
@@ -123,7 +126,13 @@ def preload() -> VirtualDevice:
     return libraries
 
 
-def install(libraries: VirtualDevice, remote: Any, mode: Mode, make: Optional[MakeRecorder] = None) -> Installed:
+def install(
+    libraries: VirtualDevice,
+    remote: Any,
+    mode: Mode,
+    make: Optional[MakeRecorder] = None,
+    stand_in: Optional[StandIn] = None,
+) -> Installed:
     """Make ``cuda`` the virtual device in this process; torch must have been imported after :func:`preload`.
 
     Args:
@@ -131,6 +140,7 @@ def install(libraries: VirtualDevice, remote: Any, mode: Mode, make: Optional[Ma
         remote: where operators run (:class:`~edge_offload.device.remote.Remote`).
         mode: one of per_op, cached, lazy, replay; with ``make`` the one that its recorder knows.
         make: makes the device's handler and the recorder; the usual ones without it.
+        stand_in: takes the place of ``remote`` while that is lost.
 
     Raises:
         BadInput: another mode.
@@ -141,7 +151,7 @@ def install(libraries: VirtualDevice, remote: Any, mode: Mode, make: Optional[Ma
         _check_mode(mode)
     native = _load_native(libraries)
     if make is None:
-        handler = recorder = Recorder(native, remote, mode)
+        handler = recorder = Recorder(native, remote, mode, stand_in=stand_in)
     else:
         handler, recorder = make(native, remote, mode)
     native.install(handler)
@@ -182,8 +192,15 @@ def _finish(native: Any, recorder: Any, remote: Any) -> Installed:
     surface = Surface(native, recorder)
     surface.apply()
     _installed = Installed(native, recorder, remote, surface.driver.limit)
-    atexit.register(lambda: _installed.remote.close() if _installed is not None else None)
+    atexit.register(_close)
     return _installed
+
+
+def _close() -> None:
+    """End the sessions: that of the server, and that of what stands in for it."""
+    if _installed is not None:
+        for remote in {_installed.remote, _installed.recorder.remote}:
+            remote.close()
 
 
 def _load_native(libraries: VirtualDevice) -> Any:
@@ -311,7 +328,12 @@ def _install(libraries: VirtualDevice, settings: connect.Settings, mode: Mode) -
             print(f"edge_offload: {error.cause}: everything is computed on this machine", file=sys.stderr)
             alone = True
         else:
-            return install(libraries, remote, mode)
+            stand_in = None
+            if settings.lost == connect.LOCAL:
+                from edge_offload.device.stand_in import ExecutorHere
+
+                stand_in = ExecutorHere(settings.device, settings.threads)
+            return install(libraries, remote, mode, stand_in=stand_in)
     if alone and settings.device == "cpu":
         return install_here(libraries, settings.threads)
     worker = WorkerRemote(settings.device, settings.threads)

@@ -118,6 +118,7 @@ class LinkRemote(Remote):
         self.session = os.urandom(16)
         self.refused = refused or {}
         self.facts = known_facts(client.welcome.get("gpu"))
+        self.comes_back = resume_s > 0.0
         self._owns_client = owns_client
         self._on_weights = on_weights
         self._lock = threading.Lock()
@@ -162,6 +163,10 @@ class LinkRemote(Remote):
         self.client.let_go(LET_GO_S)
         return sent.answer
 
+    def is_back(self) -> bool:
+        """See :class:`~edge_offload.protocol.remote.Remote`."""
+        return self._lost is not None and self.client.state is LinkState.READY
+
     def renew(self) -> None:
         """See :class:`~edge_offload.protocol.remote.Remote`."""
         with self._lock:
@@ -191,6 +196,7 @@ class LinkRemote(Remote):
         direct: List[Buffer] = []
         blobs: List[memoryview] = []
         named: List[bytes] = []
+        offered: List[bytes] = []
         for index, buffer in enumerate(sent.buffers):
             if isinstance(buffer, Named):
                 parts.append([buffer.nbytes, list(buffer.names)])
@@ -199,7 +205,9 @@ class LinkRemote(Remote):
             view = memoryview(buffer).cast("B")
             if sent.keep and view.nbytes >= MIN_BLOB_BYTES:
                 pieces = cut(view)
-                parts.append([view.nbytes, [digest(piece) for piece in pieces]])
+                digests = [digest(piece) for piece in pieces]
+                parts.append([view.nbytes, digests])
+                offered += digests
                 blobs += pieces
             elif view.nbytes > MAX_BLOB_BYTES:
                 parts.append([view.nbytes, None])
@@ -210,7 +218,7 @@ class LinkRemote(Remote):
                 parts.append(None)
                 direct.append(view)
         if blobs:
-            self._offer(sent, blobs, [name for part in parts if part is not None and part[1] for name in part[1]])
+            self._offer(sent, blobs, offered)
         if any(missing for _, missing in look_up(named, lambda names: self._have(sent, names))):
             raise ProtocolError("weights that were on the server's disk are not there any more")
         body: Dict[str, Any] = {"codec": self.codec, "coded": [list(item) for item in sent.coded], "ahead": True}

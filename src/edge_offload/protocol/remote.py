@@ -25,7 +25,10 @@ class Remote:
         bytes_up, bytes_down, messages: what has travelled.
         refused: operators that are others where it leads, each with the reason.
         facts: what the device there is (:func:`edge_offload.execute.devices.facts`); empty when it is not known.
+        comes_back: whether there may be another session when this one is lost (:meth:`renew`).
     """
+
+    comes_back = False
 
     def __init__(self) -> None:
         self.bytes_up = self.bytes_down = self.messages = 0
@@ -49,6 +52,10 @@ class Remote:
             EdgeOffloadError: that cannot be.
         """
         raise LinkLost("there is no other session")
+
+    def is_back(self) -> bool:
+        """Whether, after it was lost, :meth:`renew` has something to go on with."""
+        return False
 
     def close(self) -> None:
         """End the session."""

@@ -11,7 +11,7 @@ from edge_offload.protocol.remote import Remote
 from edge_offload.replay.definitions import Definitions
 from edge_offload.replay.exchange import Exchange, outcome_of
 from edge_offload.replay.flushed import ASYNC, DYNAMIC, INFER, READ
-from edge_offload.replay.recovery import SessionRecovery
+from edge_offload.replay.recovery.session import SessionRecovery
 from edge_offload.replay.signatures import SegmentInvocation
 
 #: Sends a message with more than its steps in it; None: it did not, and the message is to be sent as it is.
@@ -35,7 +35,7 @@ class SegmentDispatcher:
         self.native = native
         self.definitions = Definitions(native)
         self.exchange = Exchange(remote, self.definitions, timeout_s)
-        self.recovery = SessionRecovery()
+        self.recovery = SessionRecovery(enabled=remote.comes_back)
         self.has_read = False
         self.generation = 0
         self.next_storage = 0
@@ -45,7 +45,7 @@ class SegmentDispatcher:
         self.exchange.restart(remote)
         self.definitions.forget()
         self.has_read = False
-        self.recovery = SessionRecovery(self.next_storage)
+        self.recovery = SessionRecovery(self.next_storage, enabled=remote.comes_back)
 
     def run(self, invocations: Sequence[SegmentInvocation], send: Optional[Sender] = None) -> Outcome:
         """The outcome of the last of the segments.

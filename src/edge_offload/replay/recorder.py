@@ -11,23 +11,44 @@ split    known inferences are computed by robot and server together (:mod:`edge_
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional
+import time
+from typing import Any, Callable, List, Optional, Protocol, Sequence
 
 import torch
 
 from edge_offload.errors import EdgeOffloadError, LinkLost
 from edge_offload.mode import Mode
-from edge_offload.notices import notify
+from edge_offload.notices import Once, notify
 from edge_offload.protocol.messages import Message
 from edge_offload.protocol.remote import Remote, SessionLost
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.exchange import Counters
 from edge_offload.replay.flushed import BARRIER, READ, FlushedSegment
+from edge_offload.replay.recovery.copies import UploadCopies
 from edge_offload.replay.signatures import SegmentInvocation
 from edge_offload.replay.speculative import Speculative
 from edge_offload.replay.strategy import Strategy
 
+#: Seconds after which a server that was lost is first asked for; ever more of them up to the second number.
+ASK_S, MAX_ASK_S = 5.0, 60.0
 MakeStrategy = Callable[[Mode, SegmentDispatcher], Strategy]
+
+
+class StandIn(Protocol):
+    """What takes the place of a server that is lost.
+
+    Attributes:
+        copies: keeps the program's large uploads for it.
+    """
+
+    copies: UploadCopies
+
+    def start(self) -> Remote:
+        """An executor of this machine.
+
+        Raises:
+            LinkLost: it does not start.
+        """
 
 
 def strategy_of(mode: Mode, dispatcher: SegmentDispatcher) -> Strategy:
@@ -44,16 +65,30 @@ class Recorder:
         mode: the execution mode.
         make: makes the strategy of a mode.
         timeout_s: longest wait for one answer (seconds).
+        stand_in: what takes the server's place while it is lost; None: nothing does.
 
     Attributes:
         dispatcher, strategy: who has segments run, and how.
     """
 
     def __init__(
-        self, native: Any, remote: Remote, mode: Mode, make: MakeStrategy = strategy_of, timeout_s: float = 120.0
+        self,
+        native: Any,
+        remote: Remote,
+        mode: Mode,
+        make: MakeStrategy = strategy_of,
+        timeout_s: float = 120.0,
+        stand_in: Optional[StandIn] = None,
     ) -> None:
         self.mode = mode
         self.dispatcher = SegmentDispatcher(native, remote, timeout_s)
+        if stand_in is not None:
+            self.dispatcher.recovery.copies = stand_in.copies
+        self._stand_in = stand_in
+        self._absent: Optional[Remote] = None
+        self._ask_at_s = 0.0
+        self._ask_every_s = ASK_S
+        self._once = Once()
         self._make = make
         self.strategy = make(mode, self.dispatcher)
 
@@ -95,7 +130,11 @@ class Recorder:
         """A device query of the program, which costs a round trip where every call does."""
         if self.mode is Mode.PER_OP and not self.failed:
             exchange = self.dispatcher.exchange
-            exchange.wait(exchange.submit(Message()))
+            try:
+                exchange.wait(exchange.submit(Message()))
+            except LinkLost as error:
+                if not self._goes_on_after(error):
+                    raise  # else the next segment sees to it
 
     def renew(self, generation: int) -> None:
         """The device has forgotten its calls and segments (there were too many): so must everyone."""
@@ -104,7 +143,7 @@ class Recorder:
             return
         known.generation = generation
         known.recovery.done(None, known.definitions.signatures, first=False, over=True, failed=True)
-        known.recovery.uploads.renumber()
+        known.recovery.log.renumber()
         self.strategy.settle()
         known.definitions.forget()
         known.exchange.forget = True
@@ -127,6 +166,8 @@ class Recorder:
             EdgeOffloadError: it could not be run.
         """
         flushed, known = FlushedSegment(*fields), self.dispatcher
+        if self._absent is not None and time.monotonic() >= self._ask_at_s:
+            self._return(flushed)
         freed = flushed.freed if self.failed else self.strategy.before(flushed)
         known.exchange.freed += freed
         known.recovery.freed(freed)
@@ -139,10 +180,12 @@ class Recorder:
                     self.renew(flushed.generation)
                 invocation = SegmentInvocation.of(flushed)
                 known.recovery.check_generators(invocation, known.definitions.signatures)
-            lost: Optional[SessionLost] = None
+            lost: Optional[LinkLost] = None
             try:
                 result = self._outcome(invocation, flushed.reason, freed)
-            except SessionLost as error:
+            except LinkLost as error:
+                if not self._goes_on_after(error):
+                    raise
                 lost = error
             if lost is not None:
                 result = self._recover(lost, invocation, flushed)
@@ -162,35 +205,94 @@ class Recorder:
         outcome = self.strategy.run(invocation, freed)
         return outcome.tensor if reason == READ else outcome.results
 
-    def _recover(self, lost: SessionLost, invocation: Optional[SegmentInvocation], flushed: FlushedSegment) -> Any:
-        """The server was restarted: give a new session what the program had uploaded, and go on with this step.
+    # -- when the session is lost
 
-        What was computed on the device is gone; using it raises LinkLost.
+    def _goes_on_after(self, error: LinkLost) -> bool:
+        """Whether it is the session that was lost, and there may be another."""
+        if error is not self.dispatcher.exchange.failure:
+            return False
+        return isinstance(error, SessionLost) or (self._stand_in is not None and self._absent is None)
+
+    def _recover(self, lost: LinkLost, invocation: Optional[SegmentInvocation], flushed: FlushedSegment) -> Any:
+        """Go on with this step in a session of the server, or of this machine, that is given what the program held.
+
+        What cannot be had again is gone; using it raises LinkLost.
         """
         known, exchange = self.dispatcher, self.dispatcher.exchange
-        recovery, signatures = known.recovery, known.definitions.signatures
-        invocations, freed = recovery.to_rerun(invocation)
+        invocations, freed = known.recovery.to_rerun(invocation)
+        before = invocations[0].base if invocations else flushed.base
+        problem = lost
+        if flushed.generation != known.generation:
+            problem = LinkLost(f"{lost.cause} (the device has forgotten its calls at the same time)")
+        elif isinstance(lost, SessionLost):
+            try:
+                exchange.remote.renew()
+                self._put_back(exchange.remote, before, lost.cause, freed)
+                notify(f"the server was restarted: {known.recovery.restored()}")
+                return self._again(invocations, flushed.reason)
+            except (EdgeOffloadError, NotImplementedError) as error:
+                problem = LinkLost(f"{lost.cause} ({error})", remedy=lost.remedy)
+        if self._stand_in is None or self._absent is not None or flushed.generation != known.generation:
+            exchange.failure = problem
+            raise problem from None
+        absent = exchange.remote
+        try:
+            self._put_back(self._stand_in.start(), before, problem.cause, freed)
+        except (EdgeOffloadError, NotImplementedError, OSError) as error:
+            exchange.failure = LinkLost(f"{problem.cause} (and this machine cannot go on: {error})")
+            raise exchange.failure from None
+        self._absent, self._ask_at_s = absent, time.monotonic() + self._ask_every_s
+        notify(f"{problem.cause}: computed on this machine from here on; {known.recovery.restored()}")
+        return self._again(invocations, flushed.reason)
+
+    def _return(self, flushed: FlushedSegment) -> None:
+        """Go back to the server if it is there again, and nothing would be lost by that."""
+        absent, exchange, known = self._absent, self.dispatcher.exchange, self.dispatcher
+        self._ask_every_s = min(2.0 * self._ask_every_s, MAX_ASK_S)
+        self._ask_at_s = time.monotonic() + self._ask_every_s
+        if absent is None or self.failed or self.strategy.in_step or flushed.generation != known.generation:
+            return
+        if not absent.is_back() or not known.recovery.whole:
+            return
+        here = exchange.remote
+        try:
+            exchange.barrier(blocked=False)
+            absent.renew()
+        except EdgeOffloadError as error:
+            self._once.notify(f"the server is back, and this machine goes on without it: {error}")
+            return
+        self._absent = None
+        try:
+            self._put_back(absent, flushed.base, "the program went back to its server", [])
+            notify(f"the server is back: {known.recovery.restored()}")
+        except EdgeOffloadError as error:  # as if it had been lost again: a stand-in is given what was put there
+            exchange.restart(absent)
+            exchange.failure = error if isinstance(error, LinkLost) else LinkLost(str(error))
+        here.close()
+
+    def _put_back(self, remote: Remote, before: int, cause: str, freed: List[int]) -> None:
+        """Give a session that knows nothing what the program held before the storage ``before``.
+
+        Raises:
+            EdgeOffloadError: it cannot be given.
+        """
+        known, exchange = self.dispatcher, self.dispatcher.exchange
         known.native.expect(-1)
         known.definitions.forget()
         self.strategy.forget()
-        exchange.unsettled = None
-        exchange.drop_outstanding()
-        try:
-            if flushed.generation != known.generation:
-                raise LinkLost("the device has forgotten its calls at the same time")
-            exchange.remote.renew()
-            for message in recovery.messages(invocations[0].base if invocations else flushed.base, lost.cause):
-                answer = exchange.wait(exchange.remote.submit(message.to_wire(), keep=True), blocked=False)
-                if answer.error is not None:
-                    raise answer.error
-        except (EdgeOffloadError, NotImplementedError) as problem:
-            exchange.failure = LinkLost(f"{lost.cause} ({problem})", remedy=lost.remedy)
-            raise exchange.failure from None
-        exchange.failure, exchange.forget, exchange.freed = None, True, freed
-        notify(f"the server was restarted: {len(recovery.uploads)} tensors were put back on its device")
+        exchange.restart(remote)
+        for message in known.recovery.messages(before, cause):
+            answer = exchange.wait(remote.submit(message.to_wire(), keep=True), blocked=False)
+            if answer.error is not None:
+                raise answer.error
+        exchange.failure, exchange.forget, exchange.freed = None, True, [*freed, *known.recovery.dropped()]
+
+    def _again(self, invocations: Sequence[SegmentInvocation], reason: int) -> Any:
+        """The outcome of the step that was under way when the session was lost."""
+        known = self.dispatcher
         for each in invocations:
-            recovery.check_generators(each, signatures)
+            known.recovery.check_generators(each, known.definitions.signatures)
         if not invocations:
-            return self._outcome(None, flushed.reason, [])
+            return self._outcome(None, reason, [])
         outcome = known.run(invocations)
-        return outcome.tensor if flushed.reason == READ else outcome.results
+        return outcome.tensor if reason == READ else outcome.results

@@ -207,7 +207,7 @@ class SignatureTable:
         first = invocations[0]
         if len(invocations) == 1:
             canonicals, live = tuple(zip(*last.live)) or ((), ())
-            dead = self._freed_ordinals(last)
+            dead = self.freed_ordinals(last)
             signature = self._signatures.get((last.segment, last.reason))
             if signature is None:
                 signature = self._signature(*self._storages(last), last.reason)
@@ -232,7 +232,7 @@ class SignatureTable:
                             for number in storages
                         )
                     )
-                gone.update(invocation.base + number for number in self._freed_ordinals(invocation))
+                gone.update(invocation.base + number for number in self.freed_ordinals(invocation))
             gone.update(number for number in freed if number >= first.base)
             dead = frozenset(number - first.base for number in gone)
             signature = self._signature(tuple(entries), tuple(references), last.reason)
@@ -244,7 +244,7 @@ class SignatureTable:
                 kept += tuple(_short(payload) for payload in invocation.payloads)
         return CompletedStep(signature, segment, canonicals, first.base, live, dead, numbers, kept, last.reason, opens)
 
-    def _freed_ordinals(self, invocation: SegmentInvocation) -> FrozenSet[int]:
+    def freed_ordinals(self, invocation: SegmentInvocation) -> FrozenSet[int]:
         """Which of the new storages of an invocation are freed: their numbers from 0 on."""
         if not invocation.dead:
             return invocation.dead

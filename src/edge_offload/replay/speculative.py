@@ -12,12 +12,12 @@ from typing import List, Optional
 
 import torch
 
+from edge_offload.errors import LinkLost
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.ir.trace.symbols import facts_of
 from edge_offload.ir.trace.trace_graph import TraceGraph
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.messages import Message, tensor_bytes
-from edge_offload.protocol.remote import SessionLost
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.flushed import DYNAMIC, INFER, READ
 from edge_offload.replay.predict import Branches, Predictor
@@ -79,7 +79,7 @@ class Speculative(Strategy):
         graph.payloads = self.dispatcher.definitions.uploads(uploads)
         try:
             self._speculate(branches, graph, Message()).assumed = assumed
-        except SessionLost:
+        except LinkLost:
             return  # the read that follows sees to it
 
     def run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
