@@ -100,7 +100,7 @@ class _Done:
         """The first storage after its own is ``following``."""
         base = self.invocation.base
         if following - base > len(self.dead):
-            self.makes += [base + new for new in range(following - base) if new not in self.dead]
+            self.makes += [base + new for new in set(range(following - base)) - self.dead]
 
 
 class RecoveryLog:
