@@ -193,6 +193,13 @@ report {run} -o {folder}
 report {run} -o /dev/full
 report {run} -o {run}
 report {run} --json /dev/full -o {folder}/new.html
+top {missing}
+top {folder}
+top {broken_bag}
+top {run} --interval 0
+top {run} --window nan
+top
+exec --lost maybe -- python -c 1
 dashboard {missing} --port 0
 dashboard {folder} --port 0
 dashboard {run} --port 99999

@@ -56,6 +56,7 @@ STAYS: List[Tuple[str, str]] = [
     (r"^rostopic echo", r"(?m)^(?!WARNING|ERROR)\w+:"),
     (r"^\S*edge-offload serve", r"listening on tcp://"),
     (r"^edge-offload dashboard", r"http://\S+:\d+"),
+    (r"^edge-offload top\b", r"\d\d:\d\d:\d\d "),
     (r"^edge-offload bench", r"\w"),
 ]
 
