@@ -188,7 +188,7 @@ def test_a_course_like_the_one_before_travels_without_its_nodes_and_what_it_was_
     first = TraceGraph([(4, [(None, 0)])], [((), 0)], 9, 9, payloads=[b"input", bytes(8), b"constant"])
     again = TraceGraph(None, [((), 0)], 30, 30, payloads=[b"other", None, None])
     for course, given in ((first, [b"input", bytes(8), b"constant"]), (again, [b"other", bytes(8), b"constant"])):
-        read = messages.parse_message(messages.Message(course=course).to_wire()).course
+        read = messages.parse_message(messages.Message(graph=course).to_wire()).course
         assert read is not None
         session.ahead.take(read)
         assert session.ahead._ways == [(4, {None: 0})]

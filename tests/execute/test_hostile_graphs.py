@@ -14,7 +14,7 @@ from edge_offload.execute.session.serve import serve
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.trace_graph import TraceStep
 from edge_offload.protocol.messages import Message, parse_answer
-from edge_offload_benchmarks.fuzzing.courses import ROUNDS, CourseSender
+from edge_offload_benchmarks.fuzzing.trace_graphs import ROUNDS, TraceGraphSender
 from tests.execute.native_runner import native_runner
 
 
@@ -74,7 +74,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("seed", range(3))
 def test_any_course_is_answered_in_cpp_as_in_python(seed: int) -> None:
     both = Both(native_runner())
-    sender = CourseSender(both, random.Random(seed))
+    sender = TraceGraphSender(both, random.Random(seed))
     for _ in range(20 * ROUNDS):
         sender.send()
     sender.drain()
@@ -86,7 +86,7 @@ def test_any_course_is_answered_in_cpp_as_in_python(seed: int) -> None:
 
 def test_a_node_without_calls_ends_the_run_not_the_session() -> None:
     session = DeviceSession()
-    sender = CourseSender(None, random.Random(0))
+    sender = TraceGraphSender(None, random.Random(0))
     message = sender._definitions()
     message.nodes = [(number, TraceStep(None, (), (), (), (), b"", (), False)) for number, _ in message.nodes]
     assert parse_answer(serve(session, message.to_wire())).error is None

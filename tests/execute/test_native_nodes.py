@@ -20,7 +20,7 @@ from edge_offload.ir.trace.segments import CallFailed, Step
 from edge_offload.ir.trace.trace_graph import Patch, TraceStep
 from edge_offload.native.libraries import NODES
 from edge_offload.native.loader import Library
-from edge_offload_benchmarks.fuzzing.courses import FOUND, LONG, Calls, times_found
+from edge_offload_benchmarks.fuzzing.trace_graphs import FOUND, LONG, Calls, times_found
 from tests.execute.native_runner import native_runner
 from tests.execute.test_compiled_segments import FLOAT, WRAPPED, floats, integer
 

@@ -128,11 +128,11 @@ class _Attack:
         from edge_offload_benchmarks.chaos import net
         from edge_offload_benchmarks.chaos.robot import MODEL
         from edge_offload_benchmarks.fuzzing.calls import Caller
-        from edge_offload_benchmarks.fuzzing.courses import CourseSender
         from edge_offload_benchmarks.fuzzing.peers import Babbler, Requester, Strangers
+        from edge_offload_benchmarks.fuzzing.trace_graphs import TraceGraphSender
 
         self.caller = Caller(clients[0], random.Random(seed))
-        self.courses = CourseSender(clients[0], random.Random(seed + 6))
+        self.courses = TraceGraphSender(clients[0], random.Random(seed + 6))
         self.requester = Requester(clients[1], MODEL, net.inputs()[0].numpy(), random.Random(seed + 1))
         self.babbler = Babbler(address, public, keys.pair("client"), random.Random(seed + 2))
         self.strangers = Strangers(address, public, random.Random(seed + 3))

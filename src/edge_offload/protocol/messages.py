@@ -53,7 +53,7 @@ class Message:
         steps: what to run; those from ``speculative_from`` on are speculative.
         forget: whether calls, segments and nodes are to be forgotten first.
         nodes: new nodes: number and node.
-        course: what to run ahead once the steps are done.
+        graph: what to run ahead once the steps are done.
         fetch: storages whose bytes are wanted, as they are after the steps.
     """
 
@@ -66,7 +66,7 @@ class Message:
     speculative_from: int = 0
     forget: bool = False
     nodes: List[Tuple[int, TraceStep]] = field(default_factory=list)
-    course: Optional[TraceGraph] = None
+    graph: Optional[TraceGraph] = None
     fetch: List[int] = field(default_factory=list)
 
     def to_wire(self) -> List[Buffer]:
@@ -106,9 +106,9 @@ class Message:
             facts["forget"] = True
         if self.nodes:
             facts["nodes"] = [[number, node.to_wire()] for number, node in self.nodes]
-        if self.course is not None:
-            facts["course"] = self.course.to_wire()
-            facts["course_sizes"] = pack(self.course.payloads or ())
+        if self.graph is not None:
+            facts["course"] = self.graph.to_wire()
+            facts["course_sizes"] = pack(self.graph.payloads or ())
         if self.accepted is not None:
             facts["accepted"] = self.accepted
         return [msgpack.packb(facts, use_bin_type=True), b"".join(small), *large]
@@ -123,7 +123,7 @@ class Message:
 class Answer:
     """What came back: one outcome per step that ran, what stopped the others, and what ran ahead.
 
-    ``ran``: index of a node in the course, its first new storage, and its outcome, in the order in which they ran.
+    ``ran``: index of a step of the trace graph, its first new storage, and its outcome, in the order in which they ran.
     ``fetched``: bytes of the storages that were wanted.
     """
 
@@ -187,8 +187,8 @@ def parse_message(buffers: Sequence[Buffer]) -> Message:
                 Step(_count(read.segment), read.base, live, dead, _raw(read.numbers), payloads, bool(read.describe))
             )
         if "course" in facts:
-            message.course, own = parse_graph(facts["course"])
-            message.course.payloads = unpack(facts["course_sizes"]) if own else None
+            message.graph, own = parse_graph(facts["course"])
+            message.graph.payloads = unpack(facts["course_sizes"]) if own else None
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, struct.error, msgpack.UnpackException) as error:
         raise ProtocolError(f"malformed message: {type(error).__name__}: {error}") from None
     return message

@@ -197,7 +197,7 @@ class Predictor:
     def _renew(self) -> None:
         self._steps = 0
         self.budget.renew()
-        if self._put_off:  # before a course takes what there is
+        if self._put_off:  # before a trace graph takes what there is
             self._search()
 
     def next(self) -> Optional[StepPlan]:

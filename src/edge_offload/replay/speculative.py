@@ -148,7 +148,7 @@ class Speculative(Strategy):
 
     def _speculate(self, branches: Branches, graph: TraceGraph, message: Message) -> Speculation:
         graph.nodes = self.dispatcher.definitions.nodes(branches, message)
-        message.course = graph
+        message.graph = graph
         future = self.dispatcher.exchange.submit(message)
         self._speculation = Speculation(branches.plans, branches.edges, branches.first, graph.since, future)
         return self._speculation

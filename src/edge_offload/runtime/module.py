@@ -115,7 +115,7 @@ class OffloadedModule:
         self._hedging = hedging
         self._hedge = Hedge(self._settled)
         self._link_monitor = LinkMonitor(client) if client is not None else None
-        self._watchman: Optional[LinkMonitor] = None
+        self._watching: Optional[LinkMonitor] = None
         self._racing = threading.Lock()
         self._raced = Mode.LOCAL
         self._lock = threading.Lock()
@@ -330,10 +330,10 @@ class OffloadedModule:
                 return Outcome(self._run_alone(inputs), remote=False, reason=str(error), lost=lost)
         began = time.monotonic()
         # a link that stops is watched for while a policy decides; a mode that is held waits until it is late
-        watchman = self._watchman = self._link_monitor if watched and math.isfinite(late_s) else None
+        watching = self._watching = self._link_monitor if watched and math.isfinite(late_s) else None
         try:
             self._raced = mode
-            with contextlib.nullcontext() if watchman is None else watchman.over(local_s) as stopped:
+            with contextlib.nullcontext() if watching is None else watching.over(local_s) as stopped:
                 outcome = self._hedge.run(
                     # a local rival sees to the deadline: then the remote attempt may go on for as long as makes sense
                     lambda: runner.run(inputs, deadline_s if math.isinf(late_s) else None, local_s, meta),
@@ -342,8 +342,8 @@ class OffloadedModule:
                     stopped,
                     EVERY_S,
                 )
-            if outcome.remote and self._watchman is not None:
-                self._watchman.came()
+            if outcome.remote and self._watching is not None:
+                self._watching.came()
         finally:
             self._racing.release()
         if beside:
@@ -372,8 +372,8 @@ class OffloadedModule:
         """A remote result came too late; where its time went is worth knowing."""
         if attempt is None:
             return
-        if self._watchman is not None:
-            self._watchman.came()
+        if self._watching is not None:
+            self._watching.came()
         report = InferenceReport(
             self._raced, self.name, seconds, attempt.stages_s, attempt.bytes_up, attempt.bytes_down, attempt.round_trips
         )

@@ -61,14 +61,14 @@ def serve(
             session.define_segment(number, words)
         for number, node in message.nodes:
             session.ahead.define(number, node)
-        if message.course is not None:
-            session.ahead.take(message.course)
+        if message.graph is not None:
+            session.ahead.take(message.graph)
         for index, step in enumerate(message.steps):
             outcomes.append(session.run(step, speculative=index >= message.speculative_from))
-        if message.course is not None:
+        if message.graph is not None:
             before = (message.steps[-1], outcomes[-1]) if outcomes else None
             with torch.inference_mode():
-                for item in session.ahead.run(message.course, before, flush):
+                for item in session.ahead.run(message.graph, before, flush):
                     ran.append(item)
         for number in message.fetch:
             storage = session.slot(number).storage

@@ -1,6 +1,6 @@
 """What learning may cost in one inference: counted work, and processor time.
 
-Everything that replay works out from what came before (formulas for sizes, plans, courses, cycles) is a job that says
+Everything that replay works out from what came before (formulas, plans, trace graphs, cycles) is a job that says
 how much it has done, and goes on with the next inference where one ends. Until it is done its step is not predicted:
 the program gets the same results, with a round trip more. Work is counted so that the bound does not depend on how
 busy or how fast a machine is; the clock holds where a machine is slower than the count takes it to be.

@@ -329,7 +329,7 @@ def encode(
 
     Args:
         array: any shape and strides; dtype one of :data:`~.payload.DTYPES`, little-endian.
-        codec: ``auto`` (always lossless) or a name of :data:`~.catalogue.CODECS`.
+        codec: ``auto`` (always lossless) or a name of :data:`~.coding.CODECS`.
         link_bytes_per_s: goodput of the link, which ``auto`` weighs against its own speed; None:
             :data:`DEFAULT_LINK_BYTES_PER_S`.
         selector: measurements for ``auto``; None: one table for the whole process.

@@ -1,4 +1,4 @@
-"""Hostile courses for bench fuzz: what the server is to run ahead by itself, tampered with.
+"""Hostile trace graphs for bench fuzz: what the server is to run ahead by itself, tampered with.
 
 Each round defines the nodes of a program whose sizes depend on data (``nonzero``, then calls on as many numbers as were
 found), tampers with one of them more often than not, and has the server run along them a few times with fresh numbers:
@@ -121,7 +121,7 @@ class Calls:
         return TraceStep(None, tuple(self.words), tuple(self.patches), live, dead, b"", (), False)
 
 
-class CourseSender(Hostile):
+class TraceGraphSender(Hostile):
     """Has the server run along nodes that were tampered with.
 
     Attributes:
@@ -188,7 +188,7 @@ class CourseSender(Hostile):
         message.steps = [Step(0, self._base, [], [], b"", [struct.pack(f"<{SIZE}f", *numbers)])]
         message.speculative_from = draw.choice([1, 1, 1, 0])
         around: List[Edge] = draw.choice([[], [], [(None, 0)], [((2, 1), 2)]])
-        message.course = TraceGraph(
+        message.graph = TraceGraph(
             [(WHOLE, [(None, 1)]), (FIND, [((0, 1), 0), (None, 2)]), (COMPUTE, around)],
             [(None, draw.choice([0, 1]))], None, self._base,
         )  # fmt: skip
