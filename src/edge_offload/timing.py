@@ -27,6 +27,7 @@ class InferenceReport:
         hedged: the local computation was started because the remote result was late; the first of the two was used.
         wasted_s: robot compute beyond the end of the inference, for a result that nobody waits for (expected).
         fallback_reason: why a requested mode was not the one that ran; empty when it was.
+        engine: what computed: ``eager`` (torch), or an inference engine with version and precision.
     """
 
     mode: Mode
@@ -41,6 +42,7 @@ class InferenceReport:
     fallback_reason: str = ""
     hedged: bool = False
     wasted_s: float = 0.0
+    engine: str = "eager"
 
     def __post_init__(self) -> None:
         unknown = set(self.stages_s) - set(STAGES)

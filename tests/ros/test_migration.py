@@ -12,6 +12,8 @@ from tests.ros.ros_rig import ROOT
 RULES = ROOT / "src" / "edge_offload_msgs" / "migration_rules" / "messages.bmr"
 #: Written with the messages as they were before forecasts carried the link and a server's status its GPUs.
 BEFORE = pathlib.Path(__file__).parent / "bags" / "before_bandwidth.bag"
+#: Written with the messages as they were before they named what computes.
+BEFORE_ENGINES = BEFORE.with_name("before_engines.bag")
 
 
 @pytest.mark.ros
@@ -34,3 +36,20 @@ def test_a_bag_of_before_the_link_was_in_forecasts_is_migrated(tmp_path):
     assert math.isnan(forecast.link_error)
     assert (status.inferences, status.memory, status.models[0].name) == (7, 123456, "movenet")
     assert math.isnan(status.gpu_load)
+
+
+@pytest.mark.ros
+def test_a_bag_of_before_engines_is_migrated(tmp_path):
+    rosbag = pytest.importorskip("rosbag")
+    from rosbag.migration import MessageMigrator, fixbag2
+
+    from edge_offload_msgs.msg import Latency, ServerStatus
+
+    after = tmp_path / "after.bag"
+    assert fixbag2(MessageMigrator([str(RULES)], plugins=False), str(BEFORE_ENGINES), str(after)) == []
+    with rosbag.Bag(str(after)) as bag:
+        latency, status = (message for _, message, _ in bag.read_messages())
+    assert (latency._md5sum, status._md5sum) == (Latency._md5sum, ServerStatus._md5sum)
+    assert (latency.engine, status.engine) == ("", ""), "what was not recorded is unknown"
+    assert (latency.mode, latency.compute_server.to_nsec(), latency.bytes_up) == ("server", 60_000_000, 246_000)
+    assert (status.gpu_load, status.inferences, status.models[0].name) == (0.25, 7, "movenet")

@@ -46,6 +46,7 @@ def latency(message: Any, t_s: float) -> Optional[Record]:
         "stamp_s": message.header.stamp.to_sec(),
         "model": _text(message.model),
         "mode": message.mode,
+        "engine": _text(message.engine),
         "fallback_reason": _text(message.fallback_reason),
         "error": _text(message.error),
         "total_s": _seconds(message.total),

@@ -71,11 +71,13 @@ class TerminalView:
         shares = ", ".join(f"{mode} {100 * count / len(frames):.0f} %" for mode, count in modes.most_common())
         fell_back = sum(bool(frame["fallback_reason"]) for frame in frames)
         late = sum(not frame["deadline_met"] for frame in frames if frame["deadline_s"])
+        engines = sorted({frame.get("engine", "") for frame in frames} - {"", "eager"})
         people = self._latest.get("people")
         seen = f"; {people['people']} people" if people else ""
         total = [frame["total_s"] for frame in frames]
         lines = [
             f"frames    {rate}; {shares}; {fell_back} fell back, {late} late{seen}",
+            *([f"engine    {', '.join(engines)}"] if engines else []),
             f"latency   mean {_ms(statistics.fmean(total))}, median {_ms(statistics.median(total))}, "
             f"p99 {_ms(_p99(total))}, most {_ms(max(total))}",
         ]

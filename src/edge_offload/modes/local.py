@@ -59,12 +59,12 @@ class LocalRunner:
         if self.slowdown > 1.0:
             rest_s = (self.slowdown - 1.0) * execution.compute_s
             if enough is not None and enough.wait(rest_s):
-                return Attempt(execution.outputs, {"compute_robot": time.monotonic() - began})
+                return Attempt(execution.outputs, {"compute_robot": time.monotonic() - began}, engine=execution.engine)
             if enough is None:
                 time.sleep(rest_s)
         elapsed = time.monotonic() - began
         self._recent.append(elapsed)
-        return Attempt(execution.outputs, {"compute_robot": elapsed})
+        return Attempt(execution.outputs, {"compute_robot": elapsed}, engine=execution.engine)
 
     def state(self) -> str:
         """Where it computes."""

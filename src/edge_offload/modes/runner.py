@@ -8,6 +8,7 @@ from typing import Any, Dict, Mapping, Optional, Protocol, Sequence, Tuple
 import torch
 
 from edge_offload.errors import EdgeOffloadError
+from edge_offload.execute.engines.base import EAGER
 from edge_offload.mode import Mode
 
 
@@ -21,6 +22,7 @@ class Attempt:
     bytes_down: int = 0
     round_trips: int = 0
     clock_error_s: float = 0.0
+    engine: str = EAGER
 
 
 class FailedAttempt(EdgeOffloadError):

@@ -15,7 +15,7 @@ import torch
 
 from edge_offload import background
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolError, Refused
-from edge_offload.execute.engines.base import ENGINE
+from edge_offload.execute.engines.base import EAGER, ENGINE
 from edge_offload.execute.fingerprint import differences, two_torches
 from edge_offload.execute.tensors import Specs, pack, specs_of, unpack
 from edge_offload.link.transport.client import Client
@@ -33,6 +33,8 @@ FULL_PAUSE_S = 0.2
 GIVE_UP_S = 10.0
 #: Bytes of all outputs of one inference.
 MAX_OUTPUT_BYTES = 1 << 30
+#: Characters in the name of an engine.
+MAX_ENGINE = 200
 
 _log = logging.getLogger(__name__)
 
@@ -236,7 +238,16 @@ class ServerRunner:
             bytes_down=transfer.bytes_down,
             round_trips=1,
             clock_error_s=transfer.clock_error_s,
+            engine=_engine(body),
         )
+
+
+def _engine(body: Mapping[str, Any]) -> str:
+    """What computed, as the server says; one of before engines says nothing, and means torch."""
+    found = body.get("engine", EAGER)
+    if not isinstance(found, str) or len(found) > MAX_ENGINE:
+        raise ProtocolError("the server's reply names no engine")
+    return found
 
 
 def _seconds(body: Mapping[str, Any], key: str) -> float:

@@ -52,6 +52,7 @@ def account(
         fallback_reason=reason,
         hedged=outcome.hedged,
         wasted_s=wasted_s,
+        engine=attempt.engine,
     )
     if outcome.remote and not math.isnan(outcome.remote_s):
         # the server was asked when the robot had been computing for a while: that is no time of the server's

@@ -168,11 +168,16 @@ class OffloadServer:
         """Names of the robots that are connected."""
         return [peer.name for peer in self._listener.peers()]
 
+    @property
+    def engine(self) -> str:
+        """What computes replicas where it can: ``eager`` (torch), or an inference engine with version and precision."""
+        return EAGER if self._engine is None else str(facts(self._engine))
+
     def _prepare_device(self) -> None:
         pin(self._threads, self._cores)
         self._fingerprint = fingerprint(self._device_name)
         if self._engine is not None:
-            self._fingerprint[ENGINE] = str(facts(self._engine))
+            self._fingerprint[ENGINE] = self.engine
         self._facts = devices.facts(self._device_name, self._devices.quota.storage_bytes)
 
     def _welcome(self, peer: Peer, _hello: Mapping[str, Any]) -> Dict[str, Any]:

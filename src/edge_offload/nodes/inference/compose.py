@@ -42,6 +42,7 @@ def latency_message(report: InferenceReport, header: Any) -> Latency:
         model=report.model,
         mode=report.mode.value,
         mode_code=TABLE[report.mode].code,
+        engine=report.engine,
         fallback_reason=report.fallback_reason,
         total=duration(report.total_s),
         clock_error=duration(report.clock_error_s),
@@ -74,6 +75,7 @@ def report_of(message: Any) -> InferenceReport:
         clock_error_s=message.clock_error.to_sec(),
         emulated_slowdown=message.emulated_slowdown,
         fallback_reason=message.fallback_reason,
+        engine=message.engine,
     )
 
 

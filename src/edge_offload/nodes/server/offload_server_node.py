@@ -119,6 +119,7 @@ class OffloadServerNode(Node):
             address=self._server.address,
             version=_version(),
             device=status.device,
+            engine=self._server.engine,
             state=state,
             uptime=duration(status.uptime_s),
             robots=len(names),

@@ -98,7 +98,7 @@ class ReplicaService(Service):
         self.submit(self._loader, request, lambda: self._load(request, specs))
 
     def infer(self, request: Request) -> None:
-        """``{handle, inputs, codec, wait_s, meta}`` → ``{outputs, decode_s, queue_s, compute_s, encode_s}``.
+        """``{handle, inputs, codec, wait_s, meta}`` → ``{outputs, decode_s, queue_s, compute_s, encode_s, engine}``.
 
         ``wait_s`` is how long the robot waits: what cannot be ready by then is refused at once, and never computed.
 
@@ -186,6 +186,7 @@ class ReplicaService(Service):
             "queue_s": taken_s - request.received_s,
             "decode_s": decoded_s - taken_s,
             "compute_s": execution.compute_s,
+            "engine": execution.engine,
             "encode_s": time.monotonic() - encoding_s,
         }
         request.reply(answer, buffers)
