@@ -37,6 +37,7 @@ def two_robots(tmp_path):
             client.wait_ready(60.0)
             return client
 
+        connect.robots = server.robots
         yield connect
 
 
@@ -53,6 +54,7 @@ def any_input(monkeypatch):
 
 def test_models_are_counted_over_all_connections_of_a_robot(two_robots):
     first, second, other = two_robots("greedy"), two_robots("greedy"), two_robots("other")
+    assert sorted(two_robots.robots()) == ["greedy", "other"]
     handle = open_model(first, 1)
     open_model(second, 1)
     open_model(second, 2)

@@ -165,8 +165,8 @@ class OffloadServer:
         return self._book.snapshot(len(self._device.queue), len(self._listener.peers()))
 
     def robots(self) -> List[str]:
-        """Names of the robots that are connected."""
-        return [peer.name for peer in self._listener.peers()]
+        """Names of the robots that are connected, each once however many connections it has."""
+        return list({peer.key: peer.name for peer in self._listener.peers()}.values())
 
     @property
     def engine(self) -> str:
