@@ -386,7 +386,8 @@ class Worker:
         self._before = digests(folder)
         self._child = subprocess.Popen(
             [sys.executable, __file__, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "EDGE_OFFLOAD_KEYS": str(folder / "keys"), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "EDGE_OFFLOAD_KEYS": str(folder / "keys"), "OMP_NUM_THREADS": "1",
+                 "ROS_MASTER_URI": "http://127.0.0.1:1"},
         )  # fmt: skip
 
     def run(self, row: str) -> Dict[str, Any]:

@@ -92,8 +92,8 @@ class Device:
 
     def infer(self) -> List[Answer]:
         self.base += 10
-        course = TraceGraph([(0, [(None, 1)]), (1, [])], [((), 0)], self.base, self.base)
-        return self.send(Message(accepted=0, course=course))
+        graph = TraceGraph([(0, [(None, 1)]), (1, [])], [((), 0)], self.base, self.base)
+        return self.send(Message(accepted=0, graph=graph))
 
 
 def test_the_first_output_leaves_before_the_second_is_computed() -> None:
@@ -183,12 +183,12 @@ def test_a_wait_ends_when_its_time_is_over() -> None:
         answer.until(1, 0, 0.01)
 
 
-def test_a_course_like_the_one_before_travels_without_its_nodes_and_what_it_was_given() -> None:
+def test_a_graph_like_the_one_before_travels_without_its_nodes_and_what_it_was_given() -> None:
     session = DeviceSession()
     first = TraceGraph([(4, [(None, 0)])], [((), 0)], 9, 9, payloads=[b"input", bytes(8), b"constant"])
     again = TraceGraph(None, [((), 0)], 30, 30, payloads=[b"other", None, None])
-    for course, given in ((first, [b"input", bytes(8), b"constant"]), (again, [b"other", bytes(8), b"constant"])):
-        read = messages.parse_message(messages.Message(graph=course).to_wire()).course
+    for graph, given in ((first, [b"input", bytes(8), b"constant"]), (again, [b"other", bytes(8), b"constant"])):
+        read = messages.parse_message(messages.Message(graph=graph).to_wire()).graph
         assert read is not None
         session.ahead.take(read)
         assert session.ahead._ways == [(4, {None: 0})]
@@ -196,17 +196,17 @@ def test_a_course_like_the_one_before_travels_without_its_nodes_and_what_it_was_
 
 
 @pytest.mark.parametrize(
-    "course",
+    "graph",
     [
         TraceGraph(None, [((), 0)], 9, 9),
         TraceGraph([(4, [])], [((), 0)], 9, 9, payloads=[None]),
         TraceGraph([(4, [])], [((), 0)], 9, 9, payloads=[b"a", None]),
     ],
 )
-def test_a_course_that_refers_to_what_was_never_sent_is_refused(course: TraceGraph) -> None:
+def test_a_graph_that_refers_to_what_was_never_sent_is_refused(graph: TraceGraph) -> None:
     session = DeviceSession()
     with pytest.raises(ProtocolError, match="before"):
-        session.ahead.take(course)
+        session.ahead.take(graph)
     session.ahead.take(TraceGraph([(1, []), (2, [])], [((), 1)], 9, 9))
     with pytest.raises(ProtocolError, match="before"):
         session.ahead.take(TraceGraph(None, [((), 2)], 9, 9))

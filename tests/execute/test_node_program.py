@@ -101,9 +101,9 @@ class Device:
     def run(self, size: int) -> Any:
         """Run the node for ``size``; its outcome, or None if it could not be run."""
         self.base += 100
-        course = TraceGraph([(7, [])], [((), 0)], self.base, 1, [(size,)])
-        self.session.ahead.take(course)
-        ran = list(self.session.ahead.run(course, None))
+        graph = TraceGraph([(7, [])], [((), 0)], self.base, 1, [(size,)])
+        self.session.ahead.take(graph)
+        ran = list(self.session.ahead.run(graph, None))
         return ran[0][2] if ran else None
 
     @property
@@ -184,9 +184,9 @@ class Static(Device):
 
     def infer(self) -> Any:
         self.base += 100
-        course = TraceGraph([(3, [])], [((), 0)], self.base, 1)
-        self.session.ahead.take(course)
-        (item,) = self.session.ahead.run(course, None)
+        graph = TraceGraph([(3, [])], [((), 0)], self.base, 1)
+        self.session.ahead.take(graph)
+        (item,) = self.session.ahead.run(graph, None)
         return item[2]
 
     @property

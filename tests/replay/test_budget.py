@@ -45,7 +45,7 @@ class Program:
     def __init__(self, budget: Budget) -> None:
         self.predictor = Predictor(WideForms(), lambda call: call.entry, budget=budget)  # type: ignore[arg-type]
         self.base = 1
-        self.course: Optional[Branches] = None
+        self.branches: Optional[Branches] = None
 
     def step(self, form: int, integers: Any, outcome: Tuple[int, ...], opens: bool, reason: int = DYNAMIC) -> None:
         payloads: Tuple[Any, ...] = (None,) if opens else ()
@@ -63,13 +63,13 @@ class Program:
             reason,
             opens,
         )
-        course = self.predictor.branches() if opens else self.course
-        plan = next((plan for plan in course.plans if plan.signature == form), None) if course is not None else None
+        branches = self.predictor.branches() if opens else self.branches
+        plan = next((plan for plan in branches.plans if plan.signature == form), None) if branches is not None else None
         self.predictor.begin(done)
         confirmed = plan is not None and plan.integers(self.predictor.history) == integers
         if not confirmed:
-            course = self.predictor.branches(done)
-        self.course = course
+            branches = self.predictor.branches(done)
+        self.branches = branches
         done.integers, done.kind = outcome, (len(outcome) % 3,)
         self.predictor.add(done, confirmed)
         self.predictor.next()
@@ -134,8 +134,8 @@ def test_what_a_budget_does_not_reach_is_learnt_in_later_inferences() -> None:
             for form, outcome in ((10, sizes), (11, (7,)), (12, (9,))):
                 width = tuple(k * sizes[k % 2] + k for k in range(WIDTH)) if form != 10 else (1,) * WIDTH
                 program.step(form, (width,) * CALLS, outcome, form == 10, READ if form == 12 else DYNAMIC)
-            course = program.predictor.branches()
-            plans = course.plans if course is not None else []
+            branches = program.predictor.branches()
+            plans = branches.plans if branches is not None else []
             found.append({plan.signature: plan.node.patches for plan in plans})
         return found
 

@@ -102,9 +102,9 @@ def test_numbers_of_storages_that_would_not_fit_are_refused(value: int) -> None:
     node = [None, b"", [], [[0, 1, value]], [], b"", [], False, []]
     with pytest.raises(ProtocolError, match="malformed trace step"):
         parse_step(node)
-    course = [None, [], abs(value), 0, [], False]
+    graph = [None, [], abs(value), 0, [], False]
     with pytest.raises(ValueError, match="number of things"):
-        parse_graph(course)
+        parse_graph(graph)
 
 
 def test_a_formula_holds_for_the_next_size() -> None:
@@ -157,12 +157,12 @@ def test_the_places_of_integers_are_those_that_the_server_reads() -> None:
 
 def test_nodes_and_courses_survive_the_wire() -> None:
     node = TraceStep(None, (0, 1), (Patch(0, 8, FORMULA),), ((0, 1, -3),), (2,), b"n", (b"p",), True, (0,))
-    course = TraceGraph([(4, [((2, 57), 0)]), (5, [])], [((), 1)], None, 17, [(3, 4), ()])
-    read = msgpack.unpackb(msgpack.packb([node.to_wire(), course.to_wire()]), use_list=True)
+    graph = TraceGraph([(4, [((2, 57), 0)]), (5, [])], [((), 1)], None, 17, [(3, 4), ()])
+    read = msgpack.unpackb(msgpack.packb([node.to_wire(), graph.to_wire()]), use_list=True)
     assert parse_step(read[0]) == node
-    assert parse_graph(read[1]) == (course, False)
-    assert follow(course.nodes[0][1], (2, 57)) == 0
-    assert follow(course.nodes[0][1], (1, 57)) is None
+    assert parse_graph(read[1]) == (graph, False)
+    assert follow(graph.nodes[0][1], (2, 57)) == 0
+    assert follow(graph.nodes[0][1], (1, 57)) is None
     assert follow([(None, 3), ((1,), 4)], (2,)) == 3
 
 
@@ -174,9 +174,9 @@ def test_what_is_no_node_is_refused(data: object) -> None:
 
 @pytest.mark.process
 @given(st.lists(st.integers() | st.lists(st.integers(), max_size=3) | st.none(), min_size=6, max_size=6))
-def test_an_edge_of_a_course_leads_somewhere(data: list) -> None:
+def test_an_edge_of_a_graph_leads_somewhere(data: list) -> None:
     try:
-        course, _ = parse_graph(data)
+        graph, _ = parse_graph(data)
     except (ValueError, TypeError):
         return
-    assert all(node < len(course.nodes) for _, edges in course.nodes or () for _, node in edges)
+    assert all(node < len(graph.nodes) for _, edges in graph.nodes or () for _, node in edges)
