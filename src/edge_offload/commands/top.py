@@ -15,13 +15,8 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
-import shutil
-import sys
-import time
 
 from edge_offload.errors import BadInput, EdgeOffloadError
-
-CLEAR = "\x1b[H\x1b[J"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _file(args: argparse.Namespace) -> int:
     from edge_offload.dashboard.bag import open_run
-    from edge_offload.dashboard.terminal import TerminalView
+    from edge_offload.dashboard.terminal import TerminalView, columns
 
     path = pathlib.Path(args.run_file)
     if not path.is_file():
@@ -54,7 +49,7 @@ def _file(args: argparse.Namespace) -> int:
     for record in open_run(path, args.namespace)[0]:
         newest = max(newest, record["t_s"])
         view.put(record)
-    print("\n".join(view.lines(_width())))
+    print("\n".join(view.lines(columns())))
     return 0
 
 
@@ -62,47 +57,10 @@ def _live(args: argparse.Namespace) -> int:
     if args.namespace:
         os.environ["ROS_NAMESPACE"] = "/" + args.namespace.strip("/")  # rospy looks at it when it is imported
     try:
-        import rosgraph
-        import rospy
-
-        from edge_offload.nodes.monitor.run_topics import RunTopics
+        from edge_offload.nodes.monitor.terminal_watch import watch
     except ImportError as error:
         raise EdgeOffloadError(
             f"no ROS here ({error})", remedy="source devel/setup.bash first, or give the file of a run"
         ) from error
-    from edge_offload.dashboard.terminal import TerminalView, summary_line
-
-    if not rosgraph.is_master_online():
-        raise EdgeOffloadError(
-            f"no ROS master at {rosgraph.get_master_uri()}",
-            remedy="start a launch file, or set ROS_MASTER_URI; a run that is over: edge-offload top runs/last.jsonl",
-        )
-    rospy.init_node("top", argv=[], anonymous=True, disable_signals=True)
-    view = TerminalView(args.window)
-    topics = RunTopics(view.put, lambda callback: callback)
-    waiting = f": nothing comes on {topics.names['latency']}"
-    redraws = sys.stdout.isatty() and not args.once
-    try:
-        for turn in range(1 << 62):
-            time.sleep(args.interval)
-            if args.once and not turn:
-                continue
-            lines = view.lines(_width(), waiting)
-            if args.once or redraws:
-                head = f"edge_offload  {time.strftime('%H:%M:%S')}  the last {args.window:g} s; Ctrl-C ends"
-                print((CLEAR + head + "\n\n" if redraws else "") + "\n".join(lines), flush=True)
-            else:
-                print(f"{time.strftime('%H:%M:%S')} {summary_line(lines)}", flush=True)
-            if args.once:
-                break
-            if not rosgraph.is_master_online():
-                raise EdgeOffloadError(f"the ROS master at {rosgraph.get_master_uri()} is gone")
-    except (KeyboardInterrupt, BrokenPipeError):
-        print()
-    finally:
-        topics.close()
+    watch(args.interval, args.window, args.once)
     return 0
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else 200

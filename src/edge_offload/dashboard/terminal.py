@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
+import sys
 import time
 from collections import Counter, deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
@@ -149,6 +151,11 @@ def _ms(seconds: float) -> str:
 
 def _rate(bytes_per_s: Optional[float]) -> str:
     return "?" if not bytes_per_s else f"{bytes_per_s / 1e6:.1f} MB/s"
+
+
+def columns() -> int:
+    """Of the terminal; 200 where the output is none."""
+    return shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else 200
 
 
 def summary_line(lines: Sequence[str]) -> str:
