@@ -13,6 +13,7 @@ from edge_offload.errors import BadInput, LinkLost, ProtocolError, Refused, Remo
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.client import LinkState
 from edge_offload.link.transport.connection import Terms
+from edge_offload.link.transport.gate import Gate
 from edge_offload.link.transport.messages import Limits, Message, unpack_header
 
 PATIENCE_S = 60.0
@@ -297,6 +298,26 @@ def test_malformed_messages_are_counted_and_told(serve, raw_dealer):
     assert messages.error_from(unpack_header(socket.recv_multipart()[0]).body).__class__ is ProtocolError
     assert listener.counters["malformed"] == 4
     assert talk(socket, Message("request", 5, 2, "echo", {"still": "served"})).body == {"still": "served"}
+
+
+@pytest.mark.process
+def test_peer_whose_connection_is_told_late_stays(serve, raw_dealer, monkeypatch, until):
+    """libzmq queues ACCEPTED after the connection works: on a busy machine messages can be delivered before it."""
+    tell = threading.Event()
+    read = Gate._read_events
+    monkeypatch.setattr(Gate, "_read_events", lambda gate: read(gate) if tell.is_set() else None)
+    gone = []
+    listener = serve(gone=lambda peer, reason: gone.append(reason))
+    socket = raw_dealer(listener.address)
+    assert talk(socket, Message("hello", 5, 0, "", {"app": {}, "session": "s"})).type == "welcome"
+    time.sleep(1.0)  # some sweeps
+    assert talk(socket, Message("request", 5, 1, "echo", {"a": 1})).body == {"a": 1}
+    tell.set()
+    time.sleep(0.5)
+    assert talk(socket, Message("request", 5, 2, "echo", {"a": 2})).body == {"a": 2}
+    assert not gone
+    socket.close(0)
+    until(lambda: gone == ["disconnected"], "the peer is gone")
 
 
 def test_message_of_too_many_parts_is_dropped_and_told(serve, raw_dealer):

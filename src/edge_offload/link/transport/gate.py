@@ -47,7 +47,6 @@ class _Door:
     tcp: descriptors.Connection
     opened_s: float
     user: Optional[str] = None  # unknown until its first message is delivered
-    delivered: int = 0
     received: int = 0
     heard_s: float = 0.0
 
@@ -72,6 +71,8 @@ class _Entrant:
     name: str
     entered_s: float
     door: Optional[_Door] = None  # unknown until its first message is delivered
+    descriptor: Optional[int] = None  # of that message's connection
+    delivered: int = 0
 
 
 class Gate:
@@ -142,14 +143,13 @@ class Gate:
             entrant = self._entrants.get(user)
             if entrant is None:
                 return
+            entrant.delivered += wire_bytes
             if entrant.door is None:
-                # its ACCEPTED event was queued before any of its messages: read the events, then the table is current
+                entrant.descriptor = descriptor
+                # As a rule its ACCEPTED event was queued before any of its messages. On a busy machine it may come
+                # later, since libzmq hands a connection to the thread that reads it first: _accepted() opens the door then
                 self._read_events()
-                door = self._doors.get(descriptor)
-                if door is None or door.user is not None:
-                    return
-                door.user, entrant.door = user, door
-            entrant.door.delivered += wire_bytes
+                self._match(entrant, user)
 
     def identity(self, user: str) -> Optional[Tuple[str, str]]:
         """Public key and name of the peer behind a handshake; None if it is not in any more."""
@@ -161,10 +161,14 @@ class Gate:
         """Seconds since bytes last arrived from ``user``; None if its connection is gone."""
         with self._lock:
             entrant = self._entrants.get(user)
-            door = entrant.door if entrant else None
-            if door is None or self._doors.get(door.tcp.descriptor) is not door:
+            if entrant is None:
                 return None
-            return time.monotonic() - door.heard_s
+            if entrant.door is None:
+                # its connection is not known yet: see delivered()
+                return time.monotonic() - entrant.entered_s
+            if self._doors.get(entrant.door.tcp.descriptor) is not entrant.door:
+                return None
+            return time.monotonic() - entrant.door.heard_s
 
     def cut(self, user: str, reason: str) -> None:
         """Break the connection of ``user``."""
@@ -223,6 +227,17 @@ class Gate:
         self._counters["connections"] += 1
         if len(self._doors) > self._max_connections:
             self._break(door, "too many connections")
+            return
+        for user, entrant in self._entrants.items():
+            if entrant.door is None and entrant.descriptor == descriptor:
+                self._match(entrant, user)
+                return
+
+    def _match(self, entrant: _Entrant, user: str) -> None:
+        """Handshake and connection are one, once both are known."""
+        door = None if entrant.descriptor is None else self._doors.get(entrant.descriptor)
+        if entrant.door is None and door is not None and door.user is None:
+            door.user, entrant.door = user, door
 
     def _forget(self, descriptor: int) -> None:
         door = self._doors.pop(descriptor, None)
@@ -252,10 +267,10 @@ class Gate:
                 elif now - door.opened_s > self._hello_timeout_s:
                     self._break(door, "no hello in time")
                 wait_s = TICK_S
-            elif counters.received - door.delivered > self._bound:
-                self._break(door, "message over the size limit")
             else:
-                left = self._bound - (counters.received - door.delivered)
+                left = self._bound - (counters.received - self._entrants[door.user].delivered)
+                if left < 0:
+                    self._break(door, "message over the size limit")
                 wait_s = min(wait_s, max(TICK_S, left / FASTEST_BYTES_PER_S))
         return wait_s
 
