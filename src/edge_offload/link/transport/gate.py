@@ -146,8 +146,8 @@ class Gate:
             entrant.delivered += wire_bytes
             if entrant.door is None:
                 entrant.descriptor = descriptor
-                # As a rule its ACCEPTED event was queued before any of its messages. On a busy machine it may come later,
-                # since libzmq hands a connection to the thread that reads it first; _accepted() opens the door then.
+                # As a rule its ACCEPTED event was queued before any of its messages. On a busy machine it may come
+                # later, since libzmq hands a connection to its reader first; _accepted() opens the door then.
                 self._read_events()
                 self._match(entrant, user)
 
