@@ -36,6 +36,9 @@ PROGRAMS = [
     "sizes:200:none",
     *(f"sizes:20:{place}" for place in ("first", "after a size", "in place", "in the loop", "a read", "at the end")),
     "two_heads",
+    "concatenations",
+    "tokens:same",
+    "tokens:lengths",
     "names",
     "composites",
     "sparse",
@@ -114,6 +117,18 @@ def test_an_early_and_a_late_output_are_one_round_trip(remote: Dict[str, Any]) -
         pytest.skip("only replay runs ahead")
     trips: List[int] = remote["two_heads"]["trips"]
     assert trips[2 * 9 - 1] - trips[2 * 5 - 1] == 4  # four inferences, known and as expected
+
+
+def test_generated_tokens_are_one_round_trip_where_a_length_has_been_seen(remote: Dict[str, Any]) -> None:
+    if remote["mode"] != "replay":
+        pytest.skip("only replay runs ahead")
+    assert trips_of_the_last(3, remote["tokens:same"]) == 3
+
+
+def test_sizes_of_parts_of_parts_are_known(remote: Dict[str, Any]) -> None:
+    if remote["mode"] != "replay":
+        pytest.skip("only replay runs ahead")
+    assert trips_of_the_last(8, remote["concatenations"]) == 8
 
 
 def test_dynamic_programs_reuse_the_segments_of_each_branch(remote: Dict[str, Any]) -> None:

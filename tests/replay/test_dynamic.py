@@ -14,7 +14,7 @@ from edge_offload.errors import ProtocolError
 from edge_offload.ir.operators import OFFSET, SIZE, STRIDE, Varying
 from edge_offload.ir.trace.keys import decode, first_integers
 from edge_offload.ir.trace.segments import Outcome
-from edge_offload.ir.trace.symbols import Formula, evaluate, facts_of, parse_formula
+from edge_offload.ir.trace.symbols import Formula, evaluate, facts_of, parse_formula, summands
 from edge_offload.ir.trace.symbols import explain as explaining
 from edge_offload.ir.trace.trace_graph import Patch, TraceGraph, TraceStep, follow, parse_graph, parse_step
 from tests.replay.test_definitions import number, tensor
@@ -83,6 +83,19 @@ def test_a_bound_holds_for_sizes_beyond_it() -> None:
 def test_sizes_are_added_up() -> None:
     since = [(4,), (700,), (6,)]
     assert evaluate(FORMULA, since) == 2 * (6 + 300) + 1
+
+
+@given(st.integers(1, 9), st.integers(0, 9), st.integers(0, 400))
+def test_summands_add_up_to_their_formula(factor: int, other: int, size: int) -> None:
+    nested = Formula(factor, parts=(*PARTS, Formula(other, 3, ((1, 0, 0),), (0, 900))))
+    found, since = summands(nested), [(4,), (size,), (size,)]
+    assert found is not None
+    assert not any(part.parts for part in found)
+    assert sum(evaluate(part, since) for part in found) == evaluate(nested, since)
+
+
+def test_a_bounded_sum_has_no_summands() -> None:
+    assert summands(Formula(1, parts=PARTS, bounds=(0, 7))) is None
 
 
 @pytest.mark.parametrize("bounds", [(0,), (0, 1, 2), (0, 1 << 63), (-(1 << 63), 0), "ab", (0.5, 1)])

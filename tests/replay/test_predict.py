@@ -29,10 +29,9 @@ class Program:
         self.base = 1
 
     def step(self, form: int, kind: Tuple[int, ...] = (), upload: bool = False, reason: int = READ) -> None:
-        opens = self.predictor.opens(upload)
         payloads: Tuple[Any, ...] = (None,) if upload else ()
         done = CompletedStep(
-            SegmentSignature(form, (), ()), form, (), self.base, (), frozenset(), b"", payloads, reason, opens
+            SegmentSignature(form, (), ()), form, (), self.base, (), frozenset(), b"", payloads, reason
         )
         self.predictor.begin(done)
         done.kind = kind

@@ -125,12 +125,14 @@ class Answer:
 
     ``ran``: index of a step of the trace graph, its first new storage, and its outcome, in the order in which they ran.
     ``fetched``: bytes of the storages that were wanted.
+    ``refused``: why nothing of the message was done: from then on the session is not what the client takes it to be.
     """
 
     outcomes: List[Outcome]
     error: Optional[Exception] = None
     ran: List[Tuple[int, int, Outcome]] = field(default_factory=list)
     fetched: List[Buffer] = field(default_factory=list)
+    refused: str = ""
 
     def extend(self, other: Answer) -> None:
         """Add what came later."""
@@ -138,6 +140,7 @@ class Answer:
         self.ran += other.ran
         self.fetched += other.fetched
         self.error = self.error or other.error
+        self.refused = self.refused or other.refused
 
 
 def parse_message(buffers: Sequence[Buffer]) -> Message:
@@ -250,7 +253,9 @@ def parse_answer(buffers: Sequence[Buffer]) -> Answer:
         del answer.outcomes[first:]
         answer.fetched = list(buffers[used : used + _count(facts.get("fetched", 0))])
         if "error" in facts:
-            answer.error = _exception(_map(facts["error"]))
+            error = _map(facts["error"])
+            answer.error = _exception(error)
+            answer.refused = str(error["text"]) if error.get("refused") else ""
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, msgpack.UnpackException) as error:
         raise ProtocolError(f"malformed answer: {error}") from None
     return answer
@@ -283,9 +288,9 @@ def _exception(error: Mapping[str, Any]) -> Exception:
 
 
 def refusal(error: EdgeOffloadError) -> List[Buffer]:
-    """The answer to a message that could not be read."""
-    facts = {"outcomes": [], "error": {"operator": "", "kind": type(error).__name__, "text": str(error)}}
-    return [msgpack.packb(facts, use_bin_type=True)]
+    """The answer to a message that could not be read, or of which nothing was done."""
+    facts = {"operator": "", "kind": type(error).__name__, "text": str(error), "refused": True}
+    return [msgpack.packb({"outcomes": [], "error": facts}, use_bin_type=True)]
 
 
 #: Those whose buffers carry their format and shape, which a payload codec makes use of.

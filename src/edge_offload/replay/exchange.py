@@ -11,7 +11,7 @@ from edge_offload.errors import LinkLost, ProtocolError
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.protocol.arriving import Arriving
 from edge_offload.protocol.messages import Answer, Message
-from edge_offload.protocol.remote import Remote
+from edge_offload.protocol.remote import Remote, SessionLost
 from edge_offload.replay.definitions import Definitions
 
 #: Messages with no answer awaited; each may carry the uploads of one segment.
@@ -53,6 +53,7 @@ class Exchange:
         self.counters = Counters()
         self._definitions = definitions
         self._outstanding: Deque[Arriving] = deque()
+        self._arriving: Deque[Arriving] = deque()
         self.restart(remote)
 
     def restart(self, remote: Remote) -> None:
@@ -67,6 +68,7 @@ class Exchange:
     def drop_outstanding(self) -> None:
         """Await none of the answers that were put off."""
         self._outstanding.clear()
+        self._arriving.clear()
 
     def submit(self, message: Message, keep: bool = False) -> Arriving:
         """Send a message, and with it what the session has to know by then.
@@ -81,10 +83,12 @@ class Exchange:
         self.counters.defined = self._definitions.count
         self.counters.messages += 1
         try:
-            return self.remote.submit(message.to_wire(), keep)
+            future = self.remote.submit(message.to_wire(), keep)
         except LinkLost as error:
             self.failure = error
             raise
+        self._arriving.append(future)
+        return future
 
     def wait(self, future: Arriving, blocked: bool = True, outcomes: int = ALL, ran: int = 0) -> Answer:
         """What there is of an answer once it has so many outcomes and speculated steps; all of it by default.
@@ -97,17 +101,24 @@ class Exchange:
 
         Raises:
             LinkLost, ProtocolError: there will be no answer.
+            SessionLost: the session has refused this message, or one before.
         """
         if blocked:
             self.counters.round_trips += 1
         try:
-            return future.until(outcomes, ran, self.timeout_s)
+            answer = future.until(outcomes, ran, self.timeout_s)
         except FutureTimeout:
             self.failure = LinkLost(f"the server did not answer within {self.timeout_s:g} s")
             raise self.failure from None
         except (LinkLost, ProtocolError) as error:
             self.failure = error
             raise
+        while self._arriving and self._arriving[0].ended:  # also those that nobody waits for
+            refused = self._arriving.popleft().so_far.refused
+            if refused:
+                self.failure = SessionLost(f"the session refused a message: {refused}")
+                raise self.failure
+        return answer
 
     def await_later(self, future: Arriving) -> None:
         """The answer says nothing but that one step was run; it is awaited when there are too many such."""

@@ -26,10 +26,13 @@ from edge_offload.ir.trace.symbols import (
     explain,
     likely_size,
     multiple,
+    summands,
 )
 from edge_offload.replay.signatures import Call, Integers
 
 MAX_SAMPLES = 8
+#: After so many more like the latest sample, those before that contradict it count no longer.
+SURE = 2
 #: Integers of the steps of an inference before one, and those of that one.
 Sample = Tuple[Tuple[Tuple[int, ...], ...], Integers]
 #: Number of a call, and which of its integers.
@@ -46,6 +49,7 @@ class IntegerFormulas:
     def __init__(self, references: Tuple[Tuple[int, ...], ...]) -> None:
         self._references = references
         self._samples: Deque[Sample] = deque(maxlen=MAX_SAMPLES)
+        self._again = 0
         self._stale = False
         self._job: Optional[Work[None]] = None
         self._made_in: Sequence[int] = ()
@@ -61,7 +65,11 @@ class IntegerFormulas:
         """
         self._made_in = made_in
         if sample in self._samples:
+            self._again = self._again + 1 if sample == self._samples[-1] else 0
+            if self._again >= SURE and self._unexplained:  # whatever it was before, it has been this ever since
+                self._samples, self._stale, self._again = deque([sample], maxlen=MAX_SAMPLES), True, 0
             return
+        self._again = 0
         held = len(self._samples) > 2 and expected == sample[1]
         self._samples.append(sample)
         if not held:
@@ -164,8 +172,14 @@ class IntegerFormulas:
         if any(place in lacking for place in places):
             return []
         total = tuple(sum(integers[i][item] for i, item in places) for _, integers in samples)
-        parts = tuple(found.get(place) or Formula(0, made.integers[place[1]]) for place in places)
-        return [(total, parts)] if len(set(total)) > 1 and len(parts) <= MAX_PARTS else []
+        parts: List[Formula] = []
+        for place in places:
+            # what is put together may have been put together itself
+            flat = summands(found.get(place) or Formula(0, made.integers[place[1]]))
+            if flat is None:
+                return []
+            parts += flat
+        return [(total, tuple(parts))] if len(set(total)) > 1 and len(parts) <= MAX_PARTS else []
 
     def _explain(self, samples: Tuple[Sample, ...]) -> Work[None]:
         columns = yield from _columns(samples)

@@ -14,6 +14,7 @@ from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
 from edge_offload.ir.trace.budget import Budget, Work
 from edge_offload.ir.trace.symbols import REACH, BranchKey
 from edge_offload.ir.trace.trace_graph import Edge
+from edge_offload.replay.constants import ConstantUploads
 from edge_offload.replay.cycle import LoggedStep, find_cycle
 from edge_offload.replay.flushed import DYNAMIC, READ
 from edge_offload.replay.history import CONTEXTS, Contexts, Trail
@@ -113,6 +114,7 @@ class Predictor:
         self._opened = 0
         self._log: Deque[LoggedStep] = deque(maxlen=MAX_HISTORY)
         self._after_read = True
+        self._constants = ConstantUploads()
         self._contexts = Contexts(self._reason, MAX_STEPS)
         self._place = self._contexts.first()
         self._cycle: List[int] = []
@@ -135,12 +137,24 @@ class Predictor:
         """The signatures of one inference, as found by the operator sequence search; empty while it is unknown."""
         return tuple(self._cycle)
 
-    def opens(self, uploads: bool) -> bool:
-        """Whether a step that comes now begins an inference: it uploads something after a read."""
-        return uploads and self._after_read
+    def opens(self) -> bool:
+        """Whether the next step begins an inference if it uploads something: after a read, unless it is a constant."""
+        return self._ahead()[1]
+
+    def _ahead(self) -> Tuple[State, bool]:
+        """Where the next step stands if it uploads something, and :meth:`opens`."""
+        state = self._state()
+        if not self._after_read:
+            return state, False
+        expected = self._next(state)
+        if expected is not None and self._constants.expected(expected):
+            return state, False
+        return replace(state, steps=0), True
 
     def begin(self, done: CompletedStep) -> None:
-        """``done`` is the next step; its outcome is not known yet."""
+        """``done`` is the next step; its outcome is not known yet. Says of it whether it begins an inference."""
+        if done.payloads and self._after_read:
+            done.opens = not self._constants.note(done.signature.number, done.payloads)
         self._steps += 1
         if (done.opens and not self._announced) or self._steps >= MAX_STEPS:
             self._renew()
@@ -176,7 +190,7 @@ class Predictor:
             del self.history[REACH:-REACH]
         if place.note(signature):
             self._version += 1
-        self._log.append(LoggedStep(signature, done.reason in (READ, DYNAMIC), bool(done.payloads)))
+        self._log.append(LoggedStep(signature, done.reason in (READ, DYNAMIC), done.opens))
         self._after_read = done.reason == READ
         self._place = self._contexts.after(place, signature, done.kind)
         if self._cycle:
@@ -202,21 +216,17 @@ class Predictor:
 
     def next(self) -> Optional[StepPlan]:
         """The step that will probably come next."""
-        state = self._state()
-        if self.opens(uploads=True):  # only such a step is announced
-            state = replace(state, steps=0)
+        state, _ = self._ahead()  # only a step that uploads something is announced
         signature = self._next(state)
         return self._plan(state.site(signature)) if signature is not None else None
 
     def branches(self, doing: Optional[CompletedStep] = None) -> Optional[Branches]:
         """What will probably come next, or after the step ``doing``, up to the next upload that cannot be known."""
-        opens = doing is None and self.opens(uploads=True)
+        state, opens = self._ahead() if doing is None else (self._state(), False)
         if opens and not self._announced:
             self._announced = True
             self._renew()
-        state, signature = self._state(), doing.signature.number if doing is not None else None
-        if opens:
-            state = replace(state, steps=0)
+        signature = doing.signature.number if doing is not None else None
         key = (state, signature)
         growing = self._cache.get(key)
         if growing is None or growing.version != self._version:
@@ -271,7 +281,8 @@ class Predictor:
         """Whether the server can do a step without the client: its uploads must be known."""
         if before is None or not self._known[plan.signature].uploads:
             return True
-        return self._reason(before) == DYNAMIC and bool(plan.node.payloads)
+        constant = self._reason(before) == DYNAMIC or self._constants.expected(plan.signature)
+        return constant and bool(plan.node.payloads)
 
     def _reason(self, signature: int) -> Optional[int]:
         last = self._known[signature].last if signature in self._known else None

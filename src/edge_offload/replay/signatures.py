@@ -77,8 +77,7 @@ class Definition:
 class SegmentInvocation:
     """A segment that the program has run to its end, with the storages, numbers and payloads of this time.
 
-    Of the step that it belongs to, up to its own end: ``uploads`` says whether anything is uploaded, ``calls`` how many
-    calls the invocations have whose definition was asked for.
+    ``calls``: how many calls the invocations of its step have, up to its own end, whose definition was asked for.
     """
 
     segment: int
@@ -89,7 +88,6 @@ class SegmentInvocation:
     payloads: List[torch.Tensor]
     reason: int
     definition: Optional[Definition] = None
-    uploads: bool = False
     calls: int = 0
 
     @staticmethod
@@ -130,7 +128,7 @@ class CompletedStep:
         live: storages that existed before, in the order of their first use.
         dead: which of its new storages have been freed, counted from ``base``.
         payloads: bytes of what was uploaded, None where that is long.
-        opens: whether an inference begins with it.
+        opens: whether an inference begins with it, as far as is known (:meth:`Predictor.begin` says).
         integers, kind: of its outcome.
     """
 
@@ -143,7 +141,7 @@ class CompletedStep:
     numbers: bytes
     payloads: Tuple[Optional[bytes], ...]
     reason: int
-    opens: bool
+    opens: bool = False
     integers: Tuple[int, ...] = ()
     kind: BranchKey = ()
 
@@ -201,7 +199,7 @@ class SignatureTable:
         words = unpacked_words(self.native.words(segment))
         return Definition(words, tuple([call for call, _ in calls_in(words, self.call)]))
 
-    def done(self, invocations: Sequence[SegmentInvocation], freed: Sequence[int], opens: bool) -> CompletedStep:
+    def done(self, invocations: Sequence[SegmentInvocation], freed: Sequence[int]) -> CompletedStep:
         """The step that ``invocations`` make up; ``freed`` are storages that were freed since its first."""
         last = invocations[-1]
         first = invocations[0]
@@ -242,7 +240,7 @@ class SignatureTable:
         for invocation in invocations:
             if invocation.payloads:
                 kept += tuple(_short(payload) for payload in invocation.payloads)
-        return CompletedStep(signature, segment, canonicals, first.base, live, dead, numbers, kept, last.reason, opens)
+        return CompletedStep(signature, segment, canonicals, first.base, live, dead, numbers, kept, last.reason)
 
     def freed_ordinals(self, invocation: SegmentInvocation) -> FrozenSet[int]:
         """Which of the new storages of an invocation are freed: their numbers from 0 on."""

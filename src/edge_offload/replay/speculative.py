@@ -67,7 +67,7 @@ class Speculative(Strategy):
         branches = predictor.branches()
         if plan is None or branches is None or plan.node.segment != segment:
             return
-        opens = predictor.opens(uploads=True)
+        opens = predictor.opens()
         start = base if opens else predictor.start
         known = dict(plan.node.live_at(base, start))
         if any(known.get(canonical) != number for canonical, number in zip(live[::2], live[1::2])):
@@ -93,15 +93,13 @@ class Speculative(Strategy):
     def _run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
         before = self._invocations[-1] if self._invocations else None
         self._freed_in_step = self._freed_in_step + freed if before is not None else []
-        invocation.uploads = bool(invocation.payloads) or (before is not None and before.uploads)
         invocation.calls = before.calls if before is not None else 0
         self._invocations.append(invocation)
         self._deferred += 1
         if invocation.reason == INFER:
             described = self._described(invocation)
             return described if described is not None else self._run_deferred(None)
-        opens = self._predictor.opens(invocation.uploads)
-        done = self.dispatcher.definitions.signatures.done(self._invocations, self._freed_in_step, opens)
+        done = self.dispatcher.definitions.signatures.done(self._invocations, self._freed_in_step)
         self._predictor.begin(done)
         ran = self._accept(done)
         if ran is not None:

@@ -158,7 +158,7 @@ class StepModel:
             self.kinds[done.kind] = None
             while len(self.kinds) > MAX_KINDS:
                 self.kinds.popitem(last=False)
-        if confirmed:
+        if confirmed and (self.last is None or self.last.opens == done.opens):
             return fresh_kind
         self._before, self.last = self.last, done
         if self._before is None or len(self._uploads) != len(done.payloads):

@@ -10,7 +10,7 @@ from edge_offload.errors import EdgeOffloadError, ProtocolError
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.ir.trace.segments import CallFailed, Outcome
-from edge_offload.protocol.messages import answer_to_wire, parse_message, storage_bytes
+from edge_offload.protocol.messages import Message, answer_to_wire, parse_message, refusal, storage_bytes
 
 #: Of one answer, what is sent in parts ahead of the rest: it is kept for a repetition until the answer is acknowledged.
 MAX_FLUSHED_BYTES = 256 << 20
@@ -20,6 +20,8 @@ def serve(
     session: DeviceSession, buffers: Sequence[Buffer], ahead: Optional[Callable[[List[Buffer]], None]] = None
 ) -> List[Buffer]:
     """Do what one message asks; returns the buffers of the answer. Errors of the session become part of it.
+
+    One that the session cannot take in is refused as a whole: the client goes on with another session then.
 
     What the client has dropped is there until the next message, or :meth:`DeviceSession.sweep`.
 
@@ -43,26 +45,14 @@ def serve(
     session.sweep()
     session.returned = 0
     error: Optional[Dict[str, Any]] = None
-    freed: List[int] = []
     fetched: List[Buffer] = []
     try:
         message = parse_message(buffers)
-        freed = message.freed
-        session.unused = message.unused
-        if message.accepted is not None:
-            session.settle(message.accepted)
-        if message.forget:
-            session.forget()
-        if message.entries and message.first_entry != len(session.operators):
-            raise ProtocolError(f"calls from {message.first_entry} are defined, but {len(session.operators)} are known")
-        for entry in message.entries:
-            session.define_operator(*entry)
-        for number, words in message.segments:
-            session.define_segment(number, words)
-        for number, node in message.nodes:
-            session.ahead.define(number, node)
-        if message.graph is not None:
-            session.ahead.take(message.graph)
+        _take_in(session, message)
+    except EdgeOffloadError as failure:
+        return refusal(failure)
+    session.unused = message.unused
+    try:
         for index, step in enumerate(message.steps):
             outcomes.append(session.run(step, speculative=index >= message.speculative_from))
         if message.graph is not None:
@@ -79,5 +69,27 @@ def serve(
     except EdgeOffloadError as failure:
         error = {"operator": "", "kind": type(failure).__name__, "text": str(failure)}
     session.unused = tuple
-    session.leaving = freed  # not yet: a storage may be dropped after its last use in these very steps
+    session.leaving = message.freed  # not yet: a storage may be dropped after its last use in these very steps
     return answer_to_wire(outcomes, ran, fetched, error)
+
+
+def _take_in(session: DeviceSession, message: Message) -> None:
+    """Settle and define what a message says before any of its steps is run.
+
+    Raises:
+        EdgeOffloadError: the message and the session do not belong together.
+    """
+    if message.accepted is not None:
+        session.settle(message.accepted)
+    if message.forget:
+        session.forget()
+    if message.entries and message.first_entry != len(session.operators):
+        raise ProtocolError(f"calls from {message.first_entry} are defined, but {len(session.operators)} are known")
+    for entry in message.entries:
+        session.define_operator(*entry)
+    for number, words in message.segments:
+        session.define_segment(number, words)
+    for number, node in message.nodes:
+        session.ahead.define(number, node)
+    if message.graph is not None:
+        session.ahead.take(message.graph)

@@ -258,6 +258,15 @@ def added(column: Tuple[int, ...], total: Tuple[int, ...], parts: Tuple[Formula,
     return Formula(formula.factor, parts=parts) if formula is not None and not formula.constant else None
 
 
+def summands(formula: Formula) -> Optional[Tuple[Formula, ...]]:
+    """Formulas without parts that add up to ``formula``; None if there are none."""
+    if not formula.parts:
+        return (formula,)
+    if formula.factor < 0 or formula.constant or formula.symbols or formula.bounds:
+        return None
+    return tuple([multiple(formula.factor, part) for part in formula.parts])
+
+
 def parse_formula(data: Any, inner: bool = False) -> Formula:
     """Read a formula off the wire.
 
