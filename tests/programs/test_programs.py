@@ -44,6 +44,7 @@ PROGRAMS = [
     "sparse",
     "ragged",
     "gradients",
+    "random_programs:0:8:12",
 ]
 #: Of the device itself: what they print says whether all went as it should.
 ABOUT = ["surface", "calls", "memory"]
@@ -123,6 +124,12 @@ def test_generated_tokens_are_one_round_trip_where_a_length_has_been_seen(remote
     if remote["mode"] != "replay":
         pytest.skip("only replay runs ahead")
     assert trips_of_the_last(3, remote["tokens:same"]) == 3
+
+
+def test_tokens_after_a_prompt_of_a_new_length_are_two_round_trips_at_most(remote: Dict[str, Any]) -> None:
+    if remote["mode"] != "replay":
+        pytest.skip("only replay runs ahead")
+    assert trips_of_the_last(4, remote["tokens:lengths"]) <= 4 * 2
 
 
 def test_sizes_of_parts_of_parts_are_known(remote: Dict[str, Any]) -> None:

@@ -31,9 +31,14 @@ from edge_offload.ir.trace.symbols import (
 from edge_offload.replay.signatures import Call, Integers
 
 MAX_SAMPLES = 8
+#: What explains so many of the latest is a formula, whatever there was before.
+RECENT = 3
+#: What has no formula in spite of many attempts is looked at again after ever more samples, up to two to the power of
+#: this less :data:`RECENT`.
+MOST_IN_VAIN = 9
 #: After so many more like the latest sample, those before that contradict it count no longer.
 SURE = 2
-#: Integers of the steps of an inference before one, and those of that one.
+#: What was known of an inference before a step, and the integers of that step.
 Sample = Tuple[Tuple[Tuple[int, ...], ...], Integers]
 #: Number of a call, and which of its integers.
 Place = Tuple[int, int]
@@ -44,12 +49,16 @@ class IntegerFormulas:
 
     Args:
         references: see :meth:`~edge_offload.replay.signatures.SignatureTable.calls`.
+
+    Attributes:
+        version: counts how often other formulas were found than before.
     """
 
     def __init__(self, references: Tuple[Tuple[int, ...], ...]) -> None:
         self._references = references
         self._samples: Deque[Sample] = deque(maxlen=MAX_SAMPLES)
-        self._again = 0
+        self.version = 0
+        self._again = self._in_vain = self._wait = 0
         self._stale = False
         self._job: Optional[Work[None]] = None
         self._made_in: Sequence[int] = ()
@@ -73,7 +82,8 @@ class IntegerFormulas:
         held = len(self._samples) > 2 and expected == sample[1]
         self._samples.append(sample)
         if not held:
-            self._stale = True
+            self._wait -= 1
+            self._stale = self._stale or self._wait <= 0
         elif not self._stale and self._job is None:
             self._explained = tuple(self._samples)
 
@@ -132,7 +142,7 @@ class IntegerFormulas:
         storage = self._references[index][reference]
         step = self._made_in[-1 - storage] if storage < 0 else -1
         near: Dict[Tuple[int, ...], Tuple[Symbol, ...]] = {}
-        for position in (step - 1, step, step - 2) if step >= 0 else ():
+        for position in (step, step + 1, step - 1) if step >= 0 else ():  # of the uploads' bytes, then of outcomes
             if 0 <= position < REACH and all(position < len(history) for history, _ in samples):
                 for item, values in enumerate(zip(*(history[position] for history, _ in samples))):
                     near.setdefault(values, ((0, position, item),))
@@ -188,17 +198,28 @@ class IntegerFormulas:
         unexplained = set(columns) - set(places)
         # sizes of 0 and 1 may lead to other strides: perhaps there is one for those that are like the last
         kinds = [tuple(max(-1, min(2, integers[i][item])) for i, item in columns) for _, integers in samples]
-        like = [sample for sample, kind in zip(samples, kinds) if kind == kinds[-1]]
-        if unexplained and len(like) < len(samples):
-            own = yield from _columns(like)
+        like = tuple([sample for sample, kind in zip(samples, kinds) if kind == kinds[-1]])
+        recent = samples[-RECENT:]  # or what came before was while something else was taken for an inference
+        for fewer in (like, recent):
+            if not unexplained or len(fewer) == len(samples):
+                continue
+            own = yield from _columns(fewer)
             lacking = [own[place] for place in columns if place in unexplained and place in own]
-            formulas = yield from explain(lacking, [history for history, _ in like])
+            formulas = yield from explain(lacking, [history for history, _ in fewer])
             for place in list(unexplained):
                 if place not in own or own[place] in formulas:
                     unexplained.discard(place)
                     if place in own:
                         places[place] = formulas[own[place]]
+            if fewer is recent and not unexplained:
+                samples = recent
+                while recent[0] in self._samples and self._samples[0] != recent[0]:
+                    self._samples.popleft()
+        if places != self._places:
+            self.version += 1
         self._places, self._unexplained, self._explained = places, unexplained, samples
+        self._in_vain = self._in_vain + 1 if unexplained else 0
+        self._wait = 1 << max(0, min(self._in_vain, MOST_IN_VAIN) - RECENT)
 
 
 def _columns(samples: Sequence[Sample]) -> Work[Dict[Place, Tuple[int, ...]]]:

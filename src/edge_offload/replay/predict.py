@@ -91,7 +91,8 @@ class Predictor:
     """Learns from every step; guesses the next.
 
     Attributes:
-        start, history: number of the first new storage of this inference, and the integers of its outcomes so far.
+        start: number of the first new storage of this inference.
+        history: the bytes of the uploads with which it began, then the integers of its outcomes so far.
         budget: what learning may cost in this inference.
     """
 
@@ -105,7 +106,7 @@ class Predictor:
         self.signatures = signatures
         self.budget = budget or Budget()
         self.start = 0
-        self.history: List[Tuple[int, ...]] = []
+        self.history: List[Tuple[int, ...]] = [()]
         self._bases: List[int] = []
         self._number = number
         self._min_repeats = min_repeats
@@ -161,7 +162,7 @@ class Predictor:
         self._announced = False
         self.budget.step()
         if done.opens:
-            self.start, self.history, self._bases = done.base, [], []
+            self.start, self.history, self._bases = done.base, [done.upload_bytes], []
             self._place = self._contexts.opened(self._place)
             self._opened += 1
 

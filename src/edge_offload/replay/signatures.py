@@ -127,7 +127,7 @@ class CompletedStep:
         base: number of its first new storage.
         live: storages that existed before, in the order of their first use.
         dead: which of its new storages have been freed, counted from ``base``.
-        payloads: bytes of what was uploaded, None where that is long.
+        payloads: what was uploaded, None where that is long; ``upload_bytes``: how much.
         opens: whether an inference begins with it, as far as is known (:meth:`Predictor.begin` says).
         integers, kind: of its outcome.
     """
@@ -144,6 +144,7 @@ class CompletedStep:
     opens: bool = False
     integers: Tuple[int, ...] = ()
     kind: BranchKey = ()
+    upload_bytes: Tuple[int, ...] = ()
 
 
 @dataclass
@@ -236,11 +237,12 @@ class SignatureTable:
             signature = self._signature(tuple(entries), tuple(references), last.reason)
             segment, canonicals, live = None, (), tuple(order)
             numbers = b"".join(invocation.numbers for invocation in invocations)
-        kept: Tuple[Optional[bytes], ...] = ()
-        for invocation in invocations:
-            if invocation.payloads:
-                kept += tuple(_short(payload) for payload in invocation.payloads)
-        return CompletedStep(signature, segment, canonicals, first.base, live, dead, numbers, kept, last.reason)
+        payloads = [payload for invocation in invocations for payload in invocation.payloads]
+        kept = tuple([_short(payload) for payload in payloads])
+        sizes = tuple([payload.nbytes for payload in payloads])
+        return CompletedStep(
+            signature, segment, canonicals, first.base, live, dead, numbers, kept, last.reason, upload_bytes=sizes
+        )
 
     def freed_ordinals(self, invocation: SegmentInvocation) -> FrozenSet[int]:
         """Which of the new storages of an invocation are freed: their numbers from 0 on."""

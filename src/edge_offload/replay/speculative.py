@@ -72,10 +72,11 @@ class Speculative(Strategy):
         known = dict(plan.node.live_at(base, start))
         if any(known.get(canonical) != number for canonical, number in zip(live[::2], live[1::2])):
             return
-        graph = TraceGraph([], branches.first, base, start, [] if opens else list(predictor.history))
         assumed = plan.uploads[len(payloads) :]
         made = [tensor_bytes(payload) for payload in payloads]
         uploads = [*made, *(item for item in assumed if item is not None)]
+        sizes = tuple([memoryview(upload).nbytes for upload in uploads])
+        graph = TraceGraph([], branches.first, base, start, [sizes] if opens else list(predictor.history))
         graph.payloads = self.dispatcher.definitions.uploads(uploads)
         try:
             self._speculate(branches, graph, Message()).assumed = assumed

@@ -137,7 +137,8 @@ class StepModel:
         self._plan: Optional[StepPlan] = None
         self._job: Optional[Work[None]] = None
         self._stale = True
-        self.version = self._made_with = 0
+        self.version = 0
+        self._made_with = (0, 0)
         self._uploads: Tuple[Optional[bytes], ...] = ()
 
     def learn(
@@ -161,6 +162,7 @@ class StepModel:
         if confirmed and (self.last is None or self.last.opens == done.opens):
             return fresh_kind
         self._before, self.last = self.last, done
+        known = self._uploads, self._live
         if self._before is None or len(self._uploads) != len(done.payloads):
             self._uploads = done.payloads
         else:  # one that has changed once is an input
@@ -176,7 +178,8 @@ class StepModel:
         if expected != done.signature.integers:
             self._plan = None
         self._stale = True
-        self.version += 1
+        if known != (self._uploads, self._live):
+            self.version += 1
         return True
 
     def plan(
@@ -192,7 +195,7 @@ class StepModel:
             general: the model of the signature wherever it stands, if this is of one site alone.
         """
         while True:
-            version = general.version if general is not None else 0
+            version = (general.version, general.sizes.version) if general is not None else (0, 0)
             if self._job is None and (self._stale or version != self._made_with):
                 self._stale, self._made_with = False, version
                 self._job = self._remake(call, number, general)

@@ -3,8 +3,10 @@
 After a step whose result has a size that only the server knows (``nonzero``, suppression), the calls that follow differ
 from one inference to the next in nothing but integers: sizes, strides, offsets, bytes. Each of those is a constant or
 ``factor · s`` or ``factor · s · t``, plus a constant, perhaps no less or no more than some bound (``topk`` of at most
-300), or a sum of such, where s and t are integers of earlier steps. Such formulas are guessed from a few inferences. A
-wrong guess costs time and nothing else: what the server ran by it is compared with what the program did.
+300), or a sum of such, where s and t are integers of earlier steps. So it is with what follows from the length of an
+input (a text, a recording), which is known from the bytes of its upload; there the factor may be a fraction. Such
+formulas are guessed from a few inferences. A wrong guess costs time and nothing else: what the server ran by it is
+compared with what the program did.
 
 As torch's own compiler does, outcomes of 0 and 1 are taken for special: they lead to other branches.
 """
@@ -20,7 +22,7 @@ from edge_offload.ir.trace.budget import Work
 from edge_offload.ir.trace.calls import Described
 from edge_offload.ir.trace.segments import Outcome
 
-#: Integers of the outcomes since the inference began, one tuple per step.
+#: Bytes of the uploads with which the inference began, then the integers of the outcomes since, one tuple per step.
 OutcomeHistory = Sequence[Tuple[int, ...]]
 #: (counted from the end, position among the outcomes, position within the outcome)
 Symbol = Tuple[int, int, int]
@@ -35,16 +37,18 @@ MAX_FACTORS = 48
 #: Sizes that are added up: tensors that are put behind each other.
 MAX_PARTS = 1024
 MAX_VALUE = 1 << 62
+MAX_DIVISOR = 1 << 20
 
 
 class Formula(NamedTuple):
-    """An integer that follows from outcomes: ``factor · symbols · sum of parts + constant``, within bounds.
+    """An integer that follows from outcomes: ``factor · symbols · sum of parts / divisor + constant``, within bounds.
 
     Attributes:
         factor, constant: plain integers.
         symbols: whose values are multiplied.
         bounds: least and most, or nothing.
         parts: formulas that are added up, or none.
+        divisor: at least 1; what is left over is dropped.
     """
 
     factor: int
@@ -52,6 +56,7 @@ class Formula(NamedTuple):
     symbols: Tuple[Symbol, ...] = ()
     bounds: Tuple[int, ...] = ()
     parts: Tuple[Any, ...] = ()
+    divisor: int = 1
 
 
 def facts_of(outcome: Outcome, last: Tuple[int, ...] = ()) -> Tuple[Tuple[int, ...], BranchKey]:
@@ -104,7 +109,7 @@ def evaluate(formula: Formula, since: OutcomeHistory) -> int:
         result *= value
     if parts:
         result *= sum([evaluate(part, since) for part in parts])
-    result += formula.constant
+    result = result // formula.divisor + formula.constant
     if not -MAX_VALUE < result < MAX_VALUE:
         raise ProtocolError("a formula's value is too large")
     return max(bounds[0], min(bounds[1], result)) if bounds else result
@@ -162,7 +167,7 @@ def _symbols(samples: Sequence[OutcomeHistory]) -> Work[Dict[Tuple[int, ...], Tu
     singles: Dict[Tuple[int, ...], Tuple[Symbol, ...]] = {}
     reach = min(REACH, *(len(since) for since in samples))
     for position in range(reach):
-        for backward in (1, 0):
+        for backward in (1, 0) if position else (0, 1):  # uploads are those with which the inference began
             outcomes = [since[-1 - position if backward else position] for since in samples]
             if outcomes.count(outcomes[0]) == len(outcomes):
                 yield 1
@@ -196,15 +201,28 @@ def _fit(column: Tuple[int, ...], candidates: Dict[Tuple[int, ...], Tuple[Symbol
     for values, symbols in candidates.items():
         if values[place] == values[0]:
             continue
-        factor, rest = divmod(column[place] - column[0], values[place] - values[0])
-        if rest:
-            continue
-        constant = column[0] - factor * values[0]
-        if all(factor * v + constant == c for v, c in zip(values, column)):
+        factor, divisor = column[place] - column[0], values[place] - values[0]
+        if factor % divisor:
+            if not _of_uploads(symbols):
+                continue
+            common = math.gcd(factor, divisor) * (1 if divisor > 0 else -1)
+            factor, divisor = factor // common, divisor // common
+            if divisor > MAX_DIVISOR or factor * values[0] % divisor:
+                continue
+        else:
+            factor, divisor = factor // divisor, 1
+        constant = column[0] - factor * values[0] // divisor
+        if all(factor * v == divisor * (c - constant) for v, c in zip(values, column)):
+            found = Formula(factor, constant, symbols, divisor=divisor)
             if constant == 0:
-                return Formula(factor, constant, symbols)
-            best = best or Formula(factor, constant, symbols)
+                return found
+            best = best or found
     return best
+
+
+def _of_uploads(symbols: Tuple[Symbol, ...]) -> bool:
+    """Whether all are bytes of the uploads with which the inference began: a size is a fraction of those."""
+    return bool(symbols) and all(not backward and not position for backward, position, _ in symbols)
 
 
 def _fit_bounded(column: Tuple[int, ...], candidates: Dict[Tuple[int, ...], Tuple[Symbol, ...]]) -> Optional[Formula]:
@@ -243,7 +261,7 @@ def likely_size(
 
 
 def multiple(times: int, formula: Formula) -> Formula:
-    """``times`` the value of ``formula``; ``times`` is not negative."""
+    """``times`` the value of ``formula``, of which the divisor leaves nothing over; ``times`` is not negative."""
     bounds = tuple([_times(times, bound) for bound in formula.bounds])
     return formula._replace(factor=times * formula.factor, constant=times * formula.constant, bounds=bounds)
 
@@ -262,7 +280,7 @@ def summands(formula: Formula) -> Optional[Tuple[Formula, ...]]:
     """Formulas without parts that add up to ``formula``; None if there are none."""
     if not formula.parts:
         return (formula,)
-    if formula.factor < 0 or formula.constant or formula.symbols or formula.bounds:
+    if formula.factor < 0 or formula.divisor != 1 or formula.constant or formula.symbols or formula.bounds:
         return None
     return tuple([multiple(formula.factor, part) for part in formula.parts])
 
@@ -281,7 +299,8 @@ def parse_formula(data: Any, inner: bool = False) -> Formula:
         len(parts) > (0 if inner else MAX_PARTS)
         or len(raw.symbols) > 4
         or len(bounds) not in (0, 2)
-        or not all(type(v) is int for v in (raw.factor, raw.constant, *bounds))
+        or not all(type(v) is int for v in (raw.factor, raw.constant, raw.divisor, *bounds))
+        or not 1 <= raw.divisor <= MAX_DIVISOR
     ):
         raise ValueError("a formula is malformed")
     if any(abs(bound) > MAX_VALUE for bound in bounds):
@@ -292,4 +311,4 @@ def parse_formula(data: Any, inner: bool = False) -> Formula:
             raise ValueError("a formula is malformed")
         read.append((backward, position, item))
     read_parts = tuple([parse_formula(part, inner=True) for part in parts])
-    return Formula(raw.factor, raw.constant, tuple(read), tuple(bounds), read_parts)
+    return Formula(raw.factor, raw.constant, tuple(read), tuple(bounds), read_parts, raw.divisor)

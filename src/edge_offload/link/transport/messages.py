@@ -24,7 +24,7 @@ import msgpack
 from edge_offload import errors
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refused, RemoteError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = "edge_offload"
 
 # client to server: hello, request, notify, ping; server to client: welcome, refused, part, reply, error, notify, pong
