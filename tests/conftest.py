@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 #: Compilers, and what runs them at low priority.
-COMPILERS = ("nice", "c++", "g++", "cc", "gcc", "clang", "clang++")
+#: What builds libraries on first use, and what matplotlib asks for the fonts of a machine, once.
+FIRST_USE = ("nice", "c++", "g++", "cc", "gcc", "clang", "clang++", "fc-list")
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
@@ -43,8 +44,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     begin = subprocess.Popen.__init__
 
     def compiles(process: Any, command: Any, *arguments: Any, **named: Any) -> None:
-        """Libraries are built, or asked for by the compiler's version, on first use: whoever that is."""
-        if os.path.basename(command[0] if isinstance(command, (list, tuple)) else command) not in COMPILERS:
+        """Libraries are built, compilers asked for their version and fonts listed on first use: whoever that is."""
+        if os.path.basename(command[0] if isinstance(command, (list, tuple)) else command) not in FIRST_USE:
             refused()
         begin(process, command, *arguments, **named)
 
