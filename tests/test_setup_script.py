@@ -81,3 +81,12 @@ def test_the_version_matrix_says_which_pythons_are_not_there(tmp_path: pathlib.P
     wrong = subprocess.run([*command, "2.4.1"], capture_output=True, text=True, timeout=60, check=False)
     assert wrong.returncode == 2
     assert "PYTHON:TORCH" in wrong.stderr
+
+
+@pytest.mark.parametrize("script", ["clean-room", "version-matrix"])
+def test_scripts_of_a_checkout_start_with_the_python_that_any_machine_has(script, tmp_path):
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    command = [sys.executable, "-I", str(ROOT / "scripts" / script), "--help"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout

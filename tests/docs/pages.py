@@ -1,6 +1,6 @@
 """Runs the blocks of a page, in its order, in the terminals of one user. Standard library only.
 
-python3 tests/docs/pages.py README.md docs/explanation/link.md       what would be run, and how
+python3 -m tests.docs.pages README.md docs/explanation/link.md       what would be run, and how
 """
 
 from __future__ import annotations
