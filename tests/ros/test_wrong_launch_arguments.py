@@ -172,7 +172,9 @@ def test_what_a_node_would_refuse_the_launch_file_refuses_first(master, file):
     for node in nodes_of(file):
         if node.get("type") == "edge-offload":
             continue
-        declared = {param.name: param for param in importlib.import_module(module_of(node.get("type"))).NODE.declared}
+        kinds = ("detector_node", "kapao_node") if node.get("type") == "$(arg node)" else (node.get("type"),)
+        modules = [importlib.import_module(module_of(kind)) for kind in kinds]
+        declared = {param.name: param for module in modules for param in module.NODE.declared}
         for element in node.iter("param"):
             argument = re.fullmatch(r"\$\(arg (\w+)\)", element.get("value", ""))
             if argument is None:

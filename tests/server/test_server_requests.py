@@ -51,6 +51,8 @@ def infer(client, handle, inputs=X, **more):
         ("no_such_model", "knows no model"),
         ("os:system", "not allowed"),
         (f"{NETS}:Slow", "not allowed"),
+        ("net.pt", "not allowed"),
+        ("/etc/net.pt", "not allowed"),
         (7, "by its name"),
         ("x" * 10_000, "by its name"),
     ],
@@ -66,6 +68,12 @@ def test_only_listed_models_are_built(client, name, words):
 )
 def test_hostile_options(client, options):
     with pytest.raises((Refused, BadInput, RemoteError)):
+        client.request("open_model", {"name": f"{NETS}:net", "options": options}, timeout_s=60).result(60)
+
+
+def test_a_peer_names_no_weights_of_the_server(client):
+    options = {"weights": "mine.safetensors"}
+    with pytest.raises(Refused, match=r"weights=.* names a file"):
         client.request("open_model", {"name": f"{NETS}:net", "options": options}, timeout_s=60).result(60)
 
 

@@ -1,9 +1,9 @@
-"""What every network that finds people looks like from outside: prepare, module, interpret."""
+"""What every network of a camera looks like from outside: prepare, module, interpret. And those that find people."""
 
 from __future__ import annotations
 
 import abc
-from typing import Sequence, Tuple
+from typing import Any, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -38,11 +38,41 @@ class PeopleModule(nn.Module):
         return self.network, self.readout
 
 
-class PersonEstimator(abc.ABC):
-    """Finds people with keypoints in an image: host-side preparation, a device module, host-side interpretation.
+class Estimator(abc.ABC):
+    """Finds something in an image: host-side preparation, a device module, host-side interpretation.
 
     ``interpret(module(prepare(bgr)))`` is one inference. The three steps are apart so that the middle one can run
     anywhere.
+
+    Attributes:
+        name: of the model.
+        module: plain PyTorch, in eval mode.
+        trained: whether the weights come from training.
+    """
+
+    name: str
+    module: nn.Module
+    trained: bool
+
+    @abc.abstractmethod
+    def prepare(self, bgr: Array) -> Tuple[torch.Tensor, Any]:
+        """The input of ``module`` for a uint8 [h, w, 3] BGR image, and what ``interpret`` needs to know of it.
+
+        Raises:
+            BadInput: not a non-empty uint8 colour image.
+        """
+
+    @abc.abstractmethod
+    def interpret(self, outputs: Sequence[torch.Tensor], placement: Any) -> Any:
+        """What was found, in pixels of the original image.
+
+        Raises:
+            BadInput: the outputs do not have the shapes that ``module`` produces.
+        """
+
+
+class PersonEstimator(Estimator):
+    """Finds people with keypoints in an image.
 
     Attributes:
         name: the model's name in the registry.

@@ -11,9 +11,13 @@ from typing import Any, Callable, Dict, Mapping, Tuple, Union
 from torch import nn
 
 from edge_offload.errors import BadInput, EdgeOffloadError
-from edge_offload.models.base import PersonEstimator
+from edge_offload.models import checkpoint, torchscript
+from edge_offload.models.base import Estimator, PersonEstimator
 from edge_offload.models.cache import tensors_hash
 from edge_offload.models.entry import Entry, Scalar
+
+#: Option of every factory of the user's own: a safetensors file whose tensors are loaded into what it makes.
+WEIGHTS = "weights"
 
 
 def entries() -> Dict[str, Entry]:
@@ -44,11 +48,38 @@ def _zoo_entries() -> Tuple[Entry, ...]:
 
 
 def is_own(name: str) -> bool:
-    """Whether ``name`` is a user's own factory (``package.module:factory``), which runs code by importing it.
+    """Whether ``name`` is of the user's own: a factory (``package.module:factory``) or a TorchScript file.
 
-    A server must not build such a name because a peer asks for it, unless its operator has listed it.
+    Both run code when they are built. A server must not build such a name because a peer asks for it, unless its
+    operator has listed it.
     """
-    return ":" in name
+    return ":" in name or torchscript.is_script(name)
+
+
+def name_on_wire(name: str) -> str:
+    """What a robot calls a model when it asks a server for it: of a file its name alone, wherever it lies."""
+    return pathlib.PurePath(name).name if torchscript.is_script(name) else name
+
+
+def options_on_wire(name: str, options: Mapping[str, Scalar]) -> Dict[str, Scalar]:
+    """The options with which a robot asks a server for a model: of a file its checksum is one.
+
+    Raises:
+        BadInput: the file cannot be read.
+    """
+    return {**options, "sha256": torchscript.checksum(name)} if torchscript.is_script(name) else dict(options)
+
+
+def check_own(name: str) -> None:
+    """Whether a model of the user's own is there: a factory that can be imported, a file that can be read.
+
+    Raises:
+        BadInput: it is not.
+    """
+    if torchscript.is_script(name):
+        torchscript.checksum(name)
+    else:
+        own_factory(name)
 
 
 def build_estimator(name: str, **options: Scalar) -> PersonEstimator:
@@ -61,23 +92,27 @@ def build_estimator(name: str, **options: Scalar) -> PersonEstimator:
     Raises:
         BadInput: no such model or option, a value of the wrong type, or weights that cannot be had.
     """
-    built = _build(name, options)
+    built = build(name, options)
     if not isinstance(built, PersonEstimator):
-        raise BadInput(f"model {name!r} is a {type(built).__name__}, not a PersonEstimator")
+        raise BadInput(
+            f"model {name!r} is a {type(built).__name__}, not a PersonEstimator",
+            remedy="detector_node runs detectors and plain modules of your own (node:=detector_node)",
+        )
     return built
 
 
 def build_module(name: str, **options: Scalar) -> nn.Module:
     """Build the module of model ``name``: in eval mode, weights loaded, on the CPU. Arguments as `build_estimator`.
 
-    A factory of the user's own may return a plain ``nn.Module`` or a ``PersonEstimator``.
+    A factory of the user's own may return a plain ``nn.Module`` or an ``Estimator``.
     """
-    built = _build(name, options)
-    module = built.module if isinstance(built, PersonEstimator) else built
+    built = build(name, options)
+    module = built.module if isinstance(built, Estimator) else built
     return module.eval()
 
 
-def _build(name: str, options: Mapping[str, Scalar]) -> Union[PersonEstimator, nn.Module]:
+def build(name: str, options: Mapping[str, Scalar]) -> Union[Estimator, nn.Module]:
+    """What model ``name`` is: whole, or its module alone. Arguments and errors as `build_estimator`."""
     for key, value in options.items():
         if not isinstance(value, (bool, int, float, str)):
             raise BadInput(f"model {name!r}: option {key} is a {type(value).__name__}", remedy="use a scalar")
@@ -127,17 +162,40 @@ def own_factory(name: str) -> Callable[..., Any]:
     return made
 
 
-def _build_own(name: str, options: Mapping[str, Scalar]) -> Union[PersonEstimator, nn.Module]:
+def _build_own(name: str, options: Mapping[str, Scalar]) -> Union[Estimator, nn.Module]:
+    given = dict(options)
+    if torchscript.is_script(name):
+        sha256 = given.pop("sha256", "")
+        if given:
+            raise BadInput(f"model {name!r} is a file and has no option {', '.join(given)}", remedy="leave it out")
+        return torchscript.load(name, str(sha256))
+    weights = given.pop(WEIGHTS, "")
     factory = own_factory(name)
     try:
-        built = factory(**options)
+        built = factory(**given)
     except EdgeOffloadError:
         raise
     except Exception as error:
         raise BadInput(f"factory {name!r} failed: {_said(error)}", "correct it, or its options") from error
-    if not isinstance(built, (PersonEstimator, nn.Module)):
+    if not isinstance(built, (Estimator, nn.Module)):
         raise BadInput(f"factory {name!r} returned a {type(built).__name__}", remedy="return nn.Module")
+    if weights:
+        _load_weights(built.module if isinstance(built, Estimator) else built, pathlib.Path(str(weights)).expanduser())
     return built
+
+
+def _load_weights(module: nn.Module, path: pathlib.Path) -> None:
+    """All weights of a module of the user's own, from a safetensors file.
+
+    Raises:
+        BadInput: the file cannot be read, or is of another network.
+    """
+    tensors, _ = checkpoint.read(path)
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        said = " ".join(str(error).split())
+        raise BadInput(f"{path} does not fit: {said[:300]}", remedy="name the weights of this network") from None
 
 
 def _said(error: Exception) -> str:

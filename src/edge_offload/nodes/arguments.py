@@ -164,6 +164,13 @@ def link(value: str) -> Optional[str]:
     return choice("none", *NAMED_LINKS)(value) and f"use one of: none, {', '.join(NAMED_LINKS)}, or a CSV trace"
 
 
+def model(value: str) -> Optional[str]:
+    """A name, or the path of a TorchScript file."""
+    if value.endswith((".pt", ".pth", ".ts", ".torchscript")):
+        return file()(value)
+    return matching(r"[A-Za-z_].*", "'edge-offload models list' names those there are")(value)
+
+
 def matching(pattern: str, advice: str) -> Rule:
     """Text of a certain form."""
     return lambda value: None if re.fullmatch(pattern, value) else advice
@@ -186,10 +193,12 @@ _RULES = (
     (choice(*_POLICIES), "mode"),
     (matching("|".join((*_POLICIES, ".+:.+")), f"use one of: {', '.join(_POLICIES)}, or module:Class"), "policy"),
     (choice("around", "forward"), "extent"),
+    (choice("kapao_node", "detector_node"), "node"),
+    (matching(r"none|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", "give package.module:Class, or none"), "detector"),
     (choice("street", "room", "none"), "world"),
     (matching(r"auto|cpu|cuda(:\d+)?", "use one of: auto, cpu, cuda"), "device"),
     (matching(r"embedded|none|(tcp://)?[^/]+:\d+", "give embedded, none or host:port"), "server"),
-    (matching(r"[A-Za-z_].*", "'edge-offload models list' names those there are"), "model"),
+    (model, "model"),
     (cores, "robot_cores server_cores"),
     (yaml_list, "allow candidates"),
     (yaml_mapping, "model_options options"),

@@ -20,7 +20,7 @@ Colour = Tuple[int, int, int]
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 _WHITE: Colour = (245, 245, 245)
 _GREY: Colour = (170, 170, 170)
-_DARK: Colour = (28, 26, 24)
+DARK: Colour = (28, 26, 24)
 _TARGET: Colour = (60, 220, 255)
 _MODE_COLOURS: Dict[Mode, Colour] = {
     Mode.LOCAL: (60, 140, 240),
@@ -80,22 +80,33 @@ def draw(
     Raises:
         BadInput: not a uint8 colour image.
     """
-    if bgr.dtype != np.uint8 or bgr.ndim != 3 or bgr.shape[2] != 3 or not bgr.size:
-        raise BadInput(f"overlay: {bgr.dtype} {bgr.shape} is not a uint8 BGR image")
-    image = np.ascontiguousarray(bgr).copy()
-    scale = max(0.6, min(image.shape[0] / 576, image.shape[1] / 768))
+    image, scale = canvas(bgr)
     ordered = sorted(people, key=lambda person: (person.id == target_id, person.box[3]))
     for person in ordered:
         _draw_skeleton(image, person, scale, keypoint_score)
     for person in ordered:
         _draw_box(image, person, scale, person.id == target_id)
-    top = 0 if status is None else _bar_height(scale) * (2 if status.note else 1)
+    top = 0 if status is None else bar_height(status, scale)
     taken: List[Tuple[int, int, int, int]] = []
     for person in reversed(ordered):
         _draw_label(image, person, scale, person.id == target_id, taken, top=top)
     if status is not None:
-        _draw_bar(image, status, people, target_id, scale)
+        seen = sum(not person.coasting for person in people)
+        counts = [(str(seen), "person" if seen == 1 else "people")]
+        draw_bar(image, status, counts + ([] if target_id is None else [(f"#{target_id}", "target")]), scale)
     return image
+
+
+def canvas(bgr: Array) -> Tuple[Array, float]:
+    """A copy of an image to draw on, and how large lines and letters are there (1 at 768 x 576 pixels).
+
+    Raises:
+        BadInput: not a uint8 colour image.
+    """
+    if bgr.dtype != np.uint8 or bgr.ndim != 3 or bgr.shape[2] != 3 or not bgr.size:
+        raise BadInput(f"overlay: {bgr.dtype} {bgr.shape} is not a uint8 BGR image")
+    image = np.ascontiguousarray(bgr).copy()
+    return image, max(0.6, min(image.shape[0] / 576, image.shape[1] / 768))
 
 
 def _thickness(scale: float, width: float) -> int:
@@ -115,7 +126,7 @@ def _draw_skeleton(image: Array, person: TrackedPerson, scale: float, keypoint_s
     limb = _thickness(scale, 1.0 if person.coasting or small else 2.0)
     limbs = [(points[a], points[b]) for a, b in SKELETON if seen[a] and seen[b]]
     for a, b in limbs:
-        cv2.line(image, a, b, _DARK, limb + (1 if small else 2), cv2.LINE_AA)
+        cv2.line(image, a, b, DARK, limb + (1 if small else 2), cv2.LINE_AA)
     for a, b in limbs:
         cv2.line(image, a, b, colour, limb, cv2.LINE_AA)
     if not person.coasting:
@@ -130,10 +141,16 @@ def _draw_box(image: Array, person: TrackedPerson, scale: float, is_target: bool
     if person.coasting:
         _dashed(image, a, b, colour, max(4, round(7 * scale)))
         return
-    cv2.rectangle(image, a, b, _DARK, _thickness(scale, 3.0), cv2.LINE_AA)
-    cv2.rectangle(image, a, b, colour, _thickness(scale, 1.4), cv2.LINE_AA)
+    draw_box(image, person.box, colour, scale)
     if is_target:
         _corners(image, a, b, _thickness(scale, 3.0))
+
+
+def draw_box(image: Array, box: Array, colour: Colour, scale: float) -> None:
+    """A rectangle round float [4] x1 y1 x2 y2 pixels, with a dark edge; ``scale`` of :func:`canvas`."""
+    a, b = _point(*box[:2]), _point(*box[2:])
+    cv2.rectangle(image, a, b, DARK, _thickness(scale, 3.0), cv2.LINE_AA)
+    cv2.rectangle(image, a, b, colour, _thickness(scale, 1.4), cv2.LINE_AA)
 
 
 def _corners(image: Array, a: Tuple[int, int], b: Tuple[int, int], thickness: int) -> None:
@@ -143,7 +160,7 @@ def _corners(image: Array, a: Tuple[int, int], b: Tuple[int, int], thickness: in
     for x, dx in ((a[0] - gap, 1), (b[0] + gap, -1)):
         for y, dy in ((a[1] - gap, 1), (b[1] + gap, -1)):
             for end in ((x + dx * length, y), (x, y + dy * length)):
-                cv2.line(image, (x, y), end, _DARK, thickness + 2, cv2.LINE_AA)
+                cv2.line(image, (x, y), end, DARK, thickness + 2, cv2.LINE_AA)
             for end in ((x + dx * length, y), (x, y + dy * length)):
                 cv2.line(image, (x, y), end, _TARGET, thickness, cv2.LINE_AA)
 
@@ -171,31 +188,50 @@ def _draw_label(
     taken: List[Tuple[int, int, int, int]],
     top: int,
 ) -> None:
-    """The id and score above the box, moved up where the place is taken."""
+    """The id and score above the box."""
     text = f"{person.id}" if person.coasting else f"{person.id} {person.score * 100:.0f}%"
     if person.position is not None:
         text += f" {person.position.distance:.0f}m"
     if is_target:
         text = f"TARGET {text}"
+    background = _TARGET if is_target else colour_of(person.id)
+    if person.coasting:
+        background = tuple(value // 2 for value in background)  # type: ignore[assignment]
+    ink = _WHITE if person.coasting else DARK
+    lift = 4 * _thickness(scale, 3.0) if is_target else 0
+    draw_label(image, text, person.box, (background, ink), scale, taken, top, lift)
+
+
+def draw_label(
+    image: Array, text: str, box: Array, colours: Tuple[Colour, Colour], scale: float,
+    taken: List[Tuple[int, int, int, int]], top: int, lift: int = 0,
+) -> None:  # fmt: skip
+    """A label above a box, moved up where the place is taken.
+
+    Args:
+        image: is drawn on.
+        text: of the label.
+        box: float [4], x1 y1 x2 y2 in pixels.
+        colours: of the background and of the letters.
+        scale: of :func:`canvas`.
+        taken: where labels are, to which this one is added.
+        top: pixels at the top that are left free.
+        lift: pixels between label and box.
+    """
     size = 0.38 * scale
     (width, height), base = cv2.getTextSize(text, _FONT, size, 1)
     pad = _thickness(scale, 3.0)
-    left, bottom = _point(float(person.box[0]), float(person.box[1]))
+    left, bottom = _point(float(box[0]), float(box[1]))
     left = int(np.clip(left, 0, max(0, image.shape[1] - width - 2 * pad)))
     box_height = height + base + pad
     right = left + width + 2 * pad
-    lift = 4 * pad if is_target else 0
     above = [bottom - lift - box_height * (1 + step) for step in range(4)]
     places = [y for y in above if y >= top] or [max(top, bottom)]
     y = next((y for y in places if not _overlaps((left, y, right, y + box_height), taken)), places[0])
     y = int(min(y, max(0, image.shape[0] - box_height)))
     taken.append((left, y, right, y + box_height))
-    background = _TARGET if is_target else colour_of(person.id)
-    if person.coasting:
-        background = tuple(value // 2 for value in background)  # type: ignore[assignment]
-    cv2.rectangle(image, (left, y), (right, y + box_height), background, -1)
-    ink = _WHITE if person.coasting else _DARK
-    cv2.putText(image, text, (left + pad, y + height + pad // 2 + 1), _FONT, size, ink, 1, cv2.LINE_AA)
+    cv2.rectangle(image, (left, y), (right, y + box_height), colours[0], -1)
+    cv2.putText(image, text, (left + pad, y + height + pad // 2 + 1), _FONT, size, colours[1], 1, cv2.LINE_AA)
 
 
 def _overlaps(area: Tuple[int, int, int, int], others: Sequence[Tuple[int, int, int, int]]) -> bool:
@@ -203,14 +239,24 @@ def _overlaps(area: Tuple[int, int, int, int], others: Sequence[Tuple[int, int, 
     return any(left < x2 and right > x1 and top < y2 and bottom > y1 for x1, y1, x2, y2 in others)
 
 
+def bar_height(status: Status, scale: float) -> int:
+    """Pixels that :func:`draw_bar` takes at the top."""
+    return _bar_height(scale) * (2 if status.note else 1)
+
+
 def _bar_height(scale: float) -> int:
     return round(30 * scale)
 
 
-def _draw_bar(
-    image: Array, status: Status, people: Sequence[TrackedPerson], target_id: Optional[int], scale: float
-) -> None:
-    """One dark strip along the top: the mode as a chip, then figures, a note at its right end."""
+def draw_bar(image: Array, status: Status, counts: Sequence[Tuple[str, str]], scale: float) -> None:
+    """One dark strip along the top: the mode as a chip, then figures, a note below.
+
+    Args:
+        image: is drawn on.
+        status: what it says.
+        counts: more figures, pairs of a value and its unit or meaning: what was found.
+        scale: of :func:`canvas`.
+    """
     height = min(_bar_height(scale), image.shape[0])
     strip = image[:height]
     cv2.addWeighted(strip, 0.22, np.full_like(strip, 24), 0.78, 0, strip)
@@ -223,7 +269,7 @@ def _draw_bar(
     )  # fmt: skip
     cv2.putText(image, name, (pad, base), _FONT, size, _WHITE, _thickness(scale, 1.0), cv2.LINE_AA)
     x = width + 4 * pad
-    for text, unit in _figures(status, people, target_id):
+    for text, unit in (*_figures(status), *counts):
         for part, colour in ((text, _WHITE), (unit, _GREY)):
             if part:
                 cv2.putText(image, part, (x, base), _FONT, size, colour, 1, cv2.LINE_AA)
@@ -238,9 +284,8 @@ def _draw_bar(
         cv2.putText(image, note, (pad, y), _FONT, size, _MODE_COLOURS[Mode.LOCAL], 1, cv2.LINE_AA)
 
 
-def _figures(status: Status, people: Sequence[TrackedPerson], target_id: Optional[int]) -> List[Tuple[str, str]]:
-    """What the bar says, as pairs of a value and its unit or meaning."""
-    seen = sum(not person.coasting for person in people)
+def _figures(status: Status) -> List[Tuple[str, str]]:
+    """What the bar says of the frame's cost, as pairs of a value and its unit or meaning."""
     figures = [(status.model, "")]
     if status.latency_s is not None:
         figures.append((f"{status.latency_s * 1e3:.0f}", "ms"))
@@ -250,9 +295,6 @@ def _figures(status: Status, people: Sequence[TrackedPerson], target_id: Optiona
         figures.append((_size(status.bytes_down), "down"))
     if status.joules is not None:
         figures.append((f"{status.joules:.2f}", "J"))
-    figures.append((str(seen), "person" if seen == 1 else "people"))
-    if target_id is not None:
-        figures.append((f"#{target_id}", "target"))
     return figures
 
 

@@ -1,10 +1,10 @@
-"""From an image to tracked people: prepare, run (anywhere), interpret, track, locate; with the time of each."""
+"""From an image to what was found in it: prepare, run (anywhere), interpret, track, locate; with the time of each."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
@@ -16,7 +16,7 @@ from edge_offload.timing import InferenceReport
 if TYPE_CHECKING:
     import torch
 
-    from edge_offload.models.base import PersonEstimator
+    from edge_offload.models.base import Estimator, PersonEstimator
 
 Run = Callable[[Sequence["torch.Tensor"]], Tuple[Tuple["torch.Tensor", ...], InferenceReport]]
 """Runs the network wherever it likes: inputs → outputs, and the report of what that cost."""
@@ -46,6 +46,64 @@ class FrameResult:
     inference: InferenceReport
     host_s: Dict[str, float] = field(default_factory=dict)
     started_s: float = 0.0
+
+
+@dataclass(eq=False)
+class Look:
+    """What a network found in one image.
+
+    Attributes:
+        inputs: of the network.
+        found: what the estimator's ``interpret`` returned.
+        inference: what the network alone cost.
+        received_s, started_s: when the image arrived and when it was taken up, on the caller's clock.
+        host_s: seconds in ``prepare`` and ``interpret``, to which a caller adds its own.
+    """
+
+    inputs: Tuple[torch.Tensor, ...]
+    found: Any
+    inference: InferenceReport
+    received_s: float
+    started_s: float
+    host_s: Dict[str, float]
+
+    def report(self, model: str, done_s: float) -> InferenceReport:
+        """Of the whole frame, whose result is there at ``done_s``."""
+        stages = dict(self.inference.stages_s)
+        stages["queue"] += self.started_s - self.received_s
+        stages["compute_robot"] += sum(self.host_s.values())
+        return replace(self.inference, model=model, total_s=done_s - self.received_s, stages_s=stages)
+
+
+def look(
+    estimator: Estimator,
+    bgr: Array,
+    run: Run,
+    received_s: Optional[float] = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Look:
+    """Prepare an image, run the network on it, and interpret what it says.
+
+    Args:
+        estimator: whose network it is.
+        bgr: uint8 [h, w, 3].
+        run: runs the estimator's module.
+        received_s: when the image arrived, on ``clock``; by default now.
+        clock: monotonic seconds.
+
+    Raises:
+        BadInput: the image cannot be used, or the outputs are not those of the network.
+        EdgeOffloadError: whatever ``run`` raises.
+    """
+    started = clock()
+    received = started if received_s is None else min(received_s, started)
+    image, placement = estimator.prepare(bgr)
+    prepared = clock()
+    outputs, inference = run((image,))
+    ran = clock()
+    found = estimator.interpret(outputs, placement)
+    host = {"prepare": prepared - started, "interpret": clock() - ran}
+    return Look((image,), found, inference, received, started, host)
 
 
 class PeoplePipeline:
@@ -103,24 +161,18 @@ class PeoplePipeline:
             BadInput: the image or the depth image cannot be used.
             EdgeOffloadError: whatever ``run`` raises.
         """
-        started = self._clock()
-        received = started if received_s is None else min(received_s, started)
-        image, placement = self.estimator.prepare(bgr)
-        prepared = self._clock()
-        outputs, inference = run((image,))
-        ran = self._clock()
-        detections = self.estimator.interpret(outputs, placement) if self.estimator.trained else People.empty()
+        seen = look(self.estimator, bgr, run, received_s, self._clock)
         interpreted = self._clock()
+        detections = seen.found if self.estimator.trained else People.empty()
         people = self.tracker.update(detections, stamp_s, (bgr.shape[1], bgr.shape[0]))
         if locator is not None:
             people = [self._located(locator, person, depth, depth_encoding) for person in people]
         done = self._clock()
-        host = {"prepare": prepared - started, "interpret": interpreted - ran, "track": done - interpreted}
-        stages = dict(inference.stages_s)
-        stages["queue"] += started - received
-        stages["compute_robot"] += sum(host.values())
-        report = replace(inference, model=self.estimator.name, total_s=done - received, stages_s=stages)
-        return FrameResult(stamp_s, (image,), people, detections, report, inference, host, started)
+        seen.host_s["track"] = done - interpreted
+        report = seen.report(self.estimator.name, done)
+        return FrameResult(
+            stamp_s, seen.inputs, people, detections, report, seen.inference, seen.host_s, seen.started_s
+        )
 
     @staticmethod
     def _located(locator: Locator, person: TrackedPerson, depth: Optional[Array], encoding: str) -> TrackedPerson:

@@ -82,6 +82,8 @@ class Network:
         self._health = health
         self._watch = LinkWatch()
         self.pin()
+        #: What a server is asked for.
+        self.name, self.options = str(params["model"]), params["model_options"]
         self.estimator = self.build()
         self.weights_sha256 = state_hash(self.estimator.module)
         candidates = [parse_mode(str(name)) for name in params["candidates"]]
@@ -92,10 +94,10 @@ class Network:
             keys = KeyStore(params["keys"]) if params["keys"] else None
             self._client = Client(params["server"], keys=keys, on_state=self._link_changed)
         self.module = OffloadedModule(
-            params["model"],
+            self.name,
             self.estimator.module,
             self._client,
-            options=params["model_options"],
+            options=self.options,
             codec=params["codec"],
             engine=params["engine"],
             exact=params["exact"],
@@ -139,7 +141,10 @@ class Network:
         return "it needs the virtual CUDA device; start with virtual_device:=true ('edge-offload exec' gives it)"
 
     def build(self) -> Any:
-        """What prepares, runs and interprets the model: an object with ``name``, ``module`` and ``trained``."""
+        """What prepares, runs and interprets the model: an object with ``name``, ``module`` and ``trained``.
+
+        It may set :attr:`name` and :attr:`options`, where a server knows the model by others.
+        """
         return build_estimator(self._params["model"], **self._params["model_options"])
 
     def pin(self) -> None:
@@ -183,7 +188,7 @@ class Network:
 
     def tell(self, outputs: Sequence[Any], report: InferenceReport, meta: Mapping[str, Any]) -> None:
         """Tell a result to those who watch at the server, if it is there; never waits."""
-        tell_result(self._client, self._params["model"], outputs, report, meta)
+        tell_result(self._client, self.name, outputs, report, meta)
 
     def aim(self, policy: str, deadline_s: float) -> None:
         """Have plans of mode ``split`` made for what a policy of this name minimises; held modes change nothing."""

@@ -1,23 +1,30 @@
-"""What every node does whose network runs here or on a server: obey the mode, run, and tell what a frame cost."""
+"""What every node does whose network runs here or on a server: obey the mode, run, and tell what a frame cost.
+
+And what every node does besides whose network looks at the images of a camera: one result for each that is taken up.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from typing import Any, ClassVar, Dict, Mapping, Sequence, Tuple
+from typing import Any, ClassVar, Dict, Mapping, NamedTuple, Sequence, Tuple
 
 import rospy
+from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 
-from edge_offload.errors import BadInput
+from edge_offload.arrays import Array
+from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.manager.policy import POLICIES, chooses
 from edge_offload.mode import TABLE, Mode, names, parse_mode
 from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, image_to_bgr
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.compose import duration, forecast_message, latency_message, reading_of
-from edge_offload.nodes.inference.intake import Frame
+from edge_offload.nodes.inference.intake import CameraIntake, Frame, ImageIntake
 from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Worker
 from edge_offload.nodes.inference.network import Network
+from edge_offload.perception.overlay import Status
 from edge_offload.power.detect import CHOICES, open_meter
 from edge_offload.power.source import MEASURED
 from edge_offload.power.states import COMPUTE, WATTS, StateTimeline
@@ -141,3 +148,137 @@ class OffloadedNode(Node):
         # a policy that makes do without the server still misses it
         missed = TABLE[self._mode].needs_link or (self._chosen and bool(self.params["server"]))
         self._network.refresh(missed, held=not self._chosen)
+
+
+class Picture(NamedTuple):
+    """What an overlay is drawn from.
+
+    Attributes:
+        header, bgr: of the frame, and its pixels.
+        found: what is drawn, as the node that made it knows.
+        report, energy: what the frame cost (joules).
+    """
+
+    header: Any
+    bgr: Array
+    found: Any
+    report: InferenceReport
+    energy: float
+
+    def status(self) -> Status:
+        """The overlay's bar."""
+        report = self.report
+        return Status(
+            report.mode, report.model, report.total_s, report.bytes_up, report.bytes_down, self.energy,
+            report.fallback_reason,
+        )  # fmt: skip
+
+
+class ImageNode(OffloadedNode):
+    """A node whose network looks at the images of a camera.
+
+    A subclass makes its network and publishers in :meth:`open`, exactly one result for a frame in :meth:`look` or
+    :meth:`publish_nothing`, and pictures in :meth:`draw`.
+    """
+
+    #: Topic of the pictures.
+    overlay: ClassVar[str]
+    looks: ClassVar[Tuple[Param, ...]] = (
+        Param("every_frame", False, "work on every image instead of the latest"),
+        Param("transport", "auto", "kind of images to subscribe to", choices=("auto", "raw", "compressed")),
+        Param("jpeg_quality", 85, "of the overlay's compressed images", low=1, high=100),
+    )
+
+    def open(self) -> Network:
+        """Make the network, the publishers, and whatever else frames need."""
+        raise NotImplementedError(f"{self.name} has no network")
+
+    def look(self, frame: Frame, bgr: Array) -> None:
+        """Make and publish the result of a frame.
+
+        Raises:
+            EdgeOffloadError: the frame could not be used; nothing of it was published.
+        """
+        raise NotImplementedError(f"{self.name} has no results")
+
+    def publish_nothing(self, header: Any, report: InferenceReport, size: Tuple[int, int]) -> None:
+        """The result of a frame that could not be used; ``size``: width and height in pixels, 0 if unknown."""
+        raise NotImplementedError(f"{self.name} has no results")
+
+    def draw(self, picture: Picture) -> Array:
+        """The overlay: uint8 [h, w, 3] BGR."""
+        raise NotImplementedError(f"{self.name} has no pictures")
+
+    def start(self) -> None:
+        params = self.params
+        self._camera = CameraIntake(self, "camera/camera_info", params.get("world_frame", ""))
+        self.begin(self.open())
+        self._overlay = rospy.Publisher(self.overlay, Image, queue_size=8)
+        self._overlay_jpeg = rospy.Publisher(f"{self.overlay}/compressed", CompressedImage, queue_size=2)
+        keep_all = params["every_frame"]
+        self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=4 if keep_all else 1, keep_all=keep_all)
+        self._worker: Worker[Frame] = Worker(self._slot, self._work, self._on_failure, "network", self._network.pin)
+        self._pictures: LatestFrameQueue[Picture] = LatestFrameQueue(capacity=2)
+        self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "overlay")
+        self._worker.start()
+        self._painter.start()
+        self.listen()
+        size = self._camera.size(min(params["server_wait"], 5.0))
+        if size is not None:
+            empty = self._network.warm_up(self._mode, *size, wait_s=params["server_wait"])
+            self.publish_forecast([empty], Header(stamp=rospy.Time.now()))
+        # last: from now on frames come
+        self._images = ImageIntake(self, "camera/image_raw", params["transport"], self._slot, keep_all)
+        rospy.loginfo(f"model {self._network.estimator.name} is ready, mode {self._mode}")
+
+    def stop(self) -> None:
+        if hasattr(self, "_images"):
+            self._images.close()
+        self.end({name: getattr(self, name) for name in ("_worker", "_painter") if hasattr(self, name)})
+
+    def refresh(self) -> None:
+        if not hasattr(self, "_images"):
+            return
+        self._images.refresh()
+        self.refresh_network(self._slot, "frames")
+
+    def _work(self, frame: Frame) -> None:
+        """One frame: exactly one result, whatever happens."""
+        try:
+            self.look(frame, image_to_bgr(frame.message))
+        except EdgeOffloadError as error:
+            self.health.count("bad frames")
+            self.health.warn("frame", str(error))
+            rospy.logwarn_throttle(5.0, f"frame {frame.message.header.seq}: {error}")
+            self._publish_failure(frame, error)
+            return
+        self.health.clear("frame")
+
+    def _publish_failure(self, frame: Frame, error: BaseException) -> None:
+        """The result of a frame that could not be used: nothing, and why."""
+        header = frame.message.header
+        report = InferenceReport(Mode.LOCAL, self._network.estimator.name, time.monotonic() - frame.received_s)
+        # a coded image whose size is not known before it is decoded has none
+        self.publish_nothing(
+            header, report, (getattr(frame.message, "width", 0), getattr(frame.message, "height", 0))
+        )  # fmt: skip
+        self.publish_latency(header, report, float("nan"), False, str(error))
+
+    def _on_failure(self, frame: Frame, error: BaseException) -> None:
+        self.fault("network", error)
+        self._publish_failure(frame, error)
+
+    def paint(self, header: Any, bgr: Array, found: Any, report: InferenceReport, energy: float) -> None:
+        """Have a picture drawn, if somebody looks at them."""
+        if self._overlay.get_num_connections() or self._overlay_jpeg.get_num_connections():
+            self._pictures.put(Picture(header, bgr, found, report, energy))
+
+    def _paint(self, picture: Picture) -> None:
+        image = self.draw(picture)
+        if self._overlay.get_num_connections():
+            self._overlay.publish(bgr_to_image(image, picture.header))
+        if self._overlay_jpeg.get_num_connections():
+            self._overlay_jpeg.publish(bgr_to_jpeg(image, picture.header, self.params["jpeg_quality"]))
+
+    def _on_paint_failure(self, _: Any, error: BaseException) -> None:
+        self.fault("overlay", error)

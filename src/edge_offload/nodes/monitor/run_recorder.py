@@ -5,6 +5,7 @@ Subscribes:
   kapao/people              edge_offload_msgs/PersonArray
   offload/latency           edge_offload_msgs/Latency
   kapao/overlay             sensor_msgs/Image, while a video is written
+  detector/objects, detector/overlay: instead of those of kapao where ~results is objects
   lidar/points, agrnav/semantic_grid, agrnav/overlay: instead of camera and kapao where ~results is scenes
   and, for the records: offload/mode, offload/bandwidth, offload/power, server/status, /diagnostics
 
@@ -26,7 +27,7 @@ from __future__ import annotations
 import pathlib
 import threading
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import genpy
 import roslaunch.netapi
@@ -51,9 +52,28 @@ from edge_offload.nodes.monitor.tally import Tally, table
 from edge_offload.outputs import check_folder, check_output
 from edge_offload.perception.video import VideoParts, write_png
 from edge_offload.timing import InferenceReport
-from edge_offload_msgs.msg import Latency, PersonArray, Power, SemanticGrid
+from edge_offload_msgs.msg import Latency, ObjectArray, PersonArray, Power, SemanticGrid
 
-SCENES = "scenes"
+
+class _Results(NamedTuple):
+    """Where frames, results and pictures of a kind are; ``many`` says how much a result shows, for the best picture."""
+
+    frames: str
+    topic: str
+    message: Any
+    overlay: str
+    many: Callable[[Any], int]
+
+
+RESULTS = {
+    "people": _Results(
+        "camera/image_raw", "kapao/people", PersonArray, "kapao/overlay", lambda message: len(message.people)
+    ),
+    "objects": _Results(
+        "camera/image_raw", "detector/objects", ObjectArray, "detector/overlay", lambda message: len(message.objects)
+    ),
+    "scenes": _Results("lidar/points", "agrnav/semantic_grid", SemanticGrid, "agrnav/overlay", lambda message: 0),
+}
 PROGRESS = "progress "
 """How a line of progress begins; scripts/run writes it over on a terminal."""
 
@@ -73,7 +93,7 @@ class RunRecorder(Node):
 
     name = "run_recorder"
     declared = (
-        Param("results", "people", "what the network finds", choices=("people", SCENES)),
+        Param("results", "people", "what the network finds", choices=tuple(RESULTS)),
         Param("frames", 0, "end after so many results; 0: never", low=0),
         Param("duration", 0.0, "end so many s after the first result; 0: never", low=0.0),
         Param("idle", 0.0, "end when all frames have results and no more came for so many s; 0: never", low=0.0),
@@ -100,23 +120,16 @@ class RunRecorder(Node):
         self._looked = time.monotonic()
         self._best: Optional[Any] = None
         self._most = -1
-        self._people: Dict[int, int] = {}
+        self._found: Dict[int, int] = {}
         self._began = self._told = time.monotonic()
         self._last: Optional[InferenceReport] = None
         limit = params["record_limit"] * MB
         self._json = self._place()
         # small messages and a deep queue: nothing may be missed
         rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=1000)
-        frames, results, overlay = "camera/image_raw", ("kapao/people", PersonArray, self._on_people), "kapao/overlay"
-        if params["results"] == SCENES:
-            frames, results, overlay = (
-                "lidar/points",
-                ("agrnav/semantic_grid", SemanticGrid, self._on_scene),
-                "agrnav/overlay",
-            )
-        name, kind, on_result = results
-        rospy.Subscriber(name, kind, self.callback(on_result), queue_size=1000)
-        rospy.Subscriber(frames, rospy.AnyMsg, self.callback(self._on_frame), queue_size=1000)
+        self._kind = RESULTS[params["results"]]
+        rospy.Subscriber(self._kind.topic, self._kind.message, self.callback(self._on_result), queue_size=1000)
+        rospy.Subscriber(self._kind.frames, rospy.AnyMsg, self.callback(self._on_frame), queue_size=1000)
         rospy.Subscriber(DIAGNOSTICS_TOPIC, DiagnosticArray, self.callback(self._on_diagnostics), queue_size=100)
         self._overlays: LatestFrameQueue[Any] = LatestFrameQueue(capacity=16)
         self._video: Optional[VideoParts] = None
@@ -127,7 +140,7 @@ class RunRecorder(Node):
             self._video = VideoParts(
                 self._json.with_suffix(".avi"), params["video_rate"], limit / QUARTERS, QUARTERS - 1
             )
-            rospy.Subscriber(overlay, Image, self._overlays.put, queue_size=32, buff_size=2**24)
+            rospy.Subscriber(self._kind.overlay, Image, self._overlays.put, queue_size=32, buff_size=2**24)
         self._records: Optional[RecordFile] = None
         if params["records"] and not alone:
             path = self._json.with_suffix(".jsonl")
@@ -197,20 +210,14 @@ class RunRecorder(Node):
                 self._tally.frame(stamp.to_nsec())
                 self._frame_news = time.monotonic()
 
-    def _on_people(self, message: Any) -> None:
+    def _on_result(self, message: Any) -> None:
         stamp_ns = message.header.stamp.to_nsec()
         with self._lock:
             if self._ended:
                 return
             self._tally.result(stamp_ns)
-            self._people[stamp_ns] = len(message.people)
+            self._found[stamp_ns] = self._kind.many(message)
             self._note_result()
-
-    def _on_scene(self, message: Any) -> None:
-        with self._lock:
-            if not self._ended:
-                self._tally.result(message.header.stamp.to_nsec())
-                self._note_result()
 
     def _on_latency(self, message: Any) -> None:
         measured = message.energy_source == Power.MEASURED
@@ -241,9 +248,9 @@ class RunRecorder(Node):
         bgr = image_to_bgr(message)
         if self._video is not None:
             self._video.write(bgr)
-        people = self._people.get(message.header.stamp.to_nsec(), 0)
-        if people >= self._most:
-            self._best, self._most = bgr, people
+        found = self._found.get(message.header.stamp.to_nsec(), 0)
+        if found >= self._most:
+            self._best, self._most = bgr, found
 
     def _on_write_error(self, _: Any, error: BaseException) -> None:
         self.health.warn("video", f"overlay: {error}")

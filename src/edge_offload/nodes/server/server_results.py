@@ -9,9 +9,9 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 import numpy as np
 
 from edge_offload.errors import BadInput
+from edge_offload.models import registry, torchscript
 from edge_offload.models.base import PersonEstimator
 from edge_offload.models.letterbox import Letterbox
-from edge_offload.models.registry import build_estimator, entries
 from edge_offload.perception.tracking import TrackedPerson, Tracker
 from edge_offload.server.results import FrameResult
 
@@ -86,7 +86,7 @@ class Interpreter:
     """
 
     def __init__(self, allow: Iterable[str] = (), overrides: Optional[Mapping[str, Mapping[str, Any]]] = None) -> None:
-        self._allow = frozenset(allow)
+        self._allow = frozenset(map(registry.name_on_wire, allow))
         self._overrides = overrides or {}
         self._estimators: Recent = Recent()
         self._placements: Recent = Recent()
@@ -106,7 +106,7 @@ class Interpreter:
         return tracker.update(found, facts.stamp_ns * 1e-9, facts.size)
 
     def _estimator(self, name: str, options: Dict[str, Any]) -> Optional[PersonEstimator]:
-        entry = entries().get(name)
+        entry = registry.entries().get(name)
         if entry is None and name not in self._allow:
             raise BadInput(f"a robot reports results of model {name[:MAX_TEXT]!r}, which is not known here")
         if entry is not None:
@@ -116,7 +116,14 @@ class Interpreter:
             options = {key: value for key, value in options.items() if key not in entry.path_options}
         options = {**options, **self._overrides.get(name, {})}
         key = (name, json.dumps(options, sort_keys=True))
-        return self._estimators.of(key, lambda: build_estimator(name, **options))
+        return self._estimators.of(key, lambda: self._built(name, options))
+
+    def _built(self, name: str, options: Dict[str, Any]) -> Optional[PersonEstimator]:
+        """What finds people; None for another kind of model of the operator's own, which its robot interprets."""
+        if name in self._allow and registry.is_own(name):
+            built = None if torchscript.is_script(name) else registry.build(name, options)
+            return built if isinstance(built, PersonEstimator) else None
+        return registry.build_estimator(name, **options)
 
     def _placement(self, estimator: PersonEstimator, facts: Facts) -> Letterbox:
         width, height = facts.size

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, Dict, FrozenSet, Iterable, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, Mapping, Optional, Set, Tuple
 
 import torch
 
@@ -82,7 +82,8 @@ class ReplicaPool:
 
     Args:
         device: where replicas live.
-        allow: factories of the user's own (``package.module:factory``) that peers may ask for by name.
+        allow: models of the user's own that peers may ask for by name: factories (``package.module:factory``) and
+            TorchScript files, for which a robot asks by the file's name alone.
         overrides: options that replace what a peer says, by model name (paths of this machine, say).
         engine: what computes them (:mod:`edge_offload.execute.engines`).
         max_replicas: replicas kept; the one that was used longest ago makes room when no robot has it open.
@@ -97,9 +98,13 @@ class ReplicaPool:
         engine: str = EAGER,
     ) -> None:
         self.device, self._engine = device, engine
-        self._allow: FrozenSet[str] = frozenset(allow)
-        for name in sorted(self._allow):
-            registry.own_factory(name)
+        #: What builds each, by the name that a robot asks for.
+        self._allow: Dict[str, str] = {}
+        for name in sorted(set(allow)):
+            registry.check_own(name)
+            other = self._allow.setdefault(registry.name_on_wire(name), name)
+            if other != name:
+                raise BadInput(f"{name} and {other} have the same name for a robot", remedy="rename one of the files")
         self._overrides = {name: dict(options) for name, options in (overrides or {}).items()}
         self._max_replicas = max_replicas
         self._replicas: OrderedDict[Key, Replica] = OrderedDict()
@@ -182,7 +187,7 @@ class ReplicaPool:
             raise BadInput(f"options of model {name!r} are a map of at most {MAX_OPTIONS} scalars")
         ours = self._overrides.get(name, {})
         # an own factory says nothing of its options: there, whatever looks like a path counts as one
-        paths = () if registry.is_own(name) else registry.entries()[name].path_options
+        paths = (registry.WEIGHTS,) if registry.is_own(name) else registry.entries()[name].path_options
         merged = {**options, **ours}
         for option, value in merged.items():
             if not isinstance(value, (bool, int, float, str)) or len(str(option) + str(value)) > MAX_OPTION_CHARACTERS:
@@ -207,7 +212,7 @@ class ReplicaPool:
 
     def _build(self, name: str, options: Dict[str, Scalar]) -> Replica:
         try:
-            module = registry.build_module(name, **options)
+            module = registry.build_module(self._allow.get(name, name), **options)
             state_hash = registry.state_hash(module)
             return Replica(name, options, ModuleExecutor(module, self.device, self._engine), state_hash)
         except EdgeOffloadError:

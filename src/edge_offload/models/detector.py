@@ -1,0 +1,122 @@
+"""Detectors and segmenters of the user's own: any module, with a small class that prepares and interprets."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, ClassVar, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from edge_offload.arrays import Array
+from edge_offload.errors import BadInput
+from edge_offload.models import registry
+from edge_offload.models.base import Estimator
+from edge_offload.models.detections import Detections
+from edge_offload.models.entry import Scalar
+from edge_offload.models.letterbox import Letterbox, letterbox
+
+
+class Detector(Estimator):
+    """Finds objects in an image. A subclass says ``labels`` and makes detections of what the module returns.
+
+    Args:
+        name: of the model.
+        module: plain PyTorch: what :meth:`prepare` returns in, tensors out.
+
+    Attributes:
+        labels: names of the classes; empty: classes are told by their numbers.
+        size: long side of the network's input, pixels.
+        stride: both sides of the network's input are multiples of this, pixels.
+        pad_value: grey value of the padding.
+    """
+
+    labels: ClassVar[Sequence[str]] = ()
+    size: ClassVar[int] = 640
+    stride: ClassVar[int] = 32
+    pad_value: ClassVar[int] = 114
+    trained = True
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name = name
+        self.module = module.eval()
+        for parameter in module.parameters():  # TorchScript has no requires_grad_() of the whole
+            parameter.requires_grad_(False)
+
+    def prepare(self, bgr: Array) -> Tuple[torch.Tensor, Any]:
+        """Make the network's input of a uint8 [h, w, 3] BGR image; here its letterbox, uint8 [3, H, W] RGB.
+
+        Returns:
+            The input, and whatever :meth:`interpret` needs to know of how it was made.
+
+        Raises:
+            BadInput: not a non-empty uint8 colour image.
+        """
+        return letterbox(bgr, self.size, self.stride, self.pad_value)
+
+    @abc.abstractmethod
+    def interpret(self, outputs: Sequence[torch.Tensor], placement: Any) -> Detections:
+        """Objects in pixels of the original image.
+
+        Args:
+            outputs: of the module, on the CPU.
+            placement: as :meth:`prepare` returned it: by default a
+                :class:`~edge_offload.models.letterbox.Letterbox`, whose ``boxes_to_image`` maps boxes back.
+        """
+
+    def label(self, number: int) -> str:
+        """Name of a class."""
+        return str(self.labels[number]) if number < len(self.labels) else str(number)
+
+
+class Boxes(Detector):
+    """For networks that return what torchvision's and most exported detectors do: boxes, scores, classes.
+
+    The module returns float [n, 4] boxes (x1 y1 x2 y2 in pixels of its input), float [n] scores and integer [n]
+    classes, in this order; what scores less than :attr:`least_score` is left out.
+    """
+
+    least_score: ClassVar[float] = 0.25
+
+    def interpret(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> Detections:
+        """See :class:`Detector`.
+
+        Raises:
+            BadInput: the outputs are others.
+        """
+        if len(outputs) != 3:
+            raise BadInput(
+                f"model {self.name!r} returns {len(outputs)} tensors, not boxes, scores and classes",
+                remedy="name a class with an interpret() of its own: detector:=package.module:Class",
+            )
+        boxes, scores, classes = (output.numpy() for output in outputs)
+        kept = scores >= self.least_score
+        return Detections(placement.boxes_to_image(boxes[kept]), scores[kept], classes[kept])
+
+
+def build_detector(name: str, detector: str = "", options: Optional[Mapping[str, Scalar]] = None) -> Detector:
+    """Build a detector with its weights loaded.
+
+    Args:
+        name: ``package.module:factory`` of an ``nn.Module`` or of a whole :class:`Detector`, or the path of a
+            TorchScript file.
+        detector: ``package.module:Class``, a :class:`Detector` that is made of the module; by default :class:`Boxes`.
+        options: of the factory; ``weights`` is a safetensors file that is loaded into what it makes.
+
+    Raises:
+        BadInput: there is no such model or class, or its weights do not fit.
+    """
+    built = registry.build(name, options or {})
+    if isinstance(built, Detector):
+        return built
+    if not isinstance(built, nn.Module):
+        raise BadInput(f"model {name!r} is a {type(built).__name__}, not a detector", "kapao_node runs it")
+    kind: Any = registry.own_factory(detector) if detector else Boxes
+    if not (isinstance(kind, type) and issubclass(kind, Detector)):
+        raise BadInput(f"{detector!r} is no class of detectors", f"derive it from {Detector.__module__}.Detector")
+    try:
+        made: Detector = kind(name, built)
+    except TypeError as error:  # abstract methods are missing, or an __init__ of another kind
+        remedy = "define interpret(outputs, placement)"
+        raise BadInput(f"detector {detector!r} cannot be made: {error}", remedy) from None
+    return made

@@ -1,0 +1,70 @@
+"""Networks from TorchScript files: code and weights in one, as ``torch.jit.save`` writes them.
+
+Loading one runs code out of the file. A server therefore loads those that its operator has listed and no others, and
+nothing of a file ever crosses the link: a robot tells the name and the checksum of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+import warnings
+
+import torch
+from torch import nn
+
+from edge_offload.errors import BadInput
+
+SUFFIXES = (".pt", ".pth", ".ts", ".torchscript")
+
+
+def is_script(name: str) -> bool:
+    """Whether a model's name is that of a TorchScript file."""
+    return name.endswith(SUFFIXES)
+
+
+def checksum(path: str) -> str:
+    """Hex sha256 of the file.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        with pathlib.Path(path).expanduser().open("rb") as file:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                digest.update(block)
+    except OSError as error:
+        where = "" if pathlib.Path(path).is_absolute() else f" (looked up in {pathlib.Path.cwd()})"
+        raise BadInput(f"cannot read {path}: {error.strerror}{where}") from None
+    return digest.hexdigest()
+
+
+def load(path: str, sha256: str = "") -> nn.Module:
+    """The module in a file, in eval mode, on the CPU.
+
+    Args:
+        path: of the file.
+        sha256: what :func:`checksum` must be; empty: anything.
+
+    Raises:
+        BadInput: the file cannot be read, is another one, or holds no TorchScript.
+    """
+    found = checksum(path)
+    if sha256 and found != sha256:
+        raise BadInput(
+            f"{path} is another file here: sha256 {found[:12]}…, not {sha256[:12]}…",
+            remedy="copy the robot's file to the server",
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit: it is what robots have
+            module: nn.Module = torch.jit.load(str(pathlib.Path(path).expanduser()), map_location="cpu")
+    except (RuntimeError, ValueError) as error:
+        said = str(error).strip().splitlines() or ["no reason given"]
+        raise BadInput(
+            f"{path} holds no TorchScript: {said[0]}",
+            remedy="torch.jit.script(module).save(path) writes one; for weights alone name a factory, and the weights "
+            "as model_options:='{weights: file.safetensors}'",
+        ) from None
+    return module.eval()

@@ -1,0 +1,1 @@
+"""The node for a detector of the user's own."""

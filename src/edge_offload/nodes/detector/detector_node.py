@@ -1,0 +1,130 @@
+"""runs a detector or segmenter of your own on the images of a camera, on the robot or on a server.
+
+~model names its module: package.module:factory, or a TorchScript file. ~detector names the class that prepares images
+and interprets what the module returns (package.module:Class, see edge_offload.models.detector); without it the module
+is expected to return boxes, scores and classes.
+
+Subscribes:
+  camera/image_raw              sensor_msgs/Image, or camera/image_raw/compressed (sensor_msgs/CompressedImage)
+  camera/camera_info            sensor_msgs/CameraInfo: the size of the images, before the first one comes
+  offload/mode                  edge_offload_msgs/OffloadMode: where to run from now on
+  offload/bandwidth             edge_offload_msgs/Bandwidth: how the link is while no inference uses it
+
+Publishes, exactly one of each for every frame taken up, with the frame's stamp:
+  detector/objects              edge_offload_msgs/ObjectArray, empty when there is nothing
+  offload/latency               edge_offload_msgs/Latency: the mode that really ran, time by stage, bytes, energy
+  offload/forecast              edge_offload_msgs/Forecast: what the next frame would cost in each mode
+and while somebody listens:
+  detector/detections           vision_msgs/Detection2DArray, where vision_msgs is installed; names of the classes in
+                                ~labels, which detector/detections/info (vision_msgs/VisionInfo) points to
+  detector/mask                 sensor_msgs/Image mono8: class of each pixel plus one, 0: none (segmenters)
+  detector/overlay              sensor_msgs/Image, annotated; detector/overlay/compressed (JPEG)
+
+Only the latest image is worked on, unless ~every_frame says otherwise; modes, carrying on without a server and
+/diagnostics are those of kapao_node.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any, ClassVar, List, Tuple
+
+import numpy as np
+import rospy
+from sensor_msgs.msg import Image
+
+from edge_offload.arrays import Array
+from edge_offload.errors import BadInput
+from edge_offload.models.detections import Detections
+from edge_offload.models.detector import Detector, build_detector
+from edge_offload.models.registry import name_on_wire, options_on_wire
+from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.detector.detection_messages import objects_message
+from edge_offload.nodes.inference.compose import copy_header
+from edge_offload.nodes.inference.intake import Frame
+from edge_offload.nodes.inference.network import Network
+from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode, Picture
+from edge_offload.nodes.inference.vision import DetectionPublisher
+from edge_offload.perception.detection_view import draw_detections
+from edge_offload.perception.pipeline import look
+from edge_offload.timing import InferenceReport
+from edge_offload_msgs.msg import ObjectArray
+
+
+class DetectorNetwork(Network):
+    """A detector whose module runs here or on a server."""
+
+    untrained = "its results mean nothing"
+    # those who watch at the server do not have the class that interprets
+    report_results = False
+    declared: ClassVar[Tuple[Param, ...]] = (
+        Param("model", "", "package.module:factory of an nn.Module, or the path of a TorchScript file"),
+        Param("detector", "", "package.module:Class that prepares and interprets; none: boxes, scores, classes"),
+        *(param for param in Network.declared if param.name != "model"),
+    )
+
+    def build(self) -> Detector:
+        params = self._params
+        if not params["model"]:
+            raise BadInput("parameter ~model names no model", remedy="give package.module:factory, or net.pt")
+        built = build_detector(params["model"], params["detector"], params["model_options"])
+        self.name = name_on_wire(params["model"])
+        self.options = options_on_wire(params["model"], params["model_options"])
+        return built
+
+
+class DetectorNode(ImageNode):
+    """See the module's docstring."""
+
+    name = "detector_node"
+    overlay = "detector/overlay"
+    declared = (*DetectorNetwork.declared, *OffloadedNode.shared, *ImageNode.looks)
+
+    def open(self) -> Network:
+        network = DetectorNetwork(self.params, self.health)
+        self._detector: Detector = network.estimator
+        self._objects = rospy.Publisher("detector/objects", ObjectArray, queue_size=100)
+        self._mask = rospy.Publisher("detector/mask", Image, queue_size=4)
+        labels = list(self._detector.labels)
+        self._detections = DetectionPublisher("detector/detections", labels, self._detector.name, self.health)
+        return network
+
+    def look(self, frame: Frame, bgr: Array) -> None:
+        header, size = frame.message.header, (bgr.shape[1], bgr.shape[0])
+        facts = {"frame_id": header.frame_id, "image": list(size)}
+        run = functools.partial(self.infer, frame, **facts)
+        seen = look(self._detector, bgr, run, frame.received_s)
+        found = seen.found
+        if not isinstance(found, Detections):
+            name = type(self._detector).__name__
+            raise BadInput(f"{name}.interpret returned a {type(found).__name__}", remedy="return Detections")
+        found.fit(size, len(self._detector.labels))
+        report = seen.report(self._detector.name, time.monotonic())
+        energy, measured = self.energy(frame, report)
+        labels = self._labels(found)
+        self._objects.publish(objects_message(header, report, size, found, labels))
+        self.account(header, seen.inputs, report, energy, measured)
+        self._detections.publish(header, found.boxes, found.scores, found.classes)
+        if found.mask is not None and self._mask.get_num_connections():
+            self._mask.publish(_mask_message(header, found.mask))
+        self.paint(header, bgr, (found, labels), report, energy)
+
+    def _labels(self, found: Detections) -> List[str]:
+        return [self._detector.label(number) for number in found.classes.tolist()]
+
+    def publish_nothing(self, header: Any, report: InferenceReport, size: Tuple[int, int]) -> None:
+        self._objects.publish(objects_message(header, report, size, Detections.empty()))
+
+    def draw(self, picture: Picture) -> Array:
+        found, labels = picture.found
+        return draw_detections(picture.bgr, found, labels, picture.status())
+
+
+def _mask_message(header: Any, mask: Array) -> Image:
+    height, width = mask.shape
+    data = np.ascontiguousarray(mask).tobytes()
+    return Image(copy_header(header), height, width, "mono8", 0, width, data)
+
+
+NODE = DetectorNode
