@@ -1,0 +1,53 @@
+"""What a batch takes on a device: the table that every plan is made from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import List, Sequence, Tuple
+
+from edge_offload.errors import BadInput
+
+#: Larger batches than this are not planned.
+MAX_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Time of one batch by its size, in seconds or whatever unit the plan is in.
+
+    Attributes:
+        of: ``of[b - 1]`` is what a batch of ``b`` takes.
+    """
+
+    of: Tuple[float, ...]
+
+    @classmethod
+    def parse(cls, values: Sequence[object]) -> Latencies:
+        """A table from a file or a measurement.
+
+        Raises:
+            BadInput: empty, too long, not finite and positive, or a larger batch that takes less than a smaller one.
+        """
+        if not isinstance(values, (list, tuple)) or not 1 <= len(values) <= MAX_BATCH:
+            raise BadInput(f"a latency table has 1 to {MAX_BATCH} entries, one for each batch size")
+        numbers: List[float] = []
+        for size, value in enumerate(values, 1):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise BadInput(f"the latency of a batch of {size} is {value!r}", remedy="give positive, finite numbers")
+            if numbers and value < numbers[-1]:
+                raise BadInput(
+                    f"a batch of {size} takes {value}, less than one of {size - 1} ({numbers[-1]})",
+                    remedy="measure again on an idle device; a table does not fall with the batch size",
+                )
+            numbers.append(float(value))
+        return cls(tuple(numbers))
+
+    @property
+    def largest(self) -> int:
+        """The largest batch that the table knows."""
+        return len(self.of)
+
+    def batch(self, size: int) -> float:
+        """What a batch of ``size`` takes, ``1 <= size <= largest``."""
+        return self.of[size - 1]

@@ -1,0 +1,108 @@
+"""Requests that will come, packed into batches back to back and moved to where they fit (3.4.4, Algorithm 2).
+
+What the text leaves open is decided so: a robot is in a batch at most once; a batch is no larger than the strictest of
+its members allows; a robot's frames rise, so a request whose frame has been asked for already falls away; the order of
+arrivals is kept. The time is linear in the requests, but for their merging by arrival.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+
+from edge_offload.server.promises.latencies import Latencies
+
+#: Rounding of sums: an arrival this close after the end of the horizon belongs to it.
+_NEAR = 1e-9
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a robot asks: all times in the unit of the plan, on one clock.
+
+    Attributes:
+        robot: its name.
+        interval: frames from one request to the next.
+        batch: the largest batch that it may be computed in.
+        frame: number of the last frame that it asked for.
+        arrival: when that frame arrived.
+        frame_interval: time between two of its frames.
+    """
+
+    robot: str
+    interval: int
+    batch: int
+    frame: int
+    arrival: float
+    frame_interval: float = 1.0
+
+    def frame_at(self, arrival: float) -> int:
+        """The frame whose arrival is nearest to ``arrival``."""
+        return self.frame + math.floor((arrival - self.arrival) / self.frame_interval + 0.5)
+
+    def arrival_of(self, frame: int) -> float:
+        """When ``frame`` arrives, if it is sent as soon as it is taken."""
+        return self.arrival + (frame - self.frame) * self.frame_interval
+
+
+class Batch(NamedTuple):
+    """What is computed together.
+
+    Attributes:
+        start: when it begins; its members have arrived by then.
+        members: (place of the robot among the paces, frame).
+    """
+
+    start: float
+    members: Tuple[Tuple[int, int], ...]
+
+
+def simulate(paces: Sequence[Pace], until: float) -> Iterator[int]:
+    """Whose request arrives next, if each robot keeps to its interval: places among ``paces``, up to ``until``."""
+    heap = [(pace.arrival + pace.interval * pace.frame_interval, place, 1) for place, pace in enumerate(paces)]
+    heapq.heapify(heap)
+    while heap and heap[0][0] <= until + _NEAR:
+        _, place, count = heap[0]
+        pace = paces[place]
+        yield place
+        coming = pace.arrival + (count + 1) * pace.interval * pace.frame_interval
+        heapq.heapreplace(heap, (coming, place, count + 1))
+
+
+def adjust(
+    paces: Sequence[Pace], requests: Sequence[int], latencies: Latencies, begin: float, grace: float = 0.0
+) -> List[Batch]:
+    """Batches back to back from ``begin`` on, in the order of ``requests`` (Algorithm 2).
+
+    Args:
+        paces: the robots.
+        requests: places among them, in order of arrival: :func:`simulate`.
+        latencies: what a batch takes.
+        begin: when the device is free.
+        grace: share of a batch's time that is left open after it, for members that come late.
+    """
+    plan: List[Batch] = []
+    newest: Dict[int, int] = {}
+    at, start = 0, begin
+    while at < len(requests):
+        members: List[Tuple[int, int]] = []
+        inside: Set[int] = set()
+        limit = latencies.largest
+        while at < len(requests) and len(members) < limit:
+            place = requests[at]
+            pace = paces[place]
+            if place in inside or len(members) >= pace.batch:
+                break
+            frame = pace.frame_at(start)
+            if frame > newest.get(place, pace.frame):
+                members.append((place, frame))
+                inside.add(place)
+                newest[place] = frame
+                limit = min(limit, pace.batch)
+            at += 1
+        if members:
+            plan.append(Batch(start, tuple(members)))
+            start += latencies.batch(len(members)) * (1.0 + grace)
+    return plan

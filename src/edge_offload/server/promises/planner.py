@@ -1,0 +1,129 @@
+"""Whom one device can hold to their bounds, and the schedule that does it (3.4.4, Step 2: simulate, adjust, verify).
+
+Replanning, overlap with the plan under way and what the robots are told is up to who uses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import List, Optional, Sequence, Tuple
+
+from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.packing import Batch, Pace, adjust, simulate
+from edge_offload.server.promises.settings import Wish, settle
+from edge_offload.server.promises.staleness import mean_strides
+
+#: Bounds are promised in steps of this share of the one before: an offer is within it of the least possible.
+OFFER_STEP = 1.05
+
+
+@dataclass(frozen=True)
+class Client:
+    """A robot on the plan's clock.
+
+    Attributes:
+        robot: its name.
+        wish: what it was promised, and says of itself.
+        frame: number of the last frame that it asked for, in a plan or by itself.
+        arrival: when that frame arrived.
+    """
+
+    robot: str
+    wish: Wish
+    frame: int
+    arrival: float
+
+    def pace(self, latencies: Latencies) -> Pace:
+        """How it asks when its settings are those of Step 1."""
+        settings = settle(self.wish, latencies)
+        return Pace(self.robot, settings.interval, settings.batch, self.frame, self.arrival, self.wish.frame_interval)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a plan is made.
+
+    Attributes:
+        begin: the device is free from here on: the batch or other work under way has ended.
+        horizon: requests that would come within this time are planned.
+        grace: share of a batch's time that is left open after it.
+        other: share of the device's time that other work gets, 0 to below 1: batches take that much longer.
+    """
+
+    begin: float
+    horizon: float
+    grace: float = 0.1
+    other: float = 0.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A plan and what it costs those in it.
+
+    Attributes:
+        clients: who is held.
+        batches: members are places among ``clients``.
+        drops: mean drop of each client under the plan, over having the server alone.
+    """
+
+    clients: Tuple[Client, ...]
+    batches: Tuple[Batch, ...]
+    drops: Tuple[float, ...]
+
+    @property
+    def broken(self) -> List[int]:
+        """Places of those whose bound the plan does not keep."""
+        return [place for place, client in enumerate(self.clients) if self.drops[place] > client.wish.bound + 1e-12]
+
+
+def schedule(clients: Sequence[Client], latencies: Latencies, moment: Moment) -> Schedule:
+    """Simulate, adjust and verify for just these clients; linear in the requests of the horizon."""
+    paces = [client.pace(latencies) for client in clients]
+    wishes = [client.wish for client in clients]
+    requests = list(simulate(paces, moment.begin + moment.horizon))
+    stretched = (1.0 + moment.grace) / (1.0 - moment.other) - 1.0
+    batches = adjust(paces, requests, latencies, moment.begin, stretched)
+    strides = mean_strides(batches, paces, wishes, latencies)
+    drops = tuple(wish.drop(stride, latencies) for wish, stride in zip(wishes, strides))
+    return Schedule(tuple(clients), tuple(batches), drops)
+
+
+def hold(clients: Sequence[Client], latencies: Latencies, moment: Moment) -> Tuple[Schedule, List[Client]]:
+    """The schedule of as many of ``clients`` as it can hold, and those that had to go.
+
+    While a bound is broken, the one goes that takes most of the device's time for itself; of equals, the last.
+    """
+    held = list(clients)
+    gone: List[Client] = []
+    while True:
+        plan = schedule(held, latencies, moment)
+        if not plan.broken or not held:
+            return plan, gone
+        loads = [_load(client, latencies) for client in held]
+        gone.append(held.pop(max(range(len(held)), key=lambda place: (loads[place], place))))
+
+
+def admit(
+    newcomer: Client, clients: Sequence[Client], latencies: Latencies, moment: Moment
+) -> Tuple[Optional[Schedule], float]:
+    """The schedule with the newcomer, and its bound; or None, and the bound that could be promised to it now.
+
+    The bound offered is infinite where none would do.
+    """
+    plan = schedule([*clients, newcomer], latencies, moment)
+    if not plan.broken:
+        return plan, newcomer.wish.bound
+    bound = newcomer.wish.bound
+    for _ in range(120):  # 1.05 ** 120 = 349 times the bound that was asked for
+        bound *= OFFER_STEP
+        wish = Wish(**{**vars(newcomer.wish), "bound": bound})
+        offer = Client(newcomer.robot, wish, newcomer.frame, newcomer.arrival)
+        if not schedule([*clients, offer], latencies, moment).broken:
+            return None, bound
+    return None, float("inf")
+
+
+def _load(client: Client, latencies: Latencies) -> float:
+    """Share of the device's time that it takes, in batches as large as it allows."""
+    settings = settle(client.wish, latencies)
+    return latencies.batch(settings.batch) / settings.batch / (settings.interval * client.wish.frame_interval)

@@ -1,0 +1,52 @@
+"""How old the results of a schedule are, robot by robot (3.4.4, *verify*)."""
+
+from __future__ import annotations
+
+import math
+from typing import List, Sequence, Tuple
+
+from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.packing import Batch, Pace
+from edge_offload.server.promises.settings import Wish
+
+_NEAR = 1e-9
+
+
+def mean_strides(
+    plan: Sequence[Batch], paces: Sequence[Pace], wishes: Sequence[Wish], latencies: Latencies
+) -> List[float]:
+    """The mean age of each robot's results under ``plan``, in frames.
+
+    It counts from the result of the frame that the robot asked for last to when, an interval after its last turn in the
+    plan, the next result would be used: who waits for its first turn, or gets too few, is charged for it.
+
+    Args:
+        plan: batches in order of time.
+        paces: who asks.
+        wishes: of the same robots.
+        latencies: what a batch takes.
+    """
+    used: List[List[Tuple[int, int]]] = [
+        [(pace.frame, pace.frame + wish.age(latencies.batch(min(pace.batch, latencies.largest))))]
+        for pace, wish in zip(paces, wishes)
+    ]
+    for batch in plan:
+        done = batch.start + latencies.batch(len(batch.members))
+        for place, frame in batch.members:
+            pace, wish = paces[place], wishes[place]
+            captured = pace.arrival_of(frame) - wish.up
+            age = max(1, math.ceil((done + wish.down - captured) / pace.frame_interval - _NEAR))
+            used[place].append((frame, frame + age))
+    return [_mean(results, pace.interval) for results, pace in zip(used, paces)]
+
+
+def _mean(results: Sequence[Tuple[int, int]], interval: int) -> float:
+    frames = strides = 0
+    if len(results) > 1 and results[1][1] < results[0][1]:
+        results = results[1:]
+    nexts = [begin for _, begin in results[1:]] + [results[-1][1] + interval]
+    for (frame, begin), following in zip(results, nexts):
+        count = max(0, following - begin)
+        frames += count
+        strides += count * (begin - frame) + count * (count - 1) // 2
+    return strides / frames

@@ -1,0 +1,123 @@
+"""Step 1, what a schedule costs, and whom a server can hold: against listing and against frames counted one by one."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from typing import List
+
+import pytest
+
+from edge_offload.errors import BadInput
+from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.packing import Batch, Pace
+from edge_offload.server.promises.planner import Client, Moment, admit, hold, schedule
+from edge_offload.server.promises.settings import MAX_INTERVAL, Wish, settle
+from edge_offload.server.promises.staleness import mean_strides
+
+GPU = Latencies((0.0125, 0.0185, 0.0245, 0.031, 0.0375, 0.044, 0.051, 0.058))
+
+
+def a_wish(source: random.Random) -> Wish:
+    return Wish(
+        bound=source.uniform(0.01, 0.2),
+        slope=source.choice([0.0, source.uniform(0.001, 0.03)]),
+        frame_interval=source.uniform(0.01, 0.1),
+        up=source.uniform(0, 0.03),
+        down=source.uniform(0, 0.02),
+        batch=source.randint(1, 8),
+    )
+
+
+def test_settings_hold_most_robots_of_all_that_keep_the_bound() -> None:
+    source = random.Random(1)
+    for _ in range(500):
+        wish = a_wish(source)
+        best = 0.0
+        for batch in range(1, wish.batch + 1):
+            for interval in range(1, MAX_INTERVAL + 1):
+                if wish.drop(wish.mean_stride(GPU.batch(batch), interval), GPU) <= wish.bound + 1e-12:
+                    best = max(best, batch / GPU.batch(batch) * interval)
+        chosen = settle(wish, GPU)
+        assert chosen.batch / GPU.batch(chosen.batch) * chosen.interval == pytest.approx(best, rel=1e-6)
+
+
+def test_the_age_of_results_is_that_of_frames_counted_one_by_one() -> None:
+    source = random.Random(2)
+    for _ in range(500):
+        wish = a_wish(source)
+        interval = source.randint(1, 8)
+        pace = Pace("one", interval, 8, 0, wish.up, wish.frame_interval)  # frame n is captured at n * frame_interval
+        plan, start = [], wish.up + wish.frame_interval
+        while len(plan) < 6:
+            plan.append(Batch(start, ((0, pace.frame_at(start)),)))
+            start += max(GPU.batch(1), wish.frame_interval) * source.uniform(1.001, 5)
+        results = [(0, wish.age(GPU.batch(8)))]  # frame, and the first frame for which it is known
+        for batch in plan:
+            known = batch.start + GPU.batch(1) + wish.down
+            frame = batch.members[0][1]
+            results.append((frame, max(frame + 1, math.ceil(known / wish.frame_interval - 1e-9))))
+        if results[1][1] < results[0][1]:  # the plan's first result comes before that of the frame asked for last
+            results = results[1:]
+        ages: List[int] = []
+        for now in range(results[0][1], results[-1][1] + interval):
+            ages.append(now - max(frame for frame, begin in results if begin <= now))
+        assert mean_strides(plan, [pace], [wish], GPU) == [pytest.approx(sum(ages) / len(ages))]
+
+
+def fleet(count: int, bound: float, slope: float = 0.005, batch: int = 8) -> List[Client]:
+    wish = Wish(bound, slope, 1 / 30, 0.012, 0.006, batch)
+    return [Client(str(n), wish, 0, 0.012 - 0.005 * (n % 7)) for n in range(count)]
+
+
+def test_more_robots_are_held_under_looser_bounds_and_in_batches() -> None:
+    def held(bound: float, batch: int = 8) -> int:
+        return len(hold(fleet(60, bound, batch=batch), GPU, Moment(0.05, 1.0))[0].clients)
+
+    assert held(0.01) < held(0.03) < held(0.06)
+    assert held(0.03, batch=1) < held(0.03)
+
+
+def test_a_schedule_that_holds_keeps_every_bound_and_tells_who_had_to_go() -> None:
+    clients = fleet(60, 0.03)
+    plan, gone = hold(clients, GPU, Moment(0.05, 1.0))
+    assert not plan.broken
+    assert len(plan.clients) + len(gone) == 60
+    assert all(drop <= 0.03 + 1e-12 for drop in plan.drops)
+    assert schedule(clients, GPU, Moment(0.05, 1.0)).broken
+
+
+def test_a_full_server_says_what_it_could_promise() -> None:
+    clients = hold(fleet(60, 0.03), GPU, Moment(0.05, 1.0))[0].clients
+    newcomer = Client("new", Wish(0.005, 0.005, 1 / 30, 0.012, 0.006, 8), 0, 0.0)
+    plan, offer = admit(newcomer, clients, GPU, Moment(0.05, 1.0))
+    if plan is None:
+        assert offer > 0.005
+        wish = Wish(offer, 0.005, 1 / 30, 0.012, 0.006, 8)
+        if math.isfinite(offer):
+            assert admit(Client("new", wish, 0, 0.0), clients, GPU, Moment(0.05, 1.0))[0] is not None
+    assert admit(newcomer, [], GPU, Moment(0.05, 1.0))[0] is not None
+
+
+def test_other_work_takes_room_from_promises() -> None:
+    free = len(hold(fleet(60, 0.03), GPU, Moment(0.05, 1.0))[0].clients)
+    busy = len(hold(fleet(60, 0.03), GPU, Moment(0.05, 1.0, other=0.4))[0].clients)
+    assert busy < free
+
+
+def test_planning_sixteen_robots_takes_less_time_than_a_result_of_them() -> None:
+    clients = fleet(16, 0.05)
+    begin = time.thread_time()
+    for _ in range(10):
+        schedule(clients, GPU, Moment(0.05, 1.0))
+    assert (time.thread_time() - begin) / 10 < 0.05
+
+
+@pytest.mark.parametrize("wrong", [
+    {"bound": 0.0}, {"bound": -1}, {"bound": math.nan}, {"slope": -0.1}, {"slope": math.inf}, {"frame_interval": 0},
+    {"up": -1}, {"down": math.nan}, {"batch": 0}, {"batch": 1.5}, {"bound": "0.1"},
+])  # fmt: skip
+def test_wishes_that_make_no_sense_are_refused(wrong: dict) -> None:
+    with pytest.raises(BadInput):
+        Wish(**{"bound": 0.1, "slope": 0.01, "frame_interval": 0.1, **wrong})
