@@ -1,0 +1,50 @@
+"""Planners to compare with, behind the interface of :func:`~edge_offload.server.pool.plan.most` (4.7.1).
+
+Each gets the same profiles, links and margin, and shares the cluster among networks in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, Sequence
+
+from edge_offload.server.pool.columns import Cluster, Demand, pipelines
+from edge_offload.server.pool.plan import Plan, Table, check, most, share_out
+from edge_offload.server.pool.profile import Network
+
+
+def whole(demands: Sequence[Demand], cluster: Cluster, margin: float = 0.4, most_stages: int = 1) -> Plan:
+    """NP: each network whole on whole GPUs; ``most_stages`` is not used. Raises as :func:`most`."""
+    undivided = [
+        Demand(
+            Network(
+                demand.network.name,
+                {gpu: {1: shares[1]} for gpu, shares in demand.network.latency_s.items() if 1 in shares},
+                demand.network.cut_bytes,
+            ),
+            demand.slo_s,
+            demand.weight,
+        )
+        for demand in demands
+    ]
+    return most(undivided, cluster, margin, 1)
+
+
+def paired(demands: Sequence[Demand], cluster: Cluster, margin: float = 0.4, most_stages: int = 2) -> Plan:
+    """DART-r: pairs of one GPU each of two classes, the rest whole networks; ``most_stages`` is not used.
+
+    Raises as :func:`most`.
+    """
+    check(cluster)
+    tables = [
+        Table(
+            [one for one in pipelines(demand, cluster, margin, 2) if len(set(one.classes)) == len(one.classes)],
+            cluster,
+            most_gpus=1,
+        )
+        for demand in demands
+    ]
+    return share_out(demands, tables, cluster)
+
+
+#: By the names that the command line takes.
+PLANNERS: Dict[str, Callable[..., Plan]] = {"pooled": most, "whole": whole, "paired": paired}
