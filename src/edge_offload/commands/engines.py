@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
         if args.models:
             raise BadInput("'list' takes no model", remedy="edge-offload engines check MODEL")
         for one in table.engines():
-            print(f"{one.name:<12} {one.version or '-':<12} {one.precision:<6} {one.accuracy:<8} {one.detail}")
+            print(f"{one.name:<21} {one.version or '-':<12} {one.precision:<6} {one.accuracy:<8} {one.detail}")
             if one.remedy:
-                print(f"{'':<12} {one.remedy}")
+                print(f"{'':<21} {one.remedy}")
     else:
         if not args.models:
             raise BadInput(f"no model to {args.action}", remedy=f"edge-offload engines {args.action} kapao_vtest")

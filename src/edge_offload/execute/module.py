@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edge_offload.errors import Unsupported
-from edge_offload.execute.engines.base import EAGER, ENGINE, facts
+from edge_offload.execute.engines.base import CPU, CUDA, EAGER, ENGINE, Direct, stated
 from edge_offload.memory import flat_bytes
 
 if TYPE_CHECKING:
@@ -106,8 +106,9 @@ class ModuleExecutor:
         return EAGER if self._seat is None else self._seat.in_force()
 
     def engine_facts(self) -> Dict[str, str]:
-        """What a fingerprint says of the engine; nothing where torch computes."""
-        return {} if self._seat is None else {ENGINE: str(facts(self._seat.backend))}
+        """What a fingerprint says of the engine; nothing where results have torch's bits."""
+        told = stated(None if self._seat is None else self._seat.backend)
+        return {ENGINE: told} if told else {}
 
     def engine_state(self) -> Tuple[str, bool]:
         """How the engine stands, in words, and whether somebody should look at it."""
@@ -126,11 +127,13 @@ class ModuleExecutor:
         from edge_offload.execute.engines import table
         from edge_offload.execute.engines.seat import Seat
 
-        backend = table.pick(name)
+        backend = table.pick(name, self.device.type)
         if backend is None:
             self._unseated = f"{EAGER}: no engine is installed; {table.INSTALL}"
-        elif self.device.type != "cpu":
+        elif self.device.type == CUDA and backend.device == CPU:
             self._unseated = f"{EAGER}: engine {backend.name} computes on the CPU, and this device is {self.device}"
+        elif self.device.type == CPU and isinstance(backend, Direct):
+            self._unseated = f"{EAGER}: engine {backend.name} is for device cuda, and this one is {self.device}"
         else:
             network: nn.Module = self.module
             if isinstance(self.module, Divided):

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optio
 from edge_offload.errors import EdgeOffloadError, ProtocolError
 from edge_offload.execute import devices
 from edge_offload.execute.engines import table
-from edge_offload.execute.engines.base import EAGER, ENGINE, facts
+from edge_offload.execute.engines.base import EAGER, ENGINE, facts, stated
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.threads import pin
 from edge_offload.link.security.keys import KeyStore
@@ -84,7 +84,7 @@ class OffloadServer:
         self._facts: Dict[str, Any] = {}
         self._book = StatusBook(str(self._device_name))
         self._feed = ResultFeed()
-        self._engine = None if engine == EAGER else table.pick(engine)
+        self._engine = None if engine == EAGER else table.pick(engine, self._device_name.type)
         self.pool = ReplicaPool(self._device_name, allow, overrides, max_models, engine)
         self._device = Worker(
             "edge-offload-device", FairQueue(queue_per_peer, queue_total, _robot_of), self._prepare_device
@@ -176,8 +176,9 @@ class OffloadServer:
     def _prepare_device(self) -> None:
         pin(self._threads, self._cores)
         self._fingerprint = fingerprint(self._device_name)
-        if self._engine is not None:
-            self._fingerprint[ENGINE] = self.engine
+        told = stated(self._engine)
+        if told:
+            self._fingerprint[ENGINE] = told
         self._facts = devices.facts(self._device_name, self._devices.quota.storage_bytes)
 
     def _welcome(self, peer: Peer, _hello: Mapping[str, Any]) -> Dict[str, Any]:

@@ -12,7 +12,10 @@ from edge_offload.cli import main
 def test_every_engine_is_listed_with_what_to_install(capsys):
     assert main(["engines"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if not line.startswith(" ")] == ["eager", "onnxruntime", "openvino"]
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == [
+        "eager", "onnxruntime", "openvino", "tensorrt", "tensorrt:fp16", "onnxruntime:cuda", "onnxruntime:tensorrt",
+        "eager+graph",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

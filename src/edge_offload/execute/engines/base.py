@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import importlib.util
+import pathlib
 import platform
+import re
+import secrets
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple, runtime_checkable
 
 import torch
-
-from edge_offload.arrays import Array
 
 #: The name of torch itself, operator by operator: no engine.
 EAGER = "eager"
@@ -22,39 +24,76 @@ ENGINE = "engine"
 #: Classes of precision: the bits of torch; float32 in another order of operations; fewer bits than float32.
 EXACT, CLOSE, REDUCED = "exact", "close", "reduced"
 #: How far an output of a class may be from torch's, as a share of its largest absolute value.
-TOLERANCE = {EXACT: 0.0, CLOSE: 2e-5}
+TOLERANCE = {EXACT: 0.0, CLOSE: 2e-5, REDUCED: 5e-2}
+#: What an engine computes on.
+CPU, CUDA = "cpu", "cuda"
+#: Tells engines of this process from those of any other whose kernels were picked by timing as well.
+_PROCESS = secrets.token_hex(4)
 
 
 class Engine(Protocol):
-    """A network that is loaded. One thread runs it."""
+    """A network that is loaded. One thread loads it, runs it and closes it."""
 
-    def run(self, inputs: Sequence[Array]) -> List[Array]:
-        """The outputs for ``inputs``, both in the network's order; arrays of their own."""
+    def run(self, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        """The outputs for ``inputs``, both in the network's order; tensors of their own, on the inputs' device."""
 
     def close(self) -> None:
         """Give back what it holds."""
 
 
 class Backend(Protocol):
-    """A kind of engine.
+    """A kind of engine; whoever inherits from it has what most engines have.
 
     Attributes:
         name: what a user writes.
         precision: of its arithmetic, such as ``fp32``.
         accuracy: its class: :data:`EXACT`, :data:`CLOSE` or :data:`REDUCED`.
         distributions: the Python packages any of which brings it.
+        module: what is imported of them, where it may be there without a distribution (NVIDIA's Debian packages).
+        device: what it computes on, :data:`CPU` or :data:`CUDA`.
+        timed: it picks kernels by timing them, so that two builds of one network may give different bits.
     """
 
     name: str
-    precision: str
-    accuracy: str
+    precision: str = "fp32"
+    accuracy: str = CLOSE
     distributions: Tuple[str, ...]
+    module: str = ""
+    device: str = CPU
+    timed: bool = False
+
+    def lacks(self) -> str:
+        """What is missing here beside its package, in words; empty: nothing."""
+        return ""
+
+    def depends_on(self) -> Dict[str, str]:
+        """What of this machine, beside its processor, a built engine depends on (plain values)."""
+        return {}
+
+
+@runtime_checkable
+class Built(Backend, Protocol):
+    """A backend whose engines are built from ONNX, and kept."""
+
+    def typed(self) -> Optional[torch.dtype]:
+        """The type of numbers that the network is to be exported with; None: its own."""
+        return None
 
     def build(self, onnx: bytes, threads: int) -> bytes:
         """What :meth:`load` takes, made of an ONNX model with static shapes; may take minutes."""
 
     def load(self, built: bytes, threads: int) -> Engine:
         """The engine, ready to run on so many threads of the CPU."""
+
+
+@runtime_checkable
+class Direct(Backend, Protocol):
+    """A backend that needs no export: it takes the network as torch runs it."""
+
+    def capture(
+        self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor]
+    ) -> Engine:
+        """An engine that does what ``run`` does for inputs of these shapes."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +115,33 @@ def version(backend: Backend) -> Optional[str]:
             return importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return None
+    found = importlib.util.find_spec(backend.module) if backend.module else None
+    if found is None or not found.origin:
+        return None
+    text = pathlib.Path(found.origin).read_text("utf-8")
+    own = re.search(r"""^__version__ *= *["']([^"']+)""", text, re.MULTILINE)
+    return own.group(1) if own else "unknown"
 
 
 def facts(backend: Backend) -> Facts:
     """The facts of a backend that is installed."""
     return Facts(backend.name, version(backend) or "absent", backend.precision)
+
+
+def stated(backend: Optional[Backend]) -> str:
+    """What a fingerprint says of an engine; empty where results have torch's bits."""
+    if backend is None or backend.accuracy == EXACT:
+        return ""
+    apart = f", kernels picked by timing in process {_PROCESS}" if backend.timed else ""
+    return f"{facts(backend)}{apart}"
+
+
+def driver_release() -> str:
+    """NVIDIA's driver, in its own words; empty where there is none."""
+    try:
+        return pathlib.Path("/proc/driver/nvidia/version").read_text("utf-8").splitlines()[0]
+    except (OSError, IndexError):
+        return ""
 
 
 def machine() -> Dict[str, Any]:

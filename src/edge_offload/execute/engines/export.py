@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import io
@@ -28,19 +29,28 @@ def position(name: str) -> int:
 
 
 class _CastFirst(nn.Module):
-    """``network`` with every uint8 input cast to float32 first: TensorRT takes uint8 into a cast and nothing else."""
+    """``network`` with every uint8 input cast to float32 first: TensorRT takes uint8 into a cast and nothing else.
 
-    def __init__(self, network: nn.Module) -> None:
+    With ``typed``, inputs of floating-point numbers are cast to that type, and outputs back to float32.
+    """
+
+    def __init__(self, network: nn.Module, typed: Optional[torch.dtype] = None) -> None:
         super().__init__()
-        self.network = network
+        self.network = network if typed is None else copy.deepcopy(network).to(typed)
+        self._typed = typed
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         """What the network returns."""
-        return self.network(*(one.to(torch.float32) if one.dtype is torch.uint8 else one for one in inputs))
+        given = [one.to(torch.float32) if one.dtype is torch.uint8 else one for one in inputs]
+        if self._typed is None:
+            return self.network(*given)
+        found = self.network(*(one.to(self._typed) if one.is_floating_point() else one for one in given))
+        outputs = (found,) if isinstance(found, torch.Tensor) else tuple(found)
+        return tuple(one.to(torch.float32) if one.is_floating_point() else one for one in outputs)
 
 
-def export(network: nn.Module, inputs: Sequence[torch.Tensor]) -> bytes:
-    """``network`` as ONNX for inputs of these shapes.
+def export(network: nn.Module, inputs: Sequence[torch.Tensor], typed: Optional[torch.dtype] = None) -> bytes:
+    """``network`` as ONNX for inputs of these shapes, its weights and arithmetic of type ``typed`` where one is given.
 
     It is traced: what depends on the values of a tensor in Python would be frozen, so that is refused.
 
@@ -53,10 +63,11 @@ def export(network: nn.Module, inputs: Sequence[torch.Tensor]) -> bytes:
         options["dynamo"] = False
     try:
         # tensors made in inference mode cannot be traced
-        given = tuple(torch.from_numpy(one.numpy().copy()) for one in inputs)
+        given = tuple(torch.from_numpy(one.cpu().numpy().copy()).to(one.device) for one in inputs)
         with warnings.catch_warnings(record=True) as caught, torch.inference_mode(False), torch.no_grad():
             warnings.simplefilter("always")
-            torch.onnx.export(_CastFirst(network).eval(), given, stream, **options)  # type: ignore[arg-type]
+            traced = _CastFirst(network, typed).eval()
+            torch.onnx.export(traced, given, stream, **options)  # type: ignore[arg-type]
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         raise Unsupported(f"it cannot be exported to ONNX: {type(error).__name__}: {lines[0][:300]}") from error

@@ -1,52 +1,109 @@
-"""ONNX Runtime on the CPU."""
+"""ONNX Runtime: on the CPU, and by its providers for NVIDIA's GPUs."""
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+import pathlib
+import tempfile
+from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
 
-from edge_offload.arrays import Array
-from edge_offload.execute.engines.base import CLOSE
+import torch
+
+from edge_offload.errors import Unsupported
+from edge_offload.execute.engines.base import CLOSE, CPU, CUDA, REDUCED, Built, driver_release
 from edge_offload.execute.engines.export import position
 
+_ON_CPU = "CPUExecutionProvider"
+#: By the name of the engine: ONNX Runtime's name of the provider, and its options.
+_PROVIDERS: Dict[str, Tuple[str, Dict[str, Any]]] = {
+    "onnxruntime": (_ON_CPU, {}),
+    "onnxruntime:cuda": ("CUDAExecutionProvider", {"use_tf32": 0, "cudnn_conv_algo_search": "HEURISTIC"}),
+    # it has no option that turns TF32 off
+    "onnxruntime:tensorrt": ("TensorrtExecutionProvider", {}),
+}
 
-class OnnxRuntime:
-    """See :class:`~edge_offload.execute.engines.base.Backend`."""
 
-    name: str = "onnxruntime"
-    precision: str = "fp32"
-    accuracy: str = CLOSE
+class OnnxRuntime(Built):
+    """See :class:`~edge_offload.execute.engines.base.Built`.
+
+    Args:
+        name: one of the engines that ONNX Runtime has.
+    """
+
     distributions: Tuple[str, ...] = ("onnxruntime", "onnxruntime-gpu")
 
+    def __init__(self, name: str = "onnxruntime") -> None:
+        self.name = name
+        self._provider, self._options = _PROVIDERS[name]
+        if self._provider == _ON_CPU:
+            return
+        self.device, self.distributions = CUDA, ("onnxruntime-gpu",)
+        self.timed = name == "onnxruntime:tensorrt"
+        self.precision, self.accuracy = ("tf32", REDUCED) if self.timed else ("fp32", CLOSE)
+
+    def depends_on(self) -> Dict[str, str]:
+        """See :class:`~edge_offload.execute.engines.base.Backend`."""
+        if self.device == CPU:
+            return {}
+        gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
+        return {"driver": driver_release(), "gpu": gpu}
+
     def build(self, onnx: bytes, threads: int) -> bytes:
-        """The ONNX model as it is: making a session of it takes milliseconds."""
-        return onnx
+        """The ONNX model as it is: making a session of it takes milliseconds. With TensorRT, its plan inside ONNX."""
+        if not self.timed:
+            return onnx
+        # ONNX Runtime's own cache of engines has taken one network's for that of another with the same structure
+        with tempfile.TemporaryDirectory(prefix="edge_offload.") as folder:
+            path = pathlib.Path(folder) / "with_plan.onnx"
+            kept = {"ep.context_enable": "1", "ep.context_embed_mode": "1", "ep.context_file_path": str(path)}
+            _session(onnx, threads, self._provider, self._options, kept)
+            if not path.is_file():
+                raise Unsupported("ONNX Runtime has written no plan", remedy="pip install 'onnxruntime-gpu>=1.20'")
+            return path.read_bytes()
 
     def load(self, built: bytes, threads: int) -> OnnxRuntimeEngine:
-        """A session on the CPU."""
-        return OnnxRuntimeEngine(built, threads)
+        """A session of the provider."""
+        return OnnxRuntimeEngine(_session(built, threads, self._provider, self._options))
 
 
 class OnnxRuntimeEngine:
     """One session; its threads sleep between frames."""
 
-    def __init__(self, onnx: bytes, threads: int) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        # waiting threads would take a core each between two frames
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session: Any = onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
+    def __init__(self, session: Any) -> None:
+        self._session = session
         # an input that the network does not use is no input of the graph
-        self._inputs = {one.name: position(one.name) for one in self._session.get_inputs()}
+        self._inputs = {one.name: position(one.name) for one in session.get_inputs()}
 
-    def run(self, inputs: Sequence[Array]) -> List[Array]:
+    def run(self, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         """See :class:`~edge_offload.execute.engines.base.Engine`."""
-        found: List[Array] = self._session.run(None, {name: inputs[at] for name, at in self._inputs.items()})
-        return found
+        found = self._session.run(None, {name: inputs[at].cpu().numpy() for name, at in self._inputs.items()})
+        return [torch.from_numpy(one).to(inputs[0].device) for one in found]
 
     def close(self) -> None:
         """See :class:`~edge_offload.execute.engines.base.Engine`."""
         self._session = None
+
+
+def _session(onnx: bytes, threads: int, provider: str, options: Mapping[str, Any], more: Mapping[str, str] = {}) -> Any:
+    """A session of ``provider``.
+
+    Raises:
+        Unsupported: ONNX Runtime took another one without a word, as it does where a library is missing.
+    """
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = threads
+    settings.inter_op_num_threads = 1
+    settings.log_severity_level = 3
+    # waiting threads would take a core each between two frames
+    for name, value in {"session.intra_op.allow_spinning": "0", **more}.items():
+        settings.add_session_config_entry(name, value)
+    wanted: List[Union[str, Tuple[str, Mapping[str, Any]]]] = [(provider, options)]
+    if provider != _ON_CPU:
+        if provider not in onnxruntime.get_available_providers():
+            raise Unsupported(f"this ONNX Runtime has no {provider}", remedy="pip install onnxruntime-gpu")
+        wanted.append(_ON_CPU)
+    session = onnxruntime.InferenceSession(onnx, settings, providers=wanted)
+    if session.get_providers()[0] != provider:
+        raise Unsupported(f"ONNX Runtime cannot use {provider} here, and would compute on the CPU")
+    return session

@@ -5,19 +5,16 @@ from __future__ import annotations
 import io
 from typing import Any, Dict, List, Sequence, Tuple
 
-import numpy as np
+import torch
 
-from edge_offload.arrays import Array
-from edge_offload.execute.engines.base import CLOSE
+from edge_offload.execute.engines.base import Built
 from edge_offload.execute.engines.export import position
 
 
-class OpenVino:
-    """See :class:`~edge_offload.execute.engines.base.Backend`."""
+class OpenVino(Built):
+    """See :class:`~edge_offload.execute.engines.base.Built`."""
 
     name: str = "openvino"
-    precision: str = "fp32"
-    accuracy: str = CLOSE
     distributions: Tuple[str, ...] = ("openvino",)
 
     def build(self, onnx: bytes, threads: int) -> bytes:
@@ -46,11 +43,12 @@ class OpenVinoEngine:
         self._inputs = {one.any_name: position(one.any_name) for one in compiled.inputs}
         self._outputs = range(len(compiled.outputs))
 
-    def run(self, inputs: Sequence[Array]) -> List[Array]:
+    def run(self, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         """See :class:`~edge_offload.execute.engines.base.Engine`."""
-        self._request.infer({name: inputs[at] for name, at in self._inputs.items()})
+        self._request.infer({name: inputs[at].numpy() for name, at in self._inputs.items()})
         # the request writes its next outputs to the same memory
-        return [np.array(self._request.get_output_tensor(number).data) for number in self._outputs]
+        found = [self._request.get_output_tensor(number).data for number in self._outputs]
+        return [torch.from_numpy(one.copy()) for one in found]
 
     def close(self) -> None:
         """See :class:`~edge_offload.execute.engines.base.Engine`."""

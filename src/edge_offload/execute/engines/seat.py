@@ -6,6 +6,7 @@ tolerance of its class, and again from the moment at which it raises or does not
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import queue
@@ -19,9 +20,8 @@ import torch
 from torch import nn
 
 from edge_offload import background
-from edge_offload.arrays import Array
 from edge_offload.errors import EdgeOffloadError, Unsupported
-from edge_offload.execute.engines.base import EAGER, TOLERANCE, Backend, Engine, facts, machine, mismatch
+from edge_offload.execute.engines.base import EAGER, TOLERANCE, Backend, Built, Direct, Engine, facts, machine, mismatch
 from edge_offload.execute.engines.cache import EngineCache, Entry, key_of
 from edge_offload.execute.engines.export import export, identity
 from edge_offload.execute.tensors import Specs, specs_of
@@ -109,26 +109,35 @@ class Seat:
         Raises:
             EdgeOffloadError: there can be none; the message says why.
         """
+        backend = self.backend
+        if isinstance(backend, Direct):
+            attach = functools.partial(backend.capture, self._run_eagerly, inputs)
+            return _loaded(attach, "it cannot be captured"), str(facts(backend))
+        assert isinstance(backend, Built)
         known = identity(self._network, specs)
-        made: Dict[str, Any] = {"engine": str(facts(self.backend)), "threads": threads, **machine()}
+        made: Dict[str, Any] = {
+            "engine": str(facts(backend)), "threads": threads, **machine(), **backend.depends_on()
+        }  # fmt: skip
         document: Optional[bytes] = None
         if known is None:
             # this network can be told from others by what it exports to, and by nothing less
-            document = export(self._network, inputs)
+            document = export(self._network, inputs, backend.typed())
             known = hashlib.sha256(document).hexdigest()
         key = key_of({**made, "network": known, "inputs": [spec.to_dict() for spec in specs]})
 
         def build() -> Entry:
-            onnx = document if document is not None else export(self._network, inputs)
-            return Entry(self.backend.build(onnx, threads), hashlib.sha256(onnx).hexdigest())
+            onnx = document if document is not None else export(self._network, inputs, backend.typed())
+            return Entry(backend.build(onnx, threads), hashlib.sha256(onnx).hexdigest())
 
         entry = self._cache.get(key, build)
         try:
-            engine = self.backend.load(entry.built, threads)
-        except Exception as error:
+            owner = _loaded(functools.partial(backend.load, entry.built, threads), "it cannot be loaded")
+        except Unsupported:
             self._cache.forget(key)
-            raise Unsupported(f"it cannot be loaded: {type(error).__name__}: {str(error)[:300]}") from error
-        return _Owner(engine), f"{facts(self.backend)} onnx {entry.onnx[:12]}"
+            raise
+        # kernels that were picked by timing: the same bits only where the very same plan runs
+        which = f"plan {hashlib.sha256(entry.built).hexdigest()[:12]}" if backend.timed else f"onnx {entry.onnx[:12]}"
+        return owner, f"{facts(backend)} {which}"
 
 
 class _Place:
@@ -249,12 +258,13 @@ class _Place:
 
 
 class _Owner:
-    """The one thread that runs an engine. It runs no torch, so that it may be left behind when it hangs."""
+    """The one thread that loads an engine, runs it and closes it, so that it may be left behind when it hangs."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._work: queue.SimpleQueue[Optional[Tuple[List[Array], Future[Any]]]] = queue.SimpleQueue()
+    def __init__(self, load: Callable[[], Engine]) -> None:
+        self.loaded: Future[Any] = Future()
+        self._work: queue.SimpleQueue[Optional[Tuple[Sequence[torch.Tensor], Future[Any]]]] = queue.SimpleQueue()
         self._turn = threading.Lock()
-        threading.Thread(target=self._serve, args=(engine,), name="edge-offload-engine", daemon=True).start()
+        threading.Thread(target=self._serve, args=(load,), name="edge-offload-engine", daemon=True).start()
 
     def run(self, inputs: Sequence[torch.Tensor], patience_s: float) -> Tensors:
         """The outputs.
@@ -265,14 +275,20 @@ class _Owner:
         """
         answer: Future[Any] = Future()
         with self._turn:
-            self._work.put(([one.numpy() for one in inputs], answer))
-            return tuple(torch.from_numpy(one) for one in answer.result(patience_s))
+            self._work.put((inputs, answer))
+            return tuple(answer.result(patience_s))
 
     def close(self) -> None:
         """Let the thread end, and give the engine back."""
         self._work.put(None)
 
-    def _serve(self, engine: Engine) -> None:
+    def _serve(self, load: Callable[[], Engine]) -> None:
+        try:
+            engine = load()
+        except BaseException as error:
+            self.loaded.set_exception(error)
+            return
+        self.loaded.set_result(None)
         while True:
             work = self._work.get()
             if work is None:
@@ -284,6 +300,16 @@ class _Owner:
             except BaseException as error:
                 answer.set_exception(error)
             del work, inputs, answer
+
+
+def _loaded(load: Callable[[], Engine], failed: str) -> _Owner:
+    """Raises Unsupported, whose message begins with ``failed``, where ``load`` fails."""
+    owner = _Owner(load)
+    try:
+        owner.loaded.result()
+    except Exception as error:
+        raise Unsupported(f"{failed}: {type(error).__name__}: {str(error)[:300]}") from error
+    return owner
 
 
 def _versions(network: nn.Module) -> List[int]:
@@ -301,9 +327,9 @@ def _noise(inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
     made = []
     for one in inputs:
         if one.dtype is torch.uint8:
-            made.append(torch.randint(0, 256, one.shape, dtype=torch.uint8, generator=draw))
+            made.append(torch.randint(0, 256, one.shape, dtype=torch.uint8, generator=draw).to(one.device))
         elif one.dtype is torch.float32:
-            made.append(torch.rand(one.shape, generator=draw))
+            made.append(torch.rand(one.shape, generator=draw).to(one.device))
         else:
             made.append(one)
     return made

@@ -1,0 +1,184 @@
+"""Where an engine's inputs and outputs lie on the GPU: in memory that pycuda allocates, or in torch's tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, ContextManager, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from edge_offload.errors import BadInput
+from edge_offload.execute.engines.base import driver_release
+
+#: By whom buffers are allocated: torch where it has CUDA, else pycuda, unless one of the two was asked for.
+TORCH, PYCUDA = "torch", "pycuda"
+
+
+class Buffers(Protocol):
+    """Memory of one engine on one GPU, and the stream on which everything happens. One thread uses it."""
+
+    def entered(self) -> ContextManager[None]:
+        """Whatever touches the GPU is done within this."""
+
+    def handle(self) -> int:
+        """The CUDA stream."""
+
+    def allocate(self, name: str, shape: Tuple[int, ...], dtype: np.dtype[Any]) -> int:
+        """Address on the GPU of a new buffer for the tensor ``name``."""
+
+    def upload(self, name: str, value: torch.Tensor) -> None:
+        """Begin to copy ``value`` there; it may be changed when the next :meth:`download` has ended."""
+
+    def download(self, names: Sequence[str]) -> List[torch.Tensor]:
+        """What is there when everything begun before has ended, as tensors of the caller's own."""
+
+    def release(self) -> None:
+        """Give all of it back."""
+
+
+def choose(asked: str = "") -> str:
+    """Who allocates buffers here.
+
+    Raises:
+        BadInput: neither :data:`TORCH` nor :data:`PYCUDA` was asked for.
+    """
+    if asked not in ("", TORCH, PYCUDA):
+        raise BadInput(f"no buffers {asked!r}", remedy=f"use one of: {TORCH}, {PYCUDA}")
+    return asked or (TORCH if torch.cuda.is_available() else PYCUDA)
+
+
+def make(asked: str = "") -> Buffers:
+    """Buffers on the first GPU; errors as of :func:`choose`."""
+    return TorchBuffers() if choose(asked) == TORCH else PycudaBuffers()
+
+
+def gpu(asked: str = "") -> Dict[str, str]:
+    """What a plan depends on: the GPU, its compute capability, and the driver (its release, and its CUDA)."""
+    if choose(asked) == TORCH:
+        found = torch.cuda.get_device_properties(0)
+        name, capability = found.name, (found.major, found.minor)
+        cuda = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
+    else:
+        import pycuda.driver
+
+        pycuda.driver.init()
+        device = pycuda.driver.Device(0)
+        name, capability, cuda = device.name(), device.compute_capability(), pycuda.driver.get_driver_version()
+    level = ".".join(map(str, capability))
+    return {"gpu": str(name), "capability": level, "cuda": str(cuda), "driver": driver_release()}
+
+
+class PycudaBuffers:
+    """See :class:`Buffers`. In the GPU's primary context, which torch and CUDA's runtime use as well.
+
+    A context of its own (``pycuda.autoinit`` makes one) would be another address space: nothing of TensorRT's would be
+    valid in it. A context is current in a thread, not in a process; so it is pushed wherever it is needed.
+    """
+
+    def __init__(self) -> None:
+        import pycuda.driver
+
+        self._cuda: Any = pycuda.driver
+        self._cuda.init()
+        self._context: Any = self._cuda.Device(0).retain_primary_context()
+        self._host: Dict[str, Any] = {}
+        self._device: Dict[str, Any] = {}
+        with self.entered():
+            self._stream: Any = self._cuda.Stream()
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """See :class:`Buffers`."""
+        self._context.push()
+        try:
+            yield
+        finally:
+            self._cuda.Context.pop()
+
+    def handle(self) -> int:
+        """See :class:`Buffers`."""
+        return int(self._stream.handle)
+
+    def allocate(self, name: str, shape: Tuple[int, ...], dtype: np.dtype[Any]) -> int:
+        """See :class:`Buffers`."""
+        # copies from and to other memory would not be asynchronous
+        self._host[name] = self._cuda.pagelocked_empty(shape, dtype)
+        self._device[name] = self._cuda.mem_alloc(max(self._host[name].nbytes, 1))
+        return int(self._device[name])
+
+    def upload(self, name: str, value: torch.Tensor) -> None:
+        """See :class:`Buffers`."""
+        np.copyto(self._host[name], value.cpu().numpy())
+        self._cuda.memcpy_htod_async(self._device[name], self._host[name], self._stream)
+
+    def download(self, names: Sequence[str]) -> List[torch.Tensor]:
+        """See :class:`Buffers`."""
+        for name in names:
+            self._cuda.memcpy_dtoh_async(self._host[name], self._device[name], self._stream)
+        self._stream.synchronize()
+        return [torch.from_numpy(self._host[name].copy()) for name in names]
+
+    def release(self) -> None:
+        """See :class:`Buffers`."""
+        with self.entered():
+            self._stream.synchronize()
+            for memory in self._device.values():
+                memory.free()
+            for array in self._host.values():
+                array.base.free()
+            self._device, self._host, self._stream = {}, {}, None
+        self._context.detach()
+
+
+class TorchBuffers:
+    """See :class:`Buffers`. Inputs that are on the GPU already are copied there, and outputs stay there.
+
+    Args:
+        cuda: ``torch.cuda``.
+        device: of the buffers.
+    """
+
+    def __init__(self, cuda: Any = torch.cuda, device: str = "cuda") -> None:
+        self._cuda, self._at = cuda, torch.device(device)
+        self._own: Dict[str, torch.Tensor] = {}
+        self._stream: Optional[Any] = cuda.Stream()
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """See :class:`Buffers`."""
+        with torch.inference_mode(), self._cuda.stream(self._stream):
+            yield
+
+    def handle(self) -> int:
+        """See :class:`Buffers`."""
+        assert self._stream is not None
+        return int(self._stream.cuda_stream)
+
+    def allocate(self, name: str, shape: Tuple[int, ...], dtype: np.dtype[Any]) -> int:
+        """See :class:`Buffers`."""
+        like = torch.from_numpy(np.empty(0, dtype)).dtype
+        self._own[name] = torch.empty(shape, dtype=like, device=self._at)
+        return self._own[name].data_ptr()
+
+    def upload(self, name: str, value: torch.Tensor) -> None:
+        """See :class:`Buffers`."""
+        assert self._stream is not None
+        # what gives the value was launched on the stream that every module is run on
+        self._stream.wait_stream(self._cuda.default_stream())
+        self._own[name].copy_(value)
+
+    def download(self, names: Sequence[str]) -> List[torch.Tensor]:
+        """See :class:`Buffers`."""
+        assert self._stream is not None
+        found = [self._own[name].clone() for name in names]
+        self._stream.synchronize()
+        for one in found:
+            one.record_stream(self._cuda.default_stream())
+        return found
+
+    def release(self) -> None:
+        """See :class:`Buffers`."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        self._own, self._stream = {}, None
