@@ -1,9 +1,10 @@
-"""Plan what runs where on a pool of unlike GPUs, from profiles of networks: no cluster is needed.
+"""Plan what runs where on a pool of unlike GPUs, and try the plan in virtual time: profiles do, no cluster is needed.
 
   edge-offload pool plan --profiles DIR --cluster 25xL4,75xP4 --network kapao_s --slo 0.2 --bandwidth 6
   edge-offload pool plan … --network a:2 --network b --slo a=0.2 --slo b=0.1        a gets twice the rate of b
   edge-offload pool plan … --load 500         fewest GPUs for 500 frames per second (times each network's weight)
   edge-offload pool plan … --planner whole    without partitions, to compare with (paired: pairs of unlike GPUs)
+  edge-offload pool simulate … --at 0.5 0.9 1     that plan at these shares of its rate: how many are answered in time
 
 DIR holds block_latency_us.csv (dnn, gpu, vgpu_denom, block, batch, latency_us) and cut_bytes.csv (dnn, cut_after_block,
 bytes_batch1). A network is cut into at most --partitions stages at its blocks, every stage on GPUs of one class, all
@@ -17,17 +18,40 @@ import argparse
 import json
 import math
 import pathlib
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from edge_offload.errors import BadInput
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See :mod:`edge_offload.commands`."""
-    kinds = parser.add_subparsers(dest="what", required=True, metavar="plan")
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="plan|simulate")
     plan = kinds.add_parser(
         "plan", help="stages, classes, batch sizes and GPUs for networks", description="Plan a pool."
     )
+    _add_plan(plan)
+    simulated = kinds.add_parser(
+        "simulate",
+        help="that plan under load, in virtual time",
+        description="Plan a pool, and serve it random requests.",
+    )
+    _add_plan(simulated)
+    simulated.add_argument(
+        "--at",
+        type=float,
+        nargs="+",
+        default=[0.5, 0.9, 1.0],
+        metavar="F",
+        help="shares of the planned rate (0.5 0.9 1)",
+    )
+    simulated.add_argument("--seconds", type=float, default=10.0, help="of virtual time for each (10)")
+    simulated.add_argument("--seed", type=int, default=0, help="of the arrivals (0)")
+    simulated.add_argument(
+        "--spread", type=float, default=0.0, metavar="X", help="stages take up to this share longer or shorter (0)"
+    )
+
+
+def _add_plan(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--profiles", metavar="DIR", required=True, help="folder with the two CSV files")
     plan.add_argument("--cluster", metavar="NxCLASS,…", required=True, help="GPUs there are: 25xL4,75xP4")
     plan.add_argument(
@@ -79,6 +103,8 @@ def run(args: argparse.Namespace) -> int:
         made = fewest(demands, args.load, cluster, args.margin, args.partitions)
     else:
         made = PLANNERS[args.planner](demands, cluster, args.margin, args.partitions)
+    if args.what == "simulate":
+        return _simulate(args, made, known, cluster, slo_s)
     if args.json:
         print(json.dumps(as_dict(made), indent=1))
         return 0
@@ -94,6 +120,33 @@ def run(args: argparse.Namespace) -> int:
     used = ", ".join(f"{made.gpus.get(gpu, 0)} of {count} {gpu}" for gpu, count in gpus.items())
     print(f"GPUs in use: {used}")
     return 0
+
+
+def _simulate(args: argparse.Namespace, made: Any, known: Any, cluster: Any, slo_s: Mapping[str, float]) -> int:
+    import numpy as np
+
+    from edge_offload.server.pool import simulate
+
+    if args.seconds <= 0 or not 0 <= args.spread < 1 or any(not 0 < share < 10 for share in args.at):
+        raise BadInput("--seconds is above 0, --spread 0 to below 1, --at above 0 and below 10")
+    rows = []
+    for share in args.at:
+        source = np.random.default_rng([args.seed, round(share * 1000)])
+        arrivals = {name: simulate.poisson(rate * share, args.seconds, source) for name, rate in made.rates.items()}
+        factors = _factors(args.spread, source) if args.spread else None
+        outcome = simulate.run(made, known, cluster, slo_s, arrivals, factors)
+        rows.append({"at": share, **vars(outcome)})
+        if not args.json:
+            shown = ", ".join(f"{name} {100 * value:.2f} %" for name, value in outcome.attainment.items())
+            busy = ", ".join(f"{gpu} {100 * value:.0f} %" for gpu, value in outcome.utilisation.items())
+            print(f"{share:5.2f} of the plan: in time {shown}; busy {busy}")
+    if args.json:
+        print(json.dumps({**as_dict(made), "loads": rows}, indent=1))
+    return 0
+
+
+def _factors(spread: float, source: Any) -> Callable[[], float]:
+    return lambda: 1 + spread * float(source.uniform(-1, 1))
 
 
 def as_dict(made: Any) -> Dict[str, Any]:

@@ -45,6 +45,16 @@ def test_plan_prints_stages_as_json_and_as_text(profiles: str, capsys: Capture) 
     assert "GPUs in use: " in text
 
 
+def test_simulate_says_how_many_are_answered_in_time(profiles: str, capsys: Capture) -> None:
+    asked = ("pool", "simulate", "--profiles", profiles, "--cluster", "2xH,6xL", "--network", "a", "--slo", "0.2")
+    assert main([*asked, "--at", "0.3", "3", "--seconds", "2", "--spread", "0.1", "--json"]) == 0
+    light, heavy = json.loads(capsys.readouterr().out)["loads"]
+    assert light["attainment"]["a"] > 0.98 > 0.6 > heavy["attainment"]["a"]
+    assert main([*asked, "--at", "0.3", "--seconds", "2"]) == 0
+    assert "0.30 of the plan: in time a " in capsys.readouterr().out
+    assert main([*asked, "--at", "0"]) != 0
+
+
 def test_load_asks_for_fewer_gpus_than_there_are(profiles: str, capsys: Capture) -> None:
     assert plan(profiles, "--network", "a", "--slo", "0.2", "--load", "20", "--json") == 0
     assert 1 <= json.loads(capsys.readouterr().out)["objective"] < 8

@@ -185,6 +185,7 @@ def test_rows_that_are_not_beaten_are_those_of_the_definition() -> None:
             assert not (rates[other] >= rates[one]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="the published plans are not here: nothing was compared with them")
 def test_plans_are_as_good_as_the_published_ones() -> None:
     networks = profile.load(DATA)

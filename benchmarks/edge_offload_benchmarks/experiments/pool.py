@@ -1,0 +1,297 @@
+"""Plans for pools of unlike GPUs under load, in virtual time, from profiles of real GPUs: ours, and what to compare.
+
+Clusters are the authors' four of 25 + 75 GPUs; networks are served three at a time (the groups, weights and deadlines
+of --plans where it is given, else groups by --seed and five times the latency on the fastest class), and each alone
+with --alone. Requests come at random (Poisson). A load of 1 is what our plan with the whole of the links promises; the
+table has the largest load, in steps of 0.05, at which 99 % of each network's requests are answered in time.
+
+  edge-offload bench pool --profiles DIR --json pool.json
+  edge-offload bench pool --profiles DIR --plans reference_plans.csv --alone --json pool.json --plot pool.png
+
+pooled: our plan, 0.8 of the links; pooled_links_1: all of them; whole: no partitions (NP); paired: pairs of one GPU of
+each class (DART-r); reactive: our plan without reservations; authors: their plan, our scheduler. GPUs are emulated by
+their measured latencies: nothing is computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import pathlib
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from edge_offload.errors import BadInput
+from edge_offload.outputs import add_output
+from edge_offload.server.pool import profile, simulate
+from edge_offload.server.pool.baselines import paired, whole
+from edge_offload.server.pool.columns import Cluster, Demand
+from edge_offload.server.pool.plan import Pipeline, Plan, Stage, most
+from edge_offload.server.pool.profile import Network
+
+#: name, classes with how many share a machine, and bytes per second of its link.
+CLUSTERS: Dict[str, Tuple[Dict[str, int], float]] = {
+    "HC1": ({"L4": 1, "P4": 1}, 6e9 / 8),
+    "HC2": ({"L4": 4, "T4": 2}, 10e9 / 8),
+    "HC3": ({"V100": 2, "P4": 1}, 6e9 / 8),
+    "HC4": ({"V100": 4, "T4": 2}, 10e9 / 8),
+}
+COUNTS = (25, 75)
+STEP, MOST = 0.05, 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """Networks on a cluster.
+
+    Attributes:
+        cluster: its name.
+        group: networks, deadlines and weights.
+        margin: of the deadline.
+        authors: their plan of it, if there is one.
+    """
+
+    cluster: str
+    group: Tuple[Demand, ...]
+    margin: float
+    authors: Optional[Plan] = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("--profiles", type=pathlib.Path, required=True, metavar="DIR", help="as for 'pool plan'")
+    parser.add_argument("--plans", type=pathlib.Path, metavar="CSV", help="the authors' plans, to stand beside ours")
+    parser.add_argument("--alone", action="store_true", help="each network alone, too, at margins of 0.1 and 0.4")
+    parser.add_argument("--cluster", action="append", choices=list(CLUSTERS), help="only this one (may be repeated)")
+    parser.add_argument("--groups", type=int, metavar="N", help="groups of each cluster, at most (default: all)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of virtual time for each load (10)")
+    parser.add_argument("--seed", type=int, default=0, help="of arrivals and groups (0)")
+    add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record here")
+    add_output(parser, "--plot", type=pathlib.Path, metavar="FILE", help="draw load factors (needs matplotlib)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """See the module."""
+    if args.seconds <= 0 or (args.groups is not None and args.groups < 1):
+        raise BadInput("--seconds is above 0 and --groups at least 1")
+    networks = profile.load(args.profiles)
+    clusters = args.cluster or list(CLUSTERS)
+    cases = _cases(args, networks, clusters)
+    record: Dict[str, Any] = {"seconds": args.seconds, "groups": [], "alone": []}
+    for number, (case, alone) in enumerate(cases, 1):
+        row = _measure(case, networks, args, alone)
+        record["alone" if alone else "groups"].append(row)
+        shown = ", ".join(f"{name} {one['load']:.2f}" for name, one in row["systems"].items())
+        print(
+            f"{number} of {len(cases)}: {case.cluster}, {' + '.join(_short(one) for one in row['networks'])}: {shown}",
+            flush=True,
+        )
+        if args.json:  # after each, so that a run that is stopped has something to show
+            args.json.write_text(json.dumps({**record, "summary": summary(record)}, indent=1) + "\n", encoding="utf-8")
+    for name, line in summary(record).items():
+        print(f"{name}: {line}")
+    if args.plot:
+        _draw(args.plot, record)
+    return 0
+
+
+def _cases(
+    args: argparse.Namespace, networks: Mapping[str, Network], clusters: Sequence[str]
+) -> List[Tuple[Case, bool]]:
+    if args.plans is not None:
+        groups = _published(args.plans, networks, clusters)
+    else:
+        order = np.random.default_rng(args.seed).permutation(sorted(networks))
+        demands = [Demand(networks[str(name)], _five_times(networks[str(name)])) for name in order]
+        groups = [
+            Case(cluster, tuple(demands[at : at + 3]), 0.4) for cluster in clusters for at in range(0, len(demands), 3)
+        ]
+    if args.groups is not None:
+        groups = [one for cluster in clusters for one in [g for g in groups if g.cluster == cluster][: args.groups]]
+    cases = [(group, False) for group in groups]
+    if args.alone:
+        cases += [
+            (Case(cluster, (Demand(network, _five_times(network)),), margin), True)
+            for cluster in clusters
+            for margin in (0.1, 0.4)
+            for network in networks.values()
+        ]
+    return cases
+
+
+def _published(path: pathlib.Path, networks: Mapping[str, Network], clusters: Sequence[str]) -> List[Case]:
+    """Groups, weights, deadlines and plans of the authors' table: three rows a group."""
+    try:
+        with open(path, newline="", encoding="utf-8") as lines:
+            rows = [row for row in csv.DictReader(lines) if row["scheduler"] == "v4" and row["weights"]]
+    except (OSError, KeyError, csv.Error) as error:
+        raise BadInput(f"cannot read {path}: {error}", remedy="give the authors' table of plans") from error
+    cases = []
+    for at in range(0, len(rows), 3):
+        group = rows[at : at + 3]
+        kinds = {group[0]["gpu_hi"], group[0]["gpu_lo"]}
+        cluster = next((name for name in clusters if set(CLUSTERS[name][0]) == kinds), None)
+        if cluster is None:
+            continue
+        weights = [float(weight) for weight in group[0]["weights"].split("-")]
+        demands = tuple(
+            Demand(networks[row["dnn"]], float(row["slo_us"]) / 1e6, weight) for row, weight in zip(group, weights)
+        )
+        margin = float(group[0]["slo_margin_us"]) / float(group[0]["slo_us"])
+        cases.append(Case(cluster, demands, margin, _their_plan(group, demands)))
+    return cases
+
+
+def _their_plan(rows: Sequence[Mapping[str, str]], demands: Sequence[Demand]) -> Plan:
+    made = []
+    for row in rows:
+        for rate, given in json.loads(row["pipelines"]):
+            latency_s = sum(stage[6] + stage[7] for stage in given) / 1e6
+            stages = tuple(
+                Stage(first, end, gpu, parts, batch, round(gpus)) for first, end, gpu, parts, batch, gpus, *_ in given
+            )
+            made.append(Pipeline(row["dnn"], rate, latency_s, stages))
+    rates = {row["dnn"]: float(row["xput_rps"]) for row in rows}
+    return Plan(min(rates[one.network.name] / one.weight for one in demands), tuple(made), rates)
+
+
+def _five_times(network: Network) -> float:
+    """The authors' deadline: five times the latency of one frame on the fastest class."""
+    return 5 * min(float(shares[1][:, 0].sum()) for shares in network.latency_s.values() if 1 in shares)
+
+
+def _cluster(name: str, link_share: float) -> Cluster:
+    per_machine, rate = CLUSTERS[name]
+    return Cluster(dict(zip(per_machine, COUNTS)), rate, per_machine, link_share)
+
+
+Serve = Callable[[Dict[str, Any]], simulate.Outcome]
+
+
+def _measure(case: Case, networks: Mapping[str, Network], args: argparse.Namespace, alone: bool) -> Dict[str, Any]:
+    from edge_offload_benchmarks.simulation import reactive
+
+    full, careful = _cluster(case.cluster, 1.0), _cluster(case.cluster, 0.8)
+    stages = 3 if alone else 2
+    began = time.process_time()
+    plans = {
+        "pooled": most(case.group, careful, case.margin, stages),
+        "pooled_links_1": most(case.group, full, case.margin, stages),
+        "whole": whole(case.group, full, case.margin),
+    }
+    if not alone:
+        plans["paired"] = paired(case.group, full, case.margin)
+        if case.authors is not None:
+            plans["authors"] = case.authors
+    planned_s = time.process_time() - began
+    slo_s = {demand.network.name: demand.slo_s for demand in case.group}
+    best = plans["pooled_links_1"]
+    rates = {demand.network.name: best.objective * demand.weight for demand in case.group}
+
+    def reserved(plan: Plan) -> Serve:
+        return lambda arrivals: simulate.run(plan, networks, full, slo_s, arrivals)
+
+    def reacts(arrivals: Dict[str, Any]) -> simulate.Outcome:
+        return simulate.Outcome(reactive.run(best, networks, full, slo_s, arrivals), {}, {})
+
+    systems = {}
+    for name, plan in plans.items():
+        systems[name] = {**_held(rates, reserved(plan), full, args), "plan": plan.objective / best.objective}
+    if not alone:
+        systems["reactive"] = {**_held(rates, reacts, full, args), "plan": 1.0}
+    return {
+        "cluster": case.cluster, "networks": list(slo_s), "margin": case.margin, "planned_s": planned_s,
+        "unit": best.objective, "systems": systems,
+    }  # fmt: skip
+
+
+def _held(rates: Mapping[str, float], serve: Serve, cluster: Cluster, args: argparse.Namespace) -> Dict[str, Any]:
+    """The largest load at which 99 % is held, by every network and by each; how busy GPUs are at the former."""
+    seen: Dict[int, simulate.Outcome] = {}
+
+    def at(load: float) -> simulate.Outcome:
+        steps = round(load / STEP)
+        if steps not in seen:
+            source = np.random.default_rng([args.seed, steps])
+            arrivals = {name: simulate.poisson(rate * load, args.seconds, source) for name, rate in rates.items()}
+            seen[steps] = serve(arrivals)
+        return seen[steps]
+
+    def attained(name: str) -> Callable[[float], float]:
+        return lambda load: at(load).attainment[name]
+
+    loads = {name: simulate.load_factor(attained(name), 0.99, STEP, MOST) for name in rates}
+    load = min(loads.values())
+    busy = at(load).utilisation if load else {}
+    return {"load": load, "loads": loads, "busy": {gpu: round(busy.get(gpu, 0.0), 4) for gpu in cluster.gpus}}
+
+
+def summary(record: Mapping[str, Any]) -> Dict[str, Any]:
+    """The figures of the chapter's text, from a record."""
+    made: Dict[str, Any] = {}
+    groups = record["groups"]
+    if groups:
+        names = list(groups[0]["systems"])
+        for cluster in dict.fromkeys(row["cluster"] for row in groups):
+            rows = [row for row in groups if row["cluster"] == cluster]
+            mean = {name: _mean_load(rows, name) for name in names}
+            made[f"{cluster}: mean load factor"] = {name: round(value, 3) for name, value in mean.items()}
+            made[f"{cluster}: gain over whole"] = {
+                name: round(value / mean["whole"] - 1, 3) for name, value in mean.items() if name != "whole"
+            }
+        made["low class busy"] = {
+            name: round(float(np.mean([list(row["systems"][name]["busy"].values())[1] for row in groups])), 3)
+            for name in names if name != "reactive"
+        }  # fmt: skip
+        for name in ("pooled", "pooled_links_1", "reactive"):
+            shares = np.array([load / row["systems"][name]["plan"] for row in groups for load in _loads(row, name)])
+            made[f"{name}: share of its plan that a network holds"] = {
+                "least": round(float(shares.min()), 3),
+                "mean": round(float(np.minimum(shares, 1.0).mean()), 3),
+            }
+        made["least of a group, over whole's"] = {"pooled": round(_least_over_whole(groups, "pooled"), 3)}
+    if record["alone"]:
+        made["alone, over whole"] = {
+            name: round(_least_over_whole(record["alone"], name), 3) for name in ("pooled", "pooled_links_1")
+        }
+    return made
+
+
+def _loads(row: Mapping[str, Any], name: str) -> List[float]:
+    return list(row["systems"][name]["loads"].values())
+
+
+def _least_over_whole(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    """The least, over groups, of the load that all of a group hold, as a share of what they hold undivided."""
+    return min(
+        float(row["systems"][name]["load"]) / max(float(row["systems"]["whole"]["load"]), STEP / 2) for row in rows
+    )
+
+
+def _mean_load(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    return float(np.mean([load for row in rows for load in _loads(row, name)]))
+
+
+def _short(name: str) -> str:
+    return name.split("_")[0].split("-")[0]
+
+
+def _draw(path: pathlib.Path, record: Mapping[str, Any]) -> None:
+    from edge_offload_benchmarks.plotting import panels
+
+    rows = record["groups"]
+    clusters = list(dict.fromkeys(row["cluster"] for row in rows))
+    names = list(rows[0]["systems"])
+    with panels(path, 1, 1, (8, 3.6)) as grid:
+        axes = grid[0, 0]
+        for place, name in enumerate(names):
+            heights = [_mean_load([row for row in rows if row["cluster"] == cluster], name) for cluster in clusters]
+            axes.bar(np.arange(len(clusters)) + place * 0.8 / len(names), heights, 0.8 / len(names), label=name)
+        axes.set_xticks(np.arange(len(clusters)) + 0.35, clusters)
+        axes.set_ylabel("largest load with 99 % in time")
+        axes.set_ylim(0, 1.25)
+        axes.legend(fontsize=8, ncol=3)

@@ -1,0 +1,236 @@
+"""Which GPUs and links a batch gets, and when, before it is let in (4.5.5, Algorithms 3 and 4).
+
+Every GPU (or share of one) and every machine's link, up and down, has a time from which it is free; a batch reserves
+what its way through a pipeline needs, in order. Gaps before that time are not filled: workers serve in the order in
+which they were sent work. Times are seconds on whatever clock the caller has; nothing here reads one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Deque, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from edge_offload.arrays import Array
+from edge_offload.server.pool.columns import Cluster
+from edge_offload.server.pool.plan import Pipeline, Plan
+from edge_offload.server.pool.profile import Network
+
+_NEAR = 1e-9
+
+
+class Links:
+    """When each machine's link is free, up and down.
+
+    Args:
+        machines: how many there are.
+    """
+
+    def __init__(self, machines: int) -> None:
+        self.up = np.zeros(machines)
+        self.down = np.zeros(machines)
+
+
+@dataclass
+class StageTable:
+    """The workers of one stage, each a GPU or a share of one.
+
+    Attributes:
+        machines: of each worker.
+        free: when each is free.
+        compute_s: by batch - 1.
+        transfer_s: for one frame, from the stage before; 0 for the first.
+        busy_s: seconds reserved so far, of all workers.
+    """
+
+    machines: Array
+    free: Array
+    compute_s: Array
+    transfer_s: float
+    busy_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Use:
+    """One stage of a batch's way.
+
+    Attributes:
+        worker: of the stage.
+        begin, moved, end: transfer (if any) from ``begin`` to ``moved``; computed by ``end``.
+    """
+
+    worker: int
+    begin: float
+    moved: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Way:
+    """A batch's way through a pipeline.
+
+    Attributes:
+        batch: frames.
+        uses: by stage.
+        waiting_s: time in which nothing happens to it.
+    """
+
+    batch: int
+    uses: Tuple[Use, ...]
+    waiting_s: float
+
+    @property
+    def end(self) -> float:
+        """When it is answered."""
+        return self.uses[-1].end
+
+
+class Route:
+    """A pipeline with its reservation tables.
+
+    Args:
+        pipeline: of a plan.
+        stages: their workers.
+        links: of all machines, shared with other routes.
+    """
+
+    def __init__(self, pipeline: Pipeline, stages: Sequence[StageTable], links: Links) -> None:
+        self.pipeline = pipeline
+        self.batch = pipeline.stages[0].batch
+        self.stages = stages
+        self._links = links
+
+    def probe(self, now: float, batch: int) -> Way:
+        """The way that finishes each stage earliest, if it began now; nothing is reserved (Algorithm 3)."""
+        at, worked, uses = now, 0.0, []
+        last = -1
+        for number, stage in enumerate(self.stages):
+            takes = float(stage.compute_s[batch - 1])
+            worked += takes
+            if number == 0:
+                worker = int(stage.free.argmin())
+                begin = moved = at
+            else:
+                travels = stage.transfer_s * batch
+                worked += travels
+                machines = stage.machines
+                moves = np.maximum(self._links.down[machines], max(at, float(self._links.up[last])))
+                worker = int(np.maximum(moves + travels, stage.free).argmin())
+                begin = float(moves[worker])
+                moved = begin + travels
+            at = max(moved, float(stage.free[worker])) + takes
+            uses.append(Use(worker, begin, moved, at))
+            last = int(stage.machines[worker])
+        return Way(batch, tuple(uses), at - now - worked)
+
+    def reserve(self, way: Way) -> None:
+        """Nobody else gets what ``way`` uses (Algorithm 3)."""
+        last = -1
+        for number, (stage, use) in enumerate(zip(self.stages, way.uses)):
+            machine = int(stage.machines[use.worker])
+            if number:
+                self._links.up[last] = self._links.down[machine] = use.moved
+            stage.free[use.worker] = use.end
+            stage.busy_s += float(stage.compute_s[way.batch - 1])
+            last = machine
+
+    def used(self, number: int, use: Use, end: float) -> None:
+        """Feedback: stage ``number`` of a reservation really ended at ``end``; what waits behind it moves with it."""
+        stage = self.stages[number]
+        stage.free[use.worker] = max(stage.free[use.worker] + end - use.end, end)
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """A batch that is let in.
+
+    Attributes:
+        route: which pipeline.
+        way: what is reserved for it.
+        requests: their numbers.
+    """
+
+    route: Route
+    way: Way
+    requests: Tuple[int, ...]
+
+
+class Batcher:
+    """Reservation-aware adaptive batching for the requests of one network (Algorithm 4).
+
+    Args:
+        routes: pipelines of the network.
+    """
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._routes = routes
+        self._waiting: Deque[Tuple[int, float]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def arrive(self, request: int, deadline: float) -> None:
+        """A request comes; deadlines rise with arrival."""
+        self._waiting.append((request, deadline))
+
+    def decide(self, now: float) -> Tuple[List[Dispatch], List[int], float]:
+        """What is let in now, what is dropped since it cannot be answered in time, and when to ask again at the latest.
+
+        The last is infinite while nothing waits.
+        """
+        let_in: List[Dispatch] = []
+        dropped: List[int] = []
+        while self._waiting:
+            deadline = self._waiting[0][1]
+            route, way = self._choose(now, deadline)
+            if way is None:
+                dropped.append(self._waiting.popleft()[0])
+            elif len(self._waiting) < way.batch:
+                more = way if way.batch == len(self._waiting) + 1 else route.probe(now, len(self._waiting) + 1)
+                return let_in, dropped, now + max(deadline - more.end, 0.0) + 1e-6
+            else:
+                route.reserve(way)
+                requests = tuple(self._waiting.popleft()[0] for _ in range(way.batch))
+                let_in.append(Dispatch(route, way, requests))
+        return let_in, dropped, math.inf
+
+    def _choose(self, now: float, deadline: float) -> Tuple[Route, Optional[Way]]:
+        """The route where a full batch waits least, and the largest batch that it answers by the deadline."""
+        ways = [route.probe(now, route.batch) for route in self._routes]
+        late = [way.end > deadline + _NEAR and route.batch == 1 for route, way in zip(self._routes, ways)]
+        best = min(range(len(ways)), key=lambda place: (late[place], ways[place].waiting_s))
+        route, way = self._routes[best], ways[best]
+        for batch in range(route.batch, 0, -1):
+            if batch < route.batch:
+                way = route.probe(now, batch)
+            if way.end <= deadline + _NEAR:
+                return route, way
+        return route, None
+
+
+def routes_of(plan: Plan, networks: Mapping[str, Network], cluster: Cluster) -> Dict[str, List[Route]]:
+    """Reservation tables for a plan, by network: its GPUs are dealt out machine by machine, class by class."""
+    first: Dict[str, int] = {}
+    machines = 0
+    for gpu, count in cluster.gpus.items():
+        first[gpu] = machines
+        machines += math.ceil(count / cluster.per_machine.get(gpu, 1))
+    links = Links(machines)
+    taken = dict.fromkeys(cluster.gpus, 0)
+    routes: Dict[str, List[Route]] = {}
+    for pipeline in plan.pipelines:
+        network = networks[pipeline.network]
+        stages = []
+        for stage in pipeline.stages:
+            gpus = np.arange(taken[stage.gpu], taken[stage.gpu] + stage.gpus)
+            taken[stage.gpu] += stage.gpus
+            of = first[stage.gpu] + gpus // cluster.per_machine.get(stage.gpu, 1)
+            workers = np.repeat(of, stage.parts)
+            transfer_s = float(network.cut_bytes[stage.first - 1]) / cluster.bytes_per_s if stage.first else 0.0
+            compute_s = network.stage_s(stage.gpu, stage.parts, stage.first, stage.end)
+            stages.append(StageTable(workers, np.zeros(len(workers)), compute_s, transfer_s))
+        routes.setdefault(pipeline.network, []).append(Route(pipeline, stages, links))
+    return routes

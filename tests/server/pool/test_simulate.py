@@ -1,0 +1,149 @@
+"""Reservations and the scheduler on them: nothing is used twice at a time, nothing is late, nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Dict, List, Tuple
+
+import numpy as np
+import pytest
+
+from edge_offload.errors import BadInput
+from edge_offload.server.pool import simulate
+from edge_offload.server.pool.columns import Cluster, Demand
+from edge_offload.server.pool.plan import Pipeline, Plan, Stage, most
+from edge_offload.server.pool.profile import Network
+from edge_offload.server.pool.reserve import Batcher, Dispatch, Links, Route, StageTable, Use, routes_of
+from tests.server.pool.pool_nets import a_cluster, a_demand, a_network
+
+
+def a_plan(source: random.Random) -> Tuple[Plan, Dict[str, Network], Cluster, Demand]:
+    """A plan that divides a network."""
+    while True:
+        cluster = a_cluster(source, ("H", "L"), 6)
+        network = a_network(source, "a", ("H", "L"), 5, 4, 2)
+        demand = a_demand(source, network)
+        try:
+            plan = most([demand], cluster, 0.4, 3)
+        except BadInput:
+            continue
+        if any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
+            return plan, {"a": network}, cluster, demand
+
+
+def served(plan: Plan, routes: List[Route], times: np.ndarray, slo_s: float) -> Tuple[List[Dispatch], List[int]]:
+    """What a batcher lets in and drops for requests at ``times``."""
+    batcher, let_in, dropped, again = Batcher(routes), [], [], np.inf
+    for request, time in enumerate([*times, np.inf]):
+        while again < time:
+            more, lost, again = batcher.decide(again)
+            let_in += more
+            dropped += lost
+        if request < len(times):
+            batcher.arrive(request, time + slo_s)
+            more, lost, again = batcher.decide(time)
+            let_in += more
+            dropped += lost
+    assert len(batcher) == 0
+    return let_in, dropped
+
+
+def test_no_gpu_and_no_link_is_promised_twice_and_what_is_let_in_is_in_time() -> None:
+    source = random.Random(1)
+    dropped_once = False
+    for number in range(25):
+        plan, networks, cluster, demand = a_plan(source)
+        routes = routes_of(plan, networks, cluster)["a"]
+        times = simulate.poisson(plan.objective * source.uniform(0.3, 1.6), 1.5, np.random.default_rng(number))
+        let_in, dropped = served(plan, routes, times, demand.slo_s)
+        dropped_once |= bool(dropped)
+        requests = [request for dispatch in let_in for request in dispatch.requests]
+        assert sorted(requests + dropped) == list(range(len(times))), "each is let in or dropped, once"
+        computing: Dict[Tuple[int, int], List[Tuple[float, float]]] = {}
+        moving: Dict[Tuple[str, int], List[Tuple[float, float]]] = {}
+        for dispatch in let_in:
+            assert dispatch.way.batch == len(dispatch.requests) <= dispatch.route.batch
+            assert dispatch.way.end <= times[dispatch.requests[0]] + demand.slo_s + 1e-6
+            before = None
+            for stage, use in zip(dispatch.route.stages, dispatch.way.uses):
+                takes = stage.compute_s[dispatch.way.batch - 1]
+                computing.setdefault((id(stage), use.worker), []).append((use.end - takes, use.end))
+                if before is not None:
+                    assert use.moved - use.begin == pytest.approx(stage.transfer_s * dispatch.way.batch)
+                    moving.setdefault(("up", before), []).append((use.begin, use.moved))
+                    moving.setdefault(("down", int(stage.machines[use.worker])), []).append((use.begin, use.moved))
+                assert use.moved <= use.end - takes + 1e-9
+                before = int(stage.machines[use.worker])
+        for spans in itertools.chain(computing.values(), moving.values()):
+            spans.sort()
+            assert all(begin >= end - 1e-9 for (_, end), (begin, _) in zip(spans, spans[1:]))
+    assert dropped_once
+
+
+def test_a_way_is_the_earliest_of_all_workers_stage_by_stage() -> None:
+    source = np.random.default_rng(2)
+    for _ in range(200):
+        links = Links(4)
+        links.up, links.down = source.uniform(0, 2, 4), source.uniform(0, 2, 4)
+        stages = [
+            StageTable(
+                source.integers(0, 4, 5), source.uniform(0, 3, 5), np.cumsum(source.uniform(0.1, 1, 3)), transfer
+            )
+            for transfer in (0.0, 0.3)
+        ]
+        shape = tuple(Stage(n, n + 1, "H", 1, 3, 5) for n in range(2))
+        way = Route(Pipeline("a", 1.0, 1.0, shape), stages, links).probe(1.0, 2)
+        first = min(max(1.0, free) + stages[0].compute_s[1] for free in stages[0].free)
+        assert way.uses[0].end == pytest.approx(first)
+        up = links.up[stages[0].machines[way.uses[0].worker]]
+        ends = [
+            max(max(first, up, links.down[machine]) + 0.6, free) + stages[1].compute_s[1]
+            for machine, free in zip(stages[1].machines, stages[1].free)
+        ]
+        assert way.end == pytest.approx(min(ends))
+
+
+def test_a_light_load_is_all_in_time_and_an_overload_is_served_up_to_the_rate() -> None:
+    source = random.Random(3)
+    for number in range(6):
+        plan, networks, cluster, demand = a_plan(source)
+        cluster = Cluster(cluster.gpus, cluster.bytes_per_s, cluster.per_machine, 1.0)
+        plan = most([demand], cluster, 0.4, 3)
+
+        def attained(load: float, plan: Plan = plan, cluster: Cluster = cluster, number: int = number) -> float:
+            times = simulate.poisson(plan.objective * load, 6.0, np.random.default_rng(number))
+            return simulate.run(plan, networks, cluster, {"a": demand.slo_s}, {"a": times}).attainment["a"]  # noqa: B023
+
+        assert attained(0.2) > 0.97
+        assert 0.3 < attained(2.0) < 0.62
+
+
+def test_the_scheduler_hears_of_stages_that_take_longer_and_keeps_its_promise_better_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = random.Random(4)
+    plan, networks, cluster, demand = a_plan(source)
+    times = simulate.poisson(plan.objective * 0.85, 10.0, np.random.default_rng(1))
+
+    def attained() -> float:
+        return simulate.run(plan, networks, cluster, {"a": demand.slo_s}, {"a": times}, lambda: 1.1).attainment["a"]
+
+    told = attained()
+    monkeypatch.setattr(Route, "used", lambda *_: None)
+    assert attained() < told
+
+
+def test_feedback_moves_what_waits_behind() -> None:
+    stage = StageTable(np.array([0]), np.array([5.0]), np.array([1.0]), 0.0)
+    route = Route(Pipeline("a", 1.0, 1.0, (Stage(0, 1, "H", 1, 1, 1),)), [stage], Links(1))
+    route.used(0, Use(0, 0.0, 0.0, 3.0), 3.5)
+    assert stage.free[0] == 5.5
+    route.used(0, Use(0, 0.0, 0.0, 5.5), 4.0)
+    assert stage.free[0] == 4.0
+
+
+def test_load_factor_is_the_last_step_that_holds() -> None:
+    assert simulate.load_factor(lambda load: 1.0 if load <= 0.651 else 0.9) == pytest.approx(0.65)
+    assert simulate.load_factor(lambda load: 0.5) == 0
+    assert simulate.load_factor(lambda load: 1.0) == 1
