@@ -1,0 +1,245 @@
+"""What a task's results lose of their accuracy with every second that they are carried along, from frame to frame.
+
+When the network's result for a frame comes, what had been carried to that frame from an older result is compared with
+it (dissertation, sections 2.5.4 and 3.4.3). There one comparison gives the rate: drop over staleness. But networks
+flicker: a result that is carried over a single frame differs from the network's own by a tenth already, and no schedule
+changes that. So the curve is a line that does not go through zero, ``intercept + slope * stale``. The intercept belongs
+to the network and wanders slowly, the slope to what is seen and changes within seconds; where nothing is measured both
+go back to the task's mean. What is known of the content at once (speed, turning, share of failed flow) may correct
+the slope: how much, is learnt. A Kalman filter of constant size. Pure: time comes in as an argument.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from edge_offload.arrays import Array
+from edge_offload.errors import BadInput
+
+#: Share of a new measurement in the task's mean, of its slope and of a feature; of its squared error in the noise.
+MEAN_GAIN, NOISE_GAIN = 0.005, 0.05
+#: The noise of a measurement is at least this (standard deviation).
+LEAST_NOISE = 0.01
+#: A feature's effect is unknown by this share of the slope's spread, per standard deviation of the feature.
+EFFECT = 1.0
+#: Features that one task may have.
+MOST_FEATURES = 8
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What is believed of a task before anything was measured, and how fast it changes.
+
+    Attributes:
+        intercept, intercept_error: drop at no staleness, and one standard deviation.
+        slope, slope_error: drop per second of staleness, likewise.
+        local, local_error: drop of the local algorithm, likewise.
+        intercept_s, slope_s, local_s: seconds after which a measurement of each says about a third of what it said.
+        noise: standard deviation of a single comparison.
+    """
+
+    intercept: float = 0.1
+    intercept_error: float = 0.1
+    slope: float = 0.1
+    slope_error: float = 0.2
+    local: float = 0.5
+    local_error: float = 0.3
+    intercept_s: float = 120.0
+    slope_s: float = 6.0
+    local_s: float = 20.0
+    noise: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not math.isfinite(value) or value < 0 or (value == 0 and name.endswith(("_error", "_s", "noise"))):
+                raise BadInput(f"{name} of a task's habits is {value}", remedy="give a finite number above 0")
+
+
+@dataclass(frozen=True)
+class DropCurve:
+    """What is expected now.
+
+    Attributes:
+        intercept: drop of a result that is carried at all.
+        slope, slope_error: drop per second of staleness, and one standard deviation.
+        local, local_error: drop of the local algorithm; None, inf: the task has none, or it was never compared.
+        age_s: since the last comparison of a carried result; inf before the first one.
+    """
+
+    intercept: float
+    slope: float
+    slope_error: float
+    local: Optional[float] = None
+    local_error: float = math.inf
+    age_s: float = math.inf
+
+    def carried(self, stale_s: float) -> float:
+        """Of a result that is carried along for so long: 0 to 1."""
+        return min(1.0, self.intercept + self.slope * max(0.0, stale_s))
+
+    def prefers_local(self, stale_s: float) -> bool:
+        """Whether the local algorithm is expected to be better than what is carried along for so long."""
+        return self.local is not None and self.local < self.carried(stale_s)
+
+
+@dataclass
+class _Level:
+    """A number that goes back to its mean: the local algorithm's drop."""
+
+    value: float
+    variance: float
+    mean: float
+    spread: float
+    at_s: float = math.nan
+
+    def at(self, now: float, lasting_s: float) -> None:
+        """Let time pass."""
+        kept = 1.0 if math.isnan(self.at_s) else math.exp(-max(0.0, now - self.at_s) / lasting_s)
+        self.value = self.mean + kept * (self.value - self.mean)
+        self.variance = kept**2 * self.variance + (1 - kept**2) * self.spread
+        self.at_s = now if math.isnan(self.at_s) else max(self.at_s, now)
+
+
+class DropEstimator:
+    """Of one task. One thread at a time.
+
+    Args:
+        habits: what is believed at first.
+        features: names of what is known of the content at once; each frame brings a number for each, or none.
+    """
+
+    def __init__(self, habits: Optional[Habits] = None, features: Sequence[str] = ()) -> None:
+        habits = habits or Habits()
+        if len(features) > MOST_FEATURES or len(set(features)) < len(features):
+            raise BadInput(f"features {list(features)}", remedy=f"give at most {MOST_FEATURES}, each once")
+        self._habits, self._features = habits, tuple(features)
+        count = len(features)
+        # intercept, slope, and what each feature adds to the slope per standard deviation of it
+        self._mean = np.array([habits.intercept, habits.slope] + [0.0] * count)
+        self._state = self._mean.copy()
+        effect = (EFFECT * habits.slope_error) ** 2
+        self._spread = np.diag([habits.intercept_error**2, habits.slope_error**2] + [effect] * count)
+        self._covariance = self._spread.copy()
+        self._lasting_s = np.array([habits.intercept_s, habits.slope_s] + [habits.intercept_s] * count)
+        self._noise = habits.noise**2
+        self._seen = np.zeros((count, 2))  # mean and variance of each feature
+        self._samples = 0
+        self._at_s = self._measured_s = math.nan
+        self._local: Optional[_Level] = None
+
+    @property
+    def samples(self) -> int:
+        """Carried results that were compared."""
+        return self._samples
+
+    def compared(self, now: float, stale_s: float, drop: float, content: Optional[Mapping[str, float]] = None) -> None:
+        """What was carried along for ``stale_s`` lost ``drop`` against the network's own result for that frame.
+
+        Args:
+            now: when (monotonic seconds); one that goes back counts as the last one.
+            stale_s: between the stamps of both frames, above 0.
+            drop: 0 (the same) to 1 (nothing in common).
+            content: features, on average over that time.
+
+        Raises:
+            BadInput: not such numbers; nothing is learnt from them.
+        """
+        if not (math.isfinite(now) and math.isfinite(stale_s) and stale_s > 0):
+            raise BadInput(f"a comparison over {stale_s} s at {now}", remedy="stamps have to go on")
+        _check_drop(drop)
+        known = self._known(content, learn=True)
+        self._pass(now)
+        row = np.concatenate([[1.0, stale_s], stale_s * known])
+        variance = float(row @ self._covariance @ row)
+        surprise = drop - float(row @ self._state)
+        gain = self._covariance @ row / (variance + self._noise)
+        self._state = self._state + gain * surprise
+        reduced = np.eye(len(row)) - np.outer(gain, row)
+        self._covariance = reduced @ self._covariance @ reduced.T + self._noise * np.outer(gain, gain)
+        self._noise += NOISE_GAIN * (surprise**2 - variance - self._noise)
+        self._noise = max(self._noise, LEAST_NOISE**2)
+        self._samples += 1
+        self._measured_s = self._at_s
+        # the means are those of all measurements, the first ones by what was believed before
+        self._mean += max(MEAN_GAIN, 1 / (self._samples + 10)) * (self._state - self._mean)
+
+    def compared_local(self, now: float, drop: float) -> None:
+        """What the local algorithm lost against the network's own result for the same frame.
+
+        Raises:
+            BadInput: no such number; nothing is learnt from it.
+        """
+        if not math.isfinite(now):
+            raise BadInput(f"a comparison at {now}")
+        _check_drop(drop)
+        habits = self._habits
+        if self._local is None:
+            self._local = _Level(habits.local, habits.local_error**2, habits.local, habits.local_error**2)
+        level = self._local
+        level.at(now, habits.local_s)
+        gain = level.variance / (level.variance + habits.noise**2)
+        level.value += gain * (drop - level.value)
+        level.variance *= 1 - gain
+        level.mean += MEAN_GAIN * (level.value - level.mean)
+
+    def curve(self, now: float, content: Optional[Mapping[str, float]] = None) -> DropCurve:
+        """What is expected now, of content like this.
+
+        Raises:
+            BadInput: a feature that is no number.
+        """
+        known = self._known(content)
+        state, covariance = self._after(now)
+        row = np.concatenate([[0.0, 1.0], known])
+        local, error = None, math.inf
+        if self._local is not None:
+            level = _Level(**vars(self._local))
+            level.at(now, self._habits.local_s)
+            local, error = min(1.0, max(0.0, level.value)), math.sqrt(level.variance)
+        return DropCurve(
+            min(1.0, max(0.0, float(state[0]))),
+            max(0.0, float(row @ state)),
+            math.sqrt(max(0.0, float(row @ covariance @ row))),
+            local,
+            error,
+            math.inf if math.isnan(self._measured_s) else max(0.0, now - self._measured_s),
+        )
+
+    def _after(self, now: float) -> Tuple[Array, Array]:
+        passed_s = 0.0 if math.isnan(self._at_s) else max(0.0, now - self._at_s)
+        kept = np.exp(-passed_s / self._lasting_s)
+        state = self._mean + kept * (self._state - self._mean)
+        both = np.outer(kept, kept)
+        return state, both * self._covariance + (1 - both) * self._spread
+
+    def _pass(self, now: float) -> None:
+        self._state, self._covariance = self._after(now)
+        self._at_s = now if math.isnan(self._at_s) else max(self._at_s, now)
+
+    def _known(self, content: Optional[Mapping[str, float]], learn: bool = False) -> Array:
+        """[features] how far each is from its mean, in standard deviations; 0 where it is not known."""
+        found = np.zeros(len(self._features))
+        for place, name in enumerate(self._features):
+            value = (content or {}).get(name)
+            if value is None:
+                continue
+            if not math.isfinite(value):
+                raise BadInput(f"feature {name} is {value}", remedy="leave out what is not known")
+            if learn:
+                gain = max(MEAN_GAIN, 1 / (self._samples + 1))
+                apart = value - self._seen[place, 0]
+                self._seen[place, 0] += gain * apart
+                self._seen[place, 1] = (1 - gain) * (self._seen[place, 1] + gain * apart**2)
+            spread = math.sqrt(self._seen[place, 1])
+            if spread > 1e-9:
+                found[place] = min(3.0, max(-3.0, (value - self._seen[place, 0]) / spread))
+        return found
+
+
+def _check_drop(drop: float) -> None:
+    if not (math.isfinite(drop) and 0 <= drop <= 1):
+        raise BadInput(f"a drop of {drop}", remedy="give 0 (nothing lost) to 1 (all)")

@@ -1,0 +1,151 @@
+"""Drop estimates: an affine curve over staleness, followed where it is measured, the task's mean where it is not."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+from typing import Callable
+
+import pytest
+
+from edge_offload.errors import BadInput
+from edge_offload.manager.drop import DropEstimator, Habits
+
+
+def follow(
+    estimator: DropEstimator,
+    chance: random.Random,
+    slope: Callable[[float], float],
+    begin_s: float = 0.0,
+    seconds: float = 60.0,
+    intercept: float = 0.15,
+    noise: float = 0.03,
+) -> float:
+    """Comparisons every 0.4 s of results that are 0.4 to 1.2 s old; the time of the last one."""
+    now = begin_s
+    while now < begin_s + seconds:
+        stale_s = chance.choice([0.4, 0.8, 1.2])
+        drop = intercept + slope(now) * stale_s + chance.gauss(0, noise)
+        estimator.compared(now, stale_s, min(1.0, max(0.0, drop)))
+        now += 0.4
+    return now - 0.4
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_slope_and_intercept_are_told_apart(seed: int) -> None:
+    chance = random.Random(seed)
+    slope, intercept = chance.uniform(0.0, 0.4), chance.uniform(0.05, 0.25)
+    estimator = DropEstimator()
+    now = follow(estimator, chance, lambda _: slope, intercept=intercept)
+    found = estimator.curve(now)
+    assert abs(found.slope - slope) < max(3 * found.slope_error, 0.02)
+    assert found.slope_error < 0.1
+    assert abs(found.intercept - intercept) < 0.06
+    assert found.carried(1.0) == pytest.approx(intercept + slope, abs=0.05)
+    assert found.age_s == 0
+
+
+def test_a_network_that_flickers_alone_has_no_slope() -> None:
+    estimator = DropEstimator()
+    now = follow(estimator, random.Random(1), lambda _: 0.0, intercept=0.19, seconds=120)
+    assert estimator.curve(now).slope < 0.05
+    assert estimator.curve(now).intercept == pytest.approx(0.19, abs=0.04)
+
+
+def test_a_step_of_the_slope_is_followed_within_seconds() -> None:
+    estimator, chance = DropEstimator(), random.Random(2)
+    now = follow(estimator, chance, lambda _: 0.02)
+    now = follow(estimator, chance, lambda _: 0.4, begin_s=now + 0.4, seconds=4)
+    assert estimator.curve(now).slope > 0.25
+    assert estimator.curve(now).intercept == pytest.approx(0.15, abs=0.06)
+    now = follow(estimator, chance, lambda _: 0.0, begin_s=now + 0.4, seconds=4)
+    assert estimator.curve(now).slope < 0.12
+
+
+def test_where_nothing_is_measured_the_slope_goes_back_to_the_tasks_mean() -> None:
+    estimator, chance = DropEstimator(), random.Random(3)
+    now = follow(estimator, chance, lambda now: 0.1 if now % 40 < 20 else 0.3, seconds=400)
+    now = follow(estimator, chance, lambda _: 0.6, begin_s=now + 0.4, seconds=6)
+    before, later, late = estimator.curve(now), estimator.curve(now + 5), estimator.curve(now + 1000)
+    assert before.slope > later.slope > late.slope
+    assert late.slope == pytest.approx(0.2, abs=0.1)
+    assert before.slope_error < later.slope_error < late.slope_error
+    assert late.age_s == pytest.approx(1000)
+
+
+def test_content_corrects_the_slope_at_once() -> None:
+    chance = random.Random(4)
+    blind, seeing = DropEstimator(), DropEstimator(features=["speed"])
+    errors = {id(blind): 0.0, id(seeing): 0.0}
+    now = 0.0
+    for _ in range(600):
+        speed = chance.choice([0.0, 1.0, 2.0])
+        slope = 0.05 + 0.15 * speed
+        for estimator in (blind, seeing):
+            errors[id(estimator)] += abs(estimator.curve(now, {"speed": speed}).slope - slope) if now > 60 else 0.0
+        drop = 0.1 + slope * 0.8 + chance.gauss(0, 0.02)
+        for estimator in (blind, seeing):
+            estimator.compared(now, 0.8, min(1.0, max(0.0, drop)), {"speed": speed})
+        now += 0.4
+    assert errors[id(seeing)] < 0.4 * errors[id(blind)]
+    assert seeing.curve(now).slope == pytest.approx(seeing.curve(now, {"speed": 1.0}).slope, abs=0.05)
+
+
+def test_the_local_algorithm_is_followed_and_preferred_where_it_is_better() -> None:
+    estimator = DropEstimator()
+    assert estimator.curve(0.0).local is None
+    assert not estimator.curve(0.0).prefers_local(100.0)
+    chance = random.Random(5)
+    now = follow(estimator, chance, lambda _: 0.3)
+    for step in range(30):
+        estimator.compared_local(now + 0.4 * step, 0.35 + chance.gauss(0, 0.03))
+    found = estimator.curve(now + 12)
+    assert found.local == pytest.approx(0.35, abs=0.05)
+    assert not found.prefers_local(0.3)
+    assert found.prefers_local(2.0)
+    assert estimator.curve(now + 500).local_error > 2 * found.local_error
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_comes_curves_are_bounded_and_memory_is_constant(seed: int) -> None:
+    chance = random.Random(seed)
+    estimator = DropEstimator(features=["speed", "turn"])
+    now, sizes = 0.0, []
+    for step in range(3000):
+        now += chance.choice([0.0, 1e-3, 0.4, 30.0, -5.0])
+        content = {"speed": chance.choice([0.0, 1e6, -3.0])} if chance.random() < 0.7 else None
+        estimator.compared(now, chance.choice([1e-3, 0.4, 60.0]), chance.choice([0.0, 1.0, chance.random()]), content)
+        estimator.compared_local(now, chance.random())
+        found = estimator.curve(now, content)
+        assert 0 <= found.intercept <= 1
+        assert 0 <= found.slope < math.inf
+        assert 0 <= found.slope_error < math.inf
+        assert 0 <= (found.local or 0) <= 1
+        assert 0 <= found.carried(chance.random() * 100) <= 1
+        if step in (10, 2999):
+            sizes.append(len(pickle.dumps(estimator)))
+    assert abs(sizes[1] - sizes[0]) < 200
+
+
+@pytest.mark.parametrize(
+    ("stale_s", "drop", "content"),
+    [(0.0, 0.1, None), (-1.0, 0.1, None), (math.nan, 0.1, None), (0.4, math.nan, None), (0.4, 1.1, None),
+     (0.4, -0.1, None), (0.4, 0.1, {"speed": math.nan})],
+)  # fmt: skip
+def test_nothing_is_learnt_from_what_cannot_be(stale_s: float, drop: float, content: object) -> None:
+    estimator = DropEstimator(features=["speed"])
+    follow(estimator, random.Random(6), lambda _: 0.2, seconds=5)
+    before = estimator.curve(5.0)
+    with pytest.raises(BadInput):
+        estimator.compared(5.0, stale_s, drop, content)  # type: ignore[arg-type]
+    assert estimator.curve(5.0) == before
+
+
+def test_habits_without_sense_are_refused() -> None:
+    with pytest.raises(BadInput, match="slope_error"):
+        Habits(slope_error=0.0)
+    with pytest.raises(BadInput, match="noise"):
+        Habits(noise=math.nan)
+    with pytest.raises(BadInput, match="features"):
+        DropEstimator(features=["speed", "speed"])
