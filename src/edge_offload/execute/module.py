@@ -92,13 +92,13 @@ class ModuleExecutor:
             started = time.monotonic()
             moved = [tensor.to(self.device) for tensor in canonical]
             if self._seat is None:
-                outputs, engine = as_tensors(self.module(*moved)), EAGER
+                outputs, engine = self.module(*moved), EAGER
             else:
                 dense, engine = self._seat.run(moved)
-                outputs = as_tensors(self._read_out(*dense))
-            fetched = [tensor.detach().to("cpu").contiguous() for tensor in outputs]
+                outputs = self._read_out(*dense)
+            results = fetched(outputs)
             elapsed = time.monotonic() - started
-        return Execution(tuple(_ordinary(tensor) for tensor in fetched), elapsed, engine)
+        return Execution(results, elapsed, engine)
 
     @property
     def engine(self) -> str:
@@ -154,6 +154,15 @@ def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
         raw = flat_bytes(tensor).numpy()
     return torch.from_numpy(raw).view(tensor.dtype).reshape(tensor.shape)
+
+
+def fetched(result: object) -> Tuple[torch.Tensor, ...]:
+    """What a module returned, contiguous, on the CPU, and writable outside inference mode.
+
+    Raises:
+        Unsupported: as :func:`as_tensors`.
+    """
+    return tuple(_ordinary(tensor.detach().to("cpu").contiguous()) for tensor in as_tensors(result))
 
 
 def as_tensors(result: object) -> Tuple[torch.Tensor, ...]:

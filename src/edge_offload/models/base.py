@@ -17,7 +17,8 @@ class PeopleModule(nn.Module):
     """The part of an estimator that runs on a device: a dense network and its read-out.
 
     It is an ordinary module: nothing in it knows where it runs. ``network`` has static shapes and maps uint8
-    [3, H, W] RGB to a tuple of dense float maps; that is the part worth tracing, exporting or splitting.
+    [3, H, W] RGB to a tuple of dense float maps; that is the part worth tracing, exporting or splitting. Where it has a
+    method ``batch``, that maps [b, 3, H, W] to maps [b, …].
     ``readout`` turns those maps into a few small tensors (decoding, top-k or non-maximum suppression), whose length
     may depend on the data.
     """

@@ -229,7 +229,11 @@ class Kapao(nn.Module):
 
     def forward(self, image: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """Map uint8 [3, H, W] to the raw maps."""
-        return self.maps(image.unsqueeze(0).to(self.detect.anchors.dtype) / 255)
+        return self.batch(image.unsqueeze(0))
+
+    def batch(self, images: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        """Map uint8 [b, 3, H, W] to the raw maps of all of them."""
+        return self.maps(images.to(self.detect.anchors.dtype) / 255)
 
     def maps(self, images: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """Map float [b, 3, H, W] RGB, 0 to 1, to the raw maps [b, 171, H / s, W / s]."""

@@ -167,6 +167,10 @@ class MoveNet(nn.Module):
 
     def forward(self, image: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """Map uint8 [3, H, W] (sides multiples of 32) to the maps of :data:`HEADS`, in that order."""
-        x = image.unsqueeze(0).to(self.backbone.stem.conv.weight.dtype) * INPUT_SCALE - 1
+        return self.batch(image.unsqueeze(0))
+
+    def batch(self, images: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        """The same for uint8 [b, 3, H, W]: maps [b, c, H / 4, W / 4]."""
+        x = images.to(self.backbone.stem.conv.weight.dtype) * INPUT_SCALE - 1
         features = self.pyramid(*self.backbone(x))
         return tuple(head(features) for head in self.heads.values())
