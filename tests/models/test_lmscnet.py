@@ -11,7 +11,7 @@ import torch
 from edge_offload.errors import BadInput
 from edge_offload.models.scenes.labels import GROUND, VALUE
 from edge_offload.models.voxels import FORWARD
-from edge_offload.perception.scans import read_scan
+from edge_offload.perception.scene.scans import read_scan
 from tests.models.lmscnet import LMSCNet, load
 
 DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "snapshots"

@@ -5,11 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import ndimage
 
 from edge_offload.errors import BadInput
 from edge_offload.models import registry
 from edge_offload.models.scenes.labels import COLOURS, GROUND, IGNORED, LABELS, VALUE
-from edge_offload.models.sconet.baselines import BASELINES, columns, nothing
+from edge_offload.models.sconet.baselines import BASELINES, closing, columns, nothing
 from edge_offload.models.sconet.completer import SceneCompleter, save_weights
 from edge_offload.models.sconet.network import (
     CrissCross,
@@ -240,3 +241,11 @@ def test_the_ground_is_filled_in_between_the_rings_that_hit_it():
 
 def test_where_nothing_was_hit_the_ground_is_where_the_grid_puts_it():
     assert (ground_level(torch.zeros(2, 48, 80, 32)) == 1.0).all()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_closing_is_scipys(seed):
+    random = np.random.default_rng(seed)
+    full = random.random((20, 16, 8)) < random.choice([0.01, 0.05, 0.3])
+    by_scipy = ndimage.binary_closing(np.pad(full, 4), np.ones((7, 7, 3), dtype=bool))[4:-4, 4:-4, 4:-4]
+    assert ((closing(full.astype(np.uint8)) > 0) == by_scipy).all()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from edge_offload.errors import BadInput
 from edge_offload.models.scenes.labels import GROUND, VALUE
 from edge_offload.models.voxels import VoxelGrid
-from edge_offload.perception.planning import FREE, OCCUPIED, UNKNOWN, find_path, occupancy_slice
+from edge_offload.perception.scene.planning import FREE, OCCUPIED, UNKNOWN, find_path, occupancy_slice
 
 GRID = VoxelGrid((0.0, 0.0, -0.4), 0.2, (20, 20, 16))
 

@@ -13,7 +13,7 @@ import torch
 
 from edge_offload.models.scenes.labels import GROUND, LABELS
 from edge_offload.models.voxels import VoxelGrid, around
-from edge_offload.perception.planning import OCCUPIED
+from edge_offload.perception.scene.planning import OCCUPIED
 from tests.ros.ros_rig import free_port, wait_for, wait_for_readers
 
 CELLS = 64

@@ -8,7 +8,7 @@ import pytest
 from edge_offload.errors import BadInput
 from edge_offload.models.scenes.labels import COLOURS, LABELS, VALUE
 from edge_offload.models.voxels import VoxelGrid
-from edge_offload.perception.planning import find_path
+from edge_offload.perception.scene.planning import find_path
 
 
 def test_labels_off_the_wire_are_checked_before_they_are_unpacked(master):

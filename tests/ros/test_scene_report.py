@@ -13,7 +13,7 @@ from edge_offload.execute.tensors import pack
 from edge_offload.models.scenes.labels import GROUND, LABELS
 from edge_offload.models.voxels import VoxelGrid, around
 from edge_offload.nodes.lidar.sweeps import WorldSweeps
-from edge_offload.perception.planning import find_path, occupancy_slice
+from edge_offload.perception.scene.planning import find_path, occupancy_slice
 
 pytestmark = pytest.mark.ros
 pytest.importorskip("rospy")

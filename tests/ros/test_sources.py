@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge_offload.errors import BadInput
 from edge_offload.nodes.camera.frames import Device, ImageFolder, VideoFile
-from edge_offload.perception.scans import read_scan, scan_files
+from edge_offload.perception.scene.scans import read_scan, scan_files
 
 
 def test_images_come_in_the_order_of_their_numbers(tmp_path):

@@ -78,9 +78,9 @@ def _complete(args: argparse.Namespace) -> int:
     from edge_offload.errors import BadInput
     from edge_offload.models.scenes.labels import COLOURS, GROUND, LABELS
     from edge_offload.models.voxels import around
-    from edge_offload.perception.planning import find_path, occupancy_slice
-    from edge_offload.perception.scans import read_scan
-    from edge_offload.perception.scene_view import draw_scene
+    from edge_offload.perception.scene.planning import find_path, occupancy_slice
+    from edge_offload.perception.scene.scans import read_scan
+    from edge_offload.perception.scene.view import draw_scene
 
     if not cv2.haveImageWriter(args.picture):
         raise BadInput(f"{args.picture} is no kind of picture", remedy="name a .png or .jpg")

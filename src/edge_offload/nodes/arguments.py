@@ -115,7 +115,7 @@ def _read_bag(value: str) -> None:
 
 
 def _read_scans(value: str) -> None:
-    from edge_offload.perception.scans import read_scan, scan_files
+    from edge_offload.perception.scene.scans import read_scan, scan_files
 
     _read_bag(value) if value.lower().endswith(".bag") else read_scan(scan_files(value)[0])
 

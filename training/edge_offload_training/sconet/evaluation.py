@@ -10,8 +10,7 @@ import torch
 from edge_offload.arrays import Array
 from edge_offload.models.scenes.labels import LABELS
 from edge_offload.models.scenes.samples import Pair, pair
-from edge_offload.models.sconet.baselines import BASELINES
-from edge_offload.models.sconet.completer import keep_hits
+from edge_offload.models.sconet.baselines import BASELINES, keep_hits
 from edge_offload.models.sconet.network import SCONet
 from edge_offload_training.sconet.metrics import Confusion
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict
 
+import cv2
 import numpy as np
 from scipy import ndimage
 
@@ -32,10 +33,16 @@ def ground_level(occupancy: Array) -> Array:
 
 def by_height(full: Array, level: Array) -> Array:
     """Labels of what is full: road up to one voxel above the ground, building above 2 m, else vegetation."""
-    above = np.arange(full.shape[2])[None, None, :] - level[:, :, None]
-    kinds = np.where(above <= 1, VALUE["road"], np.where(above >= 10, VALUE["building"], VALUE["vegetation"]))
-    labels: Array = np.where(full, kinds, 0).astype(np.uint8)
+    top = full.shape[2]
+    kinds = np.full(2 * top, VALUE["vegetation"], dtype=np.uint8)
+    kinds[: top + 2], kinds[top + 10 :] = VALUE["road"], VALUE["building"]
+    labels: Array = kinds[_heights(full) + np.int16(top) - level[:, :, None].astype(np.int16)] * full
     return labels
+
+
+def _heights(full: Array) -> Array:
+    """Index of every voxel along z, int16 [1, 1, z]: four times as fast as int64."""
+    return np.arange(full.shape[2], dtype=np.int16)[None, None, :]
 
 
 def nothing(occupancy: Array) -> Array:
@@ -43,22 +50,35 @@ def nothing(occupancy: Array) -> Array:
     return by_height(occupancy > 0, ground_level(occupancy))
 
 
+def keep_hits(labels: Array, occupancy: Array) -> Array:
+    """``labels`` with what was hit full: an obstacle that was seen is one, whatever the network says."""
+    missed = (occupancy > 0) & (labels == 0)
+    return np.where(missed, nothing(occupancy), labels) if missed.any() else labels
+
+
 def closing(occupancy: Array) -> Array:
     """Morphological closing with a box of 7 x 7 x 3 voxels."""
-    padded = np.pad(occupancy > 0, 4)
-    closed = ndimage.binary_closing(padded, np.ones((7, 7, 3), dtype=bool))[4:-4, 4:-4, 4:-4]
-    return by_height(closed, ground_level(occupancy))
+    return by_height(_closed(occupancy > 0), ground_level(occupancy))
+
+
+def _closed(full: Array) -> Array:
+    """Bool [x, y, z] after a dilation and an erosion with the box: along z by shifts, along x and y by OpenCV."""
+    box = np.ones((7, 7), dtype=np.uint8)
+    wide: Array = np.asarray(cv2.dilate(np.pad(full, 4).astype(np.uint8), box))
+    wide[:, :, 1:-1] = wide[:, :, :-2] | wide[:, :, 1:-1] | wide[:, :, 2:]
+    narrow: Array = np.asarray(cv2.erode(wide, box))[4:-4, 4:-4]
+    closed: Array = (narrow[:, :, 3:-5] & narrow[:, :, 4:-4] & narrow[:, :, 5:-3]) > 0
+    return closed
 
 
 def columns(occupancy: Array) -> Array:
     """Closing; then the ground everywhere, and every column full from its highest hit within 3 m down to it."""
     level = ground_level(occupancy)
-    full = closing(occupancy) > 0
-    heights = np.arange(occupancy.shape[2])[None, None, :]
-    low = full & (heights <= level[:, :, None] + 15)
-    top = np.where(low.any(axis=2), occupancy.shape[2] - 1 - low[:, :, ::-1].argmax(axis=2), -1)
-    full |= (heights <= top[:, :, None]) & (heights >= level[:, :, None])
-    full |= heights == level[:, :, None]
+    full = _closed(occupancy > 0)
+    heights, ground = _heights(full), level[:, :, None].astype(np.int16)
+    low = full & (heights <= ground + 15)
+    top = (low * heights).max(axis=2)
+    full |= (heights <= np.maximum(top[:, :, None], ground)) & (heights >= ground)
     return by_height(full, level)
 
 

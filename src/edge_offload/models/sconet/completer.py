@@ -5,14 +5,13 @@ from __future__ import annotations
 import pathlib
 from typing import Any, Dict, Optional, Sequence
 
-import numpy as np
 import torch
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models import checkpoint
 from edge_offload.models.scenes.labels import LABELS
-from edge_offload.models.sconet.baselines import nothing
+from edge_offload.models.sconet.baselines import keep_hits, nothing
 from edge_offload.models.sconet.network import HEIGHT, STRIDE, SCONet
 from edge_offload.models.voxels import VoxelGrid
 
@@ -91,12 +90,6 @@ class SceneCompleter:
         with torch.inference_mode():
             outputs = self.module(occupancy.to(device))
         return self.interpret(outputs, occupancy)
-
-
-def keep_hits(labels: Array, occupancy: Array) -> Array:
-    """``labels`` with what was hit full: an obstacle that was seen is one, whatever the network says."""
-    missed = (occupancy > 0) & (labels == 0)
-    return np.where(missed, nothing(occupancy), labels) if missed.any() else labels
 
 
 def load_weights(module: SCONet, path: pathlib.Path) -> Dict[str, str]:

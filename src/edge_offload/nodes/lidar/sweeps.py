@@ -13,7 +13,7 @@ from edge_offload.errors import BadInput
 from edge_offload.models.scenes.lidar import Lidar, Pose, ground_height, sweep
 from edge_offload.models.scenes.world import Street, World, room
 from edge_offload.nodes.common.convert import cloud_to_points
-from edge_offload.perception.scans import read_scan, scan_files
+from edge_offload.perception.scene.scans import read_scan, scan_files
 
 WORLDS = ("street", "room")
 WALK_S = 20.0

@@ -56,9 +56,9 @@ from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import OffloadedNode
 from edge_offload.nodes.lidar.sweeps import WorldSweeps
 from edge_offload.nodes.scene import scene_messages, scene_report
-from edge_offload.perception.planning import Cell, Plan, find_path, occupancy_slice
-from edge_offload.perception.scene_pipeline import ScenePipeline, SceneResult
-from edge_offload.perception.scene_view import draw_scene
+from edge_offload.perception.scene.pipeline import ScenePipeline, SceneResult
+from edge_offload.perception.scene.planning import Cell, Plan, find_path, occupancy_slice
+from edge_offload.perception.scene.view import draw_scene
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import SemanticGrid
 

@@ -16,7 +16,7 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.voxels import MAX_VOXELS, VoxelGrid
 from edge_offload.nodes.inference.compose import copy_header
-from edge_offload.perception.planning import Plan
+from edge_offload.perception.scene.planning import Plan
 from edge_offload_msgs.msg import SemanticGrid
 
 COMPRESSION = 1

@@ -18,7 +18,7 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.voxels import MAX_VOXELS, VoxelGrid
 from edge_offload.nodes.scene import scene_messages
-from edge_offload.perception.planning import Plan
+from edge_offload.perception.scene.planning import Plan
 
 #: Of Zstandard: a sweep is coded twice a second at most.
 COMPRESSION = 9

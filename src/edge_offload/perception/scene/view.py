@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.perception.planning import OCCUPIED, UNKNOWN, Cell
+from edge_offload.perception.scene.planning import OCCUPIED, UNKNOWN, Cell
 
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 _BAR_PX = 22
@@ -59,7 +59,7 @@ def draw_scene(
         labels: uint8 [x, y, z].
         colours: uint8 [labels, 3] RGB.
         occupancy: uint8 [x, y, z].
-        found: int8 [x, y] from :func:`edge_offload.perception.planning.occupancy_slice`.
+        found: int8 [x, y] from :func:`edge_offload.perception.scene.planning.occupancy_slice`.
         path: int [n, 2] cells, or None.
         robot: its cell, or None.
         goal: its cell, or None.
