@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from edge_offload.server.promises.latencies import Latencies
 
@@ -29,6 +29,8 @@ class Pace:
         frame: number of the last frame that it asked for.
         arrival: when that frame arrived.
         frame_interval: time between two of its frames.
+        late: a frame may arrive this long after the start that it is chosen for; None: half a frame interval, so that
+            the nearest is chosen.
     """
 
     robot: str
@@ -37,10 +39,12 @@ class Pace:
     frame: int
     arrival: float
     frame_interval: float = 1.0
+    late: Optional[float] = None
 
-    def frame_at(self, arrival: float) -> int:
-        """The frame whose arrival is nearest to ``arrival``."""
-        return self.frame + math.floor((arrival - self.arrival) / self.frame_interval + 0.5)
+    def frame_at(self, start: float) -> int:
+        """The newest frame that arrives by ``start + late``."""
+        late = 0.5 * self.frame_interval if self.late is None else self.late
+        return self.frame + math.floor((start - self.arrival + late) / self.frame_interval + _NEAR)
 
     def arrival_of(self, frame: int) -> float:
         """When ``frame`` arrives, if it is sent as soon as it is taken."""

@@ -5,7 +5,8 @@ Replanning, overlap with the plan under way and what the robots are told is up t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import List, Optional, Sequence, Tuple
 
 from edge_offload.server.promises.latencies import Latencies
@@ -15,6 +16,8 @@ from edge_offload.server.promises.staleness import mean_strides
 
 #: Bounds are promised in steps of this share of the one before: an offer is within it of the least possible.
 OFFER_STEP = 1.05
+#: Times that intervals are shortened to keep bounds.
+SHORTENED = 6
 
 
 @dataclass(frozen=True)
@@ -26,17 +29,23 @@ class Client:
         wish: what it was promised, and says of itself.
         frame: number of the last frame that it asked for, in a plan or by itself.
         arrival: when that frame arrived.
+        spare: drop beyond the bound that a plan may cost it, since it had less before.
+        fresh: it has had no turn yet; what it loses until its first is its own.
     """
 
     robot: str
     wish: Wish
     frame: int
     arrival: float
+    spare: float = 0.0
+    fresh: bool = False
 
     def pace(self, latencies: Latencies) -> Pace:
-        """How it asks when its settings are those of Step 1."""
-        settings = settle(self.wish, latencies)
-        return Pace(self.robot, settings.interval, settings.batch, self.frame, self.arrival, self.wish.frame_interval)
+        """How it asks when its settings are those of Step 1; its frames arrive before the batch begins."""
+        settings, wish = settle(self.wish, latencies), self.wish
+        return Pace(
+            self.robot, settings.interval, settings.batch, self.frame, self.arrival, wish.frame_interval, late=0.0
+        )
 
 
 @dataclass(frozen=True)
@@ -64,28 +73,57 @@ class Schedule:
         clients: who is held.
         batches: members are places among ``clients``.
         drops: mean drop of each client under the plan, over having the server alone.
+        overfull: requests of the horizon take longer than that, and the longer the more such plans follow.
     """
 
     clients: Tuple[Client, ...]
     batches: Tuple[Batch, ...]
     drops: Tuple[float, ...]
+    overfull: bool
+
+    @property
+    def holds(self) -> bool:
+        """Whether it keeps all bounds, and can be kept up."""
+        return not self.overfull and not self.broken
 
     @property
     def broken(self) -> List[int]:
         """Places of those whose bound the plan does not keep."""
-        return [place for place, client in enumerate(self.clients) if self.drops[place] > client.wish.bound + 1e-12]
+        return [
+            place
+            for place, client in enumerate(self.clients)
+            if self.drops[place] > client.wish.bound + client.spare + 1e-12
+        ]
 
 
 def schedule(clients: Sequence[Client], latencies: Latencies, moment: Moment) -> Schedule:
-    """Simulate, adjust and verify for just these clients; linear in the requests of the horizon."""
+    """Simulate, adjust and verify for just these clients; linear in the requests of the horizon.
+
+    Settings of Step 1 use a bound up; whom the batches as they fall cost more gets shorter intervals, as long as there
+    is room.
+    """
     paces = [client.pace(latencies) for client in clients]
+    plan = _schedule(clients, paces, latencies, moment)
+    for _ in range(SHORTENED):
+        broken = [place for place in plan.broken if paces[place].interval > 1]
+        if plan.overfull or not broken:
+            break
+        for place in broken:
+            shorter = min(paces[place].interval - 1, math.floor(paces[place].interval * 0.9))
+            paces[place] = replace(paces[place], interval=max(1, shorter))
+        plan = _schedule(clients, paces, latencies, moment)
+    return plan
+
+
+def _schedule(clients: Sequence[Client], paces: Sequence[Pace], latencies: Latencies, moment: Moment) -> Schedule:
     wishes = [client.wish for client in clients]
     requests = list(simulate(paces, moment.begin + moment.horizon))
     stretched = (1.0 + moment.grace) / (1.0 - moment.other) - 1.0
     batches = adjust(paces, requests, latencies, moment.begin, stretched)
-    strides = mean_strides(batches, paces, wishes, latencies)
+    strides = mean_strides(batches, paces, wishes, latencies, [client.fresh for client in clients])
     drops = tuple(wish.drop(stride, latencies) for wish, stride in zip(wishes, strides))
-    return Schedule(tuple(clients), tuple(batches), drops)
+    overfull = bool(batches) and batches[-1].start > moment.begin + moment.horizon
+    return Schedule(tuple(clients), tuple(batches), drops, overfull)
 
 
 def hold(clients: Sequence[Client], latencies: Latencies, moment: Moment) -> Tuple[Schedule, List[Client]]:
@@ -97,7 +135,7 @@ def hold(clients: Sequence[Client], latencies: Latencies, moment: Moment) -> Tup
     gone: List[Client] = []
     while True:
         plan = schedule(held, latencies, moment)
-        if not plan.broken or not held:
+        if plan.holds or not held:
             return plan, gone
         loads = [_load(client, latencies) for client in held]
         gone.append(held.pop(max(range(len(held)), key=lambda place: (loads[place], place))))
@@ -111,14 +149,14 @@ def admit(
     The bound offered is infinite where none would do.
     """
     plan = schedule([*clients, newcomer], latencies, moment)
-    if not plan.broken:
+    if plan.holds:
         return plan, newcomer.wish.bound
     bound = newcomer.wish.bound
     for _ in range(120):  # 1.05 ** 120 = 349 times the bound that was asked for
         bound *= OFFER_STEP
-        wish = Wish(**{**vars(newcomer.wish), "bound": bound})
-        offer = Client(newcomer.robot, wish, newcomer.frame, newcomer.arrival)
-        if not schedule([*clients, offer], latencies, moment).broken:
+        wish = replace(newcomer.wish, bound=bound)
+        offer = replace(newcomer, wish=wish)
+        if schedule([*clients, offer], latencies, moment).holds:
             return None, bound
     return None, float("inf")
 

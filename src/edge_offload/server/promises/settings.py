@@ -53,14 +53,21 @@ class Wish:
         """Frames from a capture to the use of its result, if the server takes ``service``."""
         return max(1, math.ceil((self.up + service + self.down) / self.frame_interval - _NEAR))
 
-    def mean_stride(self, service: float, interval: int) -> float:
-        """How old a result is on average, in frames: strides ``age`` to ``age + interval - 1``."""
-        return self.age(service) + (interval - 1) / 2
+    def planned_stride(self, service: float, interval: int) -> float:
+        """How old a result is on average, in frames, if batches begin at any time.
+
+        The newest frame there is half an interval old when its batch begins, and its result is used with the next frame
+        that is taken, half an interval later: one frame more than what sending and computing take.
+        """
+        return (self.up + service + self.down) / self.frame_interval + 1 + (interval - 1) / 2
 
     def reference_stride(self, latencies: Latencies) -> float:
-        """The same for the robot alone on this server: batch 1, the next frame when the last result has come."""
-        alone = latencies.batch(1)
-        return self.mean_stride(alone, self.age(alone))
+        """How old it is for the robot alone on this server: batch 1, the next frame when the last result has come.
+
+        Nothing waits there: strides ``age`` to ``2 * age - 1``.
+        """
+        alone = self.age(latencies.batch(1))
+        return alone + (alone - 1) / 2
 
     def drop(self, mean_stride: float, latencies: Latencies) -> float:
         """What results of that mean age cost over the reference; never below 0."""
@@ -78,14 +85,14 @@ class Settings:
 def settle(wish: Wish, latencies: Latencies) -> Settings:
     """What lets a server hold most robots of this kind: the greatest ``(batch / latency) * interval`` in the bound.
 
-    The smaller batch wins where two are equal. There is always an answer: the reference itself is within every bound.
+    The smaller batch wins where two are equal. A bound that nothing keeps gets what comes nearest: every frame, alone.
     """
-    best, most = Settings(wish.age(latencies.batch(1)), 1), -math.inf
+    best, most = Settings(1, 1), -math.inf
     for batch in range(1, min(wish.batch, latencies.largest) + 1):
         room = MAX_INTERVAL + 1.0
         if wish.slope > 0:
-            spare = wish.bound / wish.slope + wish.reference_stride(latencies) - wish.age(latencies.batch(batch))
-            room = min(room, 2 * spare + 1 + _NEAR)
+            spare = wish.bound / wish.slope + wish.reference_stride(latencies)
+            room = min(room, 2 * (spare - wish.planned_stride(latencies.batch(batch), 1)) + 1 + _NEAR)
         interval = min(MAX_INTERVAL, math.floor(room))
         held = batch / latencies.batch(batch) * interval
         if interval >= 1 and held > most * (1 + _NEAR):

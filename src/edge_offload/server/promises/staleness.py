@@ -13,7 +13,11 @@ _NEAR = 1e-9
 
 
 def mean_strides(
-    plan: Sequence[Batch], paces: Sequence[Pace], wishes: Sequence[Wish], latencies: Latencies
+    plan: Sequence[Batch],
+    paces: Sequence[Pace],
+    wishes: Sequence[Wish],
+    latencies: Latencies,
+    fresh: Sequence[bool] = (),
 ) -> List[float]:
     """The mean age of each robot's results under ``plan``, in frames.
 
@@ -25,6 +29,7 @@ def mean_strides(
         paces: who asks.
         wishes: of the same robots.
         latencies: what a batch takes.
+        fresh: of those who have had no turn yet: it counts from their first result.
     """
     used: List[List[Tuple[int, int]]] = [
         [(pace.frame, pace.frame + wish.age(latencies.batch(min(pace.batch, latencies.largest))))]
@@ -37,6 +42,9 @@ def mean_strides(
             captured = pace.arrival_of(frame) - wish.up
             age = max(1, math.ceil((done + wish.down - captured) / pace.frame_interval - _NEAR))
             used[place].append((frame, frame + age))
+    for place, is_fresh in enumerate(fresh):
+        if is_fresh and len(used[place]) > 1:
+            del used[place][0]
     return [_mean(results, pace.interval) for results, pace in zip(used, paces)]
 
 

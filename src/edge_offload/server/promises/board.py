@@ -1,0 +1,230 @@
+"""The promises of one device: who was admitted, whose turn is when, and what is due. No clock, no thread.
+
+Every :data:`PERIOD_S` a plan for :data:`HORIZON_S` ahead replaces the last one, but for the batches of the next
+:data:`FIXED_S`: robots have been told of these, and may be sending for them already. Times are seconds on the server's
+clock.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Dict, List, Optional, Tuple
+
+from edge_offload.errors import BadInput, Refused
+from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.packing import Batch
+from edge_offload.server.promises.planner import Client, Moment, admit, hold
+from edge_offload.server.promises.settings import Wish, settle
+
+# the text plans 1 s ahead; 2 s hold 5 to 30 % more robots, since intervals may be nearly as long as that
+PERIOD_S, HORIZON_S, FIXED_S = 0.2, 2.0, 0.3
+#: Share of a batch's time that is left open after it for members that come late.
+GRACE = 0.1
+#: Robots that one device makes promises to.
+MAX_ROBOTS = 256
+#: A promise is kept on average over about this many seconds; a single plan may cost up to half a bound more.
+MEMORY_S, MOST_SPARE = 5.0, 0.5
+#: A frame's arrival that is told moves what is believed of the robot's clock by this share.
+_GAIN = 0.2
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A robot's frame in a batch.
+
+    Attributes:
+        robot: its name.
+        frame: its number.
+    """
+
+    robot: str
+    frame: int
+
+
+@dataclass(frozen=True)
+class PlannedBatch:
+    """A batch that robots have been told of, or will be.
+
+    Attributes:
+        start: when it begins; members that have not come by ``latest`` are left out.
+        latest: the end of its grace.
+        turns: whose frames.
+    """
+
+    start: float
+    latest: float
+    turns: Tuple[Turn, ...]
+
+
+@dataclass
+class _Robot:
+    client: Client
+    #: Newest frame that is in a batch, and when that arrives if it is sent as soon as it is taken.
+    frame: int
+    arrival: float
+    #: Mean drop of its plans so far, those of long ago counting less; None before the first.
+    mean: Optional[float] = None
+
+    def at(self, begin: float, latencies: Latencies) -> Client:
+        """On the clock of a plan that begins then, with what earlier plans have left of its bound.
+
+        Who has had no plan yet does without until then; its first turn is due at once.
+        """
+        wish = self.client.wish
+        if self.mean is None:
+            frames = math.floor((begin - self.arrival) / wish.frame_interval) - settle(wish, latencies).interval
+            arrival = self.arrival + frames * wish.frame_interval
+            return replace(self.client, frame=self.frame + frames, arrival=arrival, fresh=True)
+        spare = min(max(wish.bound - self.mean, 0.0) * MEMORY_S / HORIZON_S, MOST_SPARE * wish.bound)
+        return replace(self.client, frame=self.frame, arrival=self.arrival, spare=spare)
+
+    def cost(self, drop: float) -> None:
+        """Its next plan costs it this."""
+        self.mean = drop if self.mean is None else self.mean + (drop - self.mean) * PERIOD_S / MEMORY_S
+
+
+class Board:
+    """Admits robots and plans their turns.
+
+    Args:
+        latencies: seconds that a batch takes on this device.
+        other: share of the device's time that is kept for robots without a promise, 0 to below 1.
+    """
+
+    def __init__(self, latencies: Latencies, other: float = 0.0) -> None:
+        self.latencies = latencies
+        self.other = other
+        self.drops: Dict[str, float] = {}
+        self._robots: Dict[str, _Robot] = {}
+        self._plan: List[PlannedBatch] = []
+        self._busy_until = 0.0
+
+    def __len__(self) -> int:
+        return len(self._robots)
+
+    def wish(self, robot: str) -> Optional[Wish]:
+        """What a robot was promised, and says of itself; None if it has no promise."""
+        found = self._robots.get(robot)
+        return None if found is None else found.client.wish
+
+    def join(self, now: float, robot: str, wish: Wish, frame: int, arrival: float) -> None:
+        """Promise ``wish.bound`` to a robot whose ``frame`` arrived at ``arrival``.
+
+        Raises:
+            BadInput: it has a promise already.
+            Refused: the others' promises leave no room for it; the message says what could be promised now.
+        """
+        if robot in self._robots:
+            raise BadInput(f"robot {robot} has a promise already", remedy="give it back first")
+        if len(self._robots) >= MAX_ROBOTS:
+            raise Refused(f"full: {MAX_ROBOTS} robots have promises", remedy="use another server")
+        newcomer = Client(robot, wish, frame, arrival)
+        begin = self._begin(now)
+        others = [replace(one.at(begin, self.latencies), spare=0.0) for one in self._robots.values()]
+        first = _Robot(newcomer, frame, arrival).at(begin, self.latencies)
+        plan, bound = admit(first, others, self.latencies, self._moment(begin))
+        if plan is None:
+            offer = f"{bound:.3g} could be promised now" if bound < float("inf") else "nothing could be promised now"
+            raise Refused(
+                f"full: {len(self._robots)} robots have promises, and {wish.bound:g} would break one; {offer}",
+                remedy="ask for a looser bound, or use another server",
+            )
+        self._robots[robot] = _Robot(newcomer, frame, arrival)
+
+    def leave(self, robot: str) -> None:
+        """Its promise ends; batches go on without it."""
+        self._robots.pop(robot, None)
+        self.drops.pop(robot, None)
+        self._plan = [
+            replace(batch, turns=tuple(turn for turn in batch.turns if turn.robot != robot)) for batch in self._plan
+        ]
+
+    def told(self, robot: str, wish: Wish) -> None:
+        """What a robot says of itself has changed (not its bound: that was promised)."""
+        found = self._robots.get(robot)
+        if found is not None:
+            found.client = replace(found.client, wish=replace(wish, bound=found.client.wish.bound))
+
+    def arrived(self, robot: str, frame: int, arrival: float) -> None:
+        """A frame has come: what is believed of the robot's clock follows, slowly, since links are uneven."""
+        found = self._robots.get(robot)
+        if found is None:
+            return
+        expected = found.arrival + (frame - found.frame) * found.client.wish.frame_interval
+        late = arrival - expected
+        if abs(late) > 10 * found.client.wish.frame_interval:
+            found.frame, found.arrival = max(found.frame, frame), arrival  # the robot counts anew, or its clock stepped
+        else:
+            found.arrival += _GAIN * late
+
+    def replan(self, now: float) -> List[Tuple[str, str]]:
+        """Make the plan from ``now`` on anew. Robots that it cannot hold any more lose their promise.
+
+        Returns:
+            (robot, why) of those.
+        """
+        kept = [batch for batch in self._plan if batch.start < now + FIXED_S and batch.turns]
+        self._plan = kept
+        begin = self._begin(now)
+        clients = [one.at(begin, self.latencies) for one in self._robots.values()]
+        plan, gone = hold(clients, self.latencies, self._moment(begin))
+        reasons = []
+        for client in gone:
+            self.leave(client.robot)
+            reasons.append(
+                (client.robot, f"the promise of {client.wish.bound:g} cannot be kept beside {len(plan.clients)} others")
+            )
+        for batch in plan.batches:
+            turns = []
+            for place, frame in batch.members:
+                client = plan.clients[place]
+                turns.append(Turn(client.robot, frame))
+            self._plan.append(PlannedBatch(batch.start, batch.start + self._grace(batch), tuple(turns)))
+        self.drops = {client.robot: drop for client, drop in zip(plan.clients, plan.drops)}
+        for robot, drop in self.drops.items():
+            self._robots[robot].cost(drop)
+        return reasons
+
+    def turns(self, robot: str) -> List[Tuple[int, float]]:
+        """(frame, start of its batch) of a robot, as planned now."""
+        return [(turn.frame, batch.start) for batch in self._plan for turn in batch.turns if turn.robot == robot]
+
+    def due(self) -> Optional[PlannedBatch]:
+        """The batch that comes next."""
+        while self._plan and not self._plan[0].turns:
+            self._plan.pop(0)
+        return self._plan[0] if self._plan else None
+
+    def take(self, now: float) -> PlannedBatch:
+        """The batch that comes next begins now; it is no longer part of the plan.
+
+        Raises:
+            IndexError: there is none.
+        """
+        batch = self._plan.pop(0)
+        self._note(batch)
+        self._busy_until = now + self.latencies.batch(len(batch.turns))
+        return batch
+
+    def _begin(self, now: float) -> float:
+        """When what is planned now may begin: robots must hear of it first, and what is fixed goes before."""
+        begin = max(now + FIXED_S, self._busy_until)
+        for batch in self._plan:
+            if batch.start < now + FIXED_S and batch.turns:
+                self._note(batch)
+                begin = max(begin, batch.start + self.latencies.batch(len(batch.turns)) * (1 + GRACE))
+        return begin
+
+    def _note(self, batch: PlannedBatch) -> None:
+        for turn in batch.turns:
+            found = self._robots.get(turn.robot)
+            if found is not None and turn.frame > found.frame:
+                found.arrival += (turn.frame - found.frame) * found.client.wish.frame_interval
+                found.frame = turn.frame
+
+    def _grace(self, batch: Batch) -> float:
+        return GRACE * self.latencies.batch(len(batch.members))
+
+    def _moment(self, begin: float) -> Moment:
+        return Moment(begin, HORIZON_S, GRACE, self.other)

@@ -1,0 +1,126 @@
+"""Promises over time: kept, refused, given back, and taken when they cannot be kept any more."""
+
+from __future__ import annotations
+
+import random
+from typing import List
+
+import pytest
+
+from edge_offload.errors import BadInput, Refused
+from edge_offload.server.promises.board import FIXED_S, Board
+from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.settings import Wish
+from tests.server.promises.virtual_fleet import VirtualRobot, drive
+
+GPU = Latencies((0.0125, 0.0185, 0.0245, 0.031, 0.0375, 0.044, 0.051, 0.058))
+
+
+def a_robot(number: int, bound: float, slope: float = 0.006, jitter_s: float = 0.0, batch: int = 8) -> VirtualRobot:
+    wish = Wish(bound, slope, 1 / 30, 0.012, 0.006, batch)
+    return VirtualRobot(f"robot{number}", wish, 0.004 * (number % 8), lambda _: slope, jitter_s)
+
+
+def joined(board: Board, robots: List[VirtualRobot], now: float = 0.0) -> List[VirtualRobot]:
+    """Those that the board makes a promise to."""
+    held = []
+    for robot in robots:
+        try:
+            frame = max(0, robot.frame(now))
+            board.join(now, robot.name, robot.wish, frame, robot.captured(frame) + robot.wish.up)
+            held.append(robot)
+        except Refused:
+            pass
+    return held
+
+
+@pytest.mark.parametrize(("bound", "seed"), [(0.02, 1), (0.04, 2), (0.08, 3)])
+def test_promises_are_kept_by_frames_counted_one_by_one(bound: float, seed: int) -> None:
+    board = Board(GPU)
+    robots = joined(board, [a_robot(number, bound) for number in range(64)])
+    counts = drive(board, robots, 30.0, random.Random(seed))
+    assert not counts["evicted"]
+    assert counts["late"] == 0
+    for robot in robots:
+        first, last = 90, robot.frame(29.0)
+        drop = robot.mean_drop(first, last) - robot.reference(GPU, first, last)
+        assert drop <= bound
+    assert counts["busy_s"] / 30 > 0.75, "a full board uses its device"
+
+
+def test_looser_promises_hold_more_robots() -> None:
+    held = [len(joined(Board(GPU), [a_robot(number, bound) for number in range(64)])) for bound in (0.02, 0.04, 0.08)]
+    assert held[0] < held[1] < held[2]
+
+
+def test_uneven_links_make_few_members_late() -> None:
+    board = Board(GPU)
+    robots = joined(board, [a_robot(number, 0.05, jitter_s=0.01) for number in range(64)])
+    counts = drive(board, robots, 20.0, random.Random(4))
+    assert counts["late"] <= 0.5 * counts["members"]
+    for robot in robots:
+        robot.results.sort()
+        assert robot.results[-1][0] >= robot.frame(19.0), "nobody is forgotten"
+
+
+def test_a_refusal_says_what_could_be_promised() -> None:
+    board = Board(GPU)
+    joined(board, [a_robot(number, 0.02) for number in range(64)])
+    with pytest.raises(
+        Refused, match=r"full: \d+ robots have promises, and 0.001 would break one; .* could be promised"
+    ):
+        board.join(0.0, "late", Wish(0.001, 0.006, 1 / 30, 0.012, 0.006, 8), 0, 0.0)
+
+
+def test_a_robot_that_leaves_makes_room() -> None:
+    board = Board(GPU)
+    held = joined(board, [a_robot(number, 0.02) for number in range(64)])
+    board.replan(0.0)
+    late = a_robot(99, 0.02)
+    assert not joined(board, [late])
+    board.leave(held[0].name)
+    assert not board.turns(held[0].name)
+    board.replan(0.2)
+    assert joined(board, [late], 0.2)
+
+
+def test_what_robots_were_told_stays_when_the_plan_is_made_anew() -> None:
+    board = Board(GPU)
+    robots = joined(board, [a_robot(number, 0.05) for number in range(12)])
+    board.replan(0.0)
+    for step in range(1, 20):
+        now = 0.2 * step
+        before = {robot.name: [one for one in board.turns(robot.name) if one[1] < now + FIXED_S] for robot in robots}
+        board.replan(now)
+        for robot in robots:
+            assert board.turns(robot.name)[: len(before[robot.name])] == before[robot.name]
+            frames = [frame for frame, _ in board.turns(robot.name)]
+            assert frames == sorted(set(frames))
+        while board.due() is not None and board.due().start < now:  # type: ignore[union-attr]
+            board.take(now)
+
+
+def test_scenes_that_become_harder_cost_promises_and_those_are_told() -> None:
+    board = Board(GPU)
+    robots = joined(board, [a_robot(number, 0.02) for number in range(64)])
+    before = len(board)
+    for robot in robots:
+        board.told(robot.name, Wish(0.9, 0.03, 1 / 30, 0.012, 0.006, 8))
+    assert board.wish(robots[0].name).bound == 0.02, "a robot does not change what it was promised"  # type: ignore[union-attr]
+    gone = board.replan(1.0)
+    assert len(board) == before - len(gone) < before
+    assert all("cannot be kept beside" in why for _, why in gone)
+    assert all(drop <= 0.02 + 1e-12 for drop in board.drops.values())
+
+
+def test_a_robot_counts_once_and_a_clock_that_steps_is_followed() -> None:
+    board = Board(GPU)
+    robot = a_robot(0, 0.05)
+    assert joined(board, [robot])
+    with pytest.raises(BadInput, match="has a promise already"):
+        board.join(0.0, robot.name, robot.wish, 0, 0.0)
+    board.arrived(robot.name, 1000, 5.0)
+    board.replan(5.0)
+    assert board.turns(robot.name)[0][0] > 1000
+    board.arrived("nobody", 1, 1.0)
+    board.leave("nobody")
