@@ -122,12 +122,12 @@ class PycudaBuffers:
     def release(self) -> None:
         """See :class:`Buffers`."""
         with self.entered():
-            self._stream.synchronize()
             for memory in self._device.values():
                 memory.free()
             for array in self._host.values():
                 array.base.free()
-            self._device, self._host, self._stream = {}, {}, None
+            self._stream = None
+        # pycuda (2026.1) leaves it current in this thread, which ends after this
         self._context.detach()
 
 
@@ -179,6 +179,4 @@ class TorchBuffers:
 
     def release(self) -> None:
         """See :class:`Buffers`."""
-        if self._stream is not None:
-            self._stream.synchronize()
         self._own, self._stream = {}, None

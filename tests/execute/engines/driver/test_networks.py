@@ -1,0 +1,54 @@
+"""Every network of the registry, from each of torch's exporters, goes through TensorRT's own parser and builder."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from edge_offload.errors import Unsupported
+from edge_offload.execute.engines import export
+from edge_offload.execute.engines.tensor_rt import TensorRT
+from edge_offload.execute.module import Divided
+from edge_offload.models import registry
+from edge_offload.split.networks import module_and_inputs, synthetic_frame
+from tests.execute.engines.driver import prepare
+
+#: They have operators that the exporter does not know, and stay with torch.
+NOT_EXPORTED = ("sconet", "vit_b_16")
+QUICK = ("kapao_vtest",)
+NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in registry.entries()]
+
+
+def dense(name):
+    try:
+        module, inputs = module_and_inputs(name, {}, synthetic_frame(480, 640))
+    except Unsupported as error:
+        pytest.skip(str(error))
+    return (module.eval().dense_part()[0] if isinstance(module, Divided) else module.eval()), inputs
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_as_the_product_exports_it(name, trt):
+    network, inputs = dense(name)
+    if name in NOT_EXPORTED:
+        with pytest.raises(Unsupported, match="cannot be exported"):
+            export.export(network, inputs)
+        return
+    onnx = export.export(network, inputs)
+    assert len(TensorRT(bindings=lambda: trt).build(onnx, 1)) > len(onnx) / 2, "the weights are in it"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(registry.entries()))
+def test_by_the_exporter_of_later_releases_of_torch(name, trt, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, str(prepare.folder() / "site")])
+    pytest.importorskip("onnxscript", reason="torch's later exporter needs it")
+    network, inputs = dense(name)
+    program = torch.onnx.export(
+        export._CastFirst(network).eval(), inputs, dynamo=True, verbose=False,
+        input_names=[f"input{number}" for number in range(len(inputs))],
+    )  # fmt: skip
+    onnx = program.model_proto.SerializeToString()
+    assert len(TensorRT(bindings=lambda: trt).build(onnx, 1)) > len(onnx) / 2

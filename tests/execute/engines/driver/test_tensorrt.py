@@ -1,0 +1,266 @@
+"""TensorRT without a GPU: parsed and built by NVIDIA's own library, driven through real pycuda on stand-ins."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from edge_offload.errors import Unsupported
+from edge_offload.execute.engines import base, buffers, export, seat, table, tensor_rt
+from edge_offload.execute.engines.base import CLOSE, REDUCED, TOLERANCE, mismatch
+from edge_offload.execute.engines.tensor_rt import TensorRTEngine
+from edge_offload.execute.module import ModuleExecutor
+from tests.execute.engines.driver import execution, mutations, prepare
+from tests.execute.engines.driver.conftest import driven
+from tests.execute.engines.driver.small import Small, picture
+
+
+def taken_over(executor: ModuleExecutor) -> ModuleExecutor:
+    executor.run([picture(0)])
+    assert executor.engine_ready(120)
+    for number in range(seat.TRIALS):
+        executor.run([picture(number)])
+    assert executor.engine.startswith("tensorrt"), executor.engine_state()
+    return executor
+
+
+def in_a_thread(work):
+    """As a callback of ROS: in a thread that made nothing. Its result, or its error."""
+    done = []
+
+    def run():
+        try:
+            done.append((work(), None))
+        except BaseException as error:
+            done.append((None, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    result, error = done[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def test_it_computes_what_torch_does_and_gives_everything_back(backend, held):
+    before, plain = held(), ModuleExecutor(Small())
+    executor = taken_over(ModuleExecutor(Small(), engine="tensorrt"))
+    running = held()
+    assert running != before
+    for number in range(10):
+        want, found = plain.run([picture(number)]), in_a_thread(lambda n=number: executor.run([picture(n)]))
+        assert re.match(rf"tensorrt {prepare.TENSORRT} fp32 plan [0-9a-f]{{12}}$", found.engine)
+        assert mismatch(want.outputs, found.outputs, TOLERANCE[CLOSE]) == ""
+    assert held() == running, "a run keeps nothing"
+    executor.close()
+    ends = time.monotonic() + 10
+    while held() != before and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert held() == before
+
+
+def test_weights_off_by_a_thousandth_never_take_over(backend, monkeypatch):
+    real = seat.export
+
+    def off(given, inputs, *typed):
+        other = Small()
+        with torch.no_grad():
+            for one in other.parameters():
+                one.mul_(1.001)
+        return real(other, inputs, *typed)
+
+    monkeypatch.setattr(seat, "export", off)
+    executor = ModuleExecutor(Small(), engine="tensorrt")
+    executor.run([picture(0)])
+    assert executor.engine_ready(120)
+    assert executor.run([picture(1)]).engine == "eager"
+    assert "off by" in executor.engine_state()[0]
+
+
+def test_frames_are_answered_while_nvidias_builder_works(backend, trt, monkeypatch):
+    """It gives up the interpreter: frames do not wait for it."""
+    real, spent = backend.build, []
+
+    def build(onnx, threads):
+        began = time.monotonic()
+        try:
+            return real(onnx, threads)
+        finally:
+            spent.append(time.monotonic() - began)
+
+    monkeypatch.setattr(backend, "build", build)
+    executor = ModuleExecutor(Small(), engine="tensorrt")
+    answers, longest = [executor.run([picture(0)]).engine], 0.0
+    while not spent:
+        began = time.monotonic()
+        answers.append(executor.run([picture(len(answers))]).engine)
+        longest = max(longest, time.monotonic() - began)
+    assert set(answers) == {"eager"}
+    assert len(answers) > 3
+    assert longest < spent[0] / 2
+    assert executor.engine_ready(120)
+
+
+@pytest.fixture(scope="session")
+def without_a_line(trt, cuda):
+    """By the line of PycudaBuffers that was missing: what went wrong."""
+    done = subprocess.run([sys.executable, "-m", mutations.__name__], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_with_every_line_nothing_is_wrong(without_a_line):
+    assert without_a_line["whole"] == ""
+    kinds = {mutations.CALL.search(mutations.SOURCE[line]).group(1) for line in mutations.LINES}
+    assert kinds == {"push", "pop", "synchronize", "free", "detach"}
+
+
+@pytest.mark.parametrize("line", [mutations.name_of(line) for line in mutations.LINES])
+def test_without_one_push_synchronize_or_free_something_is_wrong(line, without_a_line):
+    assert without_a_line[line] != ""
+
+
+@pytest.fixture
+def plan(backend):
+    return backend.build(export.export(Small().eval(), [picture(0)]), 1)
+
+
+def test_a_plan_that_is_not_taken_is_forgotten_and_torch_goes_on(backend, bindings, cache, monkeypatch):
+    monkeypatch.setattr(execution.StandInRuntime, "deserialize_cuda_engine", lambda *_: None)
+    executor = ModuleExecutor(Small(), engine="tensorrt")
+    executor.run([picture(0)])
+    assert executor.engine_ready(120)
+    assert "TensorRT cannot load the plan" in executor.engine_state()[0]
+    assert list(cache.glob("*.engine")) == []
+    assert executor.run([picture(1)]).engine == "eager"
+
+
+def test_a_device_that_is_full_is_given_back_what_was_taken(backend, bindings, plan, held, cuda, monkeypatch):
+    before, allocate = held(), buffers.PycudaBuffers.allocate
+
+    def full(self, name, shape, dtype):
+        if self._device:
+            raise cuda.MemoryError("out of memory")
+        return allocate(self, name, shape, dtype)
+
+    monkeypatch.setattr(buffers.PycudaBuffers, "allocate", full)
+    with pytest.raises(cuda.MemoryError):
+        in_a_thread(lambda: TensorRTEngine(bindings, plan, buffers.PycudaBuffers()))
+    assert held() == before
+
+
+def test_what_the_stand_in_for_execution_has_the_real_bindings_have(trt):
+    """Class by class: each method, property and argument."""
+    pairs = {
+        execution.StandInRuntime: trt.Runtime, execution.StandInEngine: trt.ICudaEngine,
+        execution.StandInContext: trt.IExecutionContext,
+    }  # fmt: skip
+    checked = 0
+    for stand_in, real in pairs.items():
+        for name, method in vars(stand_in).items():
+            if name.startswith("_") and name != "__init__":
+                continue
+            told = getattr(real, name).__doc__
+            if stand_in is execution.StandInRuntime and name == "__init__":
+                assert "logger: " in told
+            elif name != "__init__":
+                for argument in list(inspect.signature(method).parameters)[1:]:
+                    assert f"{argument}: " in told.split("\n\n\n")[0] + told, f"{real.__name__}.{name}({argument})"
+                    checked += 1
+    assert checked >= 7
+    assert "num_io_tensors" in dir(trt.ICudaEngine)
+    assert {"INPUT", "OUTPUT"} <= set(dir(trt.TensorIOMode))
+
+
+def test_every_type_of_tensorrts_that_numpy_has_is_known(trt):
+    known = {name: getattr(trt.DataType, name) for name in tensor_rt._DTYPES}
+    for dtype in known.values():
+        assert tensor_rt.numpy_type(dtype) == np.dtype(trt.nptype(dtype))
+    with pytest.raises(Unsupported, match="BF16 is none of numpy's"):
+        tensor_rt.numpy_type(trt.DataType.BF16)
+
+
+def test_ten_bits_of_mantissa_are_not_taken_for_fp32(bindings):
+    flags = []
+
+    class Watched(bindings.Builder):
+        def build_serialized_network(self, network, config):
+            flags.append(config.get_flag(bindings.BuilderFlag.TF32))
+            return super().build_serialized_network(network, config)
+
+    bindings.Builder = Watched
+    driven(bindings).build(export.export(Small().eval(), [picture(0)]), 1)
+    assert flags == [False]
+
+
+def test_half_precision_is_a_flag_up_to_10_and_the_networks_own_type_after(bindings, trt, monkeypatch):
+    flagged = types.SimpleNamespace(__version__="10.3.0", BuilderFlag=types.SimpleNamespace(FP16=0))
+    assert driven(flagged, "fp16").typed() is None
+    assert driven(bindings, "fp16").typed() is torch.float16
+    monkeypatch.setattr(table, "BACKENDS", (driven(bindings, "fp16"),))
+    assert table.pick("auto", "cuda") is None, "nobody gets fewer bits unasked"
+    executor = taken_over(ModuleExecutor(Small(), engine="tensorrt:fp16"))
+    want, found = ModuleExecutor(Small()).run([picture(3)]), executor.run([picture(3)])
+    assert found.outputs[0].dtype is torch.float32
+    assert mismatch(want.outputs, found.outputs, TOLERANCE[CLOSE]) != ""
+    assert mismatch(want.outputs, found.outputs, TOLERANCE[REDUCED]) == ""
+    executor.close()
+
+
+def test_an_image_of_bytes_is_taken_into_a_cast_and_nothing_else(bindings, trt, monkeypatch):
+    driven(bindings).build(export.export(Small().eval(), [picture(0)]), 1)
+    monkeypatch.setattr(export, "_CastFirst", lambda network, typed: network)
+    with pytest.raises(Unsupported, match=r"TensorRT cannot (parse|build) it"):
+        driven(bindings).build(export.export(Small().eval(), [picture(0)]), 1)
+
+
+@pytest.mark.parametrize("part", ["gpu", "capability", "cuda", "driver"])
+def test_another_gpu_or_driver_is_another_entry(backend, cache, monkeypatch, part):
+    taken_over(ModuleExecutor(Small(), engine="tensorrt")).close()
+    here = buffers.gpu("pycuda")
+    assert (here["gpu"], here["capability"], here["cuda"]) == ("no GPU (stand-in for the driver)", "8.9", "12090")
+    monkeypatch.setattr(buffers, "gpu", lambda _: {**here, part: "another"})
+    taken_over(ModuleExecutor(Small(), engine="tensorrt")).close()
+    assert len(list(cache.glob("*.engine"))) == 2
+
+
+def test_two_processes_never_claim_equal_bits_of_kernels_that_were_timed(backend, monkeypatch):
+    mine = ModuleExecutor(Small(), engine="tensorrt").engine_facts()
+    monkeypatch.setattr(base, "_PROCESS", "another")
+    assert mine != ModuleExecutor(Small(), engine="tensorrt").engine_facts()
+
+
+def test_buffers_may_be_torchs(trt, bindings, monkeypatch):
+    """On ordinary memory: the calls of ``torch.cuda`` are counted, and not one is missing where it matters."""
+    calls = []
+
+    class Stream:
+        cuda_stream = 7
+
+        def __getattr__(self, name):
+            assert hasattr(torch.cuda.Stream, name)
+            return lambda *_: calls.append(name)
+
+    cuda = types.SimpleNamespace(Stream=Stream, default_stream=str, stream=lambda _: torch.inference_mode())
+    assert all(hasattr(torch.cuda, name) for name in vars(cuda))
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: calls.append("record_stream"))
+    own, module = execution.Bindings(trt, execution.HostMemory()), Small().eval()
+    plan = driven(own).build(export.export(module, [picture(0)]), 1)
+    engine = TensorRTEngine(own, plan, buffers.TorchBuffers(cuda, "cpu"))
+    for number in range(3):
+        with torch.inference_mode():
+            want = module(picture(number))
+        calls.clear()
+        assert mismatch(want, engine.run([picture(number)]), TOLERANCE[CLOSE]) == ""
+        assert calls == ["wait_stream", "synchronize", "record_stream", "record_stream"]
+    engine.close()
