@@ -28,6 +28,9 @@ class InferenceReport:
         wasted_s: robot compute beyond the end of the inference, for a result that nobody waits for (expected).
         fallback_reason: why a requested mode was not the one that ran; empty when it was.
         engine: what computed: ``eager`` (torch), or an inference engine with version and precision.
+        behind_s: for how long it waited behind the robot's own frames before it; part of ``total_s``.
+        part_s: what took longest of its way, for which the next frame has to wait: upload, server, download, or all of
+            it where one inference follows the other.
     """
 
     mode: Mode
@@ -43,6 +46,8 @@ class InferenceReport:
     hedged: bool = False
     wasted_s: float = 0.0
     engine: str = "eager"
+    behind_s: float = 0.0
+    part_s: float = 0.0
 
     def __post_init__(self) -> None:
         unknown = set(self.stages_s) - set(STAGES)

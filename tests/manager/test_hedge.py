@@ -41,13 +41,13 @@ def test_a_result_in_time_starts_no_local_computation(hedge):
 @pytest.mark.process
 def test_late_remote_loses_and_no_frame_starts_another_until_it_ends():
     ended, told = threading.Event(), []
-    hedge = Hedge(lambda seconds, attempt: told.append((seconds, attempt)))
+    hedge = Hedge()
 
     def remote():
         ended.wait(FOREVER_S)
         return Attempt(THERE)
 
-    outcome = hedge.run(remote, local, 0.01)
+    outcome = hedge.run(remote, local, 0.01, settled=lambda seconds, attempt: told.append((seconds, attempt)))
     assert (outcome.remote, outcome.hedged) == (False, True)
     assert outcome.attempt.outputs is HERE
     assert "did not answer within" in outcome.reason
@@ -122,8 +122,7 @@ def test_remote_that_fails_during_the_race_leaves_the_local_result(hedge):
 
     def rival(enough):
         started.set()
-        while hedge.unavailable_reason() is not None:
-            time.sleep(0.001)
+        time.sleep(0.1)
         return Attempt(HERE, {"compute_robot": 0.05})
 
     outcome = hedge.run(remote, rival, 0.0)

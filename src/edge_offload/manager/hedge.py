@@ -1,7 +1,8 @@
 """A remote computation that is late gets a local rival; the first valid result wins, the other is dropped.
 
-Waiting for a dead server costs a frame at most the time after which its result counts as late. The remote attempt runs
-on a thread of its own; while an old one is still out, no further frame waits for the server.
+Waiting for a dead server costs a frame at most the time after which its result counts as late. Remote attempts run on
+threads of their own; while one that lost its race is still out, no further frame waits for the server. The robot
+computes one frame at a time, however many are under way.
 """
 
 from __future__ import annotations
@@ -12,18 +13,24 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 
 from edge_offload.errors import EdgeOffloadError
+from edge_offload.manager.in_flight import MOST
+from edge_offload.mode import TABLE, Mode
+from edge_offload.modes.local import LocalRunner
 from edge_offload.modes.runner import Attempt, FailedAttempt
+from edge_offload.timing import InferenceReport
 
 #: Seconds between two looks at whether the server has come back while the robot computes.
 JOIN_EVERY_S = 0.02
 
 Remote = Callable[[], Attempt]
 Local = Callable[[threading.Event], Attempt]
+#: Told the seconds that a remote attempt took which had lost its race, and what came of it.
+Settled = Callable[[float, Optional[Attempt]], None]
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class Outcome:
         reason: why it is not the remote one; empty when it is.
         lost: what the remote attempt had put on the link when it failed; None if it did not fail.
         remote_s: how long the remote attempt took, where it began later than the frame (seconds); nan elsewhere.
+        waited_s: how long it waited for inferences before it, before it began (seconds).
     """
 
     attempt: Attempt
@@ -47,29 +55,83 @@ class Outcome:
     reason: str = ""
     lost: Optional[FailedAttempt] = None
     remote_s: float = math.nan
+    waited_s: float = 0.0
+
+    def report(
+        self, mode: Mode, reason: str, total_s: float, name: str, local: LocalRunner, usual_bytes_up: int
+    ) -> Tuple[InferenceReport, InferenceReport]:
+        """What the inference cost, and what is learnt from it: the same without what was spent behind earlier ones.
+
+        Args:
+            mode: that was asked for.
+            reason: why another one ran; empty when none did.
+            total_s: what it took (seconds).
+            name: of the model.
+            local: what computes on the robot.
+            usual_bytes_up: what a frame in ``mode`` puts on the link.
+        """
+        attempt = self.attempt
+        stages_s = dict(attempt.stages_s)
+        stages_s["queue"] = stages_s.get("queue", 0.0) + self.waited_s
+        wasted_s = 0.0
+        lost_bytes = lost_trips = 0
+        if self.remote and self.hedged:
+            stages_s["compute_robot"] = stages_s.get("compute_robot", 0.0) + self.local_s
+            wasted_s = max(0.0, local.expected_s() - self.local_s)
+        elif self.lost is not None:
+            lost_bytes, lost_trips = self.lost.bytes_up, 1
+        elif self.hedged:
+            # the request is on its way still: the radio was busy while the robot waited
+            stages_s["uplink"] = max(0.0, total_s - stages_s["compute_robot"])
+            lost_bytes, lost_trips = usual_bytes_up, 1
+        report = InferenceReport(
+            mode=mode if self.remote else Mode.LOCAL,
+            model=name,
+            total_s=total_s,
+            stages_s=stages_s,
+            bytes_up=attempt.bytes_up + lost_bytes,
+            bytes_down=attempt.bytes_down,
+            round_trips=attempt.round_trips + lost_trips,
+            clock_error_s=attempt.clock_error_s,
+            emulated_slowdown=local.slowdown,
+            fallback_reason=reason,
+            hedged=self.hedged,
+            wasted_s=wasted_s,
+            engine=attempt.engine,
+            behind_s=self.waited_s + sum(attempt.behind_s.values()),
+            part_s=attempt.part_s or total_s - self.waited_s,
+        )
+        stages_s = {**report.stages_s, "queue": report.stages_s["queue"] - self.waited_s}
+        learnt = replace(report, total_s=total_s - self.waited_s, stages_s=stages_s)
+        if self.remote and not math.isnan(self.remote_s):
+            # the server was asked when the robot had been computing for a while: that is no time of the server's
+            learnt = replace(report, total_s=self.remote_s, stages_s=dict(attempt.stages_s), hedged=False)
+        return report, apart(learnt, attempt)
+
+
+def apart(report: InferenceReport, attempt: Attempt) -> InferenceReport:
+    """A report without what its attempt spent behind the robot's own earlier requests."""
+    if not attempt.behind_s or not TABLE[report.mode].needs_link:
+        return report
+    stages_s = {stage: max(0.0, seconds - attempt.behind_s.get(stage, 0.0))
+                for stage, seconds in report.stages_s.items()}  # fmt: skip
+    return replace(report, total_s=report.total_s - sum(attempt.behind_s.values()), stages_s=stages_s)
 
 
 class Hedge:
-    """Races remote against local attempts, frame after frame. Used by one thread at a time.
+    """Races remote against local attempts. Thread-safe: several frames may be under way at once."""
 
-    Args:
-        settled: called with (seconds, attempt or None) when a remote attempt that lost its race ends, on its thread.
-    """
-
-    def __init__(self, settled: Optional[Callable[[float, Optional[Attempt]], None]] = None) -> None:
-        self._settled = settled
-        self._remote = concurrent.futures.ThreadPoolExecutor(1, "edge-offload-remote")
+    def __init__(self) -> None:
+        self._remote = concurrent.futures.ThreadPoolExecutor(MOST, "edge-offload-remote")
         self._local = concurrent.futures.ThreadPoolExecutor(1, "edge-offload-local")
-        self._out: Optional[Future[Any]] = None
-        self._out_since_s = 0.0
-        self._straggler: Optional[Future[Any]] = None
+        self._lost: List[Tuple[Future[Any], float]] = []
+        self._lock, self._processor = threading.Lock(), threading.Lock()
 
     def unavailable_reason(self) -> Optional[str]:
-        """Why no remote attempt can begin now: an old one is still out."""
-        out = self._out
-        if out is None or out.done():
-            return None
-        return f"the server has not answered for {time.monotonic() - self._out_since_s:.2f} s"
+        """Why no remote attempt can begin now: one that lost its race is still out."""
+        with self._lock:
+            lost = self._lost = [each for each in self._lost if not each[0].done()]
+        return f"the server has not answered for {time.monotonic() - lost[0][1]:.2f} s" if lost else None
 
     def run(
         self,
@@ -78,6 +140,8 @@ class Hedge:
         late_s: float,
         stopped: Optional[Callable[[], bool]] = None,
         every_s: float = math.inf,
+        late_at: Optional[Callable[[], float]] = None,
+        settled: Optional[Settled] = None,
     ) -> Outcome:
         """One frame: remote, and local too when the remote result is not there after ``late_s`` seconds (inf: never).
 
@@ -87,113 +151,130 @@ class Hedge:
             late_s: seconds from the begin.
             stopped: asked every ``every_s`` seconds whether there is no use in waiting for that long.
             every_s: seconds between two looks.
+            late_at: asked as often for when (monotonic) the result is late, where that moves: behind other frames.
+            settled: called when a remote attempt that lost its race ends, on its thread.
 
         Raises:
             Exception: what the local computation raised, if the remote one failed as well.
         """
         began = time.monotonic()
-        self._out, self._out_since_s = self._remote.submit(remote), began
-        if self._came_in(self._out, late_s, stopped, every_s):
-            lost = self._out.exception()
+        out = self._remote.submit(remote)
+        ends = began + max(0.0, late_s)
+        if self._came_in(out, late_at or (lambda: ends), stopped, every_s):
+            lost = out.exception()
             if lost is None:
-                return Outcome(self._out.result(), remote=True)
+                return Outcome(out.result(), remote=True)
             if not isinstance(lost, EdgeOffloadError):
                 raise lost
             attempt = self.alone(local)
             return Outcome(attempt, False, False, attempt.stages_s["compute_robot"], str(lost), _failed(lost))
-        return self._race(self._out, local, began)
+        return self._first(out, self._start(local), began, settled)
 
     @staticmethod
-    def _came_in(out: Future[Any], late_s: float, stopped: Optional[Callable[[], bool]], every_s: float) -> bool:
+    def _came_in(
+        out: Future[Any], late_at: Callable[[], float], stopped: Optional[Callable[[], bool]], every_s: float
+    ) -> bool:
         """Wait for a remote attempt; whether it ended before it was time to begin here."""
-        ends = time.monotonic() + max(0.0, late_s)
         while True:
-            left_s = max(0.0, ends - time.monotonic())
-            wait_s = left_s if stopped is None else min(left_s, every_s)
+            left_s = max(0.0, late_at() - time.monotonic())
+            wait_s = min(left_s, every_s)
             if concurrent.futures.wait([out], None if math.isinf(wait_s) else wait_s).done:
                 return True
-            if wait_s >= left_s or (stopped is not None and stopped()):
+            if late_at() <= time.monotonic() or (stopped is not None and stopped()):
                 return False
 
-    def _race(self, out: Future[Any], local: Local, began: float) -> Outcome:
-        started, enough = time.monotonic(), threading.Event()
-        return self._first(out, self._start(local, enough), enough, started, began)
-
-    def joined(self, local: Local, join: Callable[[float], Optional[Remote]], every_s: float = JOIN_EVERY_S) -> Outcome:
+    def joined(
+        self,
+        local: Local,
+        join: Callable[[float], Optional[Remote]],
+        every_s: float = JOIN_EVERY_S,
+        settled: Optional[Settled] = None,
+    ) -> Outcome:
         """One frame: local, and remote too as soon as there is a reason; the first valid result wins.
 
         Args:
             local: begins at once.
             join: asked every ``every_s`` seconds, with the seconds since the begin, for a remote attempt to add.
             every_s: seconds between two looks.
+            settled: as in :meth:`run`.
 
         Raises:
             Exception: what the local computation raised, if no remote one was added or it failed as well.
         """
-        self._let_straggler_end()
-        started, enough = time.monotonic(), threading.Event()
-        rival = self._start(local, enough)
+        rival = self._start(local)
         remote: Optional[Remote] = None
         while remote is None:
-            done, _ = concurrent.futures.wait([rival], every_s)
+            done, _ = concurrent.futures.wait([rival.out], every_s)
             if done:
-                return Outcome(rival.result(), False)
-            remote = join(time.monotonic() - started)
+                return Outcome(rival.out.result(), False)
+            remote = join(time.monotonic() - rival.asked_s)
         began = time.monotonic()
-        self._out, self._out_since_s = self._remote.submit(remote), began
-        found = self._first(self._out, rival, enough, started, began)
+        found = self._first(self._remote.submit(remote), rival, began, settled)
         return replace(found, remote_s=time.monotonic() - began) if found.remote else found
 
-    def _first(
-        self, out: Future[Any], rival: Future[Any], enough: threading.Event, started: float, began: float
-    ) -> Outcome:
-        """Who of the two is first; ``started``, ``began``: when the local and the remote computation did."""
-        late_s = max(0.0, started - began)
-        concurrent.futures.wait([out, rival], return_when=concurrent.futures.FIRST_COMPLETED)
+    def _first(self, out: Future[Any], rival: _Rival, began: float, settled: Optional[Settled]) -> Outcome:
+        """Who of the two is first; ``began``: when the remote computation did."""
+        concurrent.futures.wait([out, rival.out], return_when=concurrent.futures.FIRST_COMPLETED)
         if out.done() and out.exception() is None:
-            enough.set()
-            return Outcome(out.result(), True, True, time.monotonic() - started)
-        if not rival.done():
-            concurrent.futures.wait([rival])
-        if rival.exception() is not None:
+            rival.enough.set()
+            return Outcome(out.result(), True, True, rival.ran_s())
+        if not rival.out.done():
+            concurrent.futures.wait([rival.out])
+        if rival.out.exception() is not None:
             # the model fails here: the server's answer, if one comes, is the only one there can be
-            return Outcome(out.result(), True, True, time.monotonic() - started)
+            return Outcome(out.result(), True, True, rival.ran_s())
         lost = out.exception() if out.done() else None
         if lost is None:
-            out.add_done_callback(lambda future: self._end(future, began))
-        reason = f"the server did not answer within {late_s:.3f} s" if lost is None else str(lost)
-        return Outcome(rival.result(), False, True, time.monotonic() - started, reason, _failed(lost))
+            with self._lock:
+                self._lost.append((out, began))
+            if settled is not None:
+                told = settled
+                out.add_done_callback(
+                    lambda done: told(time.monotonic() - began, None if done.exception() else done.result())
+                )
+        waited_s = max(0.0, rival.asked_s - began)
+        reason = f"the server did not answer within {waited_s:.3f} s" if lost is None else str(lost)
+        return Outcome(rival.out.result(), False, True, rival.ran_s(), reason, _failed(lost))
 
     def alone(self, local: Local) -> Attempt:
-        """The local computation without a rival, once an earlier one that lost its race has left the processor."""
-        self._let_straggler_end()
-        return local(threading.Event())
-
-    def _let_straggler_end(self) -> None:
-        straggler, self._straggler = self._straggler, None
-        if straggler is not None:
-            concurrent.futures.wait([straggler])
+        """The local computation without a rival, once another one has left the processor."""
+        with self._processor:
+            return local(threading.Event())
 
     def close(self) -> None:
         """Let the threads end when what they do is done."""
         self._remote.shutdown(wait=False)
         self._local.shutdown(wait=False)
 
-    def _start(self, local: Local, enough: threading.Event) -> Future[Any]:
+    def _start(self, local: Local) -> _Rival:
         # results depend on the number of threads, which torch keeps per thread
         threads = torch.get_num_threads()
+        rival = _Rival(time.monotonic())
 
         def run() -> Attempt:
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
-            return local(enough)
+            with self._processor:
+                if rival.enough.is_set():
+                    return Attempt(())  # nobody waits for it any more
+                rival.began_s = time.monotonic()
+                return local(rival.enough)
 
-        self._straggler = self._local.submit(run)
-        return self._straggler
+        rival.out = self._local.submit(run)
+        return rival
 
-    def _end(self, future: Future[Any], began: float) -> None:
-        if self._settled is not None:
-            self._settled(time.monotonic() - began, future.result() if future.exception() is None else None)
+
+class _Rival:
+    """A local computation that was asked for, and may wait for the processor."""
+
+    def __init__(self, asked_s: float) -> None:
+        self.asked_s, self.began_s = asked_s, math.inf
+        self.enough = threading.Event()
+        self.out: Future[Any]
+
+    def ran_s(self) -> float:
+        """For how long it has computed."""
+        return max(0.0, time.monotonic() - self.began_s)
 
 
 def _failed(error: Optional[BaseException]) -> Optional[FailedAttempt]:

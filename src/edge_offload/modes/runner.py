@@ -14,7 +14,12 @@ from edge_offload.mode import Mode
 
 @dataclass(frozen=True)
 class Attempt:
-    """One inference in one mode: outputs, seconds by stage, and what went over the link (see InferenceReport)."""
+    """One inference in one mode: outputs, seconds by stage, and what went over the link (see InferenceReport).
+
+    Attributes:
+        behind_s: seconds of each stage that were spent behind the robot's own earlier requests.
+        part_s: what took longest of the way, for which the next request has to wait; 0 where that is all of it.
+    """
 
     outputs: Tuple[torch.Tensor, ...]
     stages_s: Dict[str, float] = field(default_factory=dict)
@@ -23,6 +28,8 @@ class Attempt:
     round_trips: int = 0
     clock_error_s: float = 0.0
     engine: str = EAGER
+    behind_s: Mapping[str, float] = field(default_factory=dict)
+    part_s: float = 0.0
 
 
 class FailedAttempt(EdgeOffloadError):

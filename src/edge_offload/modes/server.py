@@ -6,10 +6,11 @@ import functools
 import logging
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
@@ -18,6 +19,7 @@ from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, ProtocolEr
 from edge_offload.execute.engines.base import EAGER, ENGINE
 from edge_offload.execute.fingerprint import differences, two_torches
 from edge_offload.execute.tensors import Specs, pack, specs_of, unpack
+from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState, Reply
 from edge_offload.mode import Mode
@@ -35,6 +37,8 @@ GIVE_UP_S = 10.0
 MAX_OUTPUT_BYTES = 1 << 30
 #: Characters in the name of an engine.
 MAX_ENGINE = 200
+#: Requests before this one that it may have waited behind.
+BEFORE = 8
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +97,7 @@ class ServerRunner:
         )
         self._overdue: Optional[Future[Any]] = None
         self._overdue_s = 0.0
+        self._before: Deque[Transfer] = deque(maxlen=BEFORE)
         self._lock = threading.Lock()
         self._reported = ""
 
@@ -198,14 +203,36 @@ class ServerRunner:
             "meta": dict(meta),
         }
         future = self._client.request("infer", body, packed.buffers, timeout_s=max(GIVE_UP_S, 2 * wait_s))
+        # on the link's thread: it is there before the reply to the next request is
+        future.add_done_callback(self._through)
         try:
             reply: Reply = future.result(wait_s)
         except FutureTimeout:
             self._late(future, packed.began_s)
             raise LinkLost(f"the server did not answer within {wait_s:.3f} s") from None
         attempt = self._attempt(reply, packed.encode_s, time.monotonic())
-        self.patience.note(time.monotonic() - packed.began_s)
+        self.patience.note(time.monotonic() - packed.began_s - sum(attempt.behind_s.values()))
         return attempt
+
+    def _through(self, done: Future[Any]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            with self._lock:
+                self._before.append(done.result().transfer)
+
+    def _behind_s(self, own: Transfer, queue_s: float) -> Dict[str, float]:
+        """Seconds of each stage that a request spent behind the robot's own earlier ones."""
+        with self._lock:
+            before = [each for each in self._before if each.sent_s < own.sent_s]
+        if not before:
+            return {}
+        # replies come in the order of the requests
+        last = max(before, key=lambda each: each.sent_s)
+        stages = {
+            "uplink": (last.server_received_s - own.sent_s, own.uplink_s),
+            "queue": (last.server_sent_s - own.server_received_s, queue_s),
+            "downlink": (last.received_s - own.server_sent_s, own.downlink_s),
+        }
+        return {stage: min(behind_s, whole_s) for stage, (behind_s, whole_s) in stages.items() if behind_s > 0}
 
     def _late(self, future: Future[Any], began: float) -> None:
         """Until this reply has come or is given up, no further frame waits; its result is dropped."""
@@ -224,21 +251,26 @@ class ServerRunner:
     def _attempt(self, reply: Reply, encode_s: float, arrived: float) -> Attempt:
         body, transfer = reply.body, reply.transfer
         outputs = unpack(body.get("outputs"), reply.buffers, max_bytes=MAX_OUTPUT_BYTES)
+        there = {key: _seconds(body, key) for key in ("decode_s", "queue_s", "compute_s", "encode_s")}
+        behind_s = self._behind_s(transfer, there["queue_s"])
+        parts = {"uplink": transfer.uplink_s, "queue": sum(there.values()), "downlink": transfer.downlink_s}
         return Attempt(
             outputs=outputs,
             stages_s={
-                "encode": encode_s + _seconds(body, "encode_s"),
-                "queue": max(transfer.sent_s - transfer.queued_s, 0.0) + _seconds(body, "queue_s"),
+                "encode": encode_s + there["encode_s"],
+                "queue": max(transfer.sent_s - transfer.queued_s, 0.0) + there["queue_s"],
                 "uplink": transfer.uplink_s,
-                "compute_server": _seconds(body, "compute_s"),
+                "compute_server": there["compute_s"],
                 "downlink": transfer.downlink_s,
-                "decode": time.monotonic() - arrived + _seconds(body, "decode_s"),
+                "decode": time.monotonic() - arrived + there["decode_s"],
             },
             bytes_up=transfer.bytes_up,
             bytes_down=transfer.bytes_down,
             round_trips=1,
             clock_error_s=transfer.clock_error_s,
             engine=_engine(body),
+            behind_s=behind_s,
+            part_s=max(seconds - behind_s.get(stage, 0.0) for stage, seconds in parts.items()),
         )
 
 

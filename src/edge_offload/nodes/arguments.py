@@ -183,6 +183,7 @@ _RULES = (
     (number(0), "deadline duration progress record_limit runs_limit server_wait"),
     (number(0, 1000), "rate"),
     (number(1), "robot_slowdown"),
+    (number(1, 4, whole=True), "in_flight"),
     (number(0.1), "timeout"),
     (number(0.1, 3.0), "sensor_height"),
     (number(0.02, 1.0), "voxel_size"),

@@ -53,61 +53,83 @@ class Look:
     """What a network found in one image.
 
     Attributes:
-        inputs: of the network.
         found: what the estimator's ``interpret`` returned.
+        report: of the whole frame until :attr:`done_s`, without whatever comes after.
         inference: what the network alone cost.
-        received_s, started_s: when the image arrived and when it was taken up, on the caller's clock.
-        host_s: seconds in ``prepare`` and ``interpret``, to which a caller adds its own.
+        started_s, done_s: when the image was taken up, and when it was interpreted, on the caller's clock.
+        host_s: seconds in ``prepare`` and ``interpret``.
+    """
+
+    found: Any
+    report: InferenceReport
+    inference: InferenceReport
+    started_s: float
+    done_s: float
+    host_s: Dict[str, float]
+
+
+@dataclass(eq=False)
+class Prepared:
+    """An image that is ready for its network; made by :meth:`of`.
+
+    Attributes:
+        inputs: of the network.
+        placement: of the image in them.
+        received_s, started_s, done_s: when the image arrived, was taken up and was prepared, on ``clock``.
+        clock: monotonic seconds.
     """
 
     inputs: Tuple[torch.Tensor, ...]
-    found: Any
-    inference: InferenceReport
+    placement: Any
     received_s: float
     started_s: float
-    host_s: Dict[str, float]
+    done_s: float
+    clock: Callable[[], float]
 
-    def report(self, model: str, done_s: float) -> InferenceReport:
-        """Of the whole frame, whose result is there at ``done_s``."""
-        stages = dict(self.inference.stages_s)
-        stages["queue"] += self.started_s - self.received_s
-        stages["compute_robot"] += sum(self.host_s.values())
-        return replace(self.inference, model=model, total_s=done_s - self.received_s, stages_s=stages)
+    @classmethod
+    def of(
+        cls,
+        estimator: Estimator,
+        bgr: Array,
+        received_s: Optional[float] = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Prepared:
+        """Prepare an image.
 
+        Args:
+            estimator: whose network it is for.
+            bgr: uint8 [h, w, 3].
+            received_s: when the image arrived, on ``clock``; by default now.
+            clock: monotonic seconds.
 
-def look(
-    estimator: Estimator,
-    bgr: Array,
-    run: Run,
-    received_s: Optional[float] = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Look:
-    """Prepare an image, run the network on it, and interpret what it says.
+        Raises:
+            BadInput: the image cannot be used.
+        """
+        started = clock()
+        image, placement = estimator.prepare(bgr)
+        received = started if received_s is None else min(received_s, started)
+        return cls((image,), placement, received, started, clock(), clock)
 
-    Args:
-        estimator: whose network it is.
-        bgr: uint8 [h, w, 3].
-        run: runs the estimator's module.
-        received_s: when the image arrived, on ``clock``; by default now.
-        clock: monotonic seconds.
+    def interpret(self, estimator: Estimator, outputs: Sequence[torch.Tensor], inference: InferenceReport) -> Look:
+        """What the network's ``outputs`` say, and what the frame cost; the wait for its turn since then is ``queue``.
 
-    Raises:
-        BadInput: the image cannot be used, or the outputs are not those of the network.
-        EdgeOffloadError: whatever ``run`` raises.
-    """
-    started = clock()
-    received = started if received_s is None else min(received_s, started)
-    image, placement = estimator.prepare(bgr)
-    prepared = clock()
-    outputs, inference = run((image,))
-    ran = clock()
-    found = estimator.interpret(outputs, placement)
-    host = {"prepare": prepared - started, "interpret": clock() - ran}
-    return Look((image,), found, inference, received, started, host)
+        Raises:
+            BadInput: the outputs are not those of the network.
+        """
+        ran = self.clock()
+        found = estimator.interpret(outputs, self.placement)
+        done = self.clock()
+        host = {"prepare": self.done_s - self.started_s, "interpret": done - ran}
+        stages = dict(inference.stages_s)
+        waited_s = max(0.0, ran - self.done_s - inference.total_s)
+        stages["queue"] += self.started_s - self.received_s + waited_s
+        stages["compute_robot"] += sum(host.values())
+        report = replace(inference, model=estimator.name, total_s=done - self.received_s, stages_s=stages)
+        return Look(found, report, inference, self.started_s, done, host)
 
 
 class PeoplePipeline:
-    """Finds and tracks people, frame by frame. Not thread-safe: one worker calls it.
+    """Finds and tracks people, frame by frame. Not thread-safe: frames are finished in their order, one at a time.
 
     Args:
         estimator: prepares images and interprets outputs.
@@ -161,18 +183,51 @@ class PeoplePipeline:
             BadInput: the image or the depth image cannot be used.
             EdgeOffloadError: whatever ``run`` raises.
         """
-        seen = look(self.estimator, bgr, run, received_s, self._clock)
-        interpreted = self._clock()
+        prepared = self.prepare(bgr, received_s)
+        outputs, inference = run(prepared.inputs)
+        size = (bgr.shape[1], bgr.shape[0])
+        return self.finish(prepared, outputs, inference, stamp_s, size, locator, depth, depth_encoding)
+
+    def prepare(self, bgr: Array, received_s: Optional[float] = None) -> Prepared:
+        """The first step of :meth:`process`, for who runs the network of one frame while another is prepared."""
+        return Prepared.of(self.estimator, bgr, received_s, self._clock)
+
+    def finish(
+        self,
+        prepared: Prepared,
+        outputs: Sequence[torch.Tensor],
+        inference: InferenceReport,
+        stamp_s: float,
+        size: Tuple[int, int],
+        locator: Optional[Locator] = None,
+        depth: Optional[Array] = None,
+        depth_encoding: str = "32FC1",
+    ) -> FrameResult:
+        """The last step of :meth:`process`, with what the network made of the prepared frame.
+
+        Args:
+            prepared: the frame.
+            outputs: of the network.
+            inference: what they cost.
+            stamp_s: as in :meth:`process`, like what follows ``size``.
+            size: width and height of the frame, pixels.
+            locator: see there.
+            depth: see there.
+            depth_encoding: see there.
+
+        Raises:
+            BadInput: the outputs or the depth image cannot be used.
+        """
+        seen = prepared.interpret(self.estimator, outputs, inference)
         detections = seen.found if self.estimator.trained else People.empty()
-        people = self.tracker.update(detections, stamp_s, (bgr.shape[1], bgr.shape[0]))
+        people = self.tracker.update(detections, stamp_s, size)
         if locator is not None:
             people = [self._located(locator, person, depth, depth_encoding) for person in people]
-        done = self._clock()
-        seen.host_s["track"] = done - interpreted
-        report = seen.report(self.estimator.name, done)
-        return FrameResult(
-            stamp_s, seen.inputs, people, detections, report, seen.inference, seen.host_s, seen.started_s
-        )
+        tracked_s = self._clock() - seen.done_s
+        stages = {**seen.report.stages_s, "compute_robot": seen.report.stages_s["compute_robot"] + tracked_s}
+        report = replace(seen.report, total_s=seen.report.total_s + tracked_s, stages_s=stages)
+        host = {**seen.host_s, "track": tracked_s}
+        return FrameResult(stamp_s, prepared.inputs, people, detections, report, inference, host, seen.started_s)
 
     @staticmethod
     def _located(locator: Locator, person: TrackedPerson, depth: Optional[Array], encoding: str) -> TrackedPerson:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections import deque
 from typing import Callable, Deque, Iterator, Optional, Tuple
@@ -52,13 +53,16 @@ class Watch:
     Args:
         limit_s: longest silence of a link that is well (:attr:`Pauses.limit_s`).
         local_s: what the robot takes by itself.
+        note: told :attr:`longest_s` of a frame whose result came.
 
     Attributes:
         longest_s: for how long the link has been quiet at most.
     """
 
-    def __init__(self, limit_s: float, local_s: float) -> None:
-        self._limit_s, self._local_s = limit_s, local_s
+    def __init__(
+        self, limit_s: float, local_s: float, note: Callable[[float], None] = lambda longest_s: None
+    ) -> None:
+        self._limit_s, self._local_s, self._note = limit_s, local_s, note
         self._mark: Optional[Tuple[float, int]] = None
         self.longest_s = 0.0
 
@@ -73,6 +77,10 @@ class Watch:
         """
         self.longest_s = max(self.longest_s, quiet_s)
         return quiet_s > self._limit_s or self._crawls(now, given, acked)
+
+    def came(self) -> None:
+        """The remote result came, in time or not: the silences before it were none of a link that is dead."""
+        self._note(self.longest_s)
 
     def _crawls(self, now: float, given: int, acked: int) -> bool:
         left = given - acked
@@ -89,28 +97,27 @@ class Watch:
 
 
 class LinkMonitor:
-    """Keeps a :class:`Watch` over every remote frame of a client. One frame at a time."""
+    """Keeps a :class:`Watch` over every remote frame of a client. Thread-safe."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._pauses = Pauses()
-        self._open: Optional[Watch] = None
+        self._lock = threading.Lock()
+
+    def _note(self, longest_s: float) -> None:
+        with self._lock:
+            self._pauses.note(longest_s)
 
     @contextlib.contextmanager
-    def over(self, local_s: float) -> Iterator[Callable[[], bool]]:
-        """A frame; yields what says whether the link has stopped."""
-        watch = self._open = Watch(self._pauses.limit_s, local_s)
+    def over(self, local_s: float) -> Iterator[Tuple[Watch, Callable[[], bool]]]:
+        """A frame; yields its watch, and what says whether the link has stopped."""
+        with self._lock:
+            watch = Watch(self._pauses.limit_s, local_s, self._note)
         with self._client.attend() as attention:
 
             def stopped() -> bool:
                 now = time.monotonic()
                 return watch.stopped(now, attention.quiet_s(now), attention.given, attention.acked)
 
-            yield stopped
+            yield watch, stopped
         watch.longest_s = max(watch.longest_s, attention.longest_s)
-
-    def came(self) -> None:
-        """The remote result of the latest frame came, in time or not: its silences were none of a link that is dead."""
-        watch, self._open = self._open, None
-        if watch is not None:
-            self._pauses.note(watch.longest_s)

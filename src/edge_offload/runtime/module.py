@@ -13,7 +13,6 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Unio
 import torch
 from torch import nn
 
-from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.engines.base import EAGER
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.module import Inputs, ModuleExecutor, as_inputs, canonical_input
@@ -22,27 +21,26 @@ from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.forecast import Forecaster
-from edge_offload.manager.hedge import Hedge, Outcome
+from edge_offload.manager.hedge import Hedge, Outcome, apart
+from edge_offload.manager.in_flight import TOGETHER, Pace, Row
 from edge_offload.manager.policy import BRIDGE, BRIDGED, CANDIDATES, Situation, bridged
-from edge_offload.manager.refresh import Refresher, worth_joining
+from edge_offload.manager.refresh import Refresher
 from edge_offload.mode import Mode
 from edge_offload.models import registry
 from edge_offload.models.entry import Scalar
 from edge_offload.modes.local import LocalRunner
 from edge_offload.modes.remote import TimeoutLimits
-from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
+from edge_offload.modes.runner import Attempt, Runner
 from edge_offload.modes.server import ServerRunner
 from edge_offload.power.states import StatePowers
-from edge_offload.runtime.account import account
-from edge_offload.runtime.link_monitor import EVERY_S, LinkMonitor
+from edge_offload.runtime.joining import WORTH_JOINING_S, run_and_join
+from edge_offload.runtime.link_monitor import EVERY_S, LinkMonitor, Watch
 from edge_offload.runtime.preparation import Preparation
 from edge_offload.runtime.results import tell_result
 from edge_offload.runtime.server_load import ServerLoad
 from edge_offload.split.model.objective import Objective
 from edge_offload.timing import Expected, InferenceReport
 
-#: A local computation that takes less (seconds) is over before anybody could join it.
-WORTH_JOINING_S = 0.05
 #: Modes that take long to prepare: while a mode is held by name, they are not.
 PREPARED = (Mode.REPLAY, Mode.SPLIT)
 
@@ -73,6 +71,11 @@ class OffloadedModule:
         candidates: modes that a policy may choose among, and that are made ready for it; ``local`` is always one.
             ``server`` stands in for ``replay`` until that is ready, and while it is slower.
         powers: of the robot by state, for the energy of forecasts; None: that is unknown (NaN).
+        in_flight: calls that may be under way at once, by what :attr:`pace` says; it refuses none.
+
+    Attributes:
+        row: calls in their order, which modes keep whose inferences do not overlap.
+        pace: says when one more call should be begun; feed it the reports of whole frames.
 
     Raises:
         BadInput: a slowdown below 1.
@@ -96,8 +99,10 @@ class OffloadedModule:
         report_results: bool = False,
         candidates: Sequence[Mode] = CANDIDATES,
         powers: Optional[StatePowers] = None,
+        in_flight: int = 1,
     ) -> None:
         self.name = name
+        self.row, self.pace = Row(), Pace(in_flight)
         self._client = client
         self._report_results = report_results
         bridges = BRIDGE not in candidates and BRIDGED in candidates
@@ -113,11 +118,8 @@ class OffloadedModule:
         self._load = ServerLoad(client)
         self._inputs: Sequence[torch.Tensor] = ()
         self._hedging = hedging
-        self._hedge = Hedge(self._settled)
+        self._hedge = Hedge()
         self._link_monitor = LinkMonitor(client) if client is not None else None
-        self._watching: Optional[LinkMonitor] = None
-        self._racing = threading.Lock()
-        self._raced = Mode.LOCAL
         self._lock = threading.Lock()
         self._server: Optional[ServerRunner] = None
         self._objective: Optional[Objective] = None
@@ -221,6 +223,7 @@ class OffloadedModule:
         deadline_s: Optional[float] = None,
         meta: Optional[Mapping[str, Any]] = None,
         refresh: bool = False,
+        place: Optional[int] = None,
     ) -> Tuple[Tuple[torch.Tensor, ...], InferenceReport]:
         """One inference: exactly one result, in ``mode`` or locally.
 
@@ -233,6 +236,7 @@ class OffloadedModule:
             meta: facts on the frame (stamp, sequence number, letterbox) for those who watch on the server.
             refresh: now and then another candidate may be asked, beside a local call (the first result is used) or
                 instead of one that is about as good, so that a policy's forecasts do not go stale.
+            place: in :attr:`row`, which is given up; none: behind all calls that are under way.
 
         Returns:
             The outputs in the module's order, on the CPU, and what they cost. ``report.mode`` is the mode that ran,
@@ -243,60 +247,56 @@ class OffloadedModule:
             Exception: what the module itself raises when the robot runs it.
         """
         began = time.monotonic()
-        canonical = [canonical_input(tensor) for tensor in as_inputs(inputs)]
-        outcome, reason, beside = None, "", None
-        if refresh and self._hedging:
-            mode, beside = self._refreshed(mode, canonical)
-        if beside is not None:
-            mode, outcome = beside, self._run_remotely(beside, canonical, deadline_s, meta or {}, beside=True)
-        elif mode is not Mode.LOCAL:
-            reason = self.unavailable_reason(mode, canonical) or ""
-            if not reason:
-                outcome = self._run_remotely(mode, canonical, deadline_s, meta or {}, watched=refresh)
-                reason = outcome.reason and f"{mode}: {outcome.reason}"
-        elif refresh and self._hedging and len(self._runners) > 1:
-            mode, outcome = self._run_and_join(canonical, meta or {})
-        if outcome is None:
-            outcome = Outcome(self._run_alone(canonical), remote=False)
-        report = self._account(outcome, mode, reason, time.monotonic() - began)
+        place = self.row.place() if place is None else place
+        try:
+            canonical = [canonical_input(tensor) for tensor in as_inputs(inputs)]
+            waited_s, beside = 0.0 if mode in TOGETHER else self.row.wait(place), None
+            if refresh and self._hedging:
+                mode, beside = self._refreshed(mode, canonical)
+                waited_s += 0.0 if mode in TOGETHER else self.row.wait(place)
+            left_s = None if deadline_s is None else max(0.0, deadline_s - waited_s)
+            mode, outcome, reason = self._outcome(canonical, mode, beside, left_s, meta or {}, refresh, place)
+        finally:
+            self.pace.ended(place)
+            self.row.done(place)
+        report = self._account(replace(outcome, waited_s=waited_s), mode, reason, time.monotonic() - began)
         outputs = outcome.attempt.outputs
         if self._report_results and meta is not None and report.mode is not Mode.SERVER:
             tell_result(self._client, self.name, outputs, report, meta)
         return outputs, report
 
-    def _run_alone(self, inputs: Sequence[torch.Tensor]) -> Attempt:
-        return self._hedge.alone(lambda enough: self._local.run(inputs))
-
-    def _run_and_join(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any]) -> Tuple[Mode, Optional[Outcome]]:
-        """Locally; if the server comes back meanwhile and would be ready first, there too."""
-        began, before = time.monotonic(), self.situation(inputs).forecasts
+    def _outcome(
+        self, inputs: Sequence[torch.Tensor], mode: Mode, beside: Optional[Mode], deadline_s: Optional[float],
+        meta: Mapping[str, Any], refresh: bool, place: int,
+    ) -> Tuple[Mode, Outcome, str]:  # fmt: skip
+        """The mode that was asked in the end, what came of it, and why the robot had to help out."""
+        if beside is not None:
+            return beside, self._run_remotely(beside, inputs, deadline_s, meta, place, beside=True), ""
+        reason = ""
+        if mode is not Mode.LOCAL:
+            reason = self.unavailable_reason(mode, inputs) or ""
+            if not reason:
+                outcome = self._run_remotely(mode, inputs, deadline_s, meta, place, watched=refresh)
+                return mode, outcome, outcome.reason and f"{mode}: {outcome.reason}"
+        self.pace.begun(place, -math.inf)
         local_s = self._local.expected_s()
-        asked = Mode.LOCAL
-
-        def join(elapsed_s: float) -> Optional[Callable[[], Attempt]]:
-            nonlocal asked
-            mode = worth_joining(before, self.situation(inputs).forecasts, elapsed_s)
-            if mode is None:
-                return None
-            asked = self._raced = mode
-            return lambda: self._runners[mode].run(inputs, None, local_s, meta)
-
-        if local_s < WORTH_JOINING_S or not self._racing.acquire(blocking=False):
-            return Mode.LOCAL, None
-        try:
-            outcome = self._hedge.joined(lambda enough: self._local.run(inputs, enough=enough), join)
-        finally:
-            self._racing.release()
-        if not outcome.hedged:
-            return Mode.LOCAL, replace(outcome, local_s=time.monotonic() - began)
-        return asked, outcome
+        joins = mode is Mode.LOCAL and refresh and self._hedging and len(self._runners) > 1
+        if joins and local_s >= WORTH_JOINING_S:
+            asked, outcome = run_and_join(
+                self._hedge, self._local, inputs, lambda: self.situation(inputs).forecasts,
+                lambda mode: self._runners[mode].run(inputs, None, local_s, meta),
+                lambda mode, seconds, attempt: self._settled(mode, None, seconds, attempt),
+            )  # fmt: skip
+            return asked, outcome, reason
+        return mode, Outcome(self._hedge.alone(lambda enough: self._local.run(inputs)), remote=False), reason
 
     def _refreshed(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Tuple[Mode, Optional[Mode]]:
         """The mode to run in, and one to ask beside it, so that what is known of the candidates does not go stale."""
         forecasts = self.situation(inputs).forecasts
-        if mode is not Mode.LOCAL:
-            return self._refresher.instead(mode, forecasts) or mode, None
-        return mode, self._refresher.due(time.monotonic(), forecasts) if self._local.expected_s() > 0 else None
+        with self._lock:
+            if mode is not Mode.LOCAL:
+                return self._refresher.instead(mode, forecasts) or mode, None
+            return mode, self._refresher.due(time.monotonic(), forecasts) if self._local.expected_s() > 0 else None
 
     def _expected(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
         """What the plan that is in force for such a link is expected to take; None where there are no plans."""
@@ -306,84 +306,84 @@ class OffloadedModule:
         return None if planned is None else planned.expected(reading.uplink)
 
     def _run_remotely(
-        self,
-        mode: Mode,
-        inputs: Sequence[torch.Tensor],
-        deadline_s: Optional[float],
-        meta: Mapping[str, Any],
-        beside: bool = False,
-        watched: bool = False,
-    ) -> Outcome:
+        self, mode: Mode, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], meta: Mapping[str, Any],
+        place: int, beside: bool = False, watched: bool = False,
+    ) -> Outcome:  # fmt: skip
         """Remotely, or locally after a failure; with a local rival where it is known when a result is late.
 
         ``beside``: the local computation is what counts, and begins at once. ``watched``: it also begins when the link
         is seen to have stopped.
         """
-        runner, local_s = self._runners[mode], self._local.expected_s()
-        late_s = 0.0 if beside else self._late_s(mode, deadline_s, local_s)
-        if not self._racing.acquire(blocking=False):
-            # another thread's call is under way: this one goes without a rival
-            try:
-                return Outcome(runner.run(inputs, deadline_s, local_s, meta), remote=True)
-            except EdgeOffloadError as error:
-                lost = error if isinstance(error, FailedAttempt) else None
-                return Outcome(self._run_alone(inputs), remote=False, reason=str(error), lost=lost)
-        began = time.monotonic()
+        runner, local_s, began = self._runners[mode], self._local.expected_s(), time.monotonic()
+        usual_s, slack_s, due_s = (0.0, 0.0, 0.0) if beside else self._late_s(mode, deadline_s, local_s, began)
+        late_s = min(usual_s + slack_s, due_s)
+        self.pace.begun(place, -math.inf if beside else began + usual_s + slack_s / 2)
+
+        def late_at() -> float:
+            since_s, late_s = self.row.first_since_s(place), usual_s + slack_s
+            if self._hedge.unavailable_reason() is None:
+                # behind the robot's own frames nothing is late: it counts from when they are through
+                part_s = self.pace.part_s(mode)
+                behind_s = since_s - began + (usual_s if math.isnan(part_s) else part_s)
+                late_s = max(usual_s, behind_s) + slack_s
+            return began + min(late_s, due_s)
+
+        def local(enough: threading.Event) -> Attempt:
+            self.pace.begun(place, -math.inf)
+            return self._local.run(inputs, enough=enough)
+
         # a link that stops is watched for while a policy decides; a mode that is held waits until it is late
-        watching = self._watching = self._link_monitor if watched and math.isfinite(late_s) else None
-        try:
-            self._raced = mode
-            with contextlib.nullcontext() if watching is None else watching.over(local_s) as stopped:
-                outcome = self._hedge.run(
-                    # a local rival sees to the deadline: then the remote attempt may go on for as long as makes sense
-                    lambda: runner.run(inputs, deadline_s if math.isinf(late_s) else None, local_s, meta),
-                    lambda enough: self._local.run(inputs, enough=enough),
-                    late_s,
-                    stopped,
-                    EVERY_S,
-                )
-            if outcome.remote and self._watching is not None:
-                self._watching.came()
-        finally:
-            self._racing.release()
+        monitor = self._link_monitor if watched and math.isfinite(late_s) else None
+        with contextlib.nullcontext((None, None)) if monitor is None else monitor.over(local_s) as (watch, stopped):
+            outcome = self._hedge.run(
+                # a local rival sees to the deadline: then the remote attempt may go on for as long as makes sense
+                lambda: runner.run(inputs, deadline_s if math.isinf(late_s) else None, local_s, meta),
+                local,
+                late_s,
+                stopped,
+                EVERY_S,
+                None if beside or self.row.first_since_s(place) <= began else late_at,
+                lambda seconds, attempt: self._settled(mode, watch, seconds, attempt),
+            )
+        if watch is not None and outcome.remote:
+            watch.came()
         if beside:
             return outcome
         with self._lock:
             self.forecaster.hedged(in_vain=outcome.hedged and outcome.remote)
             if outcome.hedged and not outcome.remote:
                 # what stopped the link stops it for the mode that stands in, too
+                now = time.monotonic()
+                waited_s = max(0.0, now - max(began, self.row.first_since_s(place)))
                 for other in (mode, BRIDGE) if mode is BRIDGED else (mode,):
-                    self.forecaster.late(time.monotonic(), other, time.monotonic() - began)
+                    self.forecaster.late(now, other, waited_s)
         return outcome
 
-    def _late_s(self, mode: Mode, deadline_s: Optional[float], local_s: float) -> float:
-        """Seconds from now after which a result of ``mode`` counts as late; inf while too little is known."""
-        if not self._hedging or local_s <= 0:
-            return math.inf
-        now = time.monotonic()
+    def _late_s(self, mode: Mode, deadline_s: Optional[float], local_s: float, now: float) -> Tuple[float, ...]:
+        """Seconds that ``mode`` usually takes, may be later, and leaves the robot before the deadline; inf: unknown."""
         with self._lock:
             forecast = self.forecaster.forecast(now, mode, self.reading(now))
-        late_s = forecast.latency_s + forecast.late_s
-        if deadline_s is not None and deadline_s - local_s >= forecast.latency_s + forecast.error_s:
-            late_s = min(late_s, deadline_s - local_s)
-        return late_s if math.isfinite(late_s) else math.inf
+        if not self._hedging or local_s <= 0 or not forecast.known:
+            return math.inf, math.inf, math.inf
+        feasible = deadline_s is not None and deadline_s - local_s >= forecast.latency_s + forecast.error_s
+        return forecast.latency_s, forecast.late_s, deadline_s - local_s if deadline_s and feasible else math.inf
 
-    def _settled(self, seconds: float, attempt: Optional[Attempt]) -> None:
+    def _settled(self, mode: Mode, watch: Optional[Watch], seconds: float, attempt: Optional[Attempt]) -> None:
         """A remote result came too late; where its time went is worth knowing."""
         if attempt is None:
             return
-        if self._watching is not None:
-            self._watching.came()
-        report = InferenceReport(
-            self._raced, self.name, seconds, attempt.stages_s, attempt.bytes_up, attempt.bytes_down, attempt.round_trips
-        )
+        if watch is not None:
+            watch.came()
+        sizes = (attempt.bytes_up, attempt.bytes_down, attempt.round_trips)
+        report = apart(InferenceReport(mode, self.name, seconds, attempt.stages_s, *sizes), attempt)
         now = time.monotonic()
         with self._lock:
             self.forecaster.settled(now, report, self.reading(now))
 
     def _account(self, outcome: Outcome, mode: Mode, reason: str, total_s: float) -> InferenceReport:
         """The report of one inference, and what the forecaster learns from it."""
-        report, learnt = account(outcome, mode, reason, total_s, self.name, self._local, self.forecaster.bytes_up(mode))
+        sent = self.forecaster.bytes_up(mode)
+        report, learnt = outcome.report(mode, reason, total_s, self.name, self._local, sent)
         now = time.monotonic()
         with self._lock:
             if outcome.remote and outcome.hedged:

@@ -26,8 +26,6 @@ Only the latest image is worked on, unless ~every_frame says otherwise; modes, c
 
 from __future__ import annotations
 
-import functools
-import time
 from typing import Any, ClassVar, List, Tuple
 
 import numpy as np
@@ -43,11 +41,12 @@ from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.detector.detection_messages import objects_message
 from edge_offload.nodes.inference.compose import copy_header
 from edge_offload.nodes.inference.intake import Frame
+from edge_offload.nodes.inference.latest_frame_queue import Steps
 from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode, Picture
 from edge_offload.nodes.inference.vision import DetectionPublisher
 from edge_offload.perception.detection_view import draw_detections
-from edge_offload.perception.pipeline import look
+from edge_offload.perception.pipeline import Prepared
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import ObjectArray
 
@@ -90,21 +89,22 @@ class DetectorNode(ImageNode):
         self._detections = DetectionPublisher("detector/detections", labels, self._detector.name, self.health)
         return network
 
-    def look(self, frame: Frame, bgr: Array) -> None:
+    def look(self, frame: Frame, bgr: Array) -> Steps:
         header, size = frame.message.header, (bgr.shape[1], bgr.shape[0])
-        facts = {"frame_id": header.frame_id, "image": list(size)}
-        run = functools.partial(self.infer, frame, **facts)
-        seen = look(self._detector, bgr, run, frame.received_s)
-        found = seen.found
+        prepared = Prepared.of(self._detector, bgr, frame.received_s)
+        yield
+        ran = self.infer(frame, prepared.inputs, frame_id=header.frame_id, image=list(size))
+        yield
+        seen = prepared.interpret(self._detector, *ran)
+        found, report = seen.found, seen.report
         if not isinstance(found, Detections):
             name = type(self._detector).__name__
             raise BadInput(f"{name}.interpret returned a {type(found).__name__}", remedy="return Detections")
         found.fit(size, len(self._detector.labels))
-        report = seen.report(self._detector.name, time.monotonic())
         energy, measured = self.energy(frame, report)
         labels = self._labels(found)
         self._objects.publish(objects_message(header, report, size, found, labels))
-        self.account(header, seen.inputs, report, energy, measured)
+        self.account(header, prepared.inputs, report, energy, measured)
         self._detections.publish(header, found.boxes, found.scores, found.classes)
         if found.mask is not None and self._mask.get_num_connections():
             self._mask.publish(_mask_message(header, found.mask))

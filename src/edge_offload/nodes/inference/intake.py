@@ -29,10 +29,11 @@ MAX_GAP = 1000
 
 @dataclass
 class Frame:
-    """An image message and when it came, on the monotonic clock (seconds)."""
+    """An image message, when it came on the monotonic clock (seconds), and its place among the inferences."""
 
     message: Any
     received_s: float
+    place: Optional[int] = None
 
 
 class ImageIntake:

@@ -1,15 +1,20 @@
-"""Hand-over of frames from a subscriber to one worker: the latest only, or every one. Knows nothing of ROS.
+"""Hand-over of frames from a subscriber to workers: the latest only, or every one. Knows nothing of ROS.
 
 A subscriber that computes in its callback falls behind by a whole queue; one that only puts the frame here is never
 more than one inference behind. Every frame offered is taken exactly once or superseded, and counted either way.
+A :class:`Worker` works on one frame at a time, :class:`Lanes` on some at once, with results in the frames' order.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Callable, Deque, Generic, Optional, TypeVar
+from typing import Callable, Deque, Generic, Iterator, List, Optional, TypeVar
+
+from edge_offload.manager.in_flight import Row
 
 T = TypeVar("T")
 
@@ -56,16 +61,32 @@ class LatestFrameQueue(Generic[T]):
             self._changed.notify_all()
             return True
 
-    def take(self, timeout_s: Optional[float] = None) -> Optional[T]:
-        """The oldest frame that waits; waits for one. None after ``timeout_s``, or when closed and empty."""
+    def take(
+        self, timeout_s: Optional[float] = None, wait_s: Callable[[], float] = lambda: 0.0
+    ) -> Optional[T]:
+        """The oldest frame that waits; waits for one. None after ``timeout_s``, or when closed and empty.
+
+        ``wait_s`` says how long no frame is to be taken yet (seconds; inf: until :meth:`wake`).
+        """
+        ends = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._items) or self._closed, timeout_s)
-            if not self._items:
-                return None
+            while True:
+                left_s = wait_s() if self._items else math.inf
+                if left_s <= 0:
+                    break
+                left_s = min(left_s, ends - time.monotonic())
+                if left_s <= 0 or (self._closed and not self._items):
+                    return None
+                self._changed.wait(None if math.isinf(left_s) else left_s)
             self._taken += 1
             item = self._items.popleft()
             self._changed.notify_all()
             return item
+
+    def wake(self) -> None:
+        """Have whoever waits in :meth:`take` ask again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Take no more frames in. Those that wait can still be taken."""
@@ -133,3 +154,103 @@ class Worker(Generic[T]):
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+
+Steps = Iterator[None]
+"""The work on a frame, a generator that yields twice: before the network runs, and after it. Up to the first and from
+the second on, one frame is worked on at a time, in their order; between the two some are at once."""
+
+
+class Lanes(Generic[T]):
+    """Threads that take frames from a slot and work on some at once; results leave in the order of the frames.
+
+    Args:
+        slot: where frames come from.
+        work: called with a frame and its place in ``row``.
+        on_error: called with a frame and the exception that its steps let through, when it is the frame's turn.
+        row: inferences in their order.
+        wait_s: how long no frame is to be taken yet (seconds), by when (monotonic) those under way were taken.
+        lanes: most frames under way at once.
+        begin: called first, in each of the threads.
+    """
+
+    def __init__(
+        self,
+        slot: LatestFrameQueue[T],
+        work: Callable[[T, int], Steps],
+        on_error: Callable[[T, BaseException], None],
+        row: Row,
+        wait_s: Callable[[List[float]], float],
+        lanes: int,
+        name: str = "worker",
+        begin: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._slot, self._work, self._on_error = slot, work, on_error
+        self._wait_s, self._begin = wait_s, begin
+        self._row, self._entry, self._exit = row, Row(), Row()
+        self._door = threading.Lock()
+        self._taken_s: List[float] = []
+        names = [name, *(f"{name}-{number}" for number in range(2, lanes + 1))]
+        self._threads = [threading.Thread(target=self._run, name=each, daemon=True) for each in names]
+
+    def start(self) -> None:
+        """Begin to take frames."""
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def under_way(self) -> int:
+        """Frames that are worked on now."""
+        return len(self._taken_s)
+
+    def _run(self) -> None:
+        self._begin()
+        while self._next():
+            pass
+
+    def _next(self) -> bool:
+        with self._door:
+            item = self._slot.take(wait_s=lambda: self._wait_s(list(self._taken_s)))
+            if item is None:
+                return False
+            taken_s = time.monotonic()
+            self._taken_s.append(taken_s)
+            entry, place, leave = self._entry.place(), self._row.place(), self._exit.place()
+        try:
+            self._do(item, entry, place, leave)
+        finally:
+            for row, each in ((self._entry, entry), (self._row, place), (self._exit, leave)):
+                row.done(each)
+            self._taken_s.remove(taken_s)
+            self._slot.wake()
+        return True
+
+    def _do(self, item: T, entry: int, place: int, leave: int) -> None:
+        failed: Optional[Exception] = None
+        steps: Steps = iter(())
+        try:
+            with self._entry.turn(entry):
+                steps = self._work(item, place)
+                next(steps, None)
+            next(steps, None)
+        except Exception as error:
+            failed = error
+        self._row.done(place)
+        self._exit.wait(leave)
+        try:
+            if failed is None:
+                for _ in steps:
+                    pass
+        except Exception as error:
+            failed = error
+        if failed is not None:
+            self._on_error(item, failed)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Close the slot, let the frames that were taken or wait be finished, and say whether they were in time."""
+        self._slot.close()
+        ends = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, ends - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)

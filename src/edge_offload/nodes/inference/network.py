@@ -106,6 +106,7 @@ class Network:
             report_results=self.report_results,
             candidates=candidates,
             powers=self.powers,
+            in_flight=params["in_flight"],
         )
         device = installed_device()
         if self._client is not None and device is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, ClassVar, Dict, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, ClassVar, Dict, List, Mapping, NamedTuple, Protocol, Sequence, Tuple
 
 import rospy
 from sensor_msgs.msg import CompressedImage, Image
@@ -15,6 +15,7 @@ from std_msgs.msg import Header
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.manager.in_flight import MOST
 from edge_offload.manager.policy import POLICIES, chooses
 from edge_offload.mode import TABLE, Mode, names, parse_mode
 from edge_offload.nodes.common.base import Node
@@ -22,7 +23,7 @@ from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, image_t
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.compose import duration, forecast_message, latency_message, reading_of
 from edge_offload.nodes.inference.intake import CameraIntake, Frame, ImageIntake
-from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Worker
+from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, Steps, Worker
 from edge_offload.nodes.inference.network import Network
 from edge_offload.perception.overlay import Status
 from edge_offload.power.detect import CHOICES, open_meter
@@ -30,6 +31,13 @@ from edge_offload.power.source import MEASURED
 from edge_offload.power.states import COMPUTE, WATTS, StateTimeline
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode, Power
+
+
+class _Drained(Protocol):
+    """What works on frames."""
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no more, and finish."""
 
 
 class OffloadedNode(Node):
@@ -45,6 +53,8 @@ class OffloadedNode(Node):
     shared: ClassVar[Tuple[Param, ...]] = (
         Param("mode", Mode.LOCAL.value, "mode until offload/mode says another", choices=(*names(), *POLICIES)),
         Param("server_wait", 0.0, "s that the start waits for the server, so that it gets the first frames", low=0.0),
+        Param("in_flight", 2, "frames under way at once while they go to the server; 1 while they are computed here",
+              low=1, high=MOST),
         Param("deadline", 0.0, "s from the arrival of a frame to its result; 0: none", low=0.0),
         Param("power_source", "auto", "what the energy per frame is read from", choices=CHOICES),
         Param("power", {}, f"{', '.join(WATTS)} of this machine; none: what no sensor measures is NaN"),
@@ -58,6 +68,7 @@ class OffloadedNode(Node):
         self._mode = first if params["mode"] in POLICIES else parse_mode(params["mode"])
         self._mode_reason, self._chosen = "parameter ~mode", chooses(params["mode"])
         self._results = 0
+        self._told_s = -math.inf
         self._network = network
         network.aim(params["mode"], params["deadline"])
         if self._mode in network.absent:
@@ -73,7 +84,22 @@ class OffloadedNode(Node):
         rospy.Subscriber("offload/mode", OffloadMode, self.callback(self._on_mode), queue_size=4)
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
 
-    def end(self, workers: Mapping[str, Worker[Any]]) -> None:
+    def lanes(
+        self,
+        slot: LatestFrameQueue[Frame],
+        work: Callable[[Frame, int], Steps],
+        on_error: Callable[[Frame, BaseException], None],
+    ) -> Lanes[Frame]:
+        """What works on the frames of ``slot``: as many at once as the mode in force allows."""
+        module = self._network.module
+
+        def wait_s(taken_s: List[float]) -> float:
+            return module.pace.wait_s(time.monotonic(), self._mode, taken_s)
+
+        many = self.params["in_flight"]
+        return Lanes(slot, work, on_error, module.row, wait_s, many, "network", self._network.pin)
+
+    def end(self, workers: Mapping[str, _Drained]) -> None:
         """Let what is worked on finish, then disconnect; whatever of the start did not happen is left out."""
         for what, worker in workers.items():
             if not worker.drain(self.drain_s):
@@ -99,12 +125,13 @@ class OffloadedNode(Node):
         left = max(0.0, deadline - (time.monotonic() - frame.received_s)) if deadline else None
         header = frame.message.header
         told: Dict[str, Any] = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, **meta}
-        return self._network.module.run(inputs, self._mode, left, told, refresh=self._chosen)
+        return self._network.module.run(inputs, self._mode, left, told, refresh=self._chosen, place=frame.place)
 
     def account(
         self, header: Any, inputs: Sequence[Any], report: InferenceReport, energy: float, measured: bool
     ) -> None:
         """Tell what a frame with these ``inputs`` cost, and what the next one would in each mode."""
+        self._network.module.pace.note(report)
         self.publish_latency(header, report, energy, measured)
         self.publish_forecast(inputs, header)
         self._network.note(report)
@@ -130,11 +157,16 @@ class OffloadedNode(Node):
         self._results += 1
 
     def energy(self, frame: Frame, report: InferenceReport) -> Tuple[float, bool]:
-        """Joules from taking the frame up to its result, and whether they were measured."""
+        """Joules from taking the frame up to its result, and whether they were measured.
+
+        Of two frames that are under way at once, the second one's begin with the first one's result: the sum over
+        frames counts no moment twice.
+        """
         self._timeline.add_report(report, frame.received_s)
         ended = frame.received_s + report.total_s
         self._timeline.add(COMPUTE, ended, ended + report.wasted_s)
-        began = frame.received_s + report.stages_s["queue"]
+        began = max(self._told_s, frame.received_s + report.stages_s["queue"])
+        self._told_s = max(began, ended)
         energy = self._meter.energy_between(began, max(began, ended))
         return energy.joules, energy.source == MEASURED
 
@@ -144,6 +176,7 @@ class OffloadedNode(Node):
         for name in ("offered", "taken", "superseded", "waiting"):
             self.health.value(f"{what} {name}", getattr(counts, name))
         self.health.value("results", self._results)
+        self.health.value("in flight", self._network.module.pace.words())
         self.health.value("mode asked for", f"{self._mode} ({self._mode_reason})")
         # a policy that makes do without the server still misses it
         missed = TABLE[self._mode].needs_link or (self._chosen and bool(self.params["server"]))
@@ -193,8 +226,8 @@ class ImageNode(OffloadedNode):
         """Make the network, the publishers, and whatever else frames need."""
         raise NotImplementedError(f"{self.name} has no network")
 
-    def look(self, frame: Frame, bgr: Array) -> None:
-        """Make and publish the result of a frame.
+    def look(self, frame: Frame, bgr: Array) -> Steps:
+        """Make and publish the result of a frame: prepare it, yield, run the network, yield, publish.
 
         Raises:
             EdgeOffloadError: the frame could not be used; nothing of it was published.
@@ -217,7 +250,7 @@ class ImageNode(OffloadedNode):
         self._overlay_jpeg = rospy.Publisher(f"{self.overlay}/compressed", CompressedImage, queue_size=2)
         keep_all = params["every_frame"]
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=4 if keep_all else 1, keep_all=keep_all)
-        self._worker: Worker[Frame] = Worker(self._slot, self._work, self._on_failure, "network", self._network.pin)
+        self._worker = self.lanes(self._slot, self._work, self._on_failure)
         self._pictures: LatestFrameQueue[Picture] = LatestFrameQueue(capacity=2)
         self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "overlay")
         self._worker.start()
@@ -242,16 +275,10 @@ class ImageNode(OffloadedNode):
         self._images.refresh()
         self.refresh_network(self._slot, "frames")
 
-    def _work(self, frame: Frame) -> None:
+    def _work(self, frame: Frame, place: int) -> Steps:
         """One frame: exactly one result, whatever happens."""
-        try:
-            self.look(frame, image_to_bgr(frame.message))
-        except EdgeOffloadError as error:
-            self.health.count("bad frames")
-            self.health.warn("frame", str(error))
-            rospy.logwarn_throttle(5.0, f"frame {frame.message.header.seq}: {error}")
-            self._publish_failure(frame, error)
-            return
+        frame.place = place
+        yield from self.look(frame, image_to_bgr(frame.message))
         self.health.clear("frame")
 
     def _publish_failure(self, frame: Frame, error: BaseException) -> None:
@@ -265,7 +292,12 @@ class ImageNode(OffloadedNode):
         self.publish_latency(header, report, float("nan"), False, str(error))
 
     def _on_failure(self, frame: Frame, error: BaseException) -> None:
-        self.fault("network", error)
+        if isinstance(error, EdgeOffloadError):
+            self.health.count("bad frames")
+            self.health.warn("frame", str(error))
+            rospy.logwarn_throttle(5.0, f"frame {frame.message.header.seq}: {error}")
+        else:
+            self.fault("network", error)
         self._publish_failure(frame, error)
 
     def paint(self, header: Any, bgr: Array, found: Any, report: InferenceReport, energy: float) -> None:

@@ -36,6 +36,7 @@ from visualization_msgs.msg import MarkerArray
 from edge_offload.arrays import Array
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.intake import DepthIntake, Frame
+from edge_offload.nodes.inference.latest_frame_queue import Steps
 from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode, Picture
 from edge_offload.nodes.inference.vision import DetectionPublisher
@@ -81,22 +82,24 @@ class KapaoNode(ImageNode):
         )
         return network
 
-    def look(self, frame: Frame, bgr: Array) -> None:
-        make = functools.partial(Locator, keypoint_score=self.params["keypoint_score"])
-        locator = self._camera.locator(frame.message.header, bgr.shape[1], bgr.shape[0], make)
-        self._publish(frame, bgr, self._process(frame, bgr, locator), locator)
-
-    def _process(self, frame: Frame, bgr: Array, locator: Optional[Locator]) -> FrameResult:
-        header, size = frame.message.header, [bgr.shape[1], bgr.shape[0]]
+    def look(self, frame: Frame, bgr: Array) -> Steps:
+        header, size = frame.message.header, (bgr.shape[1], bgr.shape[0])
         depth, encoding = self._depth.at(header.stamp) if self._depth is not None else (None, "")
         if depth is not None and depth.shape != bgr.shape[:2]:
-            self.health.warn("depth", f"depth image {depth.shape[::-1]} is not aligned with the image {size}")
+            self.health.warn("depth", f"depth image {depth.shape[::-1]} is not aligned with the image {list(size)}")
             depth = None
-        facts = {"frame_id": header.frame_id, "image": size, "options": self.params["model_options"]}
-        run = functools.partial(self.infer, frame, **facts)
-        return self._pipeline.process(
-            bgr, header.stamp.to_sec(), run, frame.received_s, locator, depth, encoding or "32FC1"
-        )
+        prepared = self._pipeline.prepare(bgr, frame.received_s)
+        yield
+        facts = {"frame_id": header.frame_id, "image": list(size), "options": self.params["model_options"]}
+        outputs, inference = self.infer(frame, prepared.inputs, **facts)
+        yield
+        make = functools.partial(Locator, keypoint_score=self.params["keypoint_score"])
+        locator = self._camera.locator(header, *size, make)
+        stamp_s = header.stamp.to_sec()
+        result = self._pipeline.finish(
+            prepared, outputs, inference, stamp_s, size, locator, depth, encoding or "32FC1"
+        )  # fmt: skip
+        self._publish(frame, bgr, result, locator)
 
     def _publish(self, frame: Frame, bgr: Array, result: FrameResult, locator: Optional[Locator]) -> None:
         header, report = frame.message.header, result.report

@@ -28,7 +28,6 @@ random weights nothing is completed: grid and slice then hold what the sweep hit
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from typing import Any, ClassVar, List, NamedTuple, Optional, Tuple
@@ -51,7 +50,7 @@ from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, cloud_to_points, transform_of
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, Frame
-from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Worker
+from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Steps, Worker
 from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import OffloadedNode
 from edge_offload.nodes.lidar.sweeps import WorldSweeps
@@ -142,7 +141,7 @@ class AgrnavNode(OffloadedNode):
         self._pipeline = ScenePipeline(self._completer)
         self._advertise()
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=1)
-        self._worker: Worker[Frame] = Worker(self._slot, self._work, self._on_failure, "network", self._network.pin)
+        self._worker = self.lanes(self._slot, self._work, self._on_failure)
         self._pictures: LatestFrameQueue[_Picture] = LatestFrameQueue(capacity=1)
         self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "pictures")
         self._worker.start()
@@ -193,17 +192,14 @@ class AgrnavNode(OffloadedNode):
         self._heard_s = time.monotonic()
         self._slot.put(Frame(message, self._heard_s))
 
-    def _work(self, frame: Frame) -> None:
+    def _work(self, frame: Frame, place: int) -> Steps:
         """One sweep: exactly one result, whatever happens."""
-        try:
-            points = cloud_to_points(frame.message)
-            result = self._pipeline.process(points, functools.partial(self.infer, frame), frame.received_s)
-        except EdgeOffloadError as error:
-            self.health.count("bad sweeps")
-            self.health.warn("sweep", str(error))
-            rospy.logwarn_throttle(5.0, f"sweep {frame.message.header.seq}: {error}")
-            self._publish_failure(frame, error)
-            return
+        frame.place = place
+        prepared = self._pipeline.prepare(cloud_to_points(frame.message), frame.received_s)
+        yield
+        ran = self.infer(frame, (prepared.occupancy,))
+        yield
+        result = self._pipeline.finish(prepared, *ran)
         self.health.clear("sweep")
         self._publish(frame, result)
 
@@ -269,7 +265,12 @@ class AgrnavNode(OffloadedNode):
         self.publish_latency(header, report, float("nan"), False, str(error))
 
     def _on_failure(self, frame: Frame, error: BaseException) -> None:
-        self.fault("network", error)
+        if isinstance(error, EdgeOffloadError):
+            self.health.count("bad sweeps")
+            self.health.warn("sweep", str(error))
+            rospy.logwarn_throttle(5.0, f"sweep {frame.message.header.seq}: {error}")
+        else:
+            self.fault("network", error)
         self._publish_failure(frame, error)
 
     def _paint(self, picture: _Picture) -> None:

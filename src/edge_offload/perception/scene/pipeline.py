@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Callable, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Optional, Sequence, Tuple
 
 from edge_offload.arrays import Array
 from edge_offload.perception.pipeline import Run
@@ -36,8 +36,23 @@ class SceneResult:
     inference: InferenceReport
 
 
+@dataclass(eq=False)
+class PreparedSweep:
+    """A sweep that is ready for the network.
+
+    Attributes:
+        occupancy: uint8 [x, y, z]: what it hit.
+        received_s, started_s, done_s: when it arrived, was taken up and was prepared, on the pipeline's clock.
+    """
+
+    occupancy: torch.Tensor
+    received_s: float
+    started_s: float
+    done_s: float
+
+
 class ScenePipeline:
-    """Completes sweeps one by one. Not thread-safe: one worker calls it.
+    """Completes sweeps one by one. Not thread-safe: sweeps are finished in their order, one at a time.
 
     Args:
         completer: prepares points and interprets labels.
@@ -60,16 +75,27 @@ class ScenePipeline:
             BadInput: the points cannot be used.
             EdgeOffloadError: whatever ``run`` raises.
         """
+        prepared = self.prepare(points, received_s)
+        return self.finish(prepared, *run((prepared.occupancy,)))
+
+    def prepare(self, points: Array, received_s: Optional[float] = None) -> PreparedSweep:
+        """The first step of :meth:`process`, for who runs the network of one sweep while another is prepared."""
         started = self._clock()
         received = started if received_s is None else min(received_s, started)
-        occupancy = self.completer.prepare(points)
-        prepared = self._clock()
-        outputs, inference = run((occupancy,))
+        return PreparedSweep(self.completer.prepare(points), received, started, self._clock())
+
+    def finish(
+        self, prepared: PreparedSweep, outputs: Sequence[torch.Tensor], inference: InferenceReport
+    ) -> SceneResult:
+        """The last step of :meth:`process`: the scene that the network's ``outputs`` say."""
         ran = self._clock()
-        labels = self.completer.interpret(outputs, occupancy)
+        labels = self.completer.interpret(outputs, prepared.occupancy)
         done = self._clock()
         stages = dict(inference.stages_s)
-        stages["queue"] += started - received
-        stages["compute_robot"] += prepared - started + done - ran
-        report = replace(inference, model=self.completer.name, total_s=done - received, stages_s=stages)
+        waited_s = max(0.0, ran - prepared.done_s - inference.total_s)
+        stages["queue"] += prepared.started_s - prepared.received_s + waited_s
+        stages["compute_robot"] += prepared.done_s - prepared.started_s + done - ran
+        total_s = done - prepared.received_s
+        report = replace(inference, model=self.completer.name, total_s=total_s, stages_s=stages)
+        occupancy = prepared.occupancy
         return SceneResult((occupancy,), occupancy.numpy(), labels, report, inference)

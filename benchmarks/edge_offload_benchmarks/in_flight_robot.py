@@ -1,0 +1,147 @@
+"""The robot of ``bench in-flight``, a process of its own: a camera, people found and tracked, as kapao_node does it.
+
+A line of JSON ``{"in_flight": n, "rate": frames per second, "seconds": s}`` on standard input asks for a block; its
+results come back as one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+
+from edge_offload.arrays import Array
+from edge_offload.execute.threads import pin
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client
+from edge_offload.mode import Mode
+from edge_offload.models.registry import build_estimator
+from edge_offload.models.video import read_frames, sample_video
+from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, Steps
+from edge_offload.perception.pipeline import PeoplePipeline
+from edge_offload.runtime.module import OffloadedModule
+from edge_offload.timing import InferenceReport
+from edge_offload_benchmarks.processes import wait_open
+
+#: Frames of the video that are played in turn.
+FRAMES = 40
+#: Seconds of a block before anything is counted.
+LEAD_S = 1.0
+OPEN_S = 120.0
+
+
+@dataclass
+class Shot:
+    """A frame of the camera."""
+
+    number: int
+    bgr: Array
+    received_s: float
+
+
+class Robot:
+    """The network of a node, and what becomes of its frames."""
+
+    def __init__(self, model: str, client: Client, slowdown: float) -> None:
+        self.images = list(read_frames(sample_video(), range(FRAMES)).values())
+        self.estimator = build_estimator(model)
+        self.module = OffloadedModule(
+            model, self.estimator.module, client, robot_slowdown=slowdown, candidates=(Mode.LOCAL, Mode.SERVER)
+        )
+
+    def ready(self) -> None:
+        """Open the model, and learn what frames take here and there."""
+        image, _ = self.estimator.prepare(self.images[0])
+        for _ in range(3):
+            self.module.run([image], Mode.LOCAL)
+        wait_open(self.module, Mode.SERVER, [image], OPEN_S)
+        for _ in range(12):
+            self.module.run([image], Mode.SERVER)
+
+    def block(self, in_flight: int, rate: float, seconds: float) -> Dict[str, Any]:
+        """Some seconds with so many frames in flight."""
+        done: List[Tuple[int, float, InferenceReport]] = []
+        pipeline = PeoplePipeline(self.estimator)
+        self.module.pace.most = in_flight
+
+        def work(shot: Shot, place: int) -> Steps:
+            prepared = pipeline.prepare(shot.bgr, shot.received_s)
+            yield
+            outputs, inference = self.module.run(prepared.inputs, Mode.SERVER, meta={"seq": shot.number}, place=place)
+            yield
+            size = (shot.bgr.shape[1], shot.bgr.shape[0])
+            found = pipeline.finish(prepared, outputs, inference, shot.received_s, size)
+            self.module.pace.note(found.report)
+            self.module.situation(prepared.inputs)
+            done.append((shot.number, time.monotonic(), found.report))
+
+        failed: List[str] = []
+        slot: LatestFrameQueue[Shot] = LatestFrameQueue()
+        lanes = Lanes(
+            slot, work, lambda shot, error: failed.append(repr(error)), self.module.row,
+            lambda taken_s: self.module.pace.wait_s(time.monotonic(), Mode.SERVER, taken_s), in_flight,
+        )  # fmt: skip
+        lanes.start()
+        began = time.monotonic()
+        for number, image in zip(itertools.count(), itertools.cycle(self.images)):
+            due = began + number / rate
+            if due >= began + LEAD_S + seconds:
+                break
+            time.sleep(max(0.0, due - time.monotonic()))
+            slot.put(Shot(number, image, time.monotonic()))
+        ended = time.monotonic()
+        drained = lanes.drain(60.0)
+        return {"drained": drained, "failed": failed, **_figures(done, slot, began + LEAD_S, ended)}
+
+
+def _figures(
+    done: List[Tuple[int, float, InferenceReport]], slot: LatestFrameQueue[Any], began: float, ended: float
+) -> Dict[str, Any]:
+    counts, counted = slot.counts, [report for _, at, report in done if began <= at <= ended]
+    numbers = [number for number, _, _ in done]
+    return {
+        "seconds": ended - began,
+        "offered": counts.offered,
+        "taken": counts.taken,
+        "superseded": counts.superseded,
+        "all_results": len(done),
+        "in_order": numbers == sorted(set(numbers)),
+        "results": len(counted),
+        "latency_s": [report.total_s for report in counted],
+        "behind_s": [report.behind_s for report in counted],
+        "part_s": [report.part_s for report in counted],
+        "fell_back": sum(bool(report.fallback_reason) for report in counted),
+        "hedged": sum(report.hedged for report in counted),
+        "reasons": sorted({report.fallback_reason for report in counted if report.fallback_reason})[:3],
+    }
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Run until standard input closes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--keys", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--slowdown", type=float, required=True)
+    args = parser.parse_args(argv)
+    pin(threads=1)
+    torch.set_num_threads(1)
+    client = Client(args.server, keys=KeyStore(args.keys), on_state=lambda *state: robot.module.link_changed(*state))
+    robot = Robot(args.model, client, args.slowdown)
+    with contextlib.closing(client), contextlib.closing(robot.module):
+        client.start()
+        robot.ready()
+        for line in sys.stdin:
+            print(json.dumps(robot.block(**json.loads(line))), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""Frames under way at once: in which order they are, and when one more may be taken up beside them.
+
+A frame that is taken up too early waits behind the one before it, and is old when its result comes; one that is taken
+up too late leaves the server idle. So the next one is taken up when what takes longest on the way (the upload, the
+server, the robot's own part) will be free for it. Knows nothing of torch or ROS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from typing import Callable, Dict, Iterator, List
+
+from edge_offload.mode import Mode
+from edge_offload.timing import InferenceReport
+
+#: Most frames under way at once that can be asked for: the server lets so many requests of a robot wait.
+MOST = 4
+#: The mode whose inferences overlap: nothing of one of them depends on another, and the server keeps their order.
+TOGETHER = (Mode.SERVER,)
+#: Why the inferences of the others do not; what is prepared before and interpreted after them does overlap.
+ONE_AFTER_THE_OTHER = {
+    Mode.LOCAL: "the robot computes one frame at a time",
+    Mode.SPLIT: "a plan counts on the robot and the link for one frame",
+    Mode.REPLAY: "the calls of a frame are told from those of the frame before, so their order is kept",
+}
+#: Share of a new frame in the averages.
+GAIN = 0.125
+
+
+class Row:
+    """Who comes before whom. Thread-safe.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._next = 0
+        self._open: Dict[int, float] = {}  # place -> since when it is the first; inf while it is not
+
+    def place(self) -> int:
+        """A place behind all others; :meth:`done` gives it up."""
+        with self._changed:
+            place, self._next = self._next, self._next + 1
+            self._open[place] = math.inf if self._open else self._clock()
+            return place
+
+    def first_since_s(self, place: int) -> float:
+        """Since when nothing is before ``place`` (on the clock); inf while something is."""
+        with self._changed:
+            return self._open.get(place, -math.inf)
+
+    def wait(self, place: int) -> float:
+        """Wait until nothing is before ``place``; returns the seconds that it took."""
+        began = self._clock()
+        with self._changed:
+            self._changed.wait_for(lambda: self._open.get(place, 0.0) < math.inf)
+        return self._clock() - began
+
+    def done(self, place: int) -> None:
+        """Whoever is behind need not wait for ``place`` any more. More than once is as good as once."""
+        with self._changed:
+            if self._open.pop(place, None) is None or not self._open:
+                return
+            first = next(iter(self._open))
+            if math.isinf(self._open[first]):
+                self._open[first] = self._clock()
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def turn(self, place: int) -> Iterator[None]:
+        """When everything before ``place`` is done; gives it up at the end."""
+        try:
+            self.wait(place)
+            yield
+        finally:
+            self.done(place)
+
+
+class Pace:
+    """Says when one more frame may be taken up, from what frames took. Thread-safe; times are of one monotonic clock.
+
+    Args:
+        most: frames that may be under way at once.
+    """
+
+    def __init__(self, most: int = 1) -> None:
+        self.most = most
+        self._lock = threading.Lock()
+        self._way_s: Dict[Mode, float] = {}
+        self._robot_s: Dict[Mode, float] = {}
+        self._until_s: Dict[int, float] = {}
+
+    def note(self, report: InferenceReport) -> None:
+        """What a whole frame cost; one that did not run as it was asked to tells nothing."""
+        if report.fallback_reason or report.hedged or report.mode is Mode.LOCAL:
+            return
+        stages = report.stages_s
+        robot_s = stages["compute_robot"] + stages["encode"] + stages["decode"]
+        with self._lock:
+            for known, seen in ((self._way_s, report.part_s), (self._robot_s, robot_s)):
+                before = known.get(report.mode, seen)
+                known[report.mode] = before + GAIN * (seen - before)
+
+    def part_s(self, mode: Mode) -> float:
+        """What takes longest of a frame in ``mode``, so that the next follows no sooner; nan while that is unknown."""
+        with self._lock:
+            return max(self._way_s.get(mode, math.nan), self._robot_s.get(mode, math.nan))
+
+    def begun(self, place: int, until_s: float) -> None:
+        """The frame at ``place`` should have its result ``until_s``; -inf: the robot computes it by itself."""
+        with self._lock:
+            self._until_s[place] = until_s
+
+    def ended(self, place: int) -> None:
+        """It has it."""
+        with self._lock:
+            self._until_s.pop(place, None)
+
+    def wait_s(self, now: float, mode: Mode, taken_s: List[float]) -> float:
+        """How long to wait before one more frame is taken up; inf: until one has ended.
+
+        While one is late, or the robot computes by itself, no other is begun: it would wait for the same.
+
+        Args:
+            now: seconds.
+            mode: in force.
+            taken_s: when the frames that are under way were taken up, in their order.
+        """
+        if not taken_s:
+            return 0.0
+        part_s = self.part_s(mode)
+        if len(taken_s) >= self.most or mode is Mode.LOCAL or math.isnan(part_s):
+            return math.inf
+        with self._lock:
+            if any(until_s < now for until_s in self._until_s.values()):
+                return math.inf
+        return max(0.0, taken_s[-1] + part_s - now)
+
+    def words(self) -> str:
+        """How many frames are under way at once, and why not more, for people."""
+        if self.most == 1:
+            return "1 frame at a time"
+        why = "; ".join(f"{mode}: {reason}" for mode, reason in ONE_AFTER_THE_OTHER.items())
+        return f"up to {self.most} frames; inferences one after the other in {why}"

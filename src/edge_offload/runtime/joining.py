@@ -1,0 +1,61 @@
+"""A frame that the robot began by itself goes on at the server when that comes back and would be ready first."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Callable, Mapping, Optional, Sequence, Tuple
+
+import torch
+
+from edge_offload.manager.forecast import Forecast
+from edge_offload.manager.hedge import Hedge, Outcome
+from edge_offload.manager.refresh import worth_joining
+from edge_offload.mode import Mode
+from edge_offload.modes.local import LocalRunner
+from edge_offload.modes.runner import Attempt
+
+#: A local computation that takes less (seconds) is over before anybody could join it.
+WORTH_JOINING_S = 0.05
+
+
+def run_and_join(
+    hedge: Hedge,
+    local: LocalRunner,
+    inputs: Sequence[torch.Tensor],
+    forecasts: Callable[[], Mapping[Mode, Forecast]],
+    remotely: Callable[[Mode], Attempt],
+    settled: Callable[[Mode, float, Optional[Attempt]], None],
+) -> Tuple[Mode, Outcome]:
+    """Locally; if the server comes back meanwhile and would be ready first, there too.
+
+    Args:
+        hedge: lets them race.
+        local: what the robot computes with.
+        inputs: of the module.
+        forecasts: of now, for such inputs.
+        remotely: one inference in a mode.
+        settled: told (mode, seconds, attempt) of a remote one that lost.
+
+    Returns:
+        The mode that was asked in the end, and what came of it.
+    """
+    began, before = time.monotonic(), forecasts()
+    asked = Mode.LOCAL
+
+    def join(elapsed_s: float) -> Optional[Callable[[], Attempt]]:
+        nonlocal asked
+        mode = worth_joining(before, forecasts(), elapsed_s)
+        if mode is None:
+            return None
+        asked = mode
+        return lambda: remotely(mode)
+
+    outcome = hedge.joined(
+        lambda enough: local.run(inputs, enough=enough),
+        join,
+        settled=lambda seconds, attempt: settled(asked, seconds, attempt),
+    )
+    if not outcome.hedged:
+        return Mode.LOCAL, replace(outcome, local_s=time.monotonic() - began)
+    return asked, outcome
