@@ -314,6 +314,35 @@ def _people(record: Any) -> List[str]:
     ]
 
 
+def _in_flight(record: Any) -> List[str]:
+    kinds = (("twice the rate that one reaches", "fast"), ("10 Hz", "camera"))
+    rows = [
+        {"camera": words, "many": many, **record[kind][side]}
+        for words, kind in kinds
+        for many, side in ((1, "one"), (2, "two"))
+    ]
+    lines = [f"{record['model']}, mode {record['mode']}, link {record['link']}; a robot that computes by itself "
+             f"is slowed {record['slowdown']:g} times; load average {record['load_average']:.1f} on {record['cores']} "
+             "cores.", ""]  # fmt: skip
+    lines += _table(
+        rows,
+        [
+            ("camera", "camera", str),
+            ("in flight", "many", str),
+            ("results a second", "results_per_s", _s),
+            ("mean, ms", "latency_s.mean", _ms),
+            ("p50, ms", "latency_s.p50", _ms),
+            ("p99, ms", "latency_s.p99", _ms),
+            ("behind own frames, ms", "behind_s", _ms),
+            ("results", "results", str),
+            ("fell back", "fell_back", str),
+            ("superseded", "superseded_share", _percent),
+        ],
+    )
+    lines += ["", "Two to one, all blocks together:", ""]
+    return lines + _table(record["bars"], [("bar", "name", str), ("value", "value", str), ("met", "met", _yes)])
+
+
 def _robots(record: Any) -> List[str]:
     rows = [
         ("robots", record["robots"]),
@@ -528,6 +557,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "split_exactness": _exactness,
     "adaptive": _adaptive,
     "busy": _busy,
+    "in_flight": _in_flight,
     "chaos": _chaos,
     "chaos_split": _chaos,
     "robots": _robots,

@@ -278,6 +278,49 @@ def test_the_server_is_killed_in_mid_run_and_results_go_on(graph, images):
 
 
 @pytest.mark.slow
+def test_with_frames_in_flight_none_is_lost_or_overtaken_by_modes_an_outage_and_the_end(graph, images):
+    """Images come all the time, twice as many as can be taken; the end comes while some are under way."""
+    from edge_offload_msgs.msg import OffloadMode
+
+    options = {"model_options": {"seconds": 0.08}}
+    address = f"tcp://127.0.0.1:{free_port()}"
+    server = graph.node(
+        "offload_server_node", bind=address, allow=["tiny_people:make"], threads=1, keys=str(graph.keys)
+    )
+    node, people, latency = start(graph, images, mode="server", server=address, server_wait=60.0, **options)
+
+    def run_until(condition, what):
+        def step():
+            images.send()
+            time.sleep(0.04)
+            recent = latency.messages[-8:]
+            return len(recent) == 8 and all(map(condition, recent))
+
+        return wait_for(step, what, 90)
+
+    run_until(lambda cost: cost.mode == "server", "results of the server")
+    mode = graph.publisher("offload/mode", OffloadMode, latch=True)
+    mode.publish(OffloadMode(mode="local", code=OffloadMode.LOCAL, reason="test"))
+    run_until(lambda cost: cost.mode == "local" and not cost.fallback_reason, "obedience to offload/mode")
+    mode.publish(OffloadMode(mode="server", code=OffloadMode.SERVER, reason="test"))
+    run_until(lambda cost: cost.mode == "server", "results of the server again")
+    assert "up to 2 frames" in graph.values(node)["in flight"]
+    server.signal(signal.SIGKILL)
+    run_until(lambda cost: cost.mode == "local" and cost.fallback_reason, "local answers after the kill")
+    sent = len(images.stamps)
+    wait_for(lambda: int(graph.values(node).get("frames offered", 0)) >= sent, "the arrival of all images")
+    node.signal(signal.SIGINT)
+    assert node.wait() == 0, node.output
+    wait_for(lambda: len(people) == len(latency) > 0, "an even number of answers")
+    results, _ = check_answers(images, people, latency)
+    figures = graph.values(node)
+    assert len(results) == int(figures["frames taken"]) == int(figures["results"])
+    for listener in (people, latency):
+        stamps = [message.header.stamp.to_nsec() for message in listener.messages]
+        assert stamps == sorted(stamps)
+
+
+@pytest.mark.slow
 def test_a_server_on_a_used_port_fails_to_start_and_says_so(graph):
     from edge_offload_msgs.msg import ServerStatus
 

@@ -7,12 +7,14 @@ per result, and ``{"summary": ...}`` when standard input closes. Times are of th
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import threading
 import time
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Tuple
 
+from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, Steps
 from edge_offload_benchmarks.chaos import wall_clock
 
 MODEL = "edge_offload_benchmarks.chaos.net:factory"
@@ -25,14 +27,12 @@ READY_S = 120.0
 
 
 class Camera:
-    """Publishes a frame number at a fixed rate; only the latest waits."""
+    """Puts a frame number into a slot at a fixed rate."""
 
-    def __init__(self, fps: float) -> None:
-        self.published = self.taken = self.superseded = 0
+    def __init__(self, fps: float, slot: LatestFrameQueue[int]) -> None:
         self._period_s = 1 / fps
-        self._waiting: Optional[Tuple[int, float]] = None
-        self._changed = threading.Condition()
-        self._stop = False
+        self._slot = slot
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="camera", daemon=True)
 
     def start(self) -> None:
@@ -41,30 +41,15 @@ class Camera:
 
     def stop(self) -> None:
         """No more frames; what waits is still taken."""
-        with self._changed:
-            self._stop = True
-            self._changed.notify_all()
+        self._stop.set()
         self._thread.join()
-
-    def take(self) -> Optional[int]:
-        """The next frame; None after :meth:`stop`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting is not None or self._stop)
-            if self._waiting is None:
-                return None
-            number, _ = self._waiting
-            self._waiting = None
-            self.taken += 1
-            return number
 
     def _run(self) -> None:
         due = time.monotonic()
-        while not self._stop:
-            with self._changed:
-                self.superseded += self._waiting is not None
-                self._waiting = (self.published, time.monotonic())
-                self.published += 1
-                self._changed.notify_all()
+        for number in itertools.count():
+            if self._stop.is_set():
+                return
+            self._slot.put(number)
             # frames that a suspended robot did not take are not taken later
             due = max(due + self._period_s, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
@@ -80,11 +65,6 @@ def _sleep(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def _until_told(camera: Camera) -> None:
-    sys.stdin.read()
-    camera.stop()
-
-
 def main() -> int:
     """Run until standard input closes."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -95,6 +75,7 @@ def main() -> int:
     parser.add_argument("--size", type=int, help="pixels of a picture's side")
     parser.add_argument("--mode", choices=REMOTE, default=REMOTE[0])
     parser.add_argument("--managers", type=int, default=1, help="2: another one asks for other modes, frame by frame")
+    parser.add_argument("--in-flight", type=int, default=1)
     args = parser.parse_args()
     if wall_clock.faked():
         time.sleep = _sleep  # type: ignore[assignment]
@@ -123,6 +104,7 @@ def main() -> int:
         robot_slowdown=args.slowdown,
         example=[pictures[0]] if remote is Mode.SERVER else None,
         candidates=(Mode.LOCAL, remote),
+        in_flight=args.in_flight,
     )
     if remote is Mode.REPLAY:
         device = installed_device()
@@ -147,38 +129,38 @@ def main() -> int:
         managers += [Manager(FixedPolicy(Mode.LOCAL, "another manager")), Manager(FixedPolicy(remote, "a third"))]
     for turn in range(20):  # until everything has run once
         offloaded.run([pictures[turn % len(pictures)]], remote)
-    camera = Camera(args.fps)
-    reader = threading.Thread(target=_until_told, args=(camera,), daemon=True)
-    say(ready=True, local_s=local_s, t=time.monotonic())
-    camera.start()
-    reader.start()
-    results = 0
-    while True:
-        number = camera.take()
-        if number is None:
-            break
+    asked, failed = [remote], []
+
+    def work(number: int, place: int) -> Steps:
         picture = pictures[number % len(pictures)]
-        began = time.monotonic()
+        taken = time.monotonic()
         situation = offloaded.situation([picture])
         decision = managers[number % len(managers)].decide(situation)
-        forecast, reading = situation.forecasts.get(decision.mode), offloaded.reading(began)
-        outputs, report = offloaded.run([picture], decision.mode, refresh=chooses(decision.policy))
+        asked[0] = decision.mode
+        forecast, reading = situation.forecasts.get(decision.mode), offloaded.reading(taken)
+        yield
+        began = time.monotonic()
+        outputs, report = offloaded.run([picture], decision.mode, refresh=chooses(decision.policy), place=place)
+        yield
+        # results leave in their order: the wait for that is part of the frame's time
+        total_s = max(report.total_s, time.monotonic() - began)
+        offloaded.pace.note(report)
         pairs = list(zip(outputs, expected[number % len(pictures)]))
         if report.mode is Mode.SPLIT:
             equal = all(bool((one - other).abs().max() <= TOLERANCE * other.abs().max()) for one, other in pairs)
         else:
             equal = all(torch.equal(one, other) for one, other in pairs)
-        results += 1
         say(
             frame=number,
-            t=began,
-            total_s=report.total_s,
+            t=taken,
+            total_s=total_s,
             mode=report.mode.value,
             asked=decision.mode.value,
             why=decision.reason,
             hedged=report.hedged,
             round_trips=report.round_trips,
             way_s=[report.stages_s["uplink"], report.stages_s["downlink"]],
+            behind_s=report.behind_s,
             equal=equal and len(outputs) == len(expected[0]),
             compute_s=report.stages_s["compute_robot"],
             reason=report.fallback_reason,
@@ -189,12 +171,31 @@ def main() -> int:
             downlink=reading.downlink,
             scheduling_s=client.scheduling_s,
         )
-    counts = {"published": camera.published, "taken": camera.taken, "superseded": camera.superseded, "results": results}
+        results.append(number)
+
+    slot: LatestFrameQueue[int] = LatestFrameQueue()
+    results: List[int] = []
+    lanes = Lanes(
+        slot, work, lambda number, error: failed.append(f"frame {number}: {error!r}"), offloaded.row,
+        lambda taken_s: offloaded.pace.wait_s(time.monotonic(), asked[0], taken_s), args.in_flight, "frames",
+        lambda: pin(threads=1),
+    )  # fmt: skip
+    camera = Camera(args.fps, slot)
+    say(ready=True, local_s=local_s, t=time.monotonic())
+    lanes.start()
+    camera.start()
+    sys.stdin.read()
+    camera.stop()
+    drained, found = lanes.drain(READY_S), slot.counts
+    counts = {
+        "published": found.offered, "taken": found.taken, "superseded": found.superseded, "results": len(results),
+    }  # fmt: skip
     say(summary=counts, probes=prober.sent, clock=client.clock.warning)
     prober.close()
     client.close()
     offloaded.close()
-    return 0
+    print("\n".join(failed), file=sys.stderr)
+    return 0 if drained and not failed else 1
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ import numpy as np
 MORE_DESCRIPTORS, MORE_SOCKETS, MORE_THREADS = 4, 2, 2
 #: Bytes that a process may have grown between the first fault and the last, however many there were.
 MORE_MEMORY = 8 << 20
-#: Frames that may wait for the server in vain between two results of it in an outage: the one that was under way.
-MOST_WAITED = 1
 #: Seconds beyond the local computation from which on a frame has waited.
 WAITED_S = 0.005
 #: Seconds that an outage may add to the 99th percentile of the local latency.
@@ -72,6 +70,7 @@ def judge(
     faults: Sequence[Fault],
     outage: bool,
     timing: bool = True,
+    in_flight: int = 1,
 ) -> Verdict:
     """The verdict on one run.
 
@@ -83,6 +82,8 @@ def judge(
         faults: the repetitions of the fault, in order.
         outage: whether nothing could be computed remotely during the fault.
         timing: whether latencies are judged; they are told in any case.
+        in_flight: frames that may have been under way at once: so many may wait for the server in vain between two
+            results of it in an outage.
     """
     verdict = Verdict(scenario)
     fail = verdict.failures.append
@@ -109,7 +110,7 @@ def judge(
     if odd:
         fail(f"{len(odd)} frames have an absurd transfer time (first: frame {odd[0]})")
     _leaks(verdict, faults)
-    _latencies(verdict, frames, local_s, faults, outage, timing)
+    _latencies(verdict, frames, local_s, faults, outage, timing, in_flight)
     verdict.figures.update(counts)
     return verdict
 
@@ -163,6 +164,7 @@ def _latencies(
     faults: Sequence[Fault],
     outage: bool,
     timing: bool,
+    in_flight: int,
 ) -> None:
     during = [[frame for frame in frames if fault.began_s <= frame["t"] < fault.restored_s] for fault in faults]
     total_s = [frame["total_s"] for each in during for frame in each]
@@ -188,7 +190,7 @@ def _latencies(
         figures["during_max_s"] = max(total_s)
     if None in back:
         fail("no frame went to the server again")
-    if outage and figures["waited"] > MOST_WAITED:
+    if outage and figures["waited"] > in_flight:
         fail(f"{figures['waited']} frames in a row waited in vain for the server")
     if not timing:
         return

@@ -15,6 +15,7 @@ Each scenario starts a server process, a robot process with a camera and the aut
   edge-offload chaos stalls --json chaos.json --update      put this one among what the file holds
   edge-offload chaos --json chaos.json --resume             go on with a run that was cut off
   edge-offload chaos --mode split blackhole   frames are split between robot and server, results within its tolerance
+  edge-offload chaos --in-flight 2            two frames under way at once, both with their results in an outage
   edge-offload chaos --list
 
 On a machine that is busy with something else, latencies say little: --no-timing reports them and judges the rest.
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-timing", action="store_true", help="report latencies but do not judge them")
     modes = ("server", "split", "replay")
     parser.add_argument("--mode", choices=modes, default=modes[0], help="where frames go but local")
+    parser.add_argument("--in-flight", type=int, default=1, metavar="N", help="frames under way at once (1)")
     add_output(parser, "--json", metavar="FILE", help="write the records chaos here; - for standard output")
     parser.add_argument("--update", action="store_true", help="keep what the file holds of other scenarios")
     parser.add_argument("--resume", action="store_true", help="--update, without what the file holds as passed")
@@ -61,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the scenarios; 1 if anything did not hold."""
     from edge_offload import records
     from edge_offload.errors import BadInput
+    from edge_offload.manager.in_flight import MOST
     from edge_offload_benchmarks.chaos.scenarios import SCENARIOS, names
 
     if args.list:
@@ -75,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--hold {hold_s:g} is not a length of a fault")
     if not 1 <= args.repeat <= 1000:
         raise BadInput(f"--repeat {args.repeat} is not a number of faults")
+    if not 1 <= args.in_flight <= MOST:
+        raise BadInput(f"--in-flight {args.in_flight} is not 1 to {MOST}")
     args.update = args.update or args.resume
     if args.update and args.json in (None, "-"):
         raise BadInput("--update and --resume without a file", remedy="say --json FILE")
@@ -88,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         for name in args.scenario or names():
             if args.resume and any(item["scenario"] == labelled(name, args.mode) and item["passed"] for item in held):
                 continue
-            verdict = run_scenario(name, hold_s, args.repeat, timing=not args.no_timing, mode=args.mode)
+            verdict = run_scenario(name, hold_s, args.repeat, not args.no_timing, args.mode, args.in_flight)
             verdicts.append(verdict)
             print(line(verdict), file=sys.stderr if to_stdout else sys.stdout, flush=True)
             if file is not None:
@@ -116,7 +121,9 @@ def labelled(name: str, mode: str) -> str:
     return name if mode == "server" else f"{name} ({mode})"
 
 
-def run_scenario(name: str, hold_s: float, repeat: int = 1, timing: bool = True, mode: str = "server") -> Verdict:
+def run_scenario(
+    name: str, hold_s: float, repeat: int = 1, timing: bool = True, mode: str = "server", in_flight: int = 1
+) -> Verdict:
     """Run one scenario, its fault ``repeat`` times, and judge it; frames go to the server in ``mode``."""
     from edge_offload.errors import Unsupported
     from edge_offload_benchmarks.chaos.rig import Rig
@@ -126,7 +133,8 @@ def run_scenario(name: str, hold_s: float, repeat: int = 1, timing: bool = True,
     scenario = SCENARIOS[name]
     name = labelled(name, mode)
     try:
-        made = Rig((*scenario.robot_options, "--mode", mode), scenario.server_prefix(), scenario.clocks)
+        options = (*scenario.robot_options, "--mode", mode, "--in-flight", str(in_flight))
+        made = Rig(options, scenario.server_prefix(), scenario.clocks)
     except Unsupported as error:
         return Verdict(name, skipped=str(error))
     died: List[str] = []
@@ -144,7 +152,7 @@ def run_scenario(name: str, hold_s: float, repeat: int = 1, timing: bool = True,
         if died:
             return Verdict(name, failures=died)
         summary = rig.summary()
-        verdict = judge(name, rig.frames(), summary, rig.ready["local_s"], faults, scenario.outage, timing)
+        verdict = judge(name, rig.frames(), summary, rig.ready["local_s"], faults, scenario.outage, timing, in_flight)
         if not verdict.figures:
             verdict.failures.append(rig.robot.said()[-500:])
     return verdict

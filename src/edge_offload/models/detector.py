@@ -46,6 +46,9 @@ class Detector(Estimator):
     def prepare(self, bgr: Array) -> Tuple[torch.Tensor, Any]:
         """Make the network's input of a uint8 [h, w, 3] BGR image; here its letterbox, uint8 [3, H, W] RGB.
 
+        It may be called for the next image before, or beside, :meth:`interpret` for this one: what belongs to an image
+        is returned, not kept.
+
         Returns:
             The input, and whatever :meth:`interpret` needs to know of how it was made.
 

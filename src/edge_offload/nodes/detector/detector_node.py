@@ -21,7 +21,8 @@ and while somebody listens:
   detector/overlay              sensor_msgs/Image, annotated; detector/overlay/compressed (JPEG)
 
 Only the latest image is worked on, unless ~every_frame says otherwise; modes, carrying on without a server and
-/diagnostics are those of kapao_node.
+/diagnostics are those of kapao_node. With ~in_flight above 1, prepare() of an image may come before, or beside,
+interpret() of the one before it; neither is called for two images at once, and both are in the order of the images.
 """
 
 from __future__ import annotations

@@ -18,7 +18,9 @@ and while somebody listens:
   kapao/detections              vision_msgs/Detection2DArray: the boxes, where vision_msgs is installed
 
 Only the latest image is worked on; older ones that still wait are superseded, and counted on /diagnostics. With
-~every_frame nothing is superseded: the subscriber's connection is held up instead.
+~every_frame nothing is superseded: the subscriber's connection is held up instead. While images go to the server, up to
+~in_flight of them are under way at once: one is prepared and sent while the server computes the one before. Results
+keep the order of the images; /diagnostics says which modes take one after the other, and why.
 
 When the server cannot be reached the network runs on the robot; /diagnostics and Latency.fallback_reason say why.
 Sets the parameter ~weights_sha256 to the checksum of the model's weights.

@@ -21,9 +21,10 @@ and while somebody listens:
 
 For a planner that subscribes to /sdf_map/occupancy_inflate, remap agrnav/voxels to it.
 
-Only the latest sweep is worked on. The voxels that the sweep hit go to the server as bits, labels come back; when the
-server cannot be reached the network runs on the robot, and /diagnostics and Latency.fallback_reason say why. With
-random weights nothing is completed: grid and slice then hold what the sweep hit, and the node says so.
+Only the latest sweep is worked on, or the latest few at once (~in_flight, as in kapao_node). The voxels that the sweep
+hit go to the server as bits, labels come back; when the server cannot be reached the network runs on the robot, and
+/diagnostics and Latency.fallback_reason say why. With random weights nothing is completed: grid and slice then hold
+what the sweep hit, and the node says so.
 """
 
 from __future__ import annotations

@@ -1,0 +1,228 @@
+"""Frames under way at once: their order, and when the next one may be taken up, with a clock that the test turns."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_offload.errors import LinkLost
+from edge_offload.manager.hedge import Hedge, apart
+from edge_offload.manager.in_flight import MOST, Pace, Row
+from edge_offload.mode import Mode
+from edge_offload.modes.runner import Attempt
+from edge_offload.timing import InferenceReport
+
+FOREVER_S = 30.0
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def report(part_s=0.05, robot_s=0.02, mode=Mode.SERVER, **rest):
+    return InferenceReport(mode, "", 0.1, {"compute_robot": robot_s}, part_s=part_s, **rest)
+
+
+# ------------------------------------------------------------------------------------------------------------- the row
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.none(), st.integers(0, 30)), max_size=60))
+def test_whoever_is_before_is_waited_for_and_nobody_else(steps):
+    clock = Clock()
+    row, open_, first = Row(clock), [], {}
+    for step in steps:
+        clock.now += 1.0
+        if step is None:
+            open_.append(row.place())
+        elif open_:
+            row.done(open_.pop(step % len(open_)))
+        if open_:
+            first.setdefault(open_[0], clock.now)
+        for place in open_:
+            since = row.first_since_s(place)
+            assert since == (first[place] if place == open_[0] else math.inf)
+    assert open_ == sorted(open_)
+
+
+def test_a_place_that_was_given_up_holds_nobody_up_and_may_be_given_up_again():
+    row = Row()
+    first, second, third = (row.place() for _ in range(3))
+    row.done(second)
+    row.done(second)
+    assert math.isinf(row.first_since_s(third))
+    row.done(first)
+    assert row.wait(third) < FOREVER_S
+    with row.turn(third):
+        pass
+    assert row.wait(third) < FOREVER_S, "who has no place waits for nobody"
+
+
+def test_turns_are_taken_in_the_order_of_the_places():
+    row, order = Row(), []
+    places = [row.place() for _ in range(6)]
+
+    def take(place):
+        with row.turn(place):
+            order.append(place)
+
+    threads = [threading.Thread(target=take, args=(place,)) for place in reversed(places)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(FOREVER_S)
+    assert order == places
+
+
+# ------------------------------------------------------------------------------------------------------------ the pace
+
+
+def test_the_next_frame_is_taken_up_when_what_takes_longest_is_free_for_it():
+    pace = Pace(2)
+    assert pace.wait_s(0.0, Mode.SERVER, []) == 0.0, "alone it waits for nothing"
+    assert pace.wait_s(0.0, Mode.SERVER, [0.0]) == math.inf, "nothing is known: one at a time"
+    pace.note(report(part_s=0.05))
+    assert pace.wait_s(10.02, Mode.SERVER, [10.0]) == pytest.approx(0.03)
+    assert pace.wait_s(10.06, Mode.SERVER, [10.0]) == 0.0
+    assert pace.wait_s(10.06, Mode.SERVER, [10.0, 10.05]) == math.inf, "two are under way"
+    assert pace.wait_s(10.06, Mode.LOCAL, [10.0]) == math.inf, "the robot computes one at a time"
+    assert pace.wait_s(10.06, Mode.REPLAY, [10.0]) == math.inf, "another mode, of which nothing is known"
+
+
+def test_a_robot_that_is_busy_for_longer_than_the_server_sets_the_pace():
+    pace = Pace(2)
+    pace.note(report(part_s=0.05, robot_s=0.08))
+    assert pace.part_s(Mode.SERVER) == pytest.approx(0.08)
+
+
+def test_what_did_not_run_as_it_was_asked_to_does_not_set_the_pace():
+    pace = Pace(2)
+    pace.note(report())
+    for other in (report(9.0, fallback_reason="late"), report(9.0, hedged=True), report(9.0, mode=Mode.LOCAL)):
+        pace.note(other)
+    assert pace.part_s(Mode.SERVER) == pytest.approx(0.05)
+
+
+def test_nothing_is_taken_up_beside_a_frame_that_is_late_or_computed_here():
+    pace = Pace(MOST)
+    pace.note(report())
+    pace.begun(7, until_s=20.0)
+    assert pace.wait_s(19.9, Mode.SERVER, [10.0]) == 0.0
+    assert pace.wait_s(20.1, Mode.SERVER, [10.0]) == math.inf, "it is late: another would wait for the same"
+    pace.begun(7, -math.inf)
+    assert pace.wait_s(19.9, Mode.SERVER, [10.0]) == math.inf, "the robot computes it"
+    pace.ended(7)
+    assert pace.wait_s(19.9, Mode.SERVER, [10.0]) == 0.0
+
+
+def test_one_in_flight_is_one_at_a_time_as_before():
+    pace = Pace(1)
+    pace.note(report())
+    assert pace.wait_s(99.0, Mode.SERVER, [10.0]) == math.inf
+    assert pace.words() == "1 frame at a time"
+    assert "replay: the calls of a frame" in Pace(2).words()
+
+
+# ------------------------------------------------------------------------------------- what waits behind an own frame
+
+
+def test_a_wait_behind_own_frames_is_no_time_of_the_link_or_the_server():
+    stages = {"queue": 0.05, "uplink": 0.02, "compute_server": 0.05, "downlink": 0.01}
+    attempt = Attempt((), stages, behind_s={"queue": 0.04, "uplink": 0.01})
+    whole = InferenceReport(Mode.SERVER, "", 0.14, stages)
+    learnt = apart(whole, attempt)
+    assert learnt.total_s == pytest.approx(0.09)
+    assert learnt.stages_s["queue"] == pytest.approx(0.01)
+    assert learnt.stages_s["uplink"] == pytest.approx(0.01)
+    assert whole.total_s == 0.14, "the frame took that long all the same"
+
+
+def test_behind_another_frame_a_result_is_not_late_until_that_one_is_through():
+    hedge, answer, asked = Hedge(), threading.Event(), []
+
+    def late_at():
+        # the frame before is through at the fifth look; by then this one has its result
+        asked.append(1)
+        if len(asked) == 5:
+            answer.set()
+        return math.inf
+
+    def remote():
+        answer.wait(FOREVER_S)
+        return Attempt(("remote",))
+
+    try:
+        outcome = hedge.run(remote, lambda enough: pytest.fail("hedged"), 0.0, None, 0.001, late_at)
+        assert outcome.remote
+        assert not outcome.hedged
+    finally:
+        hedge.close()
+
+
+def test_an_outage_with_two_under_way_gives_both_their_results_one_computation_at_a_time():
+    hedge, dead, computing, most = Hedge(), threading.Event(), [], []
+    outcomes = {}
+
+    def remote():
+        dead.wait(FOREVER_S)
+        raise LinkLost("gone")
+
+    def local(number):
+        def compute(enough):
+            computing.append(number)
+            most.append(len(computing))
+            computing.remove(number)
+            return Attempt((number,), {"compute_robot": 0.0})
+
+        return compute
+
+    def frame(number):
+        outcomes[number] = hedge.run(remote, local(number), 0.0)
+
+    threads = [threading.Thread(target=frame, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(FOREVER_S)
+    try:
+        assert {number: outcome.attempt.outputs for number, outcome in outcomes.items()} == {0: (0,), 1: (1,)}
+        assert not any(outcome.remote for outcome in outcomes.values())
+        assert max(most) == 1
+        assert "has not answered" in hedge.unavailable_reason()
+    finally:
+        dead.set()
+        hedge.close()
+
+
+def test_a_rival_that_waits_for_the_processor_while_its_frame_gets_its_result_never_computes():
+    hedge, free, answer, done = Hedge(), threading.Event(), threading.Event(), []
+
+    def hold(enough):
+        answer.set()
+        free.wait(FOREVER_S)
+        return Attempt(("first",))
+
+    def remote():
+        answer.wait(FOREVER_S)
+        return Attempt(("remote",))
+
+    holder = threading.Thread(target=lambda: done.append(hedge.alone(hold)))
+    holder.start()
+    answer.wait(FOREVER_S)
+    try:
+        outcome = hedge.run(remote, lambda enough: pytest.fail("computed"), 0.0)
+        assert outcome.attempt.outputs == ("remote",)
+        assert outcome.local_s == 0.0
+    finally:
+        free.set()
+        holder.join(FOREVER_S)
+        hedge.close()
+    assert done

@@ -1,0 +1,173 @@
+"""Calls of a module that are under way at once: which of them overlap, and what counts as late."""
+
+from __future__ import annotations
+
+import math
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from edge_offload.link.estimate.estimator import Transfer
+from edge_offload.link.transport.replies import Reply
+from edge_offload.mode import Mode
+from edge_offload.modes.runner import Attempt
+from edge_offload.modes.server import ServerRunner
+from edge_offload.runtime.module import OffloadedModule
+
+FOREVER_S = 30.0
+
+
+class Twice(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+class Remote:
+    """A mode that answers each of its inputs (by their first number) when it is let."""
+
+    def __init__(self, mode):
+        self.mode = mode
+        self.begun = [threading.Event() for _ in range(4)]
+        self.answer = [threading.Event() for _ in range(4)]
+        self.order = []
+
+    def unavailable_reason(self, inputs):
+        return None
+
+    def run(self, inputs, deadline_s, local_s, meta):
+        number = int(inputs[0][0])
+        self.order.append(number)
+        self.begun[number].set()
+        assert self.answer[number].wait(FOREVER_S)
+        return Attempt((inputs[0] * 2,), {"compute_server": 0.001, "queue": 0.5}, 100, 100, 1, behind_s={"queue": 0.5},
+                       part_s=0.25)  # fmt: skip
+
+    def state(self):
+        return ""
+
+
+@pytest.fixture
+def calls():
+    """A module, its remote mode, and calls on threads of their own."""
+    made = []
+
+    def make(mode):
+        module = OffloadedModule("twice", Twice(), in_flight=2)
+        remote = Remote(mode)
+        module.add_runner(remote)
+        results, threads = {}, []
+
+        def call(number, place):
+            results[number] = module.run([torch.full((1,), float(number))], mode, place=place)
+
+        def start(number, place):
+            threads.append(threading.Thread(target=call, args=(number, place)))
+            threads[-1].start()
+
+        made.append((module, threads))
+        return module, remote, results, threads, start
+
+    yield make
+    for module, threads in made:
+        for thread in threads:
+            thread.join(FOREVER_S)
+        module.close()
+
+
+def end(remote, threads):
+    for answer in remote.answer:
+        answer.set()
+    for thread in threads:
+        thread.join(FOREVER_S)
+
+
+def test_in_mode_server_the_second_frame_is_sent_while_the_first_is_computed(calls):
+    module, remote, results, threads, start = calls(Mode.SERVER)
+    first, second = module.row.place(), module.row.place()
+    start(0, first)
+    assert remote.begun[0].wait(FOREVER_S)
+    start(1, second)
+    assert remote.begun[1].wait(FOREVER_S), "it does not wait for the first one"
+    remote.answer[1].set()
+    threads[1].join(FOREVER_S)
+    end(remote, threads)
+    assert [int(results[number][0][0]) for number in range(2)] == [0, 2]
+
+
+@pytest.mark.parametrize("mode", [Mode.REPLAY, Mode.SPLIT])
+def test_other_modes_keep_the_order_of_their_inferences_whoever_comes_first(calls, mode):
+    module, remote, results, threads, start = calls(mode)
+    first, second = module.row.place(), module.row.place()
+    start(1, second)
+    start(0, first)
+    assert remote.begun[0].wait(FOREVER_S)
+    assert not remote.begun[1].is_set()
+    end(remote, threads)
+    assert remote.order == [0, 1]
+    report = results[1][1]
+    assert report.behind_s >= 0.5, "what it waited for the first one, and what its own attempt did"
+    assert report.part_s == 0.25
+    assert report.stages_s["queue"] >= 0.5
+    assert sorted(results) == [0, 1]
+
+
+def test_a_wait_behind_own_frames_is_not_learnt_as_time_of_the_mode(calls):
+    module, remote, _, threads, start = calls(Mode.SERVER)
+    start(0, None)
+    end(remote, threads)
+    learnt = module.situation([torch.zeros(1)]).forecasts[Mode.SERVER]
+    assert learnt.known
+    assert learnt.latency_s < 0.4, "half a second in the queue was behind the robot's own frame"
+
+
+def test_a_frame_that_fails_gives_its_place_up(calls):
+    module, _, _, _, _ = calls(Mode.SERVER)
+    place = module.row.place()
+    behind = module.row.place()
+    with pytest.raises(TypeError):
+        module.run(["no tensor"], place=place)
+    assert module.row.first_since_s(behind) < math.inf
+
+
+# ------------------------------------------------------------------------------------- what a request waits behind
+
+
+def transfer(sent, there, answered, back):
+    return Transfer(sent, sent, there, answered, back, 0.0, 1000, 1000)
+
+
+def done(found):
+    future: Future = Future()
+    future.set_result(Reply({}, [], found))
+    return future
+
+
+def test_each_stage_is_told_what_of_it_was_behind_the_request_before():
+    runner = ServerRunner("net", {}, SimpleNamespace(), lambda: "", {})
+    own = transfer(1.0, 1.06, 1.5, 1.58)
+    assert runner._behind_s(own, 0.2) == {}, "there was none before"
+    runner._through(done(transfer(0.0, 0.1, 0.3, 0.4)))
+    assert runner._behind_s(own, 0.2) == {}, "it was through"
+    runner._through(done(transfer(0.9, 1.02, 1.2, 1.52)))
+    found = runner._behind_s(own, 0.2)
+    assert found["uplink"] == pytest.approx(0.02), "the link was its own until then"
+    assert found["queue"] == pytest.approx(0.14)
+    assert found["downlink"] == pytest.approx(0.02)
+    assert runner._behind_s(own, 0.05)["queue"] == 0.05, "no more than it waited"
+    runner._through(done(transfer(1.1, 1.4, 1.9, 2.0)))
+    assert runner._behind_s(own, 0.2) == found, "one that was sent later held nothing up"
+
+
+def test_a_request_that_failed_held_nothing_up_that_is_known():
+    runner = ServerRunner("net", {}, SimpleNamespace(), lambda: "", {})
+    failed: Future = Future()
+    failed.set_exception(OSError("gone"))
+    cancelled: Future = Future()
+    cancelled.cancel()
+    for each in (failed, cancelled):
+        runner._through(each)
+    assert runner._behind_s(transfer(1.0, 1.1, 1.2, 1.3), 0.1) == {}
