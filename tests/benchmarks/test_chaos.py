@@ -177,7 +177,7 @@ def test_a_run_that_is_cut_off_keeps_what_it_found_and_goes_on_from_there(tmp_pa
     path, ran = tmp_path / "chaos.json", []
     frames, summary = good()
 
-    def scenario(name, hold_s, repeat, timing, mode):
+    def scenario(name, hold_s, repeat, timing, mode, in_flight):
         ran.append(name)
         if name == "reset" and ran.count("reset") == 1:
             raise KeyboardInterrupt
@@ -196,9 +196,10 @@ def test_a_run_that_is_cut_off_keeps_what_it_found_and_goes_on_from_there(tmp_pa
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "mode", "repeat"), [("server_kill", "server", 2), ("two_managers", "server", 2), ("reset", "split", 1)]
+    ("name", "mode", "repeat", "in_flight"),
+    [("server_kill", "server", 2, 2), ("two_managers", "server", 2, 1), ("reset", "split", 1, 2)],
 )
-def test_the_real_thing(name, mode, repeat):
-    found = run_scenario(name, 1.5, repeat, timing=False, mode=mode)
+def test_the_real_thing(name, mode, repeat, in_flight):
+    found = run_scenario(name, 1.5, repeat, timing=False, mode=mode, in_flight=in_flight)
     assert found.passed, found.failures
     assert found.figures["results"] > 10
