@@ -1,6 +1,7 @@
 """Runs at the start of a program launched by ``edge-offload exec``: sets the virtual device up around ``import torch``.
 
-It changes nothing until the program imports torch. A ``sitecustomize`` that was there before is run as well.
+It changes nothing until the program imports torch, or what would use a GPU of this machine. A ``sitecustomize`` that
+was there before is run as well.
 """
 
 import importlib.abc
@@ -72,3 +73,9 @@ def _chain() -> None:
 _chain()
 if os.environ.get("EDGE_OFFLOAD_EXEC_MODE"):
     sys.meta_path.insert(0, _TorchFinder())
+    try:
+        from edge_offload.device import gpu_libraries
+    except ImportError:  # another Python, started by the program
+        pass
+    else:
+        gpu_libraries.watch()

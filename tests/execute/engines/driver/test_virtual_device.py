@@ -1,0 +1,66 @@
+"""A program on the virtual device that uses TensorRT or pycuda by itself is told so by name; our executor is exempt."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from edge_offload.execute.heap import of_executor
+from tests.execute.engines.driver import prepare
+
+
+@pytest.fixture
+def environment(trt, cuda):
+    found = {**os.environ, "LD_LIBRARY_PATH": str(prepare.folder())}
+    found["PYTHONPATH"] = os.pathsep.join([found.get("PYTHONPATH", ""), str(prepare.folder() / "site")])
+    del found["EDGE_OFFLOAD_CACHE"]  # native libraries are where they always are
+    return found
+
+
+def run(code, environment, *before):
+    command = [*before, sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+
+
+EXEC = (sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--")
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("import pycuda.autoinit", "pycuda._driver.Device.make_context"),
+        (
+            "import pycuda.driver as cuda; cuda.init(); cuda.Device(0).retain_primary_context()",
+            "pycuda._driver.Device.retain_primary_context",
+        ),
+        (
+            "import torch; assert torch.ones(2).cuda().is_cuda; import tensorrt_rtx_bindings as trt; "
+            "trt.ICudaEngine.create_execution_context(None)",
+            "tensorrt_rtx_bindings.ICudaEngine.create_execution_context",
+        ),
+    ],
+)
+def test_it_is_refused_by_name_when_it_makes_a_context(code, name, environment):
+    done = run(code, environment, *EXEC)
+    assert done.returncode == 1, done.stderr
+    assert f"{name} is not there on the virtual device" in done.stderr.splitlines()[-1]
+
+
+def test_whoever_makes_no_context_is_left_alone(environment):
+    code = "import pycuda.driver, tensorrt_rtx_bindings, torch; print(torch.ones(2).cuda().sum().item())"
+    done = run(code, environment, *EXEC)
+    assert (done.returncode, done.stdout.strip()) == (0, "2.0"), done.stderr
+
+
+def test_the_executor_of_such_a_program_may_use_the_gpu(environment):
+    own = (
+        "import os, subprocess, sys; from edge_offload.execute.heap import of_executor; "
+        "code = 'import pycuda.autoinit; print(pycuda.autoinit.context.get_device().name())'; "
+        "sys.exit(subprocess.run([sys.executable, '-c', code], env=of_executor(os.environ)).returncode)"
+    )
+    done = run(own, environment, *EXEC)
+    assert (done.returncode, done.stdout.strip()) == (0, "no GPU (stand-in for the driver)"), done.stderr
+    assert of_executor({"EDGE_OFFLOAD_EXEC_MODE": "local"}).get("EDGE_OFFLOAD_EXEC_MODE") is None

@@ -1,0 +1,169 @@
+"""Engines for a GPU where there is none: what they are called, what each lacks here, and CUDA graphs on a stand-in."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+from edge_offload.errors import BadInput, Unsupported
+from edge_offload.execute.engines import onnx_runtime, table
+from edge_offload.execute.engines.base import CLOSE, CUDA, EXACT, REDUCED, Built, driver_release, stated, version
+from edge_offload.execute.engines.cuda_graph import CudaGraph, CudaGraphEngine
+from edge_offload.execute.engines.export import export
+from edge_offload.execute.engines.tensor_rt import TensorRT
+from edge_offload.execute.module import ModuleExecutor
+from tests.execute.engines import graph_stand_in
+from tests.execute.engines.conftest import Doubling
+
+
+def test_classes_say_how_far_an_engine_may_be_from_torch():
+    assert {backend.name: backend.accuracy for backend in table.BACKENDS if backend.device == CUDA} == {
+        "tensorrt": CLOSE, "tensorrt:fp16": REDUCED, "onnxruntime:cuda": CLOSE, "onnxruntime:tensorrt": REDUCED,
+        "eager+graph": EXACT,
+    }  # fmt: skip
+
+
+def test_auto_is_an_engine_where_torch_computes_and_never_one_of_fewer_bits(monkeypatch):
+    class Fast(Built):
+        distributions = ("numpy",)
+
+        def __init__(self, name, device, accuracy):
+            self.name, self.device, self.accuracy = name, device, accuracy
+
+    kinds = [Fast(f"{device} {one}", device, one) for device in ("cuda", "cpu") for one in (REDUCED, CLOSE)]
+    monkeypatch.setattr(table, "BACKENDS", tuple(kinds))
+    monkeypatch.setattr(table, "_exporter", lambda: True)
+    assert [table.pick("auto", device).name for device in ("cpu", "cuda")] == ["cpu close", "cuda close"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tensorrt/torches", "no buffers 'torches'; use one of: torch, pycuda"),
+        ("onnxruntime/pycuda", "engine 'onnxruntime' has no buffers to choose"),
+        ("tensorrt:int8", "no engine 'tensorrt:int8'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(name, words):
+    with pytest.raises(BadInput, match=words):
+        table.pick(name)
+
+
+def test_each_says_what_it_lacks(monkeypatch):
+    with pytest.raises(Unsupported, match=r"'tensorrt/pycuda' is absent: not installed: tensorrt.*JetPack"):
+        table.pick("tensorrt/pycuda")
+    with pytest.raises(Unsupported, match="not installed: onnxruntime-gpu"):
+        table.pick("onnxruntime:cuda")
+    with pytest.raises(Unsupported, match="needs an NVIDIA GPU that torch can use"):
+        table.pick("eager+graph")
+    from edge_offload.execute.engines import tensor_rt
+
+    monkeypatch.setattr(tensor_rt, "version", lambda _: "8.2.1.8")
+    assert TensorRT().lacks() == "TensorRT 8.5 or later (JetPack 5.1); this is 8.2.1.8"
+    monkeypatch.setattr(tensor_rt, "version", lambda _: "8.5.2.2")
+    assert TensorRT(buffers="pycuda").lacks() == "pycuda, for buffers where torch has no CUDA"
+    assert TensorRT(buffers="torch").lacks() == ""
+
+
+def test_a_package_of_the_systems_has_a_version_without_being_imported(tmp_path, monkeypatch):
+    (tmp_path / "tensorrt_of_debian").mkdir()
+    text = 'raise AssertionError\n__version__ = "8.5.2.2"\n'
+    (tmp_path / "tensorrt_of_debian" / "__init__.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    backend = TensorRT()
+    backend.module, backend.distributions = "tensorrt_of_debian", ("no such distribution",)
+    assert version(backend) == "8.5.2.2"
+
+
+def test_a_fingerprint_says_nothing_of_an_engine_that_is_exact():
+    assert stated(None) == stated(CudaGraph()) == ""
+    assert stated(TensorRT()).startswith("tensorrt absent fp32, kernels picked by timing in process ")
+    assert isinstance(driver_release(), str)
+
+
+def test_onnx_runtime_that_would_compute_on_the_cpu_is_no_gpu_engine(monkeypatch):
+    pytest.importorskip("onnx", reason="networks are exported with the package onnx")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="it is the engine")
+    onnx = export(Doubling(), [torch.ones(3)])
+    for name in ("onnxruntime:cuda", "onnxruntime:tensorrt"):
+        backend = onnx_runtime.OnnxRuntime(name)
+        with pytest.raises(Unsupported, match=r"this ONNX Runtime has no .*; pip install onnxruntime-gpu"):
+            backend.load(backend.build(onnx, 1), 1)
+    # with its package, but without CUDA's libraries, it takes the CPU and says so in its log alone
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    with pytest.warns(UserWarning, match="CUDAExecutionProvider"), pytest.raises(
+        Unsupported, match="would compute on the CPU"
+    ):
+        onnx_runtime.OnnxRuntime("onnxruntime:cuda").load(onnx, 1)
+
+
+def test_a_graph_is_for_the_gpu_and_an_engine_of_the_cpu_is_not(monkeypatch):
+    monkeypatch.setattr(CudaGraph, "lacks", lambda _: "")
+    executor = ModuleExecutor(Doubling(), engine="eager+graph")
+    assert executor.run([torch.ones(3)]).engine == "eager"
+    assert executor.engine_state() == ("eager: engine eager+graph is for device cuda, and this one is cpu", True)
+
+
+class Branch(torch.nn.Module):
+    """Views, in-place operators, two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(6, 8)
+
+    def forward(self, x, y):
+        both = self.linear(torch.cat([x, y], 1)).relu_()
+        return both[:, :4] * 2, both.sum(1).add_(1.0)
+
+
+def test_a_graph_gives_torchs_bits_for_every_input(monkeypatch):
+    kept = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda one, _: kept.append(one))
+    module, draw = Branch().eval(), torch.Generator().manual_seed(0)
+
+    def inputs():
+        return [torch.rand(5, 3, generator=draw), torch.rand(5, 3, generator=draw)]
+
+    engine = CudaGraphEngine(lambda given: module(*given), inputs(), graph_stand_in)
+    results = []
+    for _ in range(5):
+        given = inputs()
+        engine._stream.calls.clear()
+        results.append((engine.run(given), module(*given)))
+        assert engine._stream.calls == ["wait_stream", "synchronize"]
+    for found, want in results:
+        assert all(map(torch.equal, found, want)), "and the next run has not overwritten it"
+    assert len(kept) == 10, "the caller's stream may still read what is returned"
+    engine.close()
+
+
+def test_what_the_stand_in_for_graphs_has_torch_has():
+    for name in ("CUDAGraph", "Stream", "graph", "stream", "default_stream"):
+        assert hasattr(torch.cuda, name)
+    for kind in (graph_stand_in.CUDAGraph, graph_stand_in.Stream):
+        for name, method in vars(kind).items():
+            if isinstance(method, types.FunctionType) and not name.startswith("_"):
+                assert hasattr(getattr(torch.cuda, kind.__name__), name), f"{kind.__name__}.{name}"
+    accepted = inspect.signature(torch.cuda.graph.__init__).parameters
+    assert set(inspect.signature(graph_stand_in.graph).parameters) <= set(accepted)
+
+
+@pytest.mark.process
+def test_on_a_device_cuda_an_engine_gets_and_gives_tensors_of_that_device(monkeypatch):
+    """The device is our virtual one: what is not on it cannot be mixed with what is."""
+    pytest.importorskip("onnx", reason="networks are exported with the package onnx")
+    monkeypatch.delenv("EDGE_OFFLOAD_CACHE")  # native libraries are where they always are
+    code = [sys.executable, "-m", "tests.execute.engines.virtual_gpu_app"]
+    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--", *code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    again, graph = done.stdout.splitlines()
+    assert again.startswith("again ")
+    assert graph.startswith("eager | ")
+    assert "torch.cuda.CUDAGraph is not there on the virtual device" in graph
