@@ -15,7 +15,15 @@ from torch import nn
 
 from edge_offload.errors import Unsupported
 from edge_offload.execute.engines.base import EAGER
-from edge_offload.execute.module import Divided, Execution, ModuleExecutor, as_tensors, canonical_input, fetched
+from edge_offload.execute.module import (
+    Divided,
+    Execution,
+    ModuleExecutor,
+    as_tensors,
+    canonical_input,
+    fetched,
+    ordinary,
+)
 
 #: How far a batch may be from single frames, as a share of an output's largest value, and still be computed.
 CLOSE = 1e-5
@@ -77,7 +85,7 @@ class BatchExecutor:
             moved = [[tensor.to(device) for tensor in frame] for frame in canonical]
             outputs = [fetched(self._read_out(*dense)) for dense in self._dense(moved)]
             elapsed = time.monotonic() - started
-        return [Execution(one, elapsed, f"{EAGER} batch {len(frames)}") for one in outputs]
+        return [Execution(ordinary(one), elapsed, f"{EAGER} batch {len(frames)}") for one in outputs]
 
     def judge(self, frames: Sequence[Sequence[torch.Tensor]]) -> Verdict:
         """Compare a batch of these frames with each of them alone, by the dense part's outputs."""

@@ -98,7 +98,7 @@ class ModuleExecutor:
                 outputs = self._read_out(*dense)
             results = fetched(outputs)
             elapsed = time.monotonic() - started
-        return Execution(results, elapsed, engine)
+        return Execution(ordinary(results), elapsed, engine)
 
     @property
     def engine(self) -> str:
@@ -148,7 +148,6 @@ def canonical_input(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a tensor that may be written outside inference mode, as one decoded from the wire may."""
     if tensor.numel() == 0:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     with torch.inference_mode():
@@ -157,12 +156,20 @@ def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fetched(result: object) -> Tuple[torch.Tensor, ...]:
-    """What a module returned, contiguous, on the CPU, and writable outside inference mode.
+    """What a module returned, contiguous and on the CPU.
 
     Raises:
         Unsupported: as :func:`as_tensors`.
     """
-    return tuple(_ordinary(tensor.detach().to("cpu").contiguous()) for tensor in as_tensors(result))
+    return tuple(tensor.detach().to("cpu").contiguous() for tensor in as_tensors(result))
+
+
+def ordinary(tensors: Sequence[torch.Tensor]) -> Tuple[torch.Tensor, ...]:
+    """The same memory as tensors that may be written outside inference mode, as those decoded from the wire may.
+
+    Call it outside inference mode.
+    """
+    return tuple(_ordinary(tensor) for tensor in tensors)
 
 
 def as_tensors(result: object) -> Tuple[torch.Tensor, ...]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Protocol, Tuple
+
+import torch
 
 from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused, RemoteError
+from edge_offload.execute.module import Execution
 from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descriptors, pack, unpack
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.mode import Mode
@@ -41,6 +44,144 @@ class Opened:
     specs: Tuple[TensorSpec, ...]
 
 
+class Inference:
+    """A checked request. Its methods run on the thread that computes.
+
+    Args:
+        request: to be answered.
+        opened: the model.
+        wait_s: how long the robot waits; None: as long as it takes.
+        max_input_bytes: of its inputs, decoded.
+        book: counts.
+        feed: gets the result.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        opened: Opened,
+        wait_s: Optional[float],
+        max_input_bytes: int,
+        book: StatusBook,
+        feed: ResultFeed,
+    ) -> None:
+        self.request = request
+        self.opened = opened
+        self.wait_s = wait_s
+        self._max_input_bytes = max_input_bytes
+        self._book = book
+        self._feed = feed
+        self._taken_s = self._decoded_s = 0.0
+
+    def take(self) -> Tuple[torch.Tensor, ...]:
+        """The inputs: its turn has come.
+
+        Raises:
+            Refused: the robot does not wait any more.
+            BadInput, ProtocolError: the inputs do not decode to what was opened.
+        """
+        self._taken_s = time.monotonic()
+        waited_s = self._taken_s - self.request.received_s
+        if self.wait_s is not None and waited_s > self.wait_s:
+            raise Refused(f"full: the request waited {waited_s:.3f} s, longer than the robot does")
+        inputs = unpack(self.request.body["inputs"], self.request.buffers, self.opened.specs, self._max_input_bytes)
+        self._decoded_s = time.monotonic()
+        return inputs
+
+    def answer(self, execution: Execution, more: Optional[Dict[str, Any]] = None) -> None:
+        """Send the result, and ``more`` small facts with it."""
+        request, name = self.request, self.opened.replica.name
+        self._book.computed(name, execution.compute_s)
+        encoding_s = time.monotonic()
+        descriptors, buffers = pack(execution.outputs, request.body.get("codec", "auto"))
+        answer: Dict[str, Any] = {
+            "outputs": descriptors,
+            "queue_s": self._taken_s - request.received_s,
+            "decode_s": self._decoded_s - self._taken_s,
+            "compute_s": execution.compute_s,
+            "engine": execution.engine,
+            "encode_s": time.monotonic() - encoding_s,
+            **(more or {}),
+        }
+        request.reply(answer, buffers)
+        self._book.add(bytes_out=sum(memoryview(part).nbytes for part in buffers))
+        meta = request.body.get("meta", {})
+        self._feed.computed(FrameResult(request.peer.name, name, Mode.SERVER, meta, execution.outputs))
+
+    def failed(self, error: Exception) -> EdgeOffloadError:
+        """What the robot is told if the model raised ``error``."""
+        if isinstance(error, EdgeOffloadError):
+            return error
+        opened = self.opened
+        return RemoteError(
+            f"model {opened.replica.name!r} failed on {', '.join(map(str, opened.specs))}: "
+            f"{type(error).__name__}: {str(error)[:500]}"
+        )
+
+
+class Scheduler(Protocol):
+    """Decides when an inference is computed, and with which others."""
+
+    def submit(self, inference: Inference) -> None:
+        """Have it computed and answered; returns at once.
+
+        Raises:
+            Refused: it cannot be, or not in time.
+        """
+
+    def drop(self, peer: Peer) -> None:
+        """The peer has gone: what waits for it is not computed."""
+
+
+class OneByOne:
+    """One inference at a time, each robot in turn.
+
+    Args:
+        device: worker that owns the device.
+        book: knows how long a model takes.
+        run: does a job on the worker; whatever it raises is the answer (:meth:`~..base.Service.submit`).
+    """
+
+    def __init__(self, device: Worker, book: StatusBook, run: Any) -> None:
+        self._device = device
+        self._book = book
+        self._run = run
+
+    def submit(self, inference: Inference) -> None:
+        """See :class:`Scheduler`."""
+        own_s = self._book.expected_s(inference.opened.replica.name)
+        self._admit(inference.request.peer, own_s, inference.wait_s)
+        self._run(self._device, inference.request, lambda: compute(inference), own_s)
+
+    def drop(self, peer: Peer) -> None:
+        """See :class:`Scheduler`."""
+        self._device.queue.drop(peer)
+
+    def _admit(self, peer: Peer, own_s: float, wait_s: Optional[float]) -> None:
+        if wait_s is None:
+            return
+        ahead_s = self._device.queue.ahead_s(peer)
+        if ahead_s > 0 and ahead_s + own_s > wait_s:
+            raise Refused(
+                f"full: a result would take {ahead_s + own_s:.3f} s, the robot waits {wait_s:.3f} s",
+                remedy="compute locally, or share the server with fewer robots",
+            )
+
+
+def compute(inference: Inference) -> None:
+    """On the device's thread: one inference, alone.
+
+    Raises:
+        EdgeOffloadError: what the robot is to be told.
+    """
+    inputs = inference.take()
+    try:
+        execution = inference.opened.replica.executor.run(inputs)
+    except Exception as error:
+        raise inference.failed(error) from error
+    inference.answer(execution)
+
+
 class ReplicaService(Service):
     """Answers ``open_model``, ``close_model`` and ``infer``. Its methods run on the link's thread and return at once.
 
@@ -50,6 +191,10 @@ class ReplicaService(Service):
         loader: worker that builds models meanwhile.
         book: counts.
         feed: gets every result.
+        quota: of one robot.
+
+    Attributes:
+        scheduler: decides when what robots ask for is computed.
     """
 
     def __init__(
@@ -67,6 +212,7 @@ class ReplicaService(Service):
         self._loader = loader
         self._feed = feed
         self._quota = quota or Quota()
+        self.scheduler: Scheduler = OneByOne(device, book, self.submit)
         self._opened: OpenHandles[Opened] = OpenHandles("model", lambda item: pool.release(item.replica))
 
     @property
@@ -113,25 +259,22 @@ class ReplicaService(Service):
         wait_s = body.get("wait_s")
         if wait_s is not None and (not isinstance(wait_s, (int, float)) or not 0 <= wait_s < 1e6):
             raise ProtocolError("wait_s is a number of seconds")
-        own_s = self._book.expected_s(opened.replica.name)
-        self._admit(request.peer, own_s, wait_s)
-        self.submit(self._device, request, lambda: self._compute(request, opened, wait_s), own_s)
+        inference = Inference(request, opened, wait_s, self._quota.max_input_bytes, self._book, self._feed)
+        self.scheduler.submit(inference)
+
+    def opened(self, request: Request) -> Opened:
+        """The model that a request's handle stands for.
+
+        Raises:
+            BadInput: none.
+        """
+        return self._opened.find(request)
 
     def forget(self, peer: Peer) -> None:
         """The peer has gone: what it had open ends, and what waits for it is not computed."""
-        self._device.queue.drop(peer)
+        self.scheduler.drop(peer)
         self._loader.queue.drop(peer)
         self._opened.forget(peer)
-
-    def _admit(self, peer: Peer, own_s: float, wait_s: Optional[float]) -> None:
-        if wait_s is None:
-            return
-        ahead_s = self._device.queue.ahead_s(peer)
-        if ahead_s > 0 and ahead_s + own_s > wait_s:
-            raise Refused(
-                f"full: a result would take {ahead_s + own_s:.3f} s, the robot waits {wait_s:.3f} s",
-                remedy="compute locally, or share the server with fewer robots",
-            )
 
     def _load(self, request: Request, specs: Tuple[TensorSpec, ...]) -> None:
         """On the loader's thread: build, then hand over to the device for the first run."""
@@ -160,36 +303,3 @@ class ReplicaService(Service):
         handle = self._opened.add(request, Opened(replica, specs))
         if handle:
             request.reply({"handle": handle, "state_hash": replica.state_hash, "warm_up_s": warm_up_s})
-
-    def _compute(self, request: Request, opened: Opened, wait_s: Optional[float]) -> None:
-        """On the device's thread: one inference."""
-        taken_s = time.monotonic()
-        if wait_s is not None and taken_s - request.received_s > wait_s:
-            raise Refused(f"full: the request waited {taken_s - request.received_s:.3f} s, longer than the robot does")
-        body = request.body
-        inputs = unpack(body["inputs"], request.buffers, opened.specs, self._quota.max_input_bytes)
-        decoded_s = time.monotonic()
-        try:
-            execution = opened.replica.executor.run(inputs)
-        except EdgeOffloadError:
-            raise
-        except Exception as error:
-            raise RemoteError(
-                f"model {opened.replica.name!r} failed on {', '.join(map(str, opened.specs))}: "
-                f"{type(error).__name__}: {str(error)[:500]}"
-            ) from error
-        self._book.computed(opened.replica.name, execution.compute_s)
-        encoding_s = time.monotonic()
-        descriptors, buffers = pack(execution.outputs, body.get("codec", "auto"))
-        answer: Dict[str, Any] = {
-            "outputs": descriptors,
-            "queue_s": taken_s - request.received_s,
-            "decode_s": decoded_s - taken_s,
-            "compute_s": execution.compute_s,
-            "engine": execution.engine,
-            "encode_s": time.monotonic() - encoding_s,
-        }
-        request.reply(answer, buffers)
-        self._book.add(bytes_out=sum(memoryview(part).nbytes for part in buffers))
-        meta = body.get("meta", {})
-        self._feed.computed(FrameResult(request.peer.name, opened.replica.name, Mode.SERVER, meta, execution.outputs))
