@@ -13,10 +13,13 @@ it does not, or fails later. Modes replay and split are torch's own, always.
 from __future__ import annotations
 
 import argparse
-import time
-from typing import Any, Dict, List, Sequence
+import statistics
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Sequence
 
 from edge_offload.outputs import add_output
+
+if TYPE_CHECKING:
+    from edge_offload.execute.engines.measure import Measured
 
 #: Frames on which engine and torch are compared, and between which they take turns.
 FRAMES = 30
@@ -26,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See :mod:`edge_offload.commands`."""
     parser.add_argument("action", nargs="?", default="list", choices=("list", "build", "check"), help="(list)")
     parser.add_argument("models", nargs="*", metavar="MODEL", help="names from 'edge-offload models list'")
-    parser.add_argument("--engine", default="", metavar="ENGINE", help="one of them (default: all that are here)")
+    parser.add_argument("--engine", default="", metavar="ENGINE", help="one of them (all but of class reduced)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads, of both (1)")
     parser.add_argument("--frames", type=int, default=FRAMES, metavar="N", help=f"that are compared ({FRAMES})")
     add_output(parser, "--json", metavar="FILE", help="write what was found as JSON, to be sent to whoever asks")
@@ -38,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
     from edge_offload.errors import BadInput
     from edge_offload.execute.engines import table
+    from edge_offload.execute.engines.base import REDUCED
     from edge_offload.outputs import write_text
 
     found: Dict[str, Any] = {"engines": [vars(one) for one in table.engines()]}
@@ -53,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
             raise BadInput(f"no model to {args.action}", remedy=f"edge-offload engines {args.action} kapao_vtest")
         if args.engine:
             table.pick(args.engine)
-        names = [args.engine] if args.engine else [one.name for one in table.engines()[1:] if one.present]
+        present = [one for one in table.engines()[1:] if one.present]
+        names = [args.engine] if args.engine else [one.name for one in present if one.accuracy != REDUCED]
         if not names:
             raise BadInput("no engine is installed", remedy=table.INSTALL)
         found["results"] = [_examine(args, model, names) for model in args.models]
@@ -64,74 +69,71 @@ def run(args: argparse.Namespace) -> int:
     return int(any(row["why_not"] for result in found["results"] for row in result["engines"]))
 
 
-def _examine(args: argparse.Namespace, model: str, names: Sequence[str]) -> Dict[str, Any]:
-    """Build the engines of a model; for 'check', compare them with torch frame by frame, in turns."""
-    import torch
-
+def samples(model: str, options: Mapping[str, Any], count: int) -> Any:
+    """A model of the registry and inputs for it: frames of the sample video, or made-up ones where there is none."""
     from edge_offload.errors import BadInput
-    from edge_offload.execute.module import ModuleExecutor
-    from edge_offload.execute.threads import pin
     from edge_offload.models.video import read_frames, sample_video
-    from edge_offload.split.networks import module_and_inputs, synthetic_frame
+    from edge_offload.split.networks import module_and_samples, synthetic_frame
 
-    pin(args.threads)
-    count = max(args.frames, 3)
     try:
         frames = list(read_frames(sample_video(), range(count)).values())
     except BadInput as error:
         print(f"{error}; made-up frames are used instead", flush=True)
         frames = [synthetic_frame(480, 640, number) for number in range(count)]
-    network, _ = module_and_inputs(model, {}, frames[0])
-    inputs = [module_and_inputs(model, {}, frame)[1] for frame in frames]
-    rows: List[Dict[str, Any]] = []
-    for name in names:
-        executor = ModuleExecutor(network, engine=name)
-        print(f"{model}: {name} is being built ...", flush=True)
-        began = time.monotonic()
-        executor.run(inputs[0])
-        executor.engine_ready(600.0)
-        row: Dict[str, Any] = {"engine": name, "build_s": time.monotonic() - began, "why_not": ""}
-        for given in inputs[1:3]:
-            executor.run(given)
-        words, amber = executor.engine_state()
-        if amber or executor.engine == "eager":
-            row["why_not"] = words
-        elif args.action == "check":
-            row.update(_compare(ModuleExecutor(network), executor, inputs))
-        rows.append(row)
-        print(f"{model}: {_line(row)}", flush=True)
-        executor.close()
+    return module_and_samples(model, options, frames)
+
+
+def _examine(args: argparse.Namespace, model: str, names: Sequence[str]) -> Dict[str, Any]:
+    """Build the engines of a model; for 'check', compare them with torch frame by frame, in turns."""
+    import torch
+
+    from edge_offload.execute.engines.measure import measure
+    from edge_offload.execute.threads import pin
+
+    pin(args.threads)
+    count = max(args.frames, 3)
+    module, inputs = samples(model, {}, count)
+    print(f"{model}: {', '.join(names)}: building ...", flush=True)
+    eager, *found = measure(module, names, inputs, count if args.action == "check" else 0)
+    rows = [row_of(one, eager) for one in found]
+    for row in rows:
+        print(f"{model}: {line_of(row)}", flush=True)
     return {"model": model, "threads": args.threads, "torch": torch.__version__, "frames": count, "engines": rows}
 
 
-def _compare(plain: Any, fast: Any, inputs: Sequence[Any]) -> Dict[str, Any]:
-    import statistics
+def row_of(one: Measured, eager: Measured) -> Dict[str, Any]:
+    """What was measured, for JSON."""
+    row: Dict[str, Any] = {
+        "engine": one.engine,
+        "facts": one.facts,
+        "build_s": one.first_s,
+        "again_s": one.again_s,
+        "why_not": one.why_not,
+    }
+    if one.wall_s:
+        row.update(
+            torch_ms=1e3 * statistics.median(eager.wall_s),
+            engine_ms=1e3 * statistics.median(one.wall_s),
+            faster=one.faster(eager),
+            faster_cpu=one.faster(eager, cpu=True),
+            worst_error=one.error,
+            error64=one.error64,
+            torch_error64=eager.error64,
+            differ=one.differ,
+        )
+    return row
 
-    from edge_offload.execute.engines.base import relative_error
 
-    seconds: Dict[str, List[float]] = {"torch": [], "engine": []}
-    worst = 0.0
-    for number, given in enumerate(inputs):
-        results = {}
-        ways = [("torch", plain), ("engine", fast)]
-        for way, executor in ways if number % 2 else reversed(ways):
-            done = executor.run(given)
-            seconds[way].append(done.compute_s)
-            results[way] = done.outputs
-        if all(one.shape == other.shape for one, other in zip(results["torch"], results["engine"])):
-            worst = max(worst, *map(relative_error, results["torch"], results["engine"]))
-        else:
-            worst = float("inf")  # another number of people
-    torch_s, engine_s = (statistics.median(seconds[way]) for way in ("torch", "engine"))
-    return {"torch_ms": 1e3 * torch_s, "engine_ms": 1e3 * engine_s, "faster": torch_s / engine_s, "worst_error": worst}
-
-
-def _line(row: Dict[str, Any]) -> str:
+def line_of(row: Mapping[str, Any]) -> str:
+    """The same for people."""
     if row["why_not"]:
         return str(row["why_not"])
     if "faster" not in row:
         return f"{row['engine']} is built and kept ({row['build_s']:.1f} s)"
+    exact = "" if row["error64"] is None else f", {row['error64']:.1e} from float64 (torch {row['torch_error64']:.1e})"
+    differ = f"; another number of results on {row['differ']} frames" if row["differ"] else ""
     return (
-        f"{row['engine']} {row['engine_ms']:.1f} ms, torch {row['torch_ms']:.1f} ms: {row['faster']:.2f} x as fast, "
-        f"results within {row['worst_error']:.1e} of their largest value"
+        f"{row['engine']} {row['engine_ms']:.1f} ms, torch {row['torch_ms']:.1f} ms: {row['faster']:.2f} x as fast "
+        f"({row['faster_cpu']:.2f} x by processor time), within {row['worst_error']:.1e} of torch's largest value"
+        f"{exact}{differ}"
     )

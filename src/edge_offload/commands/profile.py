@@ -7,6 +7,10 @@ Then: edge-offload plan MODEL --profile robot.json --server-profile server.json.
 and this machine after it, with the same weights. What may travel is coded with every lossless codec as well, so give a
 picture that is like the camera's. Timings are only worth something on idle machines. 'edge-offload models list' names
 the models.
+
+  edge-offload profile movenet --engines          what each inference engine takes for a whole model, on this machine
+
+From then on engine 'auto' is the fastest of them for this model, on this machine and with these threads.
 """
 
 from __future__ import annotations
@@ -20,12 +24,15 @@ from edge_offload.subcommands import options, some
 
 CONNECT_S = 20.0
 MEASURE_S = 600.0
+#: Frames on which engines are measured.
+ENGINE_TURNS = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See :mod:`edge_offload.commands`."""
     add_model_arguments(parser)
-    add_output(parser, "--out", metavar="FILE", required=True, help="where the profile goes (JSON)")
+    add_output(parser, "--out", metavar="FILE", help="where the profile goes (JSON)")
+    parser.add_argument("--engines", action="store_true", help="measure engines in place of operators, for 'auto'")
     parser.add_argument("--server", metavar="ADDR", help="tcp://host:port of 'edge-offload serve': measure it, too")
     add_output(parser, "--server-out", metavar="FILE", help="where the server's profile goes (JSON)")
     parser.add_argument("--keys", metavar="DIR", help="key directory (default: the user's)")
@@ -72,6 +79,10 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.execute.heap import keep_freed
     from edge_offload.split.runtime.profile import measure
 
+    if args.engines:
+        return _engines(args)
+    if not args.out:
+        raise BadInput("no file for the profile", remedy="give one with --out")
     if bool(args.server) != bool(args.server_out):
         raise BadInput("--server and --server-out go together")
     network = network_of(args)
@@ -94,6 +105,34 @@ def run(args: argparse.Namespace) -> int:
                          f"coding, {speed.decode_bytes_per_s / 1e6:.0f} MB/s decoding")  # fmt: skip
     print("\n".join(lines))
     write_each(lambda: profile.write(args.out), lambda: theirs.write(args.server_out) if theirs is not None else None)
+    return 0
+
+
+def _engines(args: argparse.Namespace) -> int:
+    """Measure torch and the engines that 'auto' may take, and keep it."""
+    import statistics
+
+    from edge_offload.commands.engines import line_of, row_of, samples
+    from edge_offload.errors import BadInput
+    from edge_offload.execute.engines import measured, table
+    from edge_offload.execute.engines.base import CLOSE
+    from edge_offload.execute.engines.measure import measure
+    from edge_offload.execute.threads import pin
+
+    if args.out or args.server or args.image:
+        raise BadInput("--engines goes with --threads and --option alone")
+    names = [one.name for one in table.engines() if one.present and one.accuracy == CLOSE]
+    if not names:
+        raise BadInput("no engine is installed", remedy=table.INSTALL)
+    pin(args.threads)
+    module, inputs = samples(args.model, options_of(args), ENGINE_TURNS)
+    eager, *found = measure(module, names, inputs, ENGINE_TURNS)
+    for one in found:
+        print(f"{args.model}: {line_of(row_of(one, eager))}")
+    seconds = {one.facts: statistics.median(one.wall_s) for one in (eager, *found) if one.wall_s}
+    path = measured.note(module, args.threads, seconds)
+    best = table.pick("auto", module)
+    print(f"engine auto is {best.name if best else 'eager'} for {args.model} from now on ({path})")
     return 0
 
 

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto (the GPU if there is one), cpu or cuda")
     parser.add_argument("--engine", default="eager", metavar="ENGINE",
                         help="what computes the models of mode server: eager (torch), auto, or a name from "
-                        "'edge-offload engines' (eager)")  # fmt: skip
+                        "'edge-offload engines'; ENGINE,MODEL=ENGINE for single models (eager)")  # fmt: skip
     parser.add_argument("--threads", type=some, metavar="N", help="compute threads; results are bit-equal only where "
                         "robot and server use as many")  # fmt: skip
     parser.add_argument("--cores", metavar="LIST", help="CPU cores to stay on, such as 0,2-3")
@@ -120,6 +120,8 @@ def run(args: argparse.Namespace) -> int:
         say(f"built {name} in {time.monotonic() - began:.1f} s")
     with server:
         # one line on stdout that programs can wait for; everything else goes to stderr
+        if server.engine != "eager":
+            say(f"engine: {server.engine}")
         print(f"listening on {server.address} device {server.device} pid {os.getpid()}", flush=True)
         while not stop.wait(args.status_every or None):
             say(status_line(server.status()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Protocol, Sequence, Tuple, Union, runtime_checkable
@@ -21,6 +22,8 @@ ALIGNMENT = 64
 
 #: What a module takes: a tensor, or a tuple or list of tensors, one for each parameter of its forward().
 Inputs = Union[torch.Tensor, Sequence[torch.Tensor]]
+
+_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -56,10 +59,11 @@ class ModuleExecutor:
         module: what to run; it is put in eval mode and moved to ``device`` in place.
         device: ``cpu`` or ``cuda``.
         engine: what computes the module's dense part (:mod:`edge_offload.execute.engines`), or the whole module where
-            it does not say which part that is; where that cannot be, torch does, and :meth:`engine_state` says why.
+            it does not say which part that is; where that cannot be (it is not installed, say), torch does, and
+            :meth:`engine_state` says why.
 
     Raises:
-        BadInput, Unsupported: no such engine, or it is not installed.
+        BadInput: no such engine.
     """
 
     def __init__(
@@ -127,9 +131,15 @@ class ModuleExecutor:
         from edge_offload.execute.engines import table
         from edge_offload.execute.engines.seat import Seat
 
-        backend = table.pick(name, self.device.type)
+        try:
+            backend = table.pick(name, self.device.type, self.module)
+        except Unsupported as error:  # its package may have been removed since the last start
+            self._unseated = f"{EAGER}: {error}"
+            _log.warning("%s; torch computes", error)
+            return
         if backend is None:
-            self._unseated = f"{EAGER}: no engine is installed; {table.INSTALL}"
+            none = not any(one.present for one in table.engines()[1:])
+            self._unseated = f"{EAGER}: no engine is installed; {table.INSTALL}" if none else ""
         elif self.device.type == CUDA and backend.device == CPU:
             self._unseated = f"{EAGER}: engine {backend.name} computes on the CPU, and this device is {self.device}"
         elif self.device.type == CPU and isinstance(backend, Direct):

@@ -66,7 +66,8 @@ class ServerRunner:
         state_hash: makes the hash of the robot's weights; called once, in the background.
         own_fingerprint: the robot's, to say in words whether results are bit-equal.
         codec: payload codec, both ways.
-        exact: do not use a server whose models an engine computes.
+        exact: do not use a server that computes the model by an engine.
+        own_engine: says what computed last on the robot.
         limits: bounds on the wait for a reply.
     """
 
@@ -82,6 +83,7 @@ class ServerRunner:
         codec: str = "auto",
         limits: Optional[TimeoutLimits] = None,
         exact: bool = False,
+        own_engine: Callable[[], str] = lambda: EAGER,
     ) -> None:
         self._name = name
         self._options = dict(options)
@@ -91,6 +93,10 @@ class ServerRunner:
         self._own_fingerprint = own_fingerprint
         self._codec = codec
         self._exact = exact
+        self._own_engine = own_engine
+        #: What the server said would compute, when it opened the model, and what did the last time it answered.
+        self._opened_engine: Optional[str] = None
+        self._answered = EAGER
         self.patience = TimeoutPolicy(limits)
         self._handles: Handles[Specs, int] = Handles(
             client, f"model {name!r}", close=lambda handle: client.request("close_model", {"handle": handle})
@@ -113,8 +119,8 @@ class ServerRunner:
         """See :class:`~edge_offload.modes.runner.Runner`."""
         specs = specs_of(inputs)
         reason = self._handles.unavailable_reason(specs, lambda: functools.partial(self._open, specs))
-        engine = self._engine() if reason is None and self._exact else ""
-        if engine:
+        engine = self._engine()
+        if reason is None and self._exact and engine != EAGER:
             return f"exact results were asked for, and {engine} computes there; start it with --engine eager"
         if reason is None and self._overdue is not None:
             return f"the server has not answered for {time.monotonic() - self._overdue_s:.2f} s"
@@ -150,12 +156,24 @@ class ServerRunner:
     def different(self) -> List[str]:
         """How the server's fingerprint differs from the robot's, in words; empty when results are bit-equal."""
         theirs = self._client.welcome.get("fingerprint")
-        return differences(self._own_fingerprint, theirs) if isinstance(theirs, Mapping) else ["it is not known"]
+        if not isinstance(theirs, Mapping):
+            return ["it is not known"]
+        found = differences({ENGINE: EAGER, **self._own_fingerprint}, {**theirs, ENGINE: self._engine()})
+        own = self._own_engine()
+        if not found and self._engine() != EAGER and own != self._answered:
+            # the same engine: one that is not in force yet or any more, or that was built of another graph
+            found = [f"computed last: by {own} here, {self._answered} there"]
+        return found
+
+    def engine_in_force(self) -> bool:
+        """Whether the server's last answer may have other bits than torch's, since an engine computed it."""
+        return EAGER not in (self._engine(), self._answered)
 
     def _engine(self) -> str:
-        """What computes on the server in place of torch; empty where nothing does."""
+        """What is to compute on the server: ``eager``, or an engine."""
         theirs = self._client.welcome.get("fingerprint")
-        return str(theirs.get(ENGINE, ""))[:80] if isinstance(theirs, Mapping) else ""
+        stated = theirs.get(ENGINE, EAGER) if isinstance(theirs, Mapping) else EAGER
+        return str(stated)[:MAX_ENGINE] if self._opened_engine is None else self._opened_engine
 
     def torches(self) -> str:
         """What to do about another release of torch on the server, in one line; empty while there is nothing to do."""
@@ -182,9 +200,11 @@ class ServerRunner:
             "inputs": [spec.to_dict() for spec in specs],
         }
         future = self._client.request("open_model", body, timeout_s=OPEN_TIMEOUT_S)
-        handle = background.result(future, OPEN_TIMEOUT_S + 1.0).body.get("handle")
+        opened = background.result(future, OPEN_TIMEOUT_S + 1.0).body
+        handle = opened.get("handle")
         if type(handle) is not int:
             raise ProtocolError("the server opened the model without a handle")
+        self._opened_engine = _engine(opened) if "engine" in opened else None
         probe = self._pack([spec.zeros() for spec in specs])
         self._ask(handle, probe, GIVE_UP_S, {"probe": True})
         return handle
@@ -211,6 +231,7 @@ class ServerRunner:
             self._late(future, packed.began_s)
             raise LinkLost(f"the server did not answer within {wait_s:.3f} s") from None
         attempt = self._attempt(reply, packed.encode_s, time.monotonic())
+        self._answered = attempt.engine
         self.patience.note(time.monotonic() - packed.began_s - sum(attempt.behind_s.values()))
         return attempt
 

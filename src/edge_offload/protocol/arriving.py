@@ -6,12 +6,17 @@ import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_offload.protocol.messages import Answer
 
+if TYPE_CHECKING:
+    _Future = Future[Any]
+else:  # Python 3.8 knows no Future of something
+    _Future = Future
 
-class Arriving(Future[Any]):
+
+class Arriving(_Future):
     """A Future of the whole :class:`~edge_offload.protocol.messages.Answer`, of which parts may come ahead.
 
     The transport calls :meth:`add` for each part, then :meth:`complete` or :meth:`set_exception`. Outcomes are only

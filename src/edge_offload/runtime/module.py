@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from edge_offload.execute.engines.base import EAGER
+from edge_offload.execute.engines.table import chosen
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.module import Inputs, ModuleExecutor, as_inputs, canonical_input
 from edge_offload.execute.tensors import specs_of
@@ -35,7 +36,7 @@ from edge_offload.modes.server import ServerRunner
 from edge_offload.power.states import StatePowers
 from edge_offload.runtime.joining import WORTH_JOINING_S, run_and_join
 from edge_offload.runtime.link_monitor import EVERY_S, LinkMonitor, Watch
-from edge_offload.runtime.preparation import Preparation
+from edge_offload.runtime.preparation import Preparation, split_runner
 from edge_offload.runtime.results import tell_result
 from edge_offload.runtime.server_load import ServerLoad
 from edge_offload.split.model.objective import Objective
@@ -60,7 +61,7 @@ class OffloadedModule:
         client: the link, or None for a robot without a server. Its owner starts and closes it. Wire
             :meth:`link_changed` to its ``on_state``, and the model is open again before the next frame asks.
         options: what ``module`` was built with, for the server to build the same.
-        device: where the robot computes; ``engine``: by what (:mod:`edge_offload.execute.engines`).
+        device: where the robot computes; ``engine``: by what, as :func:`.table.chosen` takes it.
         exact: no result may have other bits than torch's: neither here nor on a server is an engine used.
         codec: payload codec, both ways; ``auto`` is lossless.
         robot_slowdown: emulate a robot that is so many times slower; 1 does not.
@@ -69,7 +70,7 @@ class OffloadedModule:
         hedging: start the local computation when a remote result is late by its own forecast; the first one wins.
         report_results: tell the server the results of calls with ``meta`` that it did not compute itself.
         candidates: modes that a policy may choose among, and that are made ready for it; ``local`` is always one.
-            ``server`` stands in for ``replay`` until that is ready, and while it is slower.
+            ``server`` stands in for ``replay`` until that is ready, and while it is slower or an engine computes there.
         powers: of the robot by state, for the energy of forecasts; None: that is unknown (NaN).
         in_flight: calls that may be under way at once, by what :attr:`pace` says; it refuses none.
 
@@ -78,7 +79,7 @@ class OffloadedModule:
         pace: says when one more call should be begun; feed it the reports of whole frames.
 
     Raises:
-        BadInput: a slowdown below 1.
+        BadInput: a slowdown below 1, or no such engine.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class OffloadedModule:
         bridges = BRIDGE not in candidates and BRIDGED in candidates
         wanted = {Mode.LOCAL, *candidates, *((BRIDGE,) if bridges else ())}
         self._candidates = tuple(mode for mode in Mode if mode in wanted)
-        executor = ModuleExecutor(module, device, EAGER if exact else engine)
+        executor = ModuleExecutor(module, device, EAGER if exact else chosen(engine, name))
         self._local = LocalRunner(executor, robot_slowdown)
         self.forecaster = Forecaster(powers, self._expected)
         self._preparation = Preparation(self.forecaster) if bridges else None
@@ -128,11 +129,12 @@ class OffloadedModule:
         if client is not None:
             module_hash = functools.partial(registry.state_hash, executor.module)
             own = {**fingerprint(executor.device), **executor.engine_facts()}
-            self._server = ServerRunner(name, options or {}, client, module_hash, own, codec, patience, exact)
+            how = (codec, patience, exact, lambda: executor.engine)
+            self._server = ServerRunner(name, options or {}, client, module_hash, own, *how)
             self.add_runner(self._server)
             source = (name, options or {}, executor.module, module_hash, self._local.run)
             link = {"client": client, "slowdown": robot_slowdown, "limits": patience, "power": powers}
-            self._make_split = lambda: _split_runner(*source, objective=self._objective, **link)
+            self._make_split = lambda: split_runner(*source, objective=self._objective, **link)
             if example is not None:
                 self._server.prepare(specs_of(as_inputs(example)))
 
@@ -195,7 +197,9 @@ class OffloadedModule:
             reading = self.reading(now)
             forecasts = self.forecaster.forecasts(now, obstacles, reading, obstacles)
             link = self.forecaster.assumed(reading)
-        if self._preparation is not None and choosing:
+        # replay gives the bits of torch; where an engine computes on the server, that is another offer
+        engine = self._server is not None and self._server.engine_in_force()
+        if self._preparation is not None and choosing and not engine:
             forecasts = bridged(forecasts)
         return Situation(now, forecasts, deadline_s, self._load.load(now), link=link)
 
@@ -211,6 +215,10 @@ class OffloadedModule:
     def state(self) -> Dict[str, str]:
         """Each mode's state in words (``server``: the link, the model, and whether results are bit-equal)."""
         return {mode.value: runner.state() for mode, runner in self._runners.items()}
+
+    def engine_state(self) -> Tuple[str, bool]:
+        """How the robot's own engine stands, in words, and whether somebody should look at it."""
+        return self._local.executor.engine_state()
 
     def torches(self) -> str:
         """What to do about another release of torch on the server, in one line; empty while there is nothing to do."""
@@ -390,11 +398,3 @@ class OffloadedModule:
                 self.forecaster.overtaken(now, outcome.local_s)
             self.forecaster.note(now, learnt, self.reading(now))
         return report
-
-
-def _split_runner(*source: Any, **link: Any) -> Runner:
-    """Mode ``split``; planners and their solvers are imported by who asks for it alone."""
-    from edge_offload.modes.split.robot.opening import ModelSource
-    from edge_offload.modes.split.robot.runner import SplitRunner
-
-    return SplitRunner(ModelSource(*source), **link)

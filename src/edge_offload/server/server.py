@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import platform
-from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional
+from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional, Tuple
 
-from edge_offload.errors import EdgeOffloadError, ProtocolError
+from edge_offload.errors import EdgeOffloadError, ProtocolError, Unsupported
 from edge_offload.execute import devices
 from edge_offload.execute.engines import table
 from edge_offload.execute.engines.base import EAGER, ENGINE, facts, stated
@@ -43,7 +43,8 @@ class OffloadServer:
     Args:
         bind: ``tcp://host:port``, port 0 for a free one.
         device: ``auto``, ``cpu`` or ``cuda``.
-        engine: what computes the replicas of mode ``server`` (:mod:`edge_offload.execute.engines`).
+        engine: what computes the replicas of mode ``server``, as :func:`~edge_offload.execute.engines.table.chosen`
+            takes it; torch computes where an engine is not installed, and :attr:`engine` says so.
         threads, cores: compute threads and CPU cores of this process; None leaves them.
         allow: factories (``package.module:factory``) that robots may open besides the models of the registry.
         overrides: options by model name that replace those that a robot sends.
@@ -56,7 +57,7 @@ class OffloadServer:
         blobs: where their weights are kept; by default in the user's cache.
 
     Raises:
-        BadInput, Unsupported: the device or the engine is unknown or absent.
+        BadInput, Unsupported: the device is unknown or absent, or the engine unknown.
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class OffloadServer:
         self._facts: Dict[str, Any] = {}
         self._book = StatusBook(str(self._device_name))
         self._feed = ResultFeed()
-        self._engine = None if engine == EAGER else table.pick(engine, self._device_name.type)
         self.pool = ReplicaPool(self._device_name, allow, overrides, max_models, engine)
+        self._default_engine, self._told_engine = self._name_engine()
         self._device = Worker(
             "edge-offload-device", FairQueue(queue_per_peer, queue_total, _robot_of), self._prepare_device
         )
@@ -170,15 +171,26 @@ class OffloadServer:
 
     @property
     def engine(self) -> str:
-        """What computes replicas where it can: ``eager`` (torch), or an inference engine with version and precision."""
-        return EAGER if self._engine is None else str(facts(self._engine))
+        """What computes replicas where it can: ``eager`` (torch), or an inference engine with version and precision.
+
+        Engines of models that are loaded come first; why one of these is with torch all the same follows in words.
+        """
+        amber = [f"{model}: {words}" for model, (words, wrong) in self.pool.engines().items() if wrong]
+        return "; ".join([*(self.pool.engines_meant() or [self._default_engine]), *amber])
+
+    def _name_engine(self) -> Tuple[str, str]:
+        """The engine of models that are not named, for people; and what the fingerprint says of it."""
+        try:
+            backend = table.pick(self.pool.engine_of(""), self._device_name.type)
+        except Unsupported as error:
+            return f"{EAGER}: {error}", ""
+        return (EAGER if backend is None else str(facts(backend))), stated(backend)
 
     def _prepare_device(self) -> None:
         pin(self._threads, self._cores)
         self._fingerprint = fingerprint(self._device_name)
-        told = stated(self._engine)
-        if told:
-            self._fingerprint[ENGINE] = told
+        if self._told_engine:
+            self._fingerprint[ENGINE] = self._told_engine
         self._facts = devices.facts(self._device_name, self._devices.quota.storage_bytes)
 
     def _welcome(self, peer: Peer, _hello: Mapping[str, Any]) -> Dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Tuple
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -46,18 +46,26 @@ def module_and_inputs(
     name: str, options: Mapping[str, Any], bgr: Array
 ) -> Tuple[nn.Module, Tuple[torch.Tensor, ...]]:
     """A model of the registry with a sample input; arguments and errors as `load`."""
+    module, inputs = module_and_samples(name, options, [bgr])
+    return module, inputs[0]
+
+
+def module_and_samples(
+    name: str, options: Mapping[str, Any], frames: Sequence[Array]
+) -> Tuple[nn.Module, List[Tuple[torch.Tensor, ...]]]:
+    """A model of the registry with an input for each of ``frames``; arguments and errors as `load`."""
     from edge_offload.models import registry
     from edge_offload.models.base import PersonEstimator
 
     entry = registry.entries().get(name)
     if entry is not None and entry.kind == "classifier":
         size = int({**entry.options, **options}["size"])
-        return registry.build_module(name, **options), (classifier_input(bgr, size),)
+        return registry.build_module(name, **options), [(classifier_input(bgr, size),) for bgr in frames]
     if entry is not None and entry.kind == "scene":
-        return registry.build_module(name, **options), (synthetic_occupancy(),)
+        return registry.build_module(name, **options), [(synthetic_occupancy(seed),) for seed in range(len(frames))]
     estimator = registry.build_estimator(name, **options)
     assert isinstance(estimator, PersonEstimator)
-    return estimator.module, (estimator.prepare(bgr)[0],)
+    return estimator.module, [(estimator.prepare(bgr)[0],) for bgr in frames]
 
 
 class _Dense(nn.Module):

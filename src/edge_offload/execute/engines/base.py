@@ -16,14 +16,15 @@ import torch
 
 #: The name of torch itself, operator by operator: no engine.
 EAGER = "eager"
-#: The first engine of class ``close`` that is installed; torch where there is none.
+#: The engine of class ``close`` that was measured to be the fastest, else the first that is installed, else torch.
 AUTO = "auto"
 #: What a fingerprint says of an engine, where one computes in place of torch.
 ENGINE = "engine"
 
 #: Classes of precision: the bits of torch; float32 in another order of operations; fewer bits than float32.
 EXACT, CLOSE, REDUCED = "exact", "close", "reduced"
-#: How far an output of a class may be from torch's, as a share of its largest absolute value.
+#: How far an output of a class may be from torch's, as a share of its largest absolute value. Of ``reduced`` nothing is
+#: promised: its bound keeps out what computes something else.
 TOLERANCE = {EXACT: 0.0, CLOSE: 2e-5, REDUCED: 5e-2}
 #: What an engine computes on.
 CPU, CUDA = "cpu", "cuda"

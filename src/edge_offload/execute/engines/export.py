@@ -10,6 +10,7 @@ import json
 import sys
 import warnings
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from unittest import mock
 
 import torch
 from torch import nn
@@ -19,6 +20,8 @@ from edge_offload.execute.tensors import Specs
 from edge_offload.memory import flat_bytes
 
 OPSET = 17
+#: torch.export knows no lower one.
+DYNAMO_OPSET = 18
 _INPUT = "input"
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -49,35 +52,66 @@ class _CastFirst(nn.Module):
         return tuple(one.to(torch.float32) if one.is_floating_point() else one for one in outputs)
 
 
-def export(network: nn.Module, inputs: Sequence[torch.Tensor], typed: Optional[torch.dtype] = None) -> bytes:
+def export(
+    network: nn.Module, inputs: Sequence[torch.Tensor], typed: Optional[torch.dtype] = None, dynamo: bool = False
+) -> bytes:
     """``network`` as ONNX for inputs of these shapes, its weights and arithmetic of type ``typed`` where one is given.
 
     It is traced: what depends on the values of a tensor in Python would be frozen, so that is refused.
 
+    Args:
+        network: what is traced.
+        inputs: what it is traced on; their values do not matter.
+        typed: another type than float32.
+        dynamo: by torch.export, which patches ``nn.Module`` for all threads while it traces: only in a process that
+            computes nothing meanwhile. Else by TorchScript, which does not, and takes a fraction of the time.
+
     Raises:
         Unsupported: it cannot be exported; the message says why.
     """
-    stream = io.BytesIO()
-    options: Dict[str, Any] = {"opset_version": OPSET, "input_names": [f"{_INPUT}{i}" for i in range(len(inputs))]}
-    if "dynamo" in inspect.signature(torch.onnx.export).parameters:
-        options["dynamo"] = False
+    # tensors made in inference mode cannot be traced
+    given = tuple(torch.from_numpy(one.cpu().numpy().copy()).to(one.device) for one in inputs)
     try:
-        # tensors made in inference mode cannot be traced
-        given = tuple(torch.from_numpy(one.cpu().numpy().copy()).to(one.device) for one in inputs)
         with warnings.catch_warnings(record=True) as caught, torch.inference_mode(False), torch.no_grad():
             warnings.simplefilter("always")
-            traced = _CastFirst(network, typed).eval()
-            torch.onnx.export(traced, given, stream, **options)  # type: ignore[arg-type]
+            document = (_by_dynamo if dynamo else _by_script)(_CastFirst(network, typed).eval(), given)
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         raise Unsupported(f"it cannot be exported to ONNX: {type(error).__name__}: {lines[0][:300]}") from error
     for warning in caught:
+        if warning.filename == torch.nn.functional.__file__:
+            continue  # torch's own functions look at sizes, which are fixed here, and not at values
         if issubclass(warning.category, torch.jit.TracerWarning):  # type: ignore[attr-defined]
             text = str(warning.message).split(". ")[0][:200]
             raise Unsupported(
                 f"it cannot be exported to ONNX: it may depend on the values of a tensor in Python: {text}"
             )
+    return document
+
+
+def _by_script(network: nn.Module, inputs: Tuple[torch.Tensor, ...]) -> bytes:
+    stream = io.BytesIO()
+    options: Dict[str, Any] = {"opset_version": OPSET, "input_names": _names(inputs)}
+    if "dynamo" in inspect.signature(torch.onnx.export).parameters:
+        options["dynamo"] = False
+    # what cannot be exported would be printed whole, thousands of lines of it
+    with mock.patch.object(torch._C, "_jit_onnx_log", create=True, return_value=None):
+        torch.onnx.export(network, inputs, stream, **options)  # type: ignore[arg-type]
     return stream.getvalue()
+
+
+def _by_dynamo(network: nn.Module, inputs: Tuple[torch.Tensor, ...]) -> bytes:
+    program: Any = torch.onnx.export(
+        # parameters stand for something else while it is traced
+        copy.deepcopy(network), inputs, dynamo=True, verbose=False, opset_version=DYNAMO_OPSET,
+        input_names=_names(inputs),
+    )  # fmt: skip
+    document: bytes = program.model_proto.SerializeToString()
+    return document
+
+
+def _names(inputs: Sequence[torch.Tensor]) -> List[str]:
+    return [f"{_INPUT}{number}" for number in range(len(inputs))]
 
 
 def identity(network: nn.Module, specs: Specs) -> Optional[str]:

@@ -7,38 +7,58 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 
-from edge_offload.execute.engines.base import Built
+from edge_offload.errors import Unsupported
+from edge_offload.execute.engines.base import CLOSE, REDUCED, Built
 from edge_offload.execute.engines.export import position
 
 
 class OpenVino(Built):
-    """See :class:`~edge_offload.execute.engines.base.Built`."""
+    """See :class:`~edge_offload.execute.engines.base.Built`.
 
-    name: str = "openvino"
+    Args:
+        reduced: compute in bf16, where the processor can.
+    """
+
     distributions: Tuple[str, ...] = ("openvino",)
+
+    def __init__(self, reduced: bool = False) -> None:
+        self.name = "openvino:bf16" if reduced else "openvino"
+        self.precision = "bf16" if reduced else "fp32"
+        self.accuracy = REDUCED if reduced else CLOSE
 
     def build(self, onnx: bytes, threads: int) -> bytes:
         """The compiled model, as OpenVINO exports it."""
         import openvino
 
         core = openvino.Core()
+        if self.accuracy == REDUCED and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            raise Unsupported("this processor does not compute in bf16")
         stream = io.BytesIO()
-        exported = core.compile_model(core.read_model(onnx, b""), "CPU", _options(threads)).export_model()
+        exported = core.compile_model(core.read_model(onnx, b""), "CPU", self._options(threads)).export_model()
         stream.write(exported if isinstance(exported, bytes) else exported.getvalue())
         return stream.getvalue()
 
     def load(self, built: bytes, threads: int) -> OpenVinoEngine:
         """A request on the compiled model."""
-        return OpenVinoEngine(built, threads)
+        return OpenVinoEngine(built, self._options(threads))
+
+    def _options(self, threads: int) -> Dict[str, Any]:
+        # the default precision is bf16 where the processor has it: maps of MoveNet were off by a third of their range
+        precision = "bf16" if self.accuracy == REDUCED else "f32"
+        return {
+            "INFERENCE_PRECISION_HINT": precision,
+            "INFERENCE_NUM_THREADS": threads,
+            "PERFORMANCE_HINT": "LATENCY",
+        }
 
 
 class OpenVinoEngine:
     """One compiled model with one request."""
 
-    def __init__(self, built: bytes, threads: int) -> None:
+    def __init__(self, built: bytes, options: Dict[str, Any]) -> None:
         import openvino
 
-        compiled = openvino.Core().import_model(built, "CPU", _options(threads))
+        compiled = openvino.Core().import_model(built, "CPU", options)
         self._request: Any = compiled.create_infer_request()
         self._inputs = {one.any_name: position(one.any_name) for one in compiled.inputs}
         self._outputs = range(len(compiled.outputs))
@@ -53,8 +73,3 @@ class OpenVinoEngine:
     def close(self) -> None:
         """See :class:`~edge_offload.execute.engines.base.Engine`."""
         self._request = None
-
-
-def _options(threads: int) -> Dict[str, Any]:
-    # the default precision is bf16 where the processor has it: maps of MoveNet were off by a third of their range
-    return {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}

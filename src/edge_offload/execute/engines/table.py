@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Dict, Optional, Tuple
+from typing import Dict, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
 
 from edge_offload.errors import BadInput, Unsupported
-from edge_offload.execute.engines.base import AUTO, CLOSE, CPU, CUDA, EAGER, EXACT, Backend, Built, version
+from edge_offload.execute.engines import measured
+from edge_offload.execute.engines.base import (
+    AUTO,
+    CLOSE,
+    CPU,
+    CUDA,
+    EAGER,
+    EXACT,
+    REDUCED,
+    Backend,
+    Built,
+    facts,
+    version,
+)
 from edge_offload.execute.engines.cuda_graph import CudaGraph
 from edge_offload.execute.engines.onnx_runtime import OnnxRuntime
 from edge_offload.execute.engines.open_vino import OpenVino
@@ -14,7 +31,7 @@ from edge_offload.execute.engines.tensor_rt import TensorRT
 
 #: In the order in which ``auto`` looks for one.
 BACKENDS: Tuple[Backend, ...] = (
-    OnnxRuntime(), OpenVino(), TensorRT(), TensorRT("fp16"), OnnxRuntime("onnxruntime:cuda"),
+    OnnxRuntime(), OpenVino(), OpenVino(reduced=True), TensorRT(), TensorRT("fp16"), OnnxRuntime("onnxruntime:cuda"),
     OnnxRuntime("onnxruntime:tensorrt"), CudaGraph(),
 )  # fmt: skip
 #: What exports a network.
@@ -53,8 +70,6 @@ class Listed:
 
 def engines() -> Tuple[Listed, ...]:
     """Every engine, torch itself first. Imports none of their packages."""
-    import torch
-
     own = Listed(EAGER, True, str(torch.__version__), "fp32", EXACT, "torch, operator by operator: the default")
     return (own, *(_listed(backend) for backend in BACKENDS))
 
@@ -64,41 +79,85 @@ def names() -> Tuple[str, ...]:
     return (EAGER, AUTO, *(backend.name for backend in BACKENDS))
 
 
-def pick(name: str, device: str = CPU) -> Optional[Backend]:
-    """The backend that ``name`` means here; None: torch itself.
+def chosen(spec: str, model: str) -> str:
+    """The engine that ``spec`` asks for where ``model`` is computed.
+
+    Args:
+        spec: an engine, engines of single models, or both: ``auto``, ``auto,movenet=openvino:bf16``.
+        model: the model's name; empty: one that ``spec`` does not name.
+
+    Raises:
+        BadInput: there is no such engine, or one of class ``reduced`` is not asked for by a model's name.
+    """
+    default, of_models = EAGER, {}
+    for part in filter(None, (part.strip() for part in spec.split(","))):
+        named, _, name = part.rpartition("=")
+        plain = name.partition(BY)[0]
+        if plain not in names():
+            raise BadInput(f"no engine {name!r}", remedy=f"use one of: {', '.join(names())}")
+        if named:
+            of_models[named] = name
+            continue
+        if plain in _backends() and _backends()[plain].accuracy == REDUCED:
+            remedy = f"ask for it for a model by name: movenet={name}"
+            raise BadInput(f"engine {name!r} computes with fewer bits than float32", remedy)
+        default = name
+    return of_models.get(model, default)
+
+
+def pick(name: str, device: str = CPU, network: Optional[nn.Module] = None) -> Optional[Backend]:
+    """The backend that ``name`` means here, for ``network`` where one is given; None: torch itself.
 
     Args:
         name: one of :func:`names`; TensorRT's with ``/torch`` or ``/pycuda`` behind it, where it matters who allocates
             its buffers.
         device: where torch computes, ``cpu`` or ``cuda``: ``auto`` is an engine that computes there too.
+        network: for which ``auto`` is the engine that was measured to be the fastest.
 
     Raises:
         BadInput: no such engine.
         Unsupported: it is not installed.
     """
-    known: Dict[str, Backend] = {backend.name: backend for backend in BACKENDS}
+    known = _backends()
     if name == EAGER:
         return None
     if name == AUTO:
-        fit = (backend for backend in BACKENDS if backend.accuracy == CLOSE and backend.device == device)
-        return next((backend for backend in fit if _listed(backend).present), None)
+        fit = [backend for backend in BACKENDS if backend.accuracy == CLOSE and backend.device == device]
+        there = [backend for backend in fit if _listed(backend).present]
+        return _fastest(there, network) if there else None
     plain, by, buffers = name.partition(BY)
     if plain not in known:
         raise BadInput(f"no engine {name!r}", remedy=f"use one of: {', '.join(names())}")
-    chosen = known[plain]
+    backend = known[plain]
     if by:
-        if not isinstance(chosen, TensorRT):
+        if not isinstance(backend, TensorRT):
             raise BadInput(f"engine {plain!r} has no buffers to choose", remedy=f"leave {by}{buffers} out")
-        chosen = chosen.with_buffers(buffers)
-    found = _listed(chosen)
+        backend = backend.with_buffers(buffers)
+    found = _listed(backend)
     if not found.present:
         raise Unsupported(f"engine {name!r} is absent: {found.detail}", remedy=found.remedy)
-    return chosen
+    return backend
 
 
 def with_buffers(name: str, buffers: str) -> str:
     """The engine ``name`` with buffers by ``buffers``; empty: by whom it likes."""
     return f"{name}{BY}{buffers}" if buffers else name
+
+
+def _fastest(there: Sequence[Backend], network: Optional[nn.Module]) -> Optional[Backend]:
+    """The one that was measured to be the fastest for the network, torch included; the first where nothing was."""
+    if network is None:
+        return there[0]
+    seconds = measured.seconds_of(network, torch.get_num_threads())
+    known = [backend for backend in there if str(facts(backend)) in seconds]
+    if not known:
+        return there[0]
+    best = min(known, key=lambda backend: seconds[str(facts(backend))])
+    return best if seconds[str(facts(best))] < seconds.get(EAGER, math.inf) else None
+
+
+def _backends() -> Dict[str, Backend]:
+    return {backend.name: backend for backend in BACKENDS}
 
 
 def _listed(backend: Backend) -> Listed:

@@ -213,6 +213,11 @@ class Network:
         """
         for mode, state in self.module.state().items():
             self._health.value(f"mode {mode}", state)
+        engine, amber = self.module.engine_state()
+        if amber:
+            self._health.warn("engine", engine)
+        else:
+            self._health.clear("engine")
         torches = self.module.torches()
         if torches:
             self._health.warn("torch", torches)

@@ -102,10 +102,14 @@ class OffloadServerNode(Node):
 
     def _tick(self) -> None:
         message = self._status_message(ServerStatus.READY)
-        for model, (words, amber) in self._server.pool.engines().items():
+        states = self._server.pool.engines()
+        for model, (words, _) in states.items():
             self.health.value(f"engine of {model}", words)
-            if amber:
-                self.health.warn("engine", f"{model}: {words}")
+        amber = [f"{model}: {words}" for model, (words, wrong) in states.items() if wrong]
+        if amber:
+            self.health.warn("engine", "; ".join(amber))
+        else:
+            self.health.clear("engine")
         self.health.value("robots", ", ".join(message.robot_names) or "none")
         self.health.value("inferences", message.inferences)
         self.health.value("load", float(message.load))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,13 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Recent(OrderedDict[Any, Any]):
+if TYPE_CHECKING:
+    _Ordered = OrderedDict[Any, Any]
+else:  # Python 3.8 knows no OrderedDict of something
+    _Ordered = OrderedDict
+
+
+class Recent(_Ordered):
     """A dictionary of the :data:`KEPT` entries that were used last."""
 
     def of(self, key: K, make: Callable[[], V]) -> V:

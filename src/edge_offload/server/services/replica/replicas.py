@@ -6,12 +6,13 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 import torch
 
 from edge_offload.errors import BadInput, EdgeOffloadError, Refused, RemoteError
-from edge_offload.execute.engines.base import EAGER
+from edge_offload.execute.engines.base import EAGER, ENGINE
+from edge_offload.execute.engines.table import chosen
 from edge_offload.execute.module import ModuleExecutor, state_versions
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.models import registry
@@ -85,7 +86,7 @@ class ReplicaPool:
         allow: models of the user's own that peers may ask for by name: factories (``package.module:factory``) and
             TorchScript files, for which a robot asks by the file's name alone.
         overrides: options that replace what a peer says, by model name (paths of this machine, say).
-        engine: what computes them (:mod:`edge_offload.execute.engines`).
+        engine: what computes them, as :func:`edge_offload.execute.engines.table.chosen` takes it.
         max_replicas: replicas kept; the one that was used longest ago makes room when no robot has it open.
     """
 
@@ -98,6 +99,7 @@ class ReplicaPool:
         engine: str = EAGER,
     ) -> None:
         self.device, self._engine = device, engine
+        chosen(engine, "")  # it can be read
         #: What builds each, by the name that a robot asks for.
         self._allow: Dict[str, str] = {}
         for name in sorted(set(allow)):
@@ -117,6 +119,16 @@ class ReplicaPool:
         with self._lock:
             replicas = list(self._replicas.values())
         return {replica.name: replica.executor.engine_state() for replica in replicas}
+
+    def engines_meant(self) -> List[str]:
+        """What computes the models that are loaded, or will when it is built; each once."""
+        with self._lock:
+            replicas = list(self._replicas.values())
+        return list(dict.fromkeys(replica.executor.engine_facts().get(ENGINE, EAGER) for replica in replicas))
+
+    def engine_of(self, model: str) -> str:
+        """The engine that is to compute a model of this name."""
+        return chosen(self._engine, model)
 
     def key(self, name: Any, options: Any) -> Key:
         """:attr:`Replica.key` of what :meth:`acquire` would return.
@@ -214,7 +226,7 @@ class ReplicaPool:
         try:
             module = registry.build_module(self._allow.get(name, name), **options)
             state_hash = registry.state_hash(module)
-            return Replica(name, options, ModuleExecutor(module, self.device, self._engine), state_hash)
+            return Replica(name, options, ModuleExecutor(module, self.device, self.engine_of(name)), state_hash)
         except EdgeOffloadError:
             raise
         except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Optional, Protocol, Tuple
 import torch
 
 from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused, RemoteError
+from edge_offload.execute.engines.base import EAGER, ENGINE
 from edge_offload.execute.module import Execution
 from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec, check_descriptors, pack, unpack
 from edge_offload.link.transport.peers import Peer, Request
@@ -221,7 +222,7 @@ class ReplicaService(Service):
         return {"open_model": self.open_model, "close_model": self._opened.close, "infer": self.infer}
 
     def open_model(self, request: Request) -> None:
-        """``{name, options, state_hash, inputs: [spec…]}`` → ``{handle, state_hash, warm_up_s}``.
+        """``{name, options, state_hash, inputs: [spec…]}`` → ``{handle, state_hash, warm_up_s, engine}``.
 
         Raises:
             BadInput, ProtocolError, Refused: malformed, or too much is open.
@@ -302,4 +303,7 @@ class ReplicaService(Service):
             raise
         handle = self._opened.add(request, Opened(replica, specs))
         if handle:
-            request.reply({"handle": handle, "state_hash": replica.state_hash, "warm_up_s": warm_up_s})
+            engine = replica.executor.engine_facts().get(ENGINE, EAGER)
+            request.reply(
+                {"handle": handle, "state_hash": replica.state_hash, "warm_up_s": warm_up_s, "engine": engine}
+            )

@@ -1,0 +1,165 @@
+"""Engines of a module beside torch: speed in turns on the same inputs, errors, and how long each takes to be ready."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Sequence
+
+import torch
+from torch import nn
+
+from edge_offload.execute.engines.base import EAGER, ENGINE, relative_error
+from edge_offload.execute.module import Divided, ModuleExecutor, as_tensors
+
+#: Seconds that an engine may take to be built.
+BUILD_S = 600.0
+
+
+@dataclass
+class Measured:
+    """One engine (or torch) on one module.
+
+    Attributes:
+        engine: its name; ``facts``: with version and precision.
+        why_not: why torch computes in its place, in words; empty where it computes.
+        first_s: seconds from the first frame until it was built and loaded (what was kept of it counts, too).
+        again_s: the same for a second start of the same module.
+        wall_s, cpu_s: seconds of each inference, and of processor time.
+        error: of the dense part's outputs, from torch's, largest over outputs and inputs, as a share of the output's
+            largest value.
+        error64: the same, from float64's; None where the network does not compute in float64.
+        differ: inputs for which the module's outputs have other shapes than torch's (other numbers of people), or other
+            integers.
+    """
+
+    engine: str
+    facts: str = EAGER
+    why_not: str = ""
+    first_s: float = 0.0
+    again_s: float = 0.0
+    wall_s: List[float] = field(default_factory=list)
+    cpu_s: List[float] = field(default_factory=list)
+    error: float = 0.0
+    error64: Optional[float] = None
+    differ: int = 0
+
+    def faster(self, eager: Measured, cpu: bool = False) -> float:
+        """Median over the pairs of how many times as fast as ``eager`` it was; NaN before it was measured."""
+        mine, other = (self.cpu_s, eager.cpu_s) if cpu else (self.wall_s, eager.wall_s)
+        return statistics.median(slow / fast for slow, fast in zip(other, mine)) if mine else math.nan
+
+
+Inputs = Sequence[torch.Tensor]
+
+
+def measure(module: nn.Module, names: Sequence[str], inputs: Sequence[Inputs], turns: int) -> List[Measured]:
+    """Torch first, then each engine in the order of ``names``, with as many threads as this one has.
+
+    Args:
+        module: whose engines are measured.
+        names: of engines.
+        inputs: what is computed, in turn; the first two decide whether an engine takes over.
+        turns: of all rivals on the same inputs, each turn in another order; 0: only build.
+    """
+    found = [Measured(EAGER), *(Measured(name) for name in names)]
+    executors = {EAGER: ModuleExecutor(module)}
+    for one in found[1:]:
+        began = time.monotonic()
+        executor = ModuleExecutor(module, engine=one.engine)
+        executor.run(inputs[0])
+        executor.engine_ready(BUILD_S)
+        one.first_s = time.monotonic() - began
+        for given in _first(inputs):
+            executor.run(given)
+        words, amber = executor.engine_state()
+        if amber or executor.engine == EAGER:
+            one.why_not = words
+            executor.close()
+            continue
+        one.facts = executor.engine_facts()[ENGINE]
+        executors[one.engine] = executor
+    able = [one for one in found if not one.why_not]
+    _take_turns(able, executors, inputs, turns)
+    for executor in executors.values():
+        executor.close()
+    if turns:
+        _errors(module, able, inputs)
+    return found
+
+
+def _first(inputs: Sequence[Inputs]) -> List[Inputs]:
+    """Inputs on which an engine is compared: after the first, two more, or the same again."""
+    return [*inputs, *inputs, *inputs][1:3]
+
+
+def _take_turns(
+    rivals: Sequence[Measured], executors: Dict[str, ModuleExecutor], inputs: Sequence[Inputs], turns: int
+) -> None:
+    for turn in range(turns):
+        given = inputs[turn % len(inputs)]
+        results: Dict[str, Sequence[torch.Tensor]] = {}
+        for place in range(len(rivals)):
+            one = rivals[(place + turn) % len(rivals)]
+            wall, cpu = time.perf_counter(), time.process_time()
+            outputs = executors[one.engine].run(given).outputs
+            one.cpu_s.append(time.process_time() - cpu)
+            one.wall_s.append(time.perf_counter() - wall)
+            results[one.engine] = outputs
+        for one in rivals:
+            one.differ += any(map(_differ, results[EAGER], results[one.engine]))
+
+
+def _errors(module: nn.Module, rivals: Sequence[Measured], inputs: Sequence[Inputs], most: int = 8) -> None:
+    """Errors of the dense part on up to ``most`` inputs; its engines are there already, so this is a second start."""
+    dense = module.dense_part()[0] if isinstance(module, Divided) else module
+    precise = _float64(dense)
+    given = inputs[:most]
+    with torch.inference_mode():
+        eager = [as_tensors(dense(*one)) for one in given]
+        exact = [_run64(precise, one) for one in given]
+    for rival in rivals:
+        if rival.engine == EAGER:
+            outputs = eager
+        else:
+            began = time.monotonic()
+            executor = ModuleExecutor(dense, engine=rival.engine)
+            executor.run(given[0])
+            executor.engine_ready(BUILD_S)
+            rival.again_s = time.monotonic() - began
+            for one in _first(given):
+                executor.run(one)
+            outputs = [executor.run(one).outputs for one in given]
+            executor.close()
+        rival.error = max(_off(want, have) for want, have in zip(eager, outputs))
+        if all(one is not None for one in exact):
+            rival.error64 = max(_off(want or (), have) for want, have in zip(exact, outputs))
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape != other.shape or not (one.is_floating_point() or torch.equal(one, other))
+
+
+def _off(want: Sequence[torch.Tensor], have: Sequence[torch.Tensor]) -> float:
+    """Largest error over outputs that are floating-point numbers; others count when they differ at all."""
+    errors = [
+        relative_error(one, other) if one.is_floating_point() else (0.0 if torch.equal(one, other) else math.inf)
+        for one, other in zip(want, have)
+    ]
+    return max((math.inf if math.isnan(error) else error for error in errors), default=0.0)
+
+
+def _float64(network: nn.Module) -> nn.Module:
+    return copy.deepcopy(network).double()
+
+
+def _run64(network: nn.Module, inputs: Inputs) -> Optional[Sequence[torch.Tensor]]:
+    """None where the network computes in float32 whatever its weights are."""
+    try:
+        found = as_tensors(network(*(one.double() if one.is_floating_point() else one for one in inputs)))
+    except RuntimeError:
+        return None
+    return found if any(one.dtype is torch.float64 for one in found) else None
