@@ -131,7 +131,7 @@ def _engines(args: argparse.Namespace) -> int:
         print(f"{args.model}: {line_of(row_of(one, eager))}")
     seconds = {one.facts: statistics.median(one.wall_s) for one in (eager, *found) if one.wall_s}
     path = measured.note(module, args.threads, seconds)
-    best = table.pick("auto", module)
+    best = table.pick("auto", network=module)
     print(f"engine auto is {best.name if best else 'eager'} for {args.model} from now on ({path})")
     return 0
 

@@ -55,24 +55,24 @@ def test_an_absent_engine_leaves_torch_to_compute_and_says_what_to_install(monke
 def test_auto_is_what_was_measured_to_be_the_fastest_for_these_weights(all_here, cache):
     network, other = nn.Linear(3, 3), nn.Linear(3, 3)
     names = {backend.name: str(facts(backend)) for backend in CLOSE}
-    assert table.pick("auto", network) is CLOSE[0]
+    assert table.pick("auto", network=network) is CLOSE[0]
     for best in CLOSE:
         measured.note(network, 1, {EAGER: 3.0, **{text: 2.0 - (name == best.name) for name, text in names.items()}})
-        assert table.pick("auto", network) is best
-    assert table.pick("auto", other) is CLOSE[0], "it was not measured"
+        assert table.pick("auto", network=network) is best
+    assert table.pick("auto", network=other) is CLOSE[0], "it was not measured"
     measured.note(network, 1, {EAGER: 0.5, **dict.fromkeys(names.values(), 1.0)})
-    assert table.pick("auto", network) is None, "torch itself is faster"
+    assert table.pick("auto", network=network) is None, "torch itself is faster"
     assert ModuleExecutor(network, engine="auto").engine_state() == (EAGER, False)
 
 
 def test_measurements_of_another_version_or_unreadable_ones_say_nothing(all_here, cache):
     network = nn.Linear(3, 3)
     measured.note(network, 1, {EAGER: 1.0, f"{CLOSE[-1].name} 0.1 fp32": 0.1})
-    assert table.pick("auto", network) is CLOSE[0]
+    assert table.pick("auto", network=network) is CLOSE[0]
     path = measured.note(network, 1, {str(facts(CLOSE[-1])): 0.1})
-    assert table.pick("auto", network) is CLOSE[-1]
+    assert table.pick("auto", network=network) is CLOSE[-1]
     for text in ("", "[]", '{"a": 1}', "{" + "x" * (2 << 20)):
         path.write_text(text)
-        assert table.pick("auto", network) is CLOSE[0]
+        assert table.pick("auto", network=network) is CLOSE[0]
     measured.note(network, 1, {str(facts(CLOSE[-1])): 0.1})
-    assert table.pick("auto", network) is CLOSE[-1]
+    assert table.pick("auto", network=network) is CLOSE[-1]
