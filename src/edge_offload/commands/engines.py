@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping, Sequence
 from edge_offload.outputs import add_output
 
 if TYPE_CHECKING:
-    from edge_offload.execute.engines.measure import Measured
+    from edge_offload.execute.engine_comparison import Measured
 
 #: Frames on which engine and torch are compared, and between which they take turns.
 FRAMES = 30
@@ -87,7 +87,7 @@ def _examine(args: argparse.Namespace, model: str, names: Sequence[str]) -> Dict
     """Build the engines of a model; for 'check', compare them with torch frame by frame, in turns."""
     import torch
 
-    from edge_offload.execute.engines.measure import measure
+    from edge_offload.execute.engine_comparison import measure
     from edge_offload.execute.threads import pin
 
     pin(args.threads)

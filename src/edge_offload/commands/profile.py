@@ -114,9 +114,9 @@ def _engines(args: argparse.Namespace) -> int:
 
     from edge_offload.commands.engines import line_of, row_of, samples
     from edge_offload.errors import BadInput
+    from edge_offload.execute.engine_comparison import measure
     from edge_offload.execute.engines import measured, table
     from edge_offload.execute.engines.base import CLOSE
-    from edge_offload.execute.engines.measure import measure
     from edge_offload.execute.threads import pin
 
     if args.out or args.server or args.image:
