@@ -14,6 +14,8 @@ RULES = ROOT / "src" / "edge_offload_msgs" / "migration_rules" / "messages.bmr"
 BEFORE = pathlib.Path(__file__).parent / "bags" / "before_bandwidth.bag"
 #: Written with the messages as they were before they named what computes.
 BEFORE_ENGINES = BEFORE.with_name("before_engines.bag")
+#: Written with the messages as they were before forecasts named a task that takes turns.
+BEFORE_TURNS = BEFORE.with_name("before_turns.bag")
 
 
 @pytest.mark.ros
@@ -53,3 +55,20 @@ def test_a_bag_of_before_engines_is_migrated(tmp_path):
     assert (latency.engine, status.engine) == ("", ""), "what was not recorded is unknown"
     assert (latency.mode, latency.compute_server.to_nsec(), latency.bytes_up) == ("server", 60_000_000, 246_000)
     assert (status.gpu_load, status.inferences, status.models[0].name) == (0.25, 7, "movenet")
+
+
+@pytest.mark.ros
+def test_a_bag_of_before_turns_is_migrated(tmp_path):
+    rosbag = pytest.importorskip("rosbag")
+    from rosbag.migration import MessageMigrator, fixbag2
+
+    from edge_offload_msgs.msg import Forecast
+
+    after = tmp_path / "after.bag"
+    assert fixbag2(MessageMigrator([str(RULES)], plugins=False), str(BEFORE_TURNS), str(after)) == []
+    with rosbag.Bag(str(after)) as bag:
+        (forecast,) = (message for _, message, _ in bag.read_messages())
+    assert forecast._md5sum == Forecast._md5sum
+    assert forecast.task == ""
+    assert (forecast.mode, list(forecast.bytes_up), forecast.uplink) == (["local", "server"], [0, 7], 5.0)
+    assert (forecast.latency[1].to_nsec(), forecast.link_age.to_nsec()) == (50_000_000, 1_000_000_000)

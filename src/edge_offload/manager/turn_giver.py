@@ -1,0 +1,258 @@
+"""Gives the turns: keeps what tasks say of themselves, plans, and goes on when a turn is not taken or never ends.
+
+Pure: time comes in as an argument (monotonic seconds), who has the turn goes out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from edge_offload.errors import BadInput
+from edge_offload.manager.drop import DropCurve, Habits
+from edge_offload.manager.turns import HORIZON, MAX_RUN, Problem, Task, plan
+
+#: A task that says nothing for so long (seconds) has none of the turns any more.
+SILENT_S = 5.0
+#: A turn is not taken when nobody says so within a frame interval and this (seconds): messages take their time.
+SLACK_S = 0.05
+#: A turn that was taken ends without a word after so many times what it should take, and no sooner than after this.
+PATIENCE, LEAST_PATIENCE_S = 4.0, 1.0
+#: Bounds on what tasks say: latency and frame interval, in seconds.
+LEAST_S, MOST_S = 1e-3, 60.0
+#: Results that are older than so many frames are as good as none: no plan looks further back.
+OLDEST = 300
+#: Tasks that are kept.
+MOST_TASKS = 16
+#: Turns that a task gets in vain until it is passed over no longer than before: 16 turns.
+MOST_VAIN = 5
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What can be turned while turns are given.
+
+    Attributes:
+        weights: of tasks, by name; 1 for those that are not named.
+        max_run: turns in a row.
+        horizon: frames that are planned ahead, of the task with the most.
+        in_flight: offloads outstanding at once.
+    """
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    max_run: int = MAX_RUN
+    horizon: int = HORIZON
+    in_flight: int = 1
+
+    def __post_init__(self) -> None:
+        for name, weight in self.weights.items():
+            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < 1e6:
+                raise BadInput(f"the weight of task {name} is {weight!r}", remedy="give a number from 0 to 1e6")
+
+
+@dataclass
+class _Known:
+    """What a task said last, and how many turns in a row it was given in vain."""
+
+    task: str
+    latency_s: float
+    interval_s: float
+    heard_s: float
+    curve: DropCurve
+    seen_s: float
+    vain: int = 0
+    skip: int = 0
+
+    def in_vain(self) -> None:
+        """It did not take a turn, or never ended one: it is passed over for a while, and longer every time."""
+        self.vain = min(self.vain + 1, MOST_VAIN)
+        self.skip = 2 ** (self.vain - 1)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Whose frame goes next.
+
+    Attributes:
+        number: counted from 1.
+        node, task: who has it; a node gives one task its name.
+        within_s: not taken by then, it goes to another.
+        reason: why, in words.
+    """
+
+    number: int
+    node: str
+    task: str
+    within_s: float
+    reason: str
+
+
+@dataclass
+class _Given:
+    turn: Turn
+    given_s: float
+    taken_s: float = math.nan
+    stamp_s: float = math.nan
+
+
+class TurnGiver:
+    """One per robot; one thread at a time. Nodes are known by their names: tasks may be called alike by mistake."""
+
+    def __init__(self, rules: Optional[Rules] = None) -> None:
+        self.rules = rules or Rules()
+        self._known: Dict[str, _Known] = {}
+        self._open: List[_Given] = []
+        self._run: Tuple[str, int] = ("", 0)
+        self._number = 0
+        #: Turns that were not taken, and that never ended.
+        self.not_taken = self.never_ended = 0
+
+    @property
+    def tasks(self) -> Dict[str, float]:
+        """Nodes that take turns, and the latency of each (seconds)."""
+        return {node: known.latency_s for node, known in self._known.items()}
+
+    @property
+    def alike(self) -> List[str]:
+        """Names of tasks that several nodes use."""
+        names = [known.task for known in self._known.values()]
+        return sorted({name for name in names if names.count(name) > 1})
+
+    def told(self, now: float, node: str, task: str, latency_s: float, interval_s: float = math.nan) -> None:
+        """A node offloads frames of its task, and a result should take so long.
+
+        Raises:
+            BadInput: too many nodes.
+        """
+        latency_s = min(MOST_S, max(LEAST_S, latency_s)) if math.isfinite(latency_s) else 1.0
+        known = self._known.get(node)
+        if known is None:
+            if len(self._known) >= MOST_TASKS:
+                raise BadInput(f"more than {MOST_TASKS} nodes take turns", remedy="start fewer of them")
+            curve = DropCurve(Habits.intercept, Habits.slope, Habits.slope_error)
+            known = self._known[node] = _Known(task, latency_s, 0.1, now, curve, now - latency_s)
+        known.task, known.latency_s, known.heard_s = task, latency_s, now
+        if math.isfinite(interval_s) and interval_s > 0:
+            known.interval_s = min(MOST_S, max(LEAST_S, interval_s))
+
+    def drops(self, now: float, node: str, curve: DropCurve, interval_s: float = math.nan) -> None:
+        """What a node's results lose with staleness; ignored from one that takes no turns."""
+        known = self._known.get(node)
+        if known is not None:
+            known.curve, known.heard_s = curve, now
+            if math.isfinite(interval_s) and interval_s > 0:
+                known.interval_s = min(MOST_S, max(LEAST_S, interval_s))
+
+    def leaves(self, node: str) -> None:
+        """A node offloads nothing any more, for now."""
+        self._known.pop(node, None)
+        self._open = [given for given in self._open if given.turn.node != node]
+
+    def taken(self, now: float, number: int, node: str) -> None:
+        """A frame goes."""
+        for given in self._open:
+            if given.turn.number == number and given.turn.node == node and math.isnan(given.taken_s):
+                given.taken_s = now
+                known = self._known.get(node)
+                if known is not None:
+                    known.heard_s, known.vain = now, 0
+                # only what was really taken counts as a row
+                self._run = (node, self._run[1] + 1 if self._run[0] == node else 1)
+
+    def ended(self, now: float, number: int, node: str, stale_s: float) -> None:
+        """Its result is there, ``stale_s`` after the frame; nan: there is none."""
+        known = self._known.get(node)
+        if known is not None:
+            known.heard_s = now
+            if math.isfinite(stale_s):
+                known.seen_s = max(known.seen_s, now - max(0.0, stale_s))
+        self._open = [given for given in self._open if (given.turn.number, given.turn.node) != (number, node)]
+
+    def due_s(self, now: float) -> float:
+        """Seconds until :meth:`give` is worth asking again even if nothing is heard; inf: there is nobody."""
+        ends = [self._ends(given) - now for given in self._open]
+        if len(self._open) < self.rules.in_flight and self._known:
+            return 0.0
+        return max(0.0, min(ends, default=math.inf))
+
+    def _ends(self, given: _Given) -> float:
+        if math.isnan(given.taken_s):
+            return given.given_s + given.turn.within_s
+        known = self._known.get(given.turn.node)
+        latency_s = known.latency_s if known is not None else 0.0
+        return given.taken_s + max(LEAST_PATIENCE_S, PATIENCE * latency_s)
+
+    def give(self, now: float) -> Optional[Turn]:
+        """The next turn, if one is due."""
+        for node in [node for node, known in self._known.items() if now - known.heard_s > SILENT_S]:
+            self.leaves(node)
+        for given in [given for given in self._open if now >= self._ends(given)]:
+            self._open.remove(given)
+            known = self._known.get(given.turn.node)
+            if math.isnan(given.taken_s):
+                self.not_taken += 1
+            else:
+                self.never_ended += 1
+            if known is not None:
+                known.in_vain()
+        if not self._known or len(self._open) >= self.rules.in_flight:
+            return None
+        least = min(known.skip for known in self._known.values())
+        asked = {node: known for node, known in self._known.items() if known.skip == least}
+        for known in self._known.values():
+            known.skip = max(0, known.skip - max(1, least))
+        node, reason = self._choose(now, asked)
+        self._number += 1
+        within_s = self._known[node].interval_s + SLACK_S
+        turn = Turn(self._number, node, self._known[node].task, within_s, reason)
+        self._open.append(_Given(turn, now))
+        return turn
+
+    def _choose(self, now: float, asked: Mapping[str, _Known]) -> Tuple[str, str]:
+        # of plans of equal cost the one that serves the oldest result first
+        order = sorted(asked, key=lambda node: (asked[node].seen_s, node))
+        if len(order) == 1:
+            others = [known.task for node, known in self._known.items() if node not in asked]
+            why = f"{', '.join(others)} left theirs" if others else "no other task takes turns"
+            return order[0], why
+        tasks = [self._task(now, node, asked[node]) for node in order]
+        busy = tuple(max(0.0, self._ends(given) - now) for given in self._open)
+        run = self._run if self._run[0] in order else ("", 0)
+        for horizon in (self.rules.horizon, self.rules.horizon // 2, self.rules.horizon // 4):
+            seconds = max(horizon * min(task.interval_s for task in tasks), 2.5 * max(task.latency_s for task in tasks))
+            try:
+                problem = Problem(
+                    tuple(tasks), seconds, self.rules.max_run, run, in_flight=self.rules.in_flight, busy_s=busy
+                )
+                found = plan(problem, most_states=20_000)
+            except BadInput:
+                continue  # more than can be searched in time: look less far ahead
+            follow = ", ".join(asked[name].task for _, name in found.offloads[:6])
+            words = "; ".join(self._words(task, asked[task.name].task) for task in tasks)
+            return found.first, f"{words}; plan: {follow}"
+        return order[0], "too many tasks to plan for: the oldest result first"
+
+    def _task(self, now: float, node: str, known: _Known) -> Task:
+        interval_s = known.interval_s
+        stale_s = min(max(0.0, now - known.seen_s), OLDEST * interval_s)
+        weight = float(self.rules.weights.get(known.task, 1.0))
+        curve = known.curve
+        return Task(node, known.latency_s, -stale_s, curve.slope, curve.intercept, curve.local, weight, interval_s)
+
+    def _words(self, task: Task, name: str) -> str:
+        local = "" if task.local is None else f", local {task.local:.2f}"
+        weight = "" if task.weight == 1 else f" times {task.weight:g}"
+        return (
+            f"{name} {-task.last_s:.1f} s old, loses {task.intercept:.2f} + {task.rate:.2f}/s{local}{weight}, "
+            f"takes {task.latency_s * 1e3:.0f} ms"
+        )
+
+
+def rules_with(rules: Rules, **changed: object) -> Rules:
+    """Others, checked.
+
+    Raises:
+        BadInput: they cannot be meant.
+    """
+    return replace(rules, **changed)  # type: ignore[arg-type]

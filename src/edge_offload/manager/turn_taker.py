@@ -1,0 +1,111 @@
+"""Takes the turns of one node: when its frame may go to the server, by the manager's word or, without it, the clock.
+
+When the manager is gone, nodes take turns by themselves: the robot's time is cut into slots, which all its nodes see
+alike, and each slot is another node's. Who still hears the others waits for them, too. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Dict, Mapping, Optional, Tuple
+
+#: Without a word from the manager for so long (seconds) it counts as gone, ...
+SILENT_S = 2.0
+#: ... and a node whose frame is under way is waited for so many times what it should take, and at least so long.
+PATIENCE, LEAST_PATIENCE_S = 4.0, 1.0
+#: A slot holds the longest latency this many times.
+SLOT = 1.2
+#: A slot while no latency is known (seconds).
+FIRST_SLOT_S = 0.5
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A frame may go; ``number``: of the manager's turn, or 0: taken by the node itself."""
+
+    number: int
+
+
+class TurnTaker:
+    """One node's. One thread at a time. ``now`` is monotonic, ``clock_s`` what frames are stamped by; both in seconds.
+
+    Args:
+        node: its name.
+        now: when it began to listen.
+
+    Attributes:
+        alone: why turns are taken by the clock, in words; empty: the manager gives them.
+    """
+
+    def __init__(self, node: str, now: float) -> None:
+        self._node = node
+        self._turn: Tuple[int, int] = (0, 0)
+        self._mine = False
+        self._heard_s = now
+        self._slots: Dict[str, float] = {node: FIRST_SLOT_S}
+        self._others: Dict[str, float] = {}
+        self._slot_taken: Optional[int] = None
+        self.alone = ""
+
+    def given(self, now: float, turn: Tuple[int, int], node: str, latencies_s: Mapping[str, float]) -> None:
+        """The manager gave a turn, or says again which one it gave.
+
+        Args:
+            now: when it was heard.
+            turn: its number, and when it was given: another manager counts anew.
+            node: whose it is.
+            latencies_s: of all nodes that take turns.
+        """
+        self._heard_s, self.alone = now, ""
+        if turn == self._turn:
+            return
+        self._turn, self._mine = turn, node == self._node
+        self._slots = {self._node: FIRST_SLOT_S, **latencies_s}
+        self._others = {name: until for name, until in self._others.items() if name in self._slots}
+
+    def gone(self, why: str) -> None:
+        """The manager does not give turns any more."""
+        self.alone, self._mine = self.alone or why, False
+
+    def other(self, now: float, node: str, ends: bool) -> None:
+        """Another node took a turn, or its result is there."""
+        if node == self._node:
+            return
+        self._slots.setdefault(node, FIRST_SLOT_S)
+        if ends:
+            self._others.pop(node, None)
+        else:
+            self._others[node] = now + max(LEAST_PATIENCE_S, PATIENCE * self._slots[node])
+
+    def wait_s(self, now: float, clock_s: float) -> float:
+        """How long a frame has to wait, as far as is known; 0: it may go now. Whatever is heard may change it."""
+        if not self.alone and now - self._heard_s > SILENT_S:
+            self.gone(f"no manager has given a turn for {SILENT_S:g} s")
+        if not self.alone:
+            return 0.0 if self._mine else max(0.0, self._heard_s + SILENT_S - now) + 1e-3
+        busy_s = max((until - now for until in self._others.values()), default=0.0)
+        if busy_s > 0:
+            return busy_s
+        slot, left_s = self._slot(clock_s)
+        return 0.0 if slot is None or (left_s <= 0 and slot != self._slot_taken) else max(left_s, 0.02)
+
+    def _slot(self, clock_s: float) -> Tuple[Optional[int], float]:
+        """Number of the slot of now (None: nobody else takes turns), and seconds until one of this node's begins."""
+        names = sorted(self._slots)
+        if len(names) == 1:
+            return None, 0.0
+        length_s = SLOT * max(self._slots.values())
+        slot = math.floor(clock_s / length_s)
+        until = (names.index(self._node) - slot) % len(names)
+        return slot, (slot + until) * length_s - clock_s if until else 0.0
+
+    def take(self, now: float, clock_s: float) -> Optional[Claim]:
+        """A frame goes; None: it may not, any more."""
+        if self.wait_s(now, clock_s) > 0:
+            return None
+        if self.alone:
+            self._slot_taken = self._slot(clock_s)[0]
+            return Claim(0)
+        self._mine = False
+        return Claim(self._turn[0])

@@ -1,0 +1,229 @@
+"""Turns in virtual time: one offload at a time, nobody is waited for in vain, nodes go on by themselves."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Dict, List, Optional, Set, Tuple
+
+import pytest
+
+from edge_offload.errors import BadInput
+from edge_offload.manager.drop import DropCurve
+from edge_offload.manager.turn_giver import Rules, Turn, TurnGiver, rules_with
+from edge_offload.manager.turn_taker import TurnTaker
+
+STEP_S = 0.005
+
+
+class Robot:
+    """A manager and nodes, whose messages take up to 10 ms."""
+
+    def __init__(self, latencies_s: Dict[str, float], seed: int = 0, rules: Optional[Rules] = None) -> None:
+        self.now = 100.0
+        self.chance = random.Random(seed)
+        self.giver: Optional[TurnGiver] = TurnGiver(rules)
+        self.latencies_s = latencies_s
+        self.takers = {node: TurnTaker(node, self.now) for node in latencies_s}
+        self.curves = {node: DropCurve(0.1, 0.1, 0.01) for node in latencies_s}
+        self.deaf: Set[str] = set()
+        self.silent: Set[str] = set()
+        self.messages: List[Tuple[float, object]] = []
+        self.under_way: Dict[str, Tuple[float, int, float]] = {}
+        self.turns: List[str] = []
+        self.most = 0
+        self.last: Optional[Turn] = None
+
+    def later(self, what: object) -> None:
+        self.messages.append((self.now + self.chance.random() * 0.01, what))
+
+    def step(self) -> None:
+        self.now += STEP_S
+        due = [message for when, message in self.messages if when <= self.now]
+        self.messages = [message for message in self.messages if message[0] > self.now]
+        for message in due:
+            message()  # type: ignore[operator]
+        if self.giver is not None:
+            self.manage(self.giver)
+        for node, taker in self.takers.items():
+            self.work(node, taker)
+        self.most = max(self.most, len(self.under_way))
+
+    def manage(self, giver: TurnGiver) -> None:
+        for node in self.takers:
+            if node not in self.silent:
+                giver.told(self.now, node, node.strip("/"), self.latencies_s[node], 0.1)
+                giver.drops(self.now, node, self.curves[node], 0.1)
+        turn = giver.give(self.now)
+        if turn is not None:
+            self.last = turn
+            for node, taker in self.takers.items():
+                if node not in self.deaf:
+                    key, tasks = (turn.number, id(giver)), giver.tasks
+                    self.later(lambda t=taker, k=key, n=turn.node, s=tasks: t.given(self.now, k, n, s))
+        elif self.last is not None:
+            for node, taker in self.takers.items():
+                if node not in self.deaf:
+                    taker.given(self.now, (self.last.number, id(giver)), self.last.node, giver.tasks)
+
+    def work(self, node: str, taker: TurnTaker) -> None:
+        begun = self.under_way.get(node)
+        if begun is not None and self.now >= begun[0] + self.latencies_s[node] and node not in self.silent:
+            del self.under_way[node]
+            self.tell(node, begun[1], True)
+        if node in self.under_way or node in self.silent:
+            return
+        claim = taker.take(self.now, self.now)
+        if claim is not None:
+            self.under_way[node] = (self.now, claim.number, self.now)
+            self.turns.append(node)
+            self.tell(node, claim.number, False)
+
+    def tell(self, node: str, number: int, ends: bool) -> None:
+        stale_s = self.latencies_s[node]
+        for taker in self.takers.values():
+            self.later(lambda t=taker: t.other(self.now, node, ends))
+        giver = self.giver
+        if giver is None:
+            return
+        if ends:
+            self.later(lambda: giver.ended(self.now, number, node, stale_s))
+        else:
+            self.later(lambda: giver.taken(self.now, number, node))
+
+    def run(self, seconds: float) -> List[str]:
+        """The turns that were taken."""
+        before = len(self.turns)
+        for _ in range(round(seconds / STEP_S)):
+            self.step()
+        return self.turns[before:]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_turns_follow_each_other_and_never_two_are_out(seed: int) -> None:
+    robot = Robot({"/people": 0.3, "/scene": 0.4}, seed)
+    turns = robot.run(20)
+    assert robot.most == 1
+    assert len(turns) > 45, "a turn is given as soon as the one before it has ended"
+    assert 0.3 < turns.count("/people") / len(turns) < 0.7
+    assert robot.giver is not None
+    assert robot.giver.not_taken == robot.giver.never_ended == 0
+
+
+def test_who_loses_more_gets_more_and_weights_count() -> None:
+    robot = Robot({"/people": 0.3, "/scene": 0.3})
+    robot.curves["/people"] = DropCurve(0.1, 0.0, 0.01)
+    turns = robot.run(3 + 0.5)
+    assert turns[2:].count("/scene") >= 0.7 * len(turns[2:]), "its drop is zero while the robot stands"
+    robot.curves["/people"] = DropCurve(0.1, 0.1, 0.01)
+    assert robot.giver is not None
+    robot.giver.rules = rules_with(robot.giver.rules, weights={"people": 30.0})
+    turns = robot.run(12)
+    assert turns.count("/people") > 2 * turns.count("/scene")
+    assert turns.count("/scene") > 0
+    assert robot.last is not None
+    assert "people 0." in robot.last.reason
+    assert "times 30" in robot.last.reason
+    assert "plan: " in robot.last.reason
+
+
+def test_a_turn_that_is_not_taken_goes_to_another_within_a_frame() -> None:
+    robot = Robot({"/people": 0.3, "/scene": 0.3})
+    robot.run(3)
+    robot.deaf.add("/people")
+    # it goes on saying that it wants turns, and hears of none
+    robot.takers["/people"] = TurnTaker("/people", robot.now + 1e6)
+    turns = robot.run(6)
+    assert turns.count("/scene") > 10
+    assert robot.giver is not None
+    assert robot.giver.not_taken > 3
+    assert robot.most == 1
+
+
+def test_a_task_that_never_answers_holds_up_the_others_once() -> None:
+    robot = Robot({"/people": 0.3, "/scene": 0.3})
+    robot.run(3)
+    while "/people" not in robot.under_way:
+        robot.step()
+    robot.silent.add("/people")
+    turns = robot.run(10)
+    assert turns.count("/scene") > 20
+    assert robot.giver is not None
+    assert robot.giver.never_ended == 1
+    assert list(robot.giver.tasks) == ["/scene"], "it says nothing any more"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_a_manager_nodes_take_turns_by_themselves(seed: int) -> None:
+    robot = Robot({"/people": 0.3, "/scene": 0.4}, seed)
+    robot.run(3)
+    robot.giver = None
+    robot.run(2.5)
+    turns = robot.run(20)
+    assert all("no manager" in taker.alone for taker in robot.takers.values())
+    assert robot.most == 1
+    assert len(turns) > 25
+    assert abs(turns.count("/people") - turns.count("/scene")) <= 2
+    # it comes back, and counts from the beginning
+    robot.giver = TurnGiver()
+    robot.run(0.6)
+    assert not any(taker.alone for taker in robot.takers.values())
+    assert len(robot.run(10)) > 20
+
+
+def test_a_node_that_was_never_with_others_waits_for_nobody() -> None:
+    robot = Robot({"/people": 0.3})
+    robot.giver = None
+    assert robot.run(1.5) == [], "a manager may still come"
+    assert len(robot.run(10)) > 30
+
+
+def test_one_node_has_all_the_turns() -> None:
+    robot = Robot({"/people": 0.3})
+    assert len(robot.run(10)) > 28
+    assert robot.last is not None
+    assert robot.last.reason == "no other task takes turns"
+
+
+def test_tasks_called_alike_are_told_apart_and_named() -> None:
+    giver = TurnGiver()
+    giver.told(0.0, "/one", "people", 0.3)
+    giver.told(0.0, "/two", "people", 0.3)
+    assert giver.alike == ["people"]
+    turn = giver.give(0.0)
+    assert turn is not None
+    assert turn.node in ("/one", "/two")
+
+
+def test_what_nodes_say_is_bounded() -> None:
+    giver = TurnGiver()
+    for number in range(16):
+        giver.told(0.0, f"/node{number}", "a", math.nan, 1e9)
+    with pytest.raises(BadInput, match="more than 16 nodes"):
+        giver.told(0.0, "/another", "a", 0.1)
+    turn = giver.give(0.1)
+    assert turn is not None
+    giver.taken(0.2, 99, turn.node)
+    giver.ended(0.2, 99, turn.node, math.nan)
+    giver.ended(0.2, turn.number, turn.node, -5.0)
+    assert giver.give(0.3) is not None
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0, "1", True])
+def test_weights_without_sense_are_refused(weight: object) -> None:
+    with pytest.raises(BadInput, match="weight of task people"):
+        rules_with(Rules(), weights={"people": weight})
+
+
+def test_turns_are_planned_in_little_memory_over_many() -> None:
+    giver, now = TurnGiver(), 0.0
+    for step in range(400):
+        now += 0.3
+        giver.told(now, "/a", "a", 0.3, 0.1)
+        giver.told(now, "/b", "b", 0.3, 0.1)
+        turn = giver.give(now)
+        assert turn is not None, step
+        giver.taken(now, turn.number, turn.node)
+        giver.ended(now + 0.3, turn.number, turn.node, 0.3)
+    assert len(giver.__dict__["_open"]) == 0
+    assert turn.number == 400
