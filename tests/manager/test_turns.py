@@ -205,6 +205,25 @@ def test_tasks_of_other_rates_wait_for_their_own_frames() -> None:
     assert all(after - before >= 0.25 - 1e-9 for before, after in zip(whens, whens[1:]))
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("terminal", [False, True])
+def test_tasks_of_any_rates_are_planned(seed: int, terminal: bool) -> None:
+    chance = random.Random(seed)
+    for _ in range(40):
+        tasks = tuple(
+            Task(name, chance.uniform(0.05, 1.2), -chance.choice([0.0, chance.random() * 40]), chance.random(),
+                 chance.random(), chance.choice([None, 0.5]), 1.0, chance.choice([0.033, 0.1, 0.7]),
+                 chance.choice([0.0, 0.03]))
+            for name in "abc"[: chance.choice([2, 2, 3])]
+        )  # fmt: skip
+        problem = Problem(tasks, 3.0, chance.choice([None, 1, 3]), terminal=terminal)
+        found = plan(problem)
+        latency = {task.name: task.latency_s for task in tasks}
+        ends = [when + latency[name] for when, name in found.offloads]
+        assert all(after >= end - 1e-6 for end, (after, _) in zip(ends, found.offloads[1:]))
+        assert 0 <= found.cost < math.inf
+
+
 def test_two_in_flight_are_never_three() -> None:
     chance = random.Random(3)
     for _ in range(30):

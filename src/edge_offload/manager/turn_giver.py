@@ -150,7 +150,10 @@ class TurnGiver:
         self._open = [given for given in self._open if given.turn.node != node]
 
     def taken(self, now: float, number: int, node: str) -> None:
-        """A frame goes."""
+        """A frame goes; ``number`` 0: without a turn, since no manager was heard of."""
+        if not number:
+            self._open = [given for given in self._open if (given.turn.number, given.turn.node) != (0, node)]
+            self._open = [*self._open[-8:], _Given(Turn(0, node, "", 0.0, ""), now, now)]
         for given in self._open:
             if given.turn.number == number and given.turn.node == node and math.isnan(given.taken_s):
                 given.taken_s = now

@@ -45,10 +45,13 @@ class TurnTaker:
         self._heard_s = now
         self._slots: Dict[str, float] = {node: FIRST_SLOT_S}
         self._others: Dict[str, float] = {}
+        self._at_once = 1
         self._slot_taken: Optional[int] = None
         self.alone = ""
 
-    def given(self, now: float, turn: Tuple[int, int], node: str, latencies_s: Mapping[str, float]) -> None:
+    def given(
+        self, now: float, turn: Tuple[int, int], node: str, latencies_s: Mapping[str, float], at_once: int = 1
+    ) -> None:
         """The manager gave a turn, or says again which one it gave.
 
         Args:
@@ -56,8 +59,9 @@ class TurnTaker:
             turn: its number, and when it was given: another manager counts anew.
             node: whose it is.
             latencies_s: of all nodes that take turns.
+            at_once: frames that may be under way.
         """
-        self._heard_s, self.alone = now, ""
+        self._heard_s, self.alone, self._at_once = now, "", max(1, at_once)
         if turn == self._turn:
             return
         self._turn, self._mine = turn, node == self._node
@@ -82,11 +86,13 @@ class TurnTaker:
         """How long a frame has to wait, as far as is known; 0: it may go now. Whatever is heard may change it."""
         if not self.alone and now - self._heard_s > SILENT_S:
             self.gone(f"no manager has given a turn for {SILENT_S:g} s")
+        # a manager that has just come does not know what is under way
+        busy = sorted(until - now for until in self._others.values() if until > now)
         if not self.alone:
-            return 0.0 if self._mine else max(0.0, self._heard_s + SILENT_S - now) + 1e-3
-        busy_s = max((until - now for until in self._others.values()), default=0.0)
-        if busy_s > 0:
-            return busy_s
+            soon_s = max(0.0, self._heard_s + SILENT_S - now) + 1e-3
+            return soon_s if not self._mine else 0.0 if len(busy) < self._at_once else busy[0]
+        if busy:
+            return busy[-1]
         slot, left_s = self._slot(clock_s)
         return 0.0 if slot is None or (left_s <= 0 and slot != self._slot_taken) else max(left_s, 0.02)
 

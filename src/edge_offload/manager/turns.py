@@ -253,8 +253,9 @@ class _Sum:
         self._tails = found if problem.terminal else []
         # an offload pays so much per tick: what makes tasks leave time to each other, so that the bound is a close one
         self._price = found[0].price / TICKS if found else 0.0
-        latest = [frames + math.ceil(late / interval) + 1
-                  for frames, late, interval in zip(clock.frames, clock.latency, clock.interval)]  # fmt: skip
+        # a plan ends when the last result is there, and that may wait for a frame
+        beyond = max(clock.latency) + max(clock.interval) + max(clock.next)
+        latest = [frames + math.ceil(beyond / interval) + 1 for frames, interval in zip(clock.frames, clock.interval)]
         # cost of frames by staleness, added up: what a stretch of frames costs is a difference of two
         self._summed = [
             np.append(0.0, np.cumsum(task.weight * task.interval_s * task.drops(np.arange(size) * task.interval_s)))

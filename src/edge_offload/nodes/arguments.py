@@ -178,10 +178,10 @@ def matching(pattern: str, advice: str) -> Rule:
 
 _POLICIES = (*POLICIES, *names())
 _RULES = (
-    (truth, "dashboard every_frame exact follow headless loop record respawn rviz virtual_device"),
+    (truth, "dashboard every_frame exact follow headless loop record respawn rviz turns virtual_device"),
     (number(0, whole=True), "frames robot_threads seed server_threads subscribers"),
     (number(0), "deadline duration progress record_limit runs_limit server_wait"),
-    (number(0, 1000), "rate"),
+    (number(0, 1000), "rate sweep_rate"),
     (number(1), "robot_slowdown"),
     (number(1, 4, whole=True), "in_flight"),
     (number(0.1), "timeout"),
@@ -210,6 +210,7 @@ _RULES = (
     (opened(folder(), _read_images, "none"), "images"),
     (opened(anything(), _read_scans, "none"), "scans"),
     (file(), "follower_config"),
+    (matching(r"none|\s*\w+\s*:[\s\d.]+(,\s*\w+\s*:[\s\d.]+)*", "write 'people: 2', or none"), "task_weights"),
     (file("shipped"), "weights"),
     (file("none"), "power_config"),
     (written(check_output, "none", "auto"), "json out"),
@@ -233,7 +234,7 @@ def _without_images(given: Sequence[str]) -> List[str]:
     """Whether a bag has the images that are to be played; agrnav.launch plays clouds."""
     asked = dict(argument.split(":=", 1) for argument in given if ":=" in argument)
     bag, topic = asked.get("bag", "none"), asked.get("image_topic", "")
-    if bag == "none" or any(argument.endswith("agrnav.launch") for argument in given):
+    if bag == "none" or any(argument.endswith(("agrnav.launch", "patrol.launch")) for argument in given):
         return []
     try:
         from edge_offload.nodes.camera.bag import image_topic, open_bag

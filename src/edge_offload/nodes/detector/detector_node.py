@@ -46,6 +46,7 @@ from edge_offload.nodes.inference.latest_frame_queue import Steps
 from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode, Picture
 from edge_offload.nodes.inference.vision import DetectionPublisher
+from edge_offload.perception.agreement import boxes_drop
 from edge_offload.perception.detection_view import draw_detections
 from edge_offload.perception.pipeline import Prepared
 from edge_offload.timing import InferenceReport
@@ -78,6 +79,7 @@ class DetectorNode(ImageNode):
     """See the module's docstring."""
 
     name = "detector_node"
+    task = "objects"
     overlay = "detector/overlay"
     declared = (*DetectorNetwork.declared, *OffloadedNode.shared, *ImageNode.looks)
 
@@ -106,6 +108,7 @@ class DetectorNode(ImageNode):
         labels = self._labels(found)
         self._objects.publish(objects_message(header, report, size, found, labels))
         self.account(header, prepared.inputs, report, energy, measured)
+        self.compare(header, found.boxes, boxes_drop)
         self._detections.publish(header, found.boxes, found.scores, found.classes)
         if found.mask is not None and self._mask.get_num_connections():
             self._mask.publish(_mask_message(header, found.mask))

@@ -79,11 +79,12 @@ def report_of(message: Any) -> InferenceReport:
     )
 
 
-def forecast_message(situation: Situation, header: Any) -> Forecast:
-    """What the next frame would cost in each mode."""
+def forecast_message(situation: Situation, header: Any, task: str = "") -> Forecast:
+    """What the next frame would cost in each mode; ``task``: where it takes turns with others."""
     forecasts = list(situation.forecasts.values())
     return Forecast(
         header=copy_header(header),
+        task=task,
         mode=[forecast.mode.value for forecast in forecasts],
         latency=[duration(forecast.latency_s) for forecast in forecasts],
         error=[duration(forecast.error_s) for forecast in forecasts],

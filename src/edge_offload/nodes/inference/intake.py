@@ -14,6 +14,7 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
+from edge_offload.manager.turn_taker import Claim
 from edge_offload.nodes.camera.calibration import camera_of, fitted
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.convert import depth_pixels, transform_of
@@ -29,11 +30,12 @@ MAX_GAP = 1000
 
 @dataclass
 class Frame:
-    """An image message, when it came on the monotonic clock (seconds), and its place among the inferences."""
+    """A message, when it came on the monotonic clock (seconds), its place among the inferences, and its turn."""
 
     message: Any
     received_s: float
     place: Optional[int] = None
+    claim: Optional[Claim] = None
 
 
 class ImageIntake:

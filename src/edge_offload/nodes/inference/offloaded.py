@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Callable, ClassVar, Dict, List, Mapping, NamedTuple, Protocol, Sequence, Tuple
+from typing import Any, Callable, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import rospy
 from sensor_msgs.msg import CompressedImage, Image
@@ -25,6 +25,7 @@ from edge_offload.nodes.inference.compose import duration, forecast_message, lat
 from edge_offload.nodes.inference.intake import CameraIntake, Frame, ImageIntake
 from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, Steps, Worker
 from edge_offload.nodes.inference.network import Network
+from edge_offload.nodes.inference.turns import Held, Turns
 from edge_offload.perception.overlay import Status
 from edge_offload.power.detect import CHOICES, open_meter
 from edge_offload.power.source import MEASURED
@@ -48,6 +49,8 @@ class OffloadedNode(Node):
     """
 
     computes = True
+    #: What it does, in a word, unless ~task says another.
+    task: ClassVar[str] = "network"
     #: Seconds that a frame may still take after the end was asked for.
     drain_s: ClassVar[float] = 10.0
     shared: ClassVar[Tuple[Param, ...]] = (
@@ -56,6 +59,10 @@ class OffloadedNode(Node):
         Param("in_flight", 2, "frames under way at once while they go to the server; 1 while they are computed here",
               low=1, high=MOST),
         Param("deadline", 0.0, "s from the arrival of a frame to its result; 0: none", low=0.0),
+        Param(
+            "turns", False, "other networks of this robot use the server, too: a frame goes when it is this one's turn"
+        ),
+        Param("task", "", "name of what this node does, where there are turns; none: people, scene or objects"),
         Param("power_source", "auto", "what the energy per frame is read from", choices=CHOICES),
         Param("power", {}, f"{', '.join(WATTS)} of this machine; none: what no sensor measures is NaN"),
     )
@@ -69,6 +76,8 @@ class OffloadedNode(Node):
         self._mode_reason, self._chosen = "parameter ~mode", chooses(params["mode"])
         self._results = 0
         self._told_s = -math.inf
+        self._turns: Optional[Turns] = None
+        self._held = Held()
         self._network = network
         network.aim(params["mode"], params["deadline"])
         if self._mode in network.absent:
@@ -79,9 +88,15 @@ class OffloadedNode(Node):
         self._latency = rospy.Publisher("offload/latency", Latency, queue_size=100)
         self._forecast = rospy.Publisher("offload/forecast", Forecast, queue_size=10, latch=True)
 
-    def listen(self) -> None:
-        """Obey offload/mode and offload/bandwidth from now on."""
-        rospy.Subscriber("offload/mode", OffloadMode, self.callback(self._on_mode), queue_size=4)
+    def listen(self, slot: LatestFrameQueue[Frame]) -> None:
+        """Obey offload/mode and offload/bandwidth from now on, and offload/turn with the frames of ``slot``."""
+        topic = "offload/mode"
+        if self.params["turns"]:
+            self._turns = Turns(self, self.params["task"] or self.task, slot.wake, self._ask)
+            self._asking = Forecast(task=self._turns.task)
+            topic = f"{topic}/{self._turns.task}"
+            self._ask()
+        rospy.Subscriber(topic, OffloadMode, self.callback(self._on_mode), queue_size=4)
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
 
     def lanes(
@@ -94,6 +109,9 @@ class OffloadedNode(Node):
         module = self._network.module
 
         def wait_s(taken_s: List[float]) -> float:
+            if self._turns is not None and TABLE[self._mode].needs_link:
+                # a turn is one frame's
+                return math.inf if taken_s else self._turns.wait_s()
             return module.pace.wait_s(time.monotonic(), self._mode, taken_s)
 
         many = self.params["in_flight"]
@@ -125,7 +143,36 @@ class OffloadedNode(Node):
         left = max(0.0, deadline - (time.monotonic() - frame.received_s)) if deadline else None
         header = frame.message.header
         told: Dict[str, Any] = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, **meta}
-        return self._network.module.run(inputs, self._mode, left, told, refresh=self._chosen, place=frame.place)
+        mode, refresh = self._mode, self._chosen
+        if self._turns is not None and frame.claim is None:
+            # nothing goes to the server without a turn, not even to see how it is
+            mode, refresh = Mode.LOCAL, False
+        try:
+            return self._network.module.run(inputs, mode, left, told, refresh=refresh, place=frame.place)
+        finally:
+            self.leave_turn(frame)
+
+    def take_turn(self, frame: Frame) -> None:
+        """This frame goes to the server, where there are turns and the mode in force needs one."""
+        if self._turns is not None and TABLE[self._mode].needs_link:
+            frame.claim = self._turns.begin(frame.message.header)
+
+    def leave_turn(self, frame: Frame) -> None:
+        """Its result is there, or there will be none; more than once is as good as once."""
+        claim, frame.claim = frame.claim, None
+        if self._turns is not None and claim is not None:
+            self._turns.end(claim, frame.message.header)
+
+    def compare(self, header: Any, found: Any, drop: Callable[[Any, Any], float]) -> None:
+        """What a result that is held from frame to frame had lost by the frame with this header; where there are turns.
+
+        Args:
+            header: of the frame.
+            found: the network's result for it.
+            drop: of two results for the same frame, 0 to 1.
+        """
+        if self._turns is not None:
+            self._held.compare(self._turns, header, found, drop)
 
     def account(
         self, header: Any, inputs: Sequence[Any], report: InferenceReport, energy: float, measured: bool
@@ -139,7 +186,12 @@ class OffloadedNode(Node):
     def publish_forecast(self, inputs: Sequence[Any], header: Header) -> None:
         """What such inputs would cost in each mode. Latched: a manager that starts later knows at once."""
         situation = self._network.situation(inputs, self.params["deadline"] or None, self._chosen)
-        self._forecast.publish(forecast_message(situation, header))
+        self._asking = forecast_message(situation, header, self._turns.task if self._turns is not None else "")
+        self._ask()
+
+    def _ask(self) -> None:
+        """Say what is expected of the next frame, which asks for a turn where there are turns."""
+        self._forecast.publish(self._asking)
 
     def publish_latency(
         self, header: Any, report: InferenceReport, energy: float, measured: bool, error: str = ""
@@ -177,6 +229,8 @@ class OffloadedNode(Node):
             self.health.value(f"{what} {name}", getattr(counts, name))
         self.health.value("results", self._results)
         self.health.value("in flight", self._network.module.pace.words())
+        if self._turns is not None:
+            self._turns.refresh()
         self.health.value("mode asked for", f"{self._mode} ({self._mode_reason})")
         # a policy that makes do without the server still misses it
         missed = TABLE[self._mode].needs_link or (self._chosen and bool(self.params["server"]))
@@ -255,7 +309,7 @@ class ImageNode(OffloadedNode):
         self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "overlay")
         self._worker.start()
         self._painter.start()
-        self.listen()
+        self.listen(self._slot)
         size = self._camera.size(min(params["server_wait"], 5.0))
         if size is not None:
             empty = self._network.warm_up(self._mode, *size, wait_s=params["server_wait"])
@@ -278,6 +332,7 @@ class ImageNode(OffloadedNode):
     def _work(self, frame: Frame, place: int) -> Steps:
         """One frame: exactly one result, whatever happens."""
         frame.place = place
+        self.take_turn(frame)
         yield from self.look(frame, image_to_bgr(frame.message))
         self.health.clear("frame")
 
@@ -292,6 +347,7 @@ class ImageNode(OffloadedNode):
         self.publish_latency(header, report, float("nan"), False, str(error))
 
     def _on_failure(self, frame: Frame, error: BaseException) -> None:
+        self.leave_turn(frame)
         if isinstance(error, EdgeOffloadError):
             self.health.count("bad frames")
             self.health.warn("frame", str(error))

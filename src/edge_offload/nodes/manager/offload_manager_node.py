@@ -2,11 +2,16 @@
 
 Publishes:
   offload/mode       edge_offload_msgs/OffloadMode, latched: the mode in force, published when it changes
+  offload/mode/TASK  likewise for each task that takes turns
+  offload/turn       edge_offload_msgs/Turn, latched: whose frame goes to the server next, and why (only where nodes
+                     take turns)
 
 Subscribes:
   offload/bandwidth  edge_offload_msgs/Bandwidth: what the link carries; forecasts are put on it, and reasons name it
   battery            sensor_msgs/BatteryState, if there is one: hours left per mode are told on /diagnostics
   offload/forecast   edge_offload_msgs/Forecast: what the next frame would cost in each mode
+  offload/turn_taken edge_offload_msgs/Turn: a turn was taken; its result is there
+  offload/drop       edge_offload_msgs/Drop: what a task's results lose with staleness
   offload/latency    edge_offload_msgs/Latency: which mode really ran; a difference is told on /diagnostics
   offload/mode       to find out whether another manager publishes it, too
 
@@ -20,10 +25,16 @@ itself whenever the mode in force cannot run.
 Of offload/bandwidth and the frames' own transfers the newer measurement counts. Where both are of now and contradict
 each other, and where the topic is silent for 3 s, the transfers count, and /diagnostics says so.
 
+Where several networks of a robot share a server (nodes with ~turns), a policy of its own decides for each of them in
+which mode its frames run, and turns say whose frame goes next: the one by which the sum of all tasks' drops in
+accuracy, times ~weights, is the least over the next ~horizon frames. A turn that is not taken within a frame interval
+goes to another.
+
 A power budget rules out modes whose frames draw more on average, as long as others are left. Above ~max_temperature of
 the hottest thermal zone that the kernel shows, ~hot_budget holds instead, until it is 5 degrees cooler.
 
-~margin, ~frames, ~sigmas, ~power_budget, ~max_temperature, ~hot_budget and ~dry_run can be turned while it runs:
+~margin, ~frames, ~sigmas, ~power_budget, ~max_temperature, ~hot_budget, ~weights, ~max_run and ~dry_run can be turned
+while it runs:
   rosrun dynamic_reconfigure dynparam set offload_manager_node margin 0.2
 """
 
@@ -32,7 +43,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import Any, ClassVar, Dict, Optional, Tuple
+from typing import Any, ClassVar, Dict, Optional, Sequence, Tuple
 
 import rospy
 from sensor_msgs.msg import BatteryState
@@ -51,17 +62,41 @@ from edge_offload.manager.policy import (
     chooses,
     make_policy,
 )
+from edge_offload.manager.turn_giver import Rules
+from edge_offload.manager.turns import HORIZON, MAX_RUN
 from edge_offload.mode import AUTO, TABLE, Mode, names
 from edge_offload.nodes.common import reconfigure
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.compose import mode_message, reading_of, situation_of
+from edge_offload.nodes.inference.turns import task_name
+from edge_offload.nodes.manager.turn_giving import TurnGiving, weights_of
 from edge_offload.power.thermal import HeatGuard, hottest_celsius
 from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode
 from edge_offload_msgs.srv import SetMode, SetModeResponse
 
 #: Seconds between two looks at the temperature.
 TEMPERATURE_S = 1.0
+
+
+#: Tasks for which modes are decided.
+MOST_TASKS = 16
+
+
+class _Deciding:
+    """The mode of one task: policy, what it last knew, what was last said. Without turns there is one, with no name."""
+
+    def __init__(self, task: str, policy: Any) -> None:
+        self.task = task
+        topic = f"offload/mode/{task}" if task else "offload/mode"
+        self.publisher = rospy.Publisher(topic, OffloadMode, queue_size=1, latch=True)
+        self.manager = Manager(policy)
+        self.situation: Optional[Situation] = None
+        self.told: Optional[Decision] = None
+
+    def key(self, what: str) -> str:
+        """Of a value on /diagnostics."""
+        return f"{what} of {self.task}" if self.task else what
 
 
 class OffloadManagerNode(Node):
@@ -77,6 +112,8 @@ class OffloadManagerNode(Node):
         Param("power_budget", 0.0, "W that the robot may draw while it computes a frame; 0: no bound", low=0.0),
         Param("max_temperature", 0.0, "degrees Celsius above which hot_budget holds; 0: no bound", low=0.0, high=150.0),
         Param("hot_budget", 6.0, "W that the robot may draw while it computes a frame when it is too hot", low=0.0),
+        Param("weights", "", "of tasks' drops in accuracy, such as 'people: 2, scene: 1'; 1 for those not named"),
+        Param("max_run", MAX_RUN, "turns in a row that a task gets at most", low=1, high=100),
         Param("dry_run", False, "keep the mode in force and only say what would be chosen"),
     )
     declared = (
@@ -86,25 +123,22 @@ class OffloadManagerNode(Node):
             f"mode in force at the start ({', '.join(names())}), or a policy that chooses: {', '.join(POLICIES)}, "
             "or an own one as package.module:Class",
         ),
+        Param("horizon", HORIZON, "frames that turns are planned ahead", low=4, high=120),
         *knobs,
     )
 
     def start(self) -> None:
         self._lock = threading.Lock()
-        self._publisher = rospy.Publisher("offload/mode", OffloadMode, queue_size=1, latch=True)
         self._values = {knob.name: self.params[knob.name] for knob in self.knobs}
-        self._situation: Optional[Situation] = None
         self._heard: Optional[Heard] = None
         self._began_s = time.monotonic()
         self._heat, self._temperature, self._looked_s = HeatGuard(), math.nan, -math.inf
-        self._told: Optional[Decision] = None
-        mode = self.params["mode"]
-        self._manager = Manager(self._policy(mode, "set by the parameter ~mode"))
-        if not isinstance(self._manager.policy, FixedPolicy):
-            # until the first forecast comes: a mode that cannot run yet is answered locally anyway
-            self._announce(Decision(Mode.SERVER, "nothing is known yet", self._manager.policy.name))
-        else:
-            self._announce(self._manager.decide(Situation(time.monotonic(), {})))
+        self._wanted, self._why, self._service_asked = self.params["mode"], "set by the parameter ~mode", False
+        self._tasks: Dict[str, _Deciding] = {}
+        self._of("")
+        self._turns = TurnGiving(
+            self, Rules(weights_of(self.params["weights"]), self.params["max_run"], self.params["horizon"])
+        )
         self._turned(self._values)
         self._server = reconfigure.serve(self.knobs, self._values, self._turned)
         rospy.Subscriber("battery", BatteryState, self.callback(self._on_battery), queue_size=4)
@@ -117,27 +151,61 @@ class OffloadManagerNode(Node):
     def stop(self) -> None:
         if hasattr(self, "_service"):
             self._service.shutdown()
+        if hasattr(self, "_turns"):
+            self._turns.close()
+
+    def refresh(self) -> None:
+        if hasattr(self, "_turns"):
+            self._turns.refresh()
+
+    def _of(self, task: str) -> _Deciding:
+        """What decides for a task; made when it is first heard of.
+
+        Raises:
+            BadInput: there are too many, or it cannot be called so.
+        """
+        found = self._tasks.get(task)
+        if found is None:
+            if len(self._tasks) > MOST_TASKS:
+                raise BadInput(f"more than {MOST_TASKS} tasks", remedy="start fewer nodes with ~turns")
+            found = self._tasks[task] = _Deciding(
+                task_name(task) if task else "", self._policy(self._wanted, self._why)
+            )
+            if isinstance(found.manager.policy, FixedPolicy):
+                self._announce(found, found.manager.decide(Situation(time.monotonic(), {})))
+            else:
+                # until the first forecast comes: a mode that cannot run yet is answered locally anyway
+                self._announce(found, Decision(Mode.SERVER, "nothing is known yet", found.manager.policy.name))
+        return found
 
     def _policy(self, name: str, reason: str) -> Any:
         knobs = Knobs(self._values["margin"], self._values["frames"], self._values["sigmas"])
         policy = make_policy(name, knobs)
-        return FixedPolicy(policy.mode, reason) if isinstance(policy, FixedPolicy) else policy
+        if not isinstance(policy, FixedPolicy):
+            return policy
+        return FixedPolicy(policy.mode, reason, SERVICE if self._service_asked else FixedPolicy.name)
 
     def _turned(self, values: Dict[str, Any]) -> None:
         with self._lock:
             self._values = values
-            policy = self._manager.policy
-            if hasattr(policy, "turn"):
-                policy.turn(Knobs(values["margin"], values["frames"], values["sigmas"]))
-            held = self._told.mode if self._told is not None else Mode.SERVER
-            self._manager.dry_run = held if values["dry_run"] else None
+            for deciding in self._tasks.values():
+                policy, told = deciding.manager.policy, deciding.told
+                if hasattr(policy, "turn"):
+                    policy.turn(Knobs(values["margin"], values["frames"], values["sigmas"]))
+                held = told.mode if told is not None else Mode.SERVER
+                deciding.manager.dry_run = held if values["dry_run"] else None
+        try:
+            self._turns.turned(weights=weights_of(values["weights"]), max_run=values["max_run"])
+            self.health.clear("weights")
+        except BadInput as error:
+            self.health.warn("weights", f"{error}; those of before hold")
 
     def _on_battery(self, message: Any) -> None:
         fields = (message.percentage, message.charge, message.capacity, message.design_capacity, message.voltage)
         battery = Battery.of(*map(float, fields))
         with self._lock:
-            situation = self._situation
-        self.health.value("battery", battery.words({} if situation is None else situation.forecasts))
+            known = [deciding.situation for deciding in self._tasks.values() if deciding.situation is not None]
+        self.health.value("battery", battery.words(known[-1].forecasts if known else {}))
 
     def _on_bandwidth(self, message: Any) -> None:
         heard = Heard(reading_of(message), time.monotonic())
@@ -147,12 +215,24 @@ class OffloadManagerNode(Node):
     def _on_forecast(self, message: Any) -> None:
         with self._lock:
             situation = situation_of(message, time.monotonic(), self._budget())
-            self._situation, problem = informed(situation, self._heard, self._began_s)
+            deciding = self._of(message.task)
+            deciding.situation, problem = informed(situation, self._heard, self._began_s)
             if problem:
                 self.health.warn("bandwidth", problem)
             else:
                 self.health.clear("bandwidth")
-            self._announce(self._manager.decide(self._situation))
+            if message.mode or deciding.told is None:
+                decision = deciding.manager.decide(deciding.situation)
+                self._announce(deciding, decision)
+            else:
+                decision = deciding.told  # it asks for its first turn, and knows no more
+            forecast = deciding.situation.forecasts.get(decision.mode)
+        if message.task:
+            node = message._connection_header["callerid"]
+            if TABLE[decision.mode].needs_link:
+                self._turns.asks(node, message.task, math.nan if forecast is None else forecast.latency_s)
+            else:
+                self._turns.leaves(node)
 
     def _budget(self) -> float:
         """W that a frame may draw now; inf if there is no bound."""
@@ -166,16 +246,15 @@ class OffloadManagerNode(Node):
         self.health.warn("heat", f"{self._temperature:.0f} degrees Celsius: frames may draw less")
         return min(budget, float(self._values["hot_budget"]))
 
-    def _announce(self, decision: Decision) -> None:
+    def _announce(self, deciding: _Deciding, decision: Decision) -> None:
         """Publish a change of mode or policy; the reason on /diagnostics is always the latest."""
-        told, self._told = self._told, decision
-        self.health.value("mode", decision.mode)
-        self.health.value("policy", decision.policy)
-        self.health.value("reason", decision.reason)
-        self.health.value("switches", self._manager.switches)
+        told, deciding.told = deciding.told, decision
+        for what, value in (("mode", decision.mode), ("policy", decision.policy), ("reason", decision.reason),
+                            ("switches", deciding.manager.switches)):  # fmt: skip
+            self.health.value(deciding.key(what), value)
         if told is None or (told.mode, told.policy) != (decision.mode, decision.policy):
-            self._publisher.publish(mode_message(decision.mode, decision.policy, decision.reason))
-            rospy.loginfo(f"mode {decision.mode} ({decision.policy}): {decision.reason}")
+            deciding.publisher.publish(mode_message(decision.mode, decision.policy, decision.reason))
+            rospy.loginfo(f"{deciding.key('mode')} {decision.mode} ({decision.policy}): {decision.reason}")
 
     def _set_mode(self, request: Any) -> Any:
         caller = request._connection_header.get("callerid", "somebody")
@@ -184,36 +263,46 @@ class OffloadManagerNode(Node):
             if wanted not in (*names(), *POLICIES):
                 # nothing is imported because somebody on the network says so
                 raise BadInput(f"unknown mode or policy {wanted!r}", f"use one of: {', '.join((*names(), *POLICIES))}")
-            policy = self._policy(wanted, f"asked for by {caller} through offload/set_mode")
+            policy = make_policy(wanted)
         except BadInput as error:
             return SetModeResponse(False, str(error))
-        if isinstance(policy, FixedPolicy):
-            policy.name = SERVICE
         with self._lock:
-            before = self._told.mode if self._told is not None else Mode.LOCAL
-            situation = self._situation or Situation(time.monotonic(), {})
-            if isinstance(policy, FixedPolicy) and policy.mode in situation.absent:
-                why = situation.absent[policy.mode]
-                return SetModeResponse(False, f"mode {policy.mode} cannot run here: {why}; {before} stays in force")
-            self._manager.policy = policy
-            if situation.forecasts or isinstance(policy, FixedPolicy):
-                self._announce(self._manager.decide(situation))
-            else:
-                self._announce(Decision(before, f"{wanted} was asked for by {caller}", policy.name))
-        return SetModeResponse(True, f"{wanted} is in force; it was {before}{self._doubt(policy)}")
+            # without turns the one of all, else those that do something
+            asked = [one for one in self._tasks.values() if one.task] or list(self._tasks.values())
+            if isinstance(policy, FixedPolicy):
+                for deciding in asked:
+                    absent = {} if deciding.situation is None else deciding.situation.absent
+                    if policy.mode in absent:
+                        stays = f"{deciding.told.mode if deciding.told else Mode.LOCAL} stays in force"
+                        why = f"mode {policy.mode} cannot run here: {absent[policy.mode]}; {stays}"
+                        return SetModeResponse(False, why)
+            self._wanted, self._service_asked = wanted, True
+            self._why = f"asked for by {caller} through offload/set_mode"
+            before = ", ".join(sorted({str(one.told.mode) for one in asked if one.told is not None})) or str(Mode.LOCAL)
+            for deciding in self._tasks.values():
+                deciding.manager.policy = self._policy(wanted, self._why)
+                situation = deciding.situation or Situation(time.monotonic(), {})
+                if situation.forecasts or isinstance(policy, FixedPolicy):
+                    self._announce(deciding, deciding.manager.decide(situation))
+                else:
+                    held = deciding.told.mode if deciding.told is not None else Mode.LOCAL
+                    words = f"{wanted} was asked for by {caller}"
+                    self._announce(deciding, Decision(held, words, deciding.manager.policy.name))
+            doubt = self._doubt(policy, asked)
+        return SetModeResponse(True, f"{wanted} is in force; it was {before}{doubt}")
 
-    def _doubt(self, policy: Any) -> str:
+    def _doubt(self, policy: Any, asked: Sequence[_Deciding]) -> str:
         """What is to be added when a mode is in force and frames do not run in it now."""
         if not isinstance(policy, FixedPolicy) or policy.mode is Mode.LOCAL:
             return ""
-        if self._situation is None:
+        situations = [deciding.situation for deciding in asked if deciding.situation is not None]
+        if not situations:
             return "; no node has told yet whether it can run it"
-        forecast = self._situation.forecasts.get(policy.mode)
-        return (
-            f"; for now frames run locally: {forecast.unavailable_reason}"
-            if forecast and forecast.unavailable_reason
-            else ""
-        )
+        for situation in situations:
+            forecast = situation.forecasts.get(policy.mode)
+            if forecast is not None and forecast.unavailable_reason:
+                return f"; for now frames run locally: {forecast.unavailable_reason}"
+        return ""
 
     def _on_mode(self, message: Any) -> None:
         sender = message._connection_header.get("callerid", "")
@@ -221,7 +310,8 @@ class OffloadManagerNode(Node):
             self.health.error("manager", f"{sender} decides on the mode, too: there must be one manager only")
 
     def _on_latency(self, message: Any) -> None:
-        told = self._told
+        # with turns the nodes of several tasks tell what ran; without, there is one
+        told = self._tasks[""].told if len(self._tasks) == 1 else None
         self.health.value("mode that ran", message.mode)
         if told is None or message.mode == told.mode.value:
             self.health.clear("mode")

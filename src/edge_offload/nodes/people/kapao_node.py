@@ -6,12 +6,17 @@ Subscribes:
   camera/depth/image_raw        sensor_msgs/Image 16UC1 or 32FC1, aligned with the image (only with ~depth)
   offload/mode                  edge_offload_msgs/OffloadMode: where to run from now on
   offload/bandwidth             edge_offload_msgs/Bandwidth: how the link is while no inference uses it
+  offload/turn                  edge_offload_msgs/Turn: whose frame goes next (only with ~turns, and offload/mode is
+                                offload/mode/people then)
   /tf, /tf_static               pose of the camera in ~world_frame, whose ground is z = 0
 
 Publishes, exactly one of each for every frame taken up, with the frame's stamp:
   kapao/people                  edge_offload_msgs/PersonArray, empty when there is nobody
   offload/latency               edge_offload_msgs/Latency: the mode that really ran, time by stage, bytes, energy
   offload/forecast              edge_offload_msgs/Forecast: what the next frame would cost in each mode
+with ~turns, where several networks of a robot share a server, also
+  offload/turn_taken            edge_offload_msgs/Turn: a frame goes to the server; its result is there
+  offload/drop                  edge_offload_msgs/Drop: what results lose with staleness, as they show themselves
 and while somebody listens:
   kapao/overlay                 sensor_msgs/Image, annotated; kapao/overlay/compressed (JPEG)
   kapao/markers                 visualization_msgs/MarkerArray: people whose position is known
@@ -43,6 +48,7 @@ from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode, Picture
 from edge_offload.nodes.inference.vision import DetectionPublisher
 from edge_offload.nodes.people.people_messages import Motion, marker_message, people_message, place
+from edge_offload.perception.agreement import boxes_drop
 from edge_offload.perception.geometry import Locator
 from edge_offload.perception.overlay import draw
 from edge_offload.perception.pipeline import FrameResult, PeoplePipeline
@@ -56,6 +62,7 @@ class KapaoNode(ImageNode):
     """See the module's docstring."""
 
     name = "kapao_node"
+    task = "people"
     overlay = "kapao/overlay"
     declared = (
         *Network.declared,
@@ -119,11 +126,12 @@ class KapaoNode(ImageNode):
         size = (bgr.shape[1], bgr.shape[0])
         self._people.publish(people_message(header, report, size, result.people, placed, target))
         self.account(header, result.inputs, report, energy, measured)
+        seen = [person for person in result.people if not person.coasting]
+        boxes = np.array([person.box for person in seen]).reshape(-1, 4)
+        self.compare(header, boxes, boxes_drop)
         if self._markers.get_num_connections():
             self._markers.publish(marker_message(header, placed, target))
         if self._detections.topic is not None and self._detections.topic.get_num_connections():
-            seen = [person for person in result.people if not person.coasting]
-            boxes = np.array([person.box for person in seen]).reshape(-1, 4)
             self._detections.publish(
                 header, boxes, np.array([person.score for person in seen]), np.zeros(len(seen), int)
             )

@@ -14,6 +14,7 @@ Publishes, exactly one of each for every sweep taken up, with the sweep's stamp:
   agrnav/path                   nav_msgs/Path: A* to the goal, without poses when nothing can be reached
   offload/latency               edge_offload_msgs/Latency: the mode that really ran, time by stage, bytes, energy
   offload/forecast              edge_offload_msgs/Forecast: what the next sweep would cost in each mode
+with ~turns (see kapao_node): offload/turn_taken, offload/drop
 and while somebody listens:
   agrnav/voxels                 sensor_msgs/PointCloud2: full voxels with fields x y z rgb label
   agrnav/markers                visualization_msgs/MarkerArray: cubes by kind of object, without the ground
@@ -56,6 +57,7 @@ from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import OffloadedNode
 from edge_offload.nodes.lidar.sweeps import WorldSweeps
 from edge_offload.nodes.scene import scene_messages, scene_report
+from edge_offload.perception.agreement import scene_drop
 from edge_offload.perception.scene.pipeline import ScenePipeline, SceneResult
 from edge_offload.perception.scene.planning import Cell, Plan, find_path, occupancy_slice
 from edge_offload.perception.scene.view import draw_scene
@@ -106,6 +108,7 @@ class AgrnavNode(OffloadedNode):
     """See the module's docstring."""
 
     name = "agrnav_node"
+    task = "scene"
     drain_s = 30.0
     declared = (
         *SceneNetwork.declared,
@@ -147,7 +150,7 @@ class AgrnavNode(OffloadedNode):
         self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "pictures")
         self._worker.start()
         self._painter.start()
-        self.listen()
+        self.listen(self._slot)
         rospy.Subscriber("agrnav/goal", PoseStamped, self.callback(self._on_goal), queue_size=4)
         # made up, but not empty: mode split measures on it how far sweeps can be coded
         sweep = next(iter(WorldSweeps("street", 0, 0.0, 1.0, params["sensor_height"])))
@@ -196,6 +199,7 @@ class AgrnavNode(OffloadedNode):
     def _work(self, frame: Frame, place: int) -> Steps:
         """One sweep: exactly one result, whatever happens."""
         frame.place = place
+        self.take_turn(frame)
         prepared = self._pipeline.prepare(cloud_to_points(frame.message), frame.received_s)
         yield
         ran = self.infer(frame, (prepared.occupancy,))
@@ -223,6 +227,7 @@ class AgrnavNode(OffloadedNode):
         self._network.tell(scene_report.coded(result.labels, found, plan), result.report, told)
         energy, measured = self.energy(frame, result.report)
         self.account(header, result.inputs, result.report, energy, measured)
+        self.compare(header, result.labels, scene_drop)
         self._pictures.put(_Picture(header, result, found, plan, robot, goal))
 
     def _tell(self, plan: Optional[Plan]) -> None:
@@ -266,6 +271,7 @@ class AgrnavNode(OffloadedNode):
         self.publish_latency(header, report, float("nan"), False, str(error))
 
     def _on_failure(self, frame: Frame, error: BaseException) -> None:
+        self.leave_turn(frame)
         if isinstance(error, EdgeOffloadError):
             self.health.count("bad sweeps")
             self.health.warn("sweep", str(error))

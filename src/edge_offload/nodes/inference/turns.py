@@ -1,0 +1,186 @@
+"""The turns of one node at the server, and what its results lose with staleness: topics in, topics out."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import rospy
+from std_msgs.msg import Header
+
+from edge_offload.errors import BadInput
+from edge_offload.manager.drop import DropEstimator
+from edge_offload.manager.turn_taker import Claim, TurnTaker
+from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.inference.compose import copy_header, duration
+from edge_offload_msgs.msg import Drop, Turn
+
+#: Names of tasks become parts of topics.
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
+#: Seconds between two requests for a turn.
+AGAIN_S = 0.5
+#: Longest interval between frames that is believed (seconds), and the share of a new one in the average.
+LONGEST_S, GAIN = 10.0, 0.2
+
+
+def task_name(name: str) -> str:
+    """The name, if it can be one.
+
+    Raises:
+        BadInput: it cannot.
+    """
+    if not NAME.match(name):
+        raise BadInput(f"a task is called {name!r}", remedy="use letters, digits and _, a letter first: _task:=people")
+    return name
+
+
+class Turns:
+    """Says when a frame may go to the server; tells the others when one goes, and when its result is there.
+
+    Args:
+        node: whose turns these are.
+        task: what it does.
+        wake: called when a frame that waits may go.
+        ask: called when the manager does not know that turns are wanted.
+    """
+
+    def __init__(self, node: Node, task: str, wake: Callable[[], None], ask: Callable[[], None]) -> None:
+        self._node, self.task, self._wake, self._ask = node, task_name(task), wake, ask
+        self._asked_s = -math.inf
+        self._name = rospy.get_name()
+        self._lock = threading.Lock()
+        self._taker = TurnTaker(self._name, time.monotonic())
+        self._drops = DropEstimator()
+        self._interval_s = math.nan
+        self._last: Optional[Tuple[int, rospy.Time]] = None
+        self._manager = False
+        self._taken = rospy.Publisher("offload/turn_taken", Turn, queue_size=100)
+        self._drop = rospy.Publisher("offload/drop", Drop, queue_size=100)
+        self._given = rospy.Subscriber("offload/turn", Turn, node.callback(self._on_turn), queue_size=10)
+        rospy.Subscriber("offload/turn_taken", Turn, node.callback(self._on_taken), queue_size=100)
+
+    def _on_turn(self, message: Any) -> None:
+        if len(message.nodes) != len(message.latency):
+            raise BadInput("offload/turn names other nodes than it has latencies for")
+        latencies_s = {node: latency.to_sec() for node, latency in zip(message.nodes, message.latency)}
+        with self._lock:
+            self._manager = True
+            key = (message.number, message.header.stamp.to_nsec())
+            self._taker.given(time.monotonic(), key, message.node, latencies_s, message.at_once)
+        if self._name not in message.nodes and time.monotonic() - self._asked_s > AGAIN_S:
+            self._asked_s = time.monotonic()
+            self._ask()
+        self._wake()
+
+    def _on_taken(self, message: Any) -> None:
+        if message.node == self._name:
+            return
+        if message.task == self.task:
+            self._node.health.warn("task", f"{message.node} calls its task {self.task}, too: give one another _task")
+        with self._lock:
+            self._taker.other(time.monotonic(), message.node, message.state == Turn.ENDED)
+        self._wake()
+
+    def wait_s(self) -> float:
+        """How long no frame may go yet (seconds); what is heard in between may change it."""
+        if rospy.is_shutdown():
+            return 0.0
+        with self._lock:
+            self._look()
+            # a manager that goes is not heard of
+            return min(0.2, self._taker.wait_s(time.monotonic(), rospy.get_time()))
+
+    def _look(self) -> None:
+        """Whether the manager is still there: its connection ends with it."""
+        if self._manager and not self._given.get_num_connections():
+            self._taker.gone("the manager is gone")
+            self._manager = False
+
+    def begin(self, header: Any) -> Optional[Claim]:
+        """The frame with this header goes to the server; None: its turn is over already."""
+        with self._lock:
+            self._frame(header)
+            self._look()
+            claim = self._taker.take(time.monotonic(), rospy.get_time())
+            alone = self._taker.alone
+        if claim is None:
+            self._node.health.count("frames whose turn was over")
+            return None
+        self._tell(Turn.TAKEN, claim, header, alone if not claim.number else "")
+        return claim
+
+    def end(self, claim: Claim, header: Any) -> None:
+        """Its result is there."""
+        self._tell(Turn.ENDED, claim, header)
+
+    def _tell(self, state: int, claim: Claim, header: Any, reason: str = "") -> None:
+        self._taken.publish(
+            Turn(
+                header=copy_header(header), number=claim.number, task=self.task, node=self._name, state=state,
+                within=duration(self._interval_s), reason=reason,
+            )
+        )  # fmt: skip
+
+    def _frame(self, header: Any) -> None:
+        """Learn how far frames lie apart, from those that were taken up."""
+        last, self._last = self._last, (header.seq, header.stamp)
+        if last is None or not 0 < header.seq - last[0] < 1000:
+            return
+        seconds = (header.stamp - last[1]).to_sec() / (header.seq - last[0])
+        if 0 < seconds <= LONGEST_S:
+            known = math.isfinite(self._interval_s)
+            self._interval_s = self._interval_s + GAIN * (seconds - self._interval_s) if known else seconds
+
+    def compared(self, header: Any, stale_s: float, drop: float, content: Optional[Dict[str, float]] = None) -> None:
+        """What was left of an older result was compared with the network's own for the frame with this header.
+
+        Args:
+            header: of the frame.
+            stale_s: between the stamps of both frames (seconds); one that goes back tells nothing.
+            drop: 0 to 1.
+            content: features of what is seen.
+        """
+        if not 0 < stale_s < LONGEST_S:
+            return
+        with self._lock:
+            now = time.monotonic()
+            self._drops.compared(now, stale_s, drop, content)
+            curve = self._drops.curve(now, content)
+        self._drop.publish(
+            Drop(
+                header=copy_header(header), task=self.task, node=self._name, intercept=curve.intercept,
+                slope=curve.slope, slope_error=curve.slope_error,
+                local=math.nan if curve.local is None else curve.local, drop=drop, staleness=duration(stale_s),
+                interval=duration(self._interval_s),
+            )
+        )  # fmt: skip
+
+    def refresh(self) -> None:
+        """Say on /diagnostics who gives the turns."""
+        with self._lock:
+            self._look()
+            alone, curve = self._taker.alone, self._drops.curve(time.monotonic())
+        health = self._node.health
+        health.value("turns", f"taken by the clock: {alone}" if alone else "given by the manager")
+        health.value("drop", f"{curve.intercept:.2f} + {curve.slope:.2f}/s")
+        if alone:
+            health.warn("turns", f"{alone}: nodes take turns by themselves, by the clock")
+        else:
+            health.clear("turns")
+
+
+class Held:
+    """The newest result of a network, as it is held until the next one."""
+
+    def __init__(self) -> None:
+        self._last: Optional[Tuple[rospy.Time, Any]] = None
+
+    def compare(self, turns: Turns, header: Header, found: Any, drop: Callable[[Any, Any], float]) -> None:
+        """Compare it with the result for a later frame, and hold that from now on; ``drop``: of both, 0 to 1."""
+        if self._last is not None:
+            stamp, before = self._last
+            turns.compared(header, (header.stamp - stamp).to_sec(), drop(before, found))
+        self._last = (header.stamp, found)

@@ -1,0 +1,162 @@
+"""The manager's turns: what nodes say of themselves comes in, ``offload/turn`` goes out."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Any, Mapping, Optional
+
+import rospy
+from std_msgs.msg import Header
+
+from edge_offload.errors import BadInput
+from edge_offload.manager.drop import DropCurve
+from edge_offload.manager.turn_giver import Rules, Turn, TurnGiver, rules_with
+from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.inference.compose import duration
+from edge_offload_msgs.msg import Drop
+from edge_offload_msgs.msg import Turn as TurnMessage
+
+#: Seconds after which the turn in force is said again, so that nodes see that somebody is there.
+AGAIN_S = 0.5
+
+
+class TurnGiving:
+    """Gives turns to the nodes that ask for them; silent while none does.
+
+    Args:
+        node: the manager.
+        rules: weights and bounds; :meth:`turned` changes them.
+    """
+
+    def __init__(self, node: Node, rules: Rules) -> None:
+        self._node = node
+        self._giver = TurnGiver(rules)
+        self._changed = threading.Condition()
+        self._closed = False
+        self._last: Optional[TurnMessage] = None
+        self._said_s = -math.inf
+        self._publisher = rospy.Publisher("offload/turn", TurnMessage, queue_size=10, latch=True)
+        rospy.Subscriber("offload/turn_taken", TurnMessage, node.callback(self._on_taken), queue_size=100)
+        rospy.Subscriber("offload/drop", Drop, node.callback(self._on_drop), queue_size=100)
+        self._thread = threading.Thread(target=self._run, name="turns", daemon=True)
+        self._thread.start()
+
+    def turned(self, **changed: Any) -> None:
+        """Give turns by other rules from now on.
+
+        Raises:
+            BadInput: they cannot be meant; the rules of before hold.
+        """
+        with self._changed:
+            self._giver.rules = rules_with(self._giver.rules, **changed)
+
+    def asks(self, node: str, task: str, latency_s: float) -> None:
+        """A node offloads its frames; a result should take so long (seconds; nan: it is not known yet)."""
+        with self._changed:
+            self._giver.told(time.monotonic(), node, task, latency_s)
+            self._changed.notify_all()
+
+    def leaves(self, node: str) -> None:
+        """A node computes its frames by itself for now."""
+        with self._changed:
+            self._giver.leaves(node)
+
+    def _on_taken(self, message: Any) -> None:
+        now = time.monotonic()
+        with self._changed:
+            if message.state == TurnMessage.TAKEN:
+                self._giver.taken(now, message.number, message.node)
+            elif message.state == TurnMessage.ENDED:
+                stale_s = (rospy.Time.now() - message.header.stamp).to_sec()
+                # stamps that cannot be tell nothing of the age
+                self._giver.ended(now, message.number, message.node, stale_s if 0 <= stale_s < 60.0 else math.nan)
+            self._changed.notify_all()
+
+    def _on_drop(self, message: Any) -> None:
+        figures = (message.intercept, message.slope, message.slope_error)
+        local = None if math.isnan(message.local) else message.local
+        if not all(math.isfinite(figure) and figure >= 0 for figure in figures) or not 0 <= (local or 0.0) <= 1:
+            raise BadInput(f"offload/drop of {message.node} says what cannot be: {figures}, {local}")
+        curve = DropCurve(*figures, local)
+        with self._changed:
+            self._giver.drops(time.monotonic(), message.node, curve, message.interval.to_sec())
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                try:
+                    self._step(time.monotonic())
+                except Exception as error:
+                    self._node.fault("turns", error)
+                self._changed.wait(min(AGAIN_S / 4, max(0.002, self._giver.due_s(time.monotonic()))))
+
+    def _step(self, now: float) -> None:
+        turn = self._giver.give(now)
+        if turn is not None:
+            self._last = self._message(turn)
+        if self._last is None or (turn is None and now - self._said_s < AGAIN_S):
+            return
+        if not self._giver.tasks:
+            self._last = None  # nobody asks: nothing is said
+            return
+        self._said_s = now
+        self._publisher.publish(self._last)
+
+    def _message(self, turn: Turn) -> TurnMessage:
+        nodes = self._giver.tasks
+        self._node.health.value("turn", f"{turn.number}: {turn.task}: {turn.reason}")
+        return TurnMessage(
+            header=Header(stamp=rospy.Time.now()),
+            number=turn.number,
+            task=turn.task,
+            node=turn.node,
+            state=TurnMessage.GIVEN,
+            within=duration(turn.within_s),
+            at_once=self._giver.rules.in_flight,
+            nodes=list(nodes),
+            latency=[duration(seconds) for seconds in nodes.values()],
+            reason=turn.reason,
+        )
+
+    def refresh(self) -> None:
+        """Say on /diagnostics how turns go."""
+        health = self._node.health
+        with self._changed:
+            tasks, alike = len(self._giver.tasks), self._giver.alike
+            vain = f"{self._giver.not_taken} not taken, {self._giver.never_ended} never ended"
+        if not tasks:
+            return
+        health.value("turns", f"{tasks} nodes; {vain}")
+        if alike:
+            health.error("tasks", f"several nodes call their task {', '.join(alike)}: give each another _task")
+        else:
+            health.clear("tasks")
+
+    def close(self) -> None:
+        """Give no more turns."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(2.0)
+
+
+def weights_of(text: str) -> Mapping[str, float]:
+    """Weights by task from ``people: 2, scene: 1``.
+
+    Raises:
+        BadInput: it does not say that.
+    """
+    weights = {}
+    for part in filter(None, (one.strip() for one in text.strip("{} ").split(","))):
+        name, colon, number = part.partition(":")
+        try:
+            weights[name.strip()] = float(number) if colon else math.nan
+        except ValueError:
+            weights[name.strip()] = math.nan
+        if not 0 <= weights[name.strip()] < 1e6:
+            raise BadInput(f"weights {text!r}", remedy="write, for example, people: 2, scene: 1")
+    return weights

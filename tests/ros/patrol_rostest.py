@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Two networks take turns at one server, by the manager's word and, while it is away, by themselves."""
+
+import os
+import signal
+import sys
+import threading
+import time
+import unittest
+import xmlrpc.client
+
+import numpy as np
+import rosgraph
+import rospy
+import rostest
+from diagnostic_msgs.msg import DiagnosticArray
+from sensor_msgs.msg import Image
+from std_msgs.msg import Header
+
+from edge_offload_msgs.msg import Drop, Latency, OffloadMode, PersonArray, SemanticGrid, Turn
+
+
+class Patrol(unittest.TestCase):
+    def setUp(self):
+        rospy.init_node("patrol_rostest")
+        self.lock, self.got = threading.Lock(), {}
+        #: Nodes whose frame is under way, and the most there ever were.
+        self.out, self.most = set(), 0
+        for topic, kind in (
+            ("kapao/people", PersonArray), ("agrnav/semantic_grid", SemanticGrid), ("offload/latency", Latency),
+            ("offload/turn", Turn), ("offload/turn_taken", Turn), ("offload/drop", Drop),
+            ("offload/mode/people", OffloadMode), ("offload/mode/scene", OffloadMode),
+            ("/diagnostics", DiagnosticArray),
+        ):  # fmt: skip
+            self.got[topic] = []
+            rospy.Subscriber(topic, kind, lambda message, topic=topic: self.keep(topic, message), queue_size=1000)
+        self.images = rospy.Publisher("camera/image_raw", Image, queue_size=100)
+        self.ends = time.monotonic() + 150.0
+        threading.Thread(target=self.film, daemon=True).start()
+
+    def keep(self, topic, message):
+        with self.lock:
+            self.got[topic].append(message)
+            if topic == "offload/turn_taken":
+                (self.out.discard if message.state == Turn.ENDED else self.out.add)(message.node)
+                self.most = max(self.most, len(self.out))
+
+    def film(self):
+        pixels = np.zeros((96, 128, 3), dtype=np.uint8)
+        step = 0
+        while not rospy.is_shutdown():
+            step += 1
+            image = pixels.copy()
+            image[40:60, 10 + step % 90 : 30 + step % 90] = 255
+            header = Header(stamp=rospy.Time.now(), frame_id="camera")
+            self.images.publish(Image(header, 96, 128, "bgr8", 0, 384, image.tobytes()))
+            time.sleep(0.1)
+
+    def until(self, condition, what):
+        while time.monotonic() < self.ends:
+            if condition():
+                return
+            time.sleep(0.05)
+        with self.lock:
+            seen = {topic: len(messages) for topic, messages in self.got.items()}
+        raise AssertionError(f"{what} did not happen in time; heard: {seen}")
+
+    def turns(self, since=0, alone=False):
+        """Tasks whose turns were taken, in their order."""
+        with self.lock:
+            taken = [turn for turn in self.got["offload/turn_taken"][since:] if turn.state == Turn.TAKEN]
+        return [turn.task for turn in taken if (turn.number == 0) == alone]
+
+    def both(self, number, since=0, alone=False):
+        return lambda: all(self.turns(since, alone).count(task) >= number for task in ("people", "scene"))
+
+    def now(self):
+        with self.lock:
+            return len(self.got["offload/turn_taken"])
+
+    def says(self, node, words):
+        def found():
+            with self.lock:
+                told = [one for message in self.got["/diagnostics"][-20:] for one in message.status]
+            return any(node in one.name and words in one.message for one in told)
+
+        return found
+
+    def test_turns_with_and_without_a_manager(self):
+        self.until(self.both(5), "five turns of each task")
+        with self.lock:
+            given = [turn for turn in self.got["offload/turn"] if turn.number]
+            numbers = [turn.number for turn in given]
+            last = given[-1]
+        assert numbers == sorted(numbers), "turns are numbered"
+        assert sorted(last.nodes) == ["/agrnav_node", "/kapao_node"]
+        assert len(last.latency) == 2
+        assert "plan: " in last.reason, last.reason
+        assert "people" in last.reason
+        assert "times 2" in last.reason, "the weight is in the reason"
+        assert self.most == 1, "never two offloads are outstanding"
+        for topic in ("offload/mode/people", "offload/mode/scene"):
+            self.until(lambda topic=topic: self.got[topic] and self.got[topic][-1].mode == "server", topic)
+        self.until(lambda: {drop.task for drop in self.got["offload/drop"]} == {"people", "scene"}, "drops of both")
+        drop = next(drop for drop in self.got["offload/drop"] if drop.task == "people")
+        assert 0 < drop.staleness.to_sec() < 10
+        assert 0 <= drop.drop <= 1
+        # the manager dies: nodes go on by themselves, and say so
+        manager = rosgraph.Master("patrol_rostest").lookupNode("/offload_manager_node")
+        pid = xmlrpc.client.ServerProxy(manager).getPid("patrol_rostest")[2]
+        os.kill(pid, signal.SIGSTOP)
+        since = self.now()
+        try:
+            self.until(self.both(3, since, alone=True), "three turns of each without a manager")
+            self.until(self.says("kapao_node", "take turns by themselves"), "the word of it on /diagnostics")
+            with self.lock:
+                alone = [turn for turn in self.got["offload/turn_taken"] if not turn.number]
+            assert "manager" in alone[0].reason
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        # it is started again
+        since = self.now()
+        self.until(self.both(3, since), "three turns of each by the new manager")
+        assert self.most == 1, "not even while managers change"
+        with self.lock:
+            results = len(self.got["kapao/people"]) + len(self.got["agrnav/semantic_grid"])
+            costs = len(self.got["offload/latency"])
+        assert abs(results - costs) <= 2, "one result and one Latency for each frame taken up"
+
+
+if __name__ == "__main__":
+    rostest.rosrun("edge_offload", "patrol", Patrol, sys.argv)
