@@ -56,6 +56,10 @@ class OutOfMemory(EdgeOffloadError):
     """A program would hold more than its device has; it sees torch.cuda.OutOfMemoryError."""
 
 
+class DeviceLost(EdgeOffloadError):
+    """A GPU failed in a way from which this process does not recover."""
+
+
 class Unsupported(EdgeOffloadError):
     """An operator, option or platform that edge_offload does not handle."""
 

@@ -19,6 +19,9 @@ MOST = 2**31 - 1
 """The largest whole number that an argument may be."""
 
 
+DEVICE = "what computes here: auto (the GPU if there is one, default), cpu, cuda or cuda:n"
+
+
 def signed(text: str) -> float:
     """A number that may be negative, such as a coordinate; NaN and infinity are none."""
     value = float(text)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from edge_offload.errors import BadInput, ProtocolError, Unsupported
+from edge_offload.errors import BadInput, DeviceLost, OutOfMemory, ProtocolError, Unsupported
 from edge_offload.execute import devices
+from edge_offload.execute.devices import failures
 from edge_offload.execute.fingerprint import differences, fingerprint, two_torches
-from edge_offload.execute.module import ModuleExecutor
+from edge_offload.execute.module import PAUSE_S, ModuleExecutor, Spare
 from edge_offload.execute.tensors import TensorSpec, check_descriptors, pack, unpack
 from edge_offload.execute.threads import parse_cores, pin
 
@@ -116,6 +118,33 @@ class Returns(nn.Module):
 def test_what_is_no_tensor_is_refused_by_name(what):
     with pytest.raises(Unsupported, match="the model returned a"):
         ModuleExecutor(Returns(what)).run([torch.ones(1)])
+
+
+def test_a_gpu_without_memory_is_asked_again_later_and_one_that_failed_never():
+    spare = Spare("cuda:1")
+    assert spare.stands_in(0.0) == ""
+    now = time.monotonic()
+    said = spare.failed(OutOfMemory("it is full"), for_good=False)
+    assert said == "computed on the CPU in place of cuda:1: it is full"
+    assert "it is full" in spare.stands_in(now + 0.9 * PAUSE_S)
+    assert spare.stands_in(now + 10 * PAUSE_S) == ""
+    spare.failed(OutOfMemory("again"), for_good=False)
+    assert spare.stands_in(now + 1.9 * PAUSE_S), "for longer"
+    assert "it is gone" in spare.failed(DeviceLost("it is gone"), for_good=True)
+    assert spare.stands_in(1e12)
+
+
+@pytest.mark.parametrize(("raised", "expected"), [
+    (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried ...\nmore"), OutOfMemory),
+    (RuntimeError("CUDA error: an illegal memory access\nmore"), DeviceLost),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), DeviceLost),
+    (RuntimeError("shapes do not fit"), RuntimeError), (BadInput("wrong"), BadInput),
+])  # fmt: skip
+def test_failures_of_a_gpu_are_told_from_those_of_a_program(raised, expected):
+    with pytest.raises(expected) as found, failures():
+        raise raised
+    assert type(found.value) is expected
+    assert "\n" not in str(found.value)
 
 
 def test_executor_leaves_training_mode_and_writes_no_gradients():

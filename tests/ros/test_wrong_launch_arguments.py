@@ -33,6 +33,7 @@ WRONG = [
     ("task_weights:=people=2", "people: 2"),
     ("robot_slowdown:=0.5", "at least 1"),
     ("robot_threads:=two", "whole number"),
+    ("robot_device:=gpu", "use one of: auto, cpu, cuda, cuda:n"),
     ("robot_cores:=third", "first, second"),
     ("server_cores:=2-", "0 or 2-3"),
     ("port:=70000", "from 1 to 65535"),

@@ -18,6 +18,7 @@ from edge_offload.link.transport.client import Client, LinkState, Timings
 from edge_offload.mode import Mode
 from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.runtime.module import OffloadedModule
+from tests.on_device import DEVICE, LAUNCHER
 from tests.server import small_nets
 
 FACTORIES = ("net", "slow", "moody", "counting", "drifting", "many", "gated")
@@ -51,6 +52,7 @@ class ServerProcess:
     def __init__(self, keys: pathlib.Path, bind: str = "tcp://127.0.0.1:0", extra: Sequence[str] = ()) -> None:
         path = os.pathsep.join([str(pathlib.Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
         command = [
+            *LAUNCHER,
             sys.executable,
             "-m",
             "edge_offload.cli",
@@ -61,6 +63,8 @@ class ServerProcess:
             "1",
             "--keys",
             str(keys),
+            "--device",
+            DEVICE,
         ]
         for name in FACTORIES:
             command += ["--allow", f"tests.server.small_nets:{name}"]
@@ -109,6 +113,7 @@ class Robot:
             options=options,
             example=example,
             hedging=False,
+            device=DEVICE,
             **runtime,
         )
         self.client.start()

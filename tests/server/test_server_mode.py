@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from edge_offload.errors import EdgeOffloadError
+from edge_offload.execute import module as executing
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.mode import Mode
 from edge_offload.models import registry
-from edge_offload.runtime import module as runtime
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.timing import STAGES
 from tests.server import small_nets
@@ -112,7 +112,7 @@ def test_thread_count_that_differs_is_stated(server, robot):
 
 
 def test_another_torch_on_the_server_is_logged_with_what_to_install_where(server, robot, monkeypatch, caplog):
-    monkeypatch.setattr(runtime, "fingerprint", lambda device: {**fingerprint(device), "torch": "2.4.1"})
+    monkeypatch.setattr(executing, "fingerprint", lambda device: {**fingerprint(device), "torch": "2.4.1"})
     inputs = image()
     bot = robot(server.address, "net", example=inputs)
     bot.wait_open(inputs)

@@ -55,9 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "or end with an error (end)")  # fmt: skip
     parser.add_argument(
         "--device",
-        choices=("cpu", "cuda"),
         default="cpu",
-        help="what computes here: this process on the CPU where it can, or a process that owns the GPU",
+        help="what computes here: cpu, this process where it can (default); cuda, cuda:n, a process that owns the GPU; "
+        "auto, the GPU if there is one",
     )
     parser.add_argument("--threads", type=int, default=0, help="torch threads of what computes here; 0 leaves them")
     add_output(parser, "--tally", default="", metavar="FILE", help="write what the run cost as JSON when it ends")
@@ -80,6 +80,11 @@ def run(args: argparse.Namespace) -> int:
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not program:
         raise BadInput("no program to run", remedy="edge-offload exec -- python program.py")
+    device = args.device
+    if device != "cpu":
+        from edge_offload.execute import devices
+
+        device = str(devices.pick(device))
     settings = connect.Settings(
         args.mode,
         args.server,
@@ -88,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         args.absent,
         args.wait,
         args.resume,
-        args.device,
+        device,
         args.threads,
         args.tally,
         args.slowdown,

@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server", metavar="ADDR", help="tcp://host:port of 'edge-offload serve': measure it, too")
     add_output(parser, "--server-out", metavar="FILE", help="where the server's profile goes (JSON)")
     parser.add_argument("--keys", metavar="DIR", help="key directory (default: the user's)")
+    parser.add_argument("--device", default="cpu", help="what is measured of this machine: cpu (default), cuda, auto")
     parser.add_argument("--repeats", type=some, default=5, help="timings per slice size; the median counts (default 5)")
 
 
@@ -76,6 +77,7 @@ def options_of(args: argparse.Namespace) -> Dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     """See :mod:`edge_offload.commands`."""
     from edge_offload.errors import BadInput
+    from edge_offload.execute import devices
     from edge_offload.execute.heap import keep_freed
     from edge_offload.split.runtime.profile import measure
 
@@ -89,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     theirs = _measured_there(args, network) if args.server else None
     load_average = os.getloadavg()[0]
     keep_freed()  # as the runtime does
-    profile = measure(network, args.repeats)
+    profile = measure(network, args.repeats, device=devices.pick(args.device))
     counts = network.located.counts()
     lines: List[str] = [
         f"{args.model}: {counts['local']} local and {counts['global']} global operators",

@@ -12,11 +12,15 @@ evaluate comes with the training distribution (pip install ./training).
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import atexit
+from typing import TYPE_CHECKING, Any, Sequence
 
-from edge_offload import beside
+from edge_offload import beside, subcommands
 from edge_offload.outputs import add_output, write_bytes, write_each
 from edge_offload.subcommands import signed, some
+
+if TYPE_CHECKING:
+    import torch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for sub in (complete, evaluate):
         sub.add_argument("--weights", default="", metavar="FILE", help="safetensors; default: those that were shipped")
         sub.add_argument("--threads", type=int, default=0, help="compute threads (default: torch's)")
+        sub.add_argument("--device", default="auto", help=subcommands.DEVICE)
     make = actions.add_parser("make", help="make synthetic scenes", description="make synthetic scenes")
     make.add_argument("--count", type=some, default=5, help="(default: %(default)s)")
     make.add_argument("--first", type=int, default=0, metavar="SEED", help="number of the first (default: 0)")
@@ -58,11 +63,30 @@ def run(args: argparse.Namespace) -> int:
 
 def completer_of(args: argparse.Namespace) -> Any:
     """SCONet with the weights that the arguments name."""
+    from edge_offload.companion.module import ModuleBeside
+    from edge_offload.companion.process import choose
+    from edge_offload.execute.module import ModuleExecutor
     from edge_offload.execute.threads import pin
     from edge_offload.models.sconet.completer import SceneCompleter
 
     pin(args.threads or None)
     completer = SceneCompleter(weights=args.weights)
+    device, companion = choose(args.device, threads=args.threads)
+    executor = (
+        ModuleExecutor(completer.module, device, spare=True)
+        if companion is None
+        else ModuleBeside(completer.module, companion, completer.name, {"weights": args.weights})
+    )
+    if companion is not None:
+        atexit.register(executor.close)
+
+    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        execution = executor.run(inputs)
+        if execution.note:
+            print(execution.note)
+        return execution.outputs
+
+    completer.executor = run
     if not completer.trained:
         print("no trained weights: nothing is completed (give --weights, or train with 'edge-offload train sconet')")
     return completer

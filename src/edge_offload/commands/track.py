@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "shows how far away people are")  # fmt: skip
     parser.add_argument("--target", default="largest", help="whom to mark: largest, nearest, longest (largest)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads (1)")
+    parser.add_argument("--device", default="auto", help=subcommands.DEVICE)
     parser.add_argument("--slowdown", type=float, default=1.0, metavar="K", help="emulate a robot K times slower (1)")
     parser.add_argument("--allow-untrained", action="store_true", help="measure a model that has random weights")
     add_output(parser, "--out", metavar="FILE", help="annotated video, .mp4 or .avi")
@@ -124,6 +125,7 @@ class Work:
 @contextlib.contextmanager
 def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[str, Any]) -> Iterator[Run]:
     """What runs the network: this process, with the server where one is named."""
+    from edge_offload.companion.process import choose
     from edge_offload.mode import Mode
     from edge_offload.runtime.module import OffloadedModule
 
@@ -138,8 +140,10 @@ def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[s
                 module.link_changed(state, cause)
 
         client = Client(args.server, keys=KeyStore(args.keys) if args.keys else None, on_state=on_state)
+    device, companion = choose(args.device, threads=args.threads)
     module = OffloadedModule(
-        args.model, estimator.module, client, options=options, robot_slowdown=args.slowdown
+        args.model, estimator.module, client, options=options, device=device, robot_slowdown=args.slowdown,
+        beside=companion,
     )  # fmt: skip
     mode = Mode.LOCAL if client is None else Mode.SERVER
     try:
@@ -158,6 +162,7 @@ def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[s
 
         yield run_network
     finally:
+        module.close()
         if client is not None:
             client.close()
 

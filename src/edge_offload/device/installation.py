@@ -169,6 +169,7 @@ def install_here(libraries: VirtualDevice, threads: int = 0) -> Installed:
     """
     import torch
 
+    from edge_offload.device import lagging
     from edge_offload.device.in_process import NoRecorder, NoRemote
     from edge_offload.execute.heap import keep_freed
 
@@ -178,14 +179,18 @@ def install_here(libraries: VirtualDevice, threads: int = 0) -> Installed:
     native, remote = _load_native(libraries), NoRemote()
     recorder = NoRecorder(native, remote)
     native.compute_here(False)
+    lagging.begin(native)
     native.install(recorder)
     return _finish(native, recorder, remote)
 
 
 def _finish(native: Any, recorder: Any, remote: Any) -> Installed:
     from edge_offload.device.surface import Surface
+    from edge_offload.execute.devices import Virtual
 
     global _installed
+    Virtual.tested = recorder.mode is Mode.LOCAL
+    Virtual.owner = "this process on the CPU" if Virtual.tested else "whoever computes for this program"
     native.refuse(dict(remote.refused))
     if torch_facts.built_with_cuda():
         _watch_extensions(native)

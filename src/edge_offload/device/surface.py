@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
+from edge_offload.device import lagging
 from edge_offload.device.driver import Driver, in_place_of, public_modules, refusal
 
 _WITHOUT_EFFECT = ("init", "_lazy_init", "set_stream")
@@ -108,7 +109,9 @@ class Surface:
             for name, value in list(vars(module).items()):
                 if isinstance(value, types.FunctionType) and value in replaced:
                     setattr(module, name, replaced[value])
-        for name, kind in (("Stream", Stream), ("Event", Event), ("ExternalStream", Stream)):
+        stream, event = (lagging.Stream, lagging.Event) if lagging.lagging() else (Stream, Event)
+        kind: Any
+        for name, kind in (("Stream", stream), ("Event", event), ("ExternalStream", stream)):
             for member in dir(getattr(cuda, name)):
                 if not member.startswith("_") and not hasattr(kind, member):
                     setattr(kind, member, staticmethod(refusal(f"torch.cuda.{name}.{member}")))
@@ -130,7 +133,7 @@ class Surface:
     def _as_bases(self) -> None:
         """Torch up to 2.4 asks that streams and events have its abstract bases."""
         bases = importlib.import_module("torch._streambase") if importlib.util.find_spec("torch._streambase") else None
-        for name, ours in (("_StreamBase", Stream), ("_EventBase", Event)):
+        for name, ours in (("_StreamBase", torch.cuda.Stream), ("_EventBase", torch.cuda.Event)):
             base = getattr(bases, name, None)
             if isinstance(base, abc.ABCMeta):
                 base.register(ours)
@@ -150,7 +153,7 @@ class Surface:
             "get_device_capability": self._capability,
             "get_device_properties": self._device_properties,
             "get_arch_list": lambda: ["sm_80"],
-            "synchronize": self._ask,
+            "synchronize": self._synchronize,
             "current_stream": lambda device=None: Stream(),
             "default_stream": lambda device=None: Stream(),
             "stream": lambda stream: stream if stream is not None else Stream(),
@@ -168,6 +171,7 @@ class Surface:
             "is_bf16_supported": lambda including_emulation=True: True,
             "can_device_access_peer": lambda device, peer: False,
             "_is_compiled": lambda: True,
+            **(lagging.functions() if lagging.lagging() else {}),
         }
 
     def _answer(self, value: Any) -> Callable[..., Any]:
@@ -191,6 +195,11 @@ class Surface:
         """
         self._check_device(device)
         self._recorder.query()
+
+    def _synchronize(self, device: Any = None) -> None:
+        self._ask(device)
+        if lagging.lagging():
+            self._native.synchronize()
 
     def _exchange(self, device: Any) -> int:
         self._check_device(device)
@@ -266,7 +275,8 @@ class Surface:
                 return read(storage, *args)  # type: ignore[no-untyped-call]
             return storage.copy_(read(torch.UntypedStorage(storage.nbytes()), *args))  # type: ignore[no-untyped-call]
 
-        torch.Tensor.record_stream = lambda tensor, stream: None  # type: ignore[method-assign,assignment]
+        cross = self._native.cross if lagging.lagging() else _nothing
+        torch.Tensor.record_stream = lambda tensor, stream: cross(tensor)  # type: ignore[method-assign,assignment]
         torch.UntypedStorage._write_file = write_file  # type: ignore[method-assign]
         torch.UntypedStorage._set_from_file = set_from_file  # type: ignore[method-assign]
 

@@ -60,7 +60,7 @@ class BatchExecutor:
 
     def __init__(self, executor: ModuleExecutor) -> None:
         self._executor = executor
-        module = executor.module
+        module = executor.placed
         self._network: nn.Module = module
         self._read_out: Callable[..., object] = lambda *outputs: outputs
         if isinstance(module, Divided):

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from dataclasses import dataclass
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Iterator, Tuple
 
 import torch
 
-from edge_offload.errors import BadInput, Unsupported
+from edge_offload.errors import BadInput, DeviceLost, EdgeOffloadError, OutOfMemory, Unsupported
 from edge_offload.execute.fingerprint import device_name
 
 AUTO = "auto"
+
+#: What a user may write.
+NAMES = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+#: What torch says when a GPU has failed, and not the program.
+OF_THE_GPU = re.compile(r"CUDA (driver )?error|cuDNN error|CUBLAS_STATUS|CUSOLVER|CUFFT")
 
 #: How the name of a device ends, as a program sees it, that is a CPU.
 ON_CPU = " (edge_offload)"
@@ -39,22 +47,62 @@ def backends() -> Tuple[Backend, ...]:
     return (_cuda(), _cpu())
 
 
+class Virtual:
+    """What this process's ``cuda`` is where it is no GPU of this machine; nothing otherwise.
+
+    Attributes:
+        owner: who computes it, in words; empty: torch's own device.
+        tested: this process computes it, and whoever names it means it: a test without a GPU.
+    """
+
+    owner = ""
+    tested = False
+
+
 def pick(name: str = AUTO) -> torch.device:
-    """The device named ``name``; ``auto`` is the first backend that is present.
+    """The device named ``name``; ``auto`` is the first backend that is present, and never the virtual device.
 
     Raises:
         BadInput: no such backend.
         Unsupported: it is absent here; the message says why.
     """
+    if not NAMES.fullmatch(name):
+        raise BadInput(f"no device {name!r}", remedy=f"use one of: {AUTO}, cpu, cuda, cuda:0, ...")
     known = {backend.name: backend for backend in backends()}
     if name == AUTO:
-        return torch.device(next(backend.name for backend in known.values() if backend.present))
-    if name not in known:
-        raise BadInput(f"no device {name!r}", remedy=f"use one of: {AUTO}, {', '.join(known)}")
-    backend = known[name]
+        present = next(backend.name for backend in known.values() if backend.present)
+        return torch.device("cpu" if Virtual.owner else present)
+    device = torch.device(name)
+    backend = known[device.type]
     if not backend.present:
         raise Unsupported(f"device {name!r} is absent: {backend.detail}", remedy=backend.remedy)
-    return torch.device(name)
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise Unsupported(f"device {name!r} is absent: there are {torch.cuda.device_count()}", remedy="use cuda:0")
+    return device
+
+
+@contextlib.contextmanager
+def failures() -> Iterator[None]:
+    """Failures of a GPU inside, as errors of ours.
+
+    Raises:
+        OutOfMemory: it has less memory than was asked for; it can be asked again.
+        DeviceLost: it has failed, and this process cannot use it any more.
+    """
+    try:
+        yield
+    except EdgeOffloadError:
+        raise
+    except torch.cuda.OutOfMemoryError as error:
+        raise OutOfMemory(f"the GPU has not enough memory: {_first_line(error)}") from error
+    except RuntimeError as error:
+        if not OF_THE_GPU.search(str(error)):
+            raise
+        raise DeviceLost(f"the GPU failed: {_first_line(error)}", remedy="start the program again") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def facts(device: torch.device, most_bytes: int = 1 << 62) -> Dict[str, Any]:
@@ -81,6 +129,11 @@ def _cpu() -> Backend:
 
 
 def _cuda() -> Backend:
+    if Virtual.owner:
+        remedy = (
+            "" if Virtual.tested else "say --device in front of the program, or start it without the virtual device"
+        )
+        return Backend("cuda", Virtual.tested, f"the virtual device, computed by {Virtual.owner}", remedy)
     if torch.version.cuda is None:
         return Backend(
             "cuda",

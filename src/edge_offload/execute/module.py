@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import math
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Protocol, Sequence, Tuple, Union, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    List,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+    Union,
+    runtime_checkable,
+)
 
 import torch
 from torch import nn
 
-from edge_offload.errors import Unsupported
+from edge_offload.errors import DeviceLost, EdgeOffloadError, OutOfMemory, Unsupported
+from edge_offload.execute.devices import failures
 from edge_offload.execute.engines.base import CPU, CUDA, EAGER, ENGINE, Direct, stated
+from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.memory import flat_bytes
 
 if TYPE_CHECKING:
@@ -19,6 +35,9 @@ if TYPE_CHECKING:
 
 #: Bytes. torch allocates at this alignment; vector kernels may take another path (other bits) for other addresses.
 ALIGNMENT = 64
+
+#: Seconds for which a GPU whose memory ran out is not asked again; they double from time to time.
+PAUSE_S, MOST_PAUSE_S = 2.0, 60.0
 
 #: What a module takes: a tensor, or a tuple or list of tensors, one for each parameter of its forward().
 Inputs = Union[torch.Tensor, Sequence[torch.Tensor]]
@@ -42,11 +61,13 @@ class Execution:
         outputs: in the order in which the module returns them.
         compute_s: how long the computation took (seconds, monotonic).
         engine: what computed the dense part: ``eager``, or an engine with its version, precision and network.
+        note: why the device that was asked for did not compute it; empty: it did.
     """
 
     outputs: Tuple[torch.Tensor, ...]
     compute_s: float
     engine: str = EAGER
+    note: str = ""
 
 
 class ModuleExecutor:
@@ -56,8 +77,9 @@ class ModuleExecutor:
     too, so that a channels-last tensor here and its copy from the wire there would not give equal bits.
 
     Args:
-        module: what to run; it is put in eval mode and moved to ``device`` in place.
-        device: ``cpu`` or ``cuda``.
+        module: what to run; it is put in eval mode. It stays on the CPU; a GPU has a copy.
+        device: ``cpu``, ``cuda`` or ``cuda:n``.
+        spare: whether the CPU computes what the GPU has failed to; else that is an error.
         engine: what computes the module's dense part (:mod:`edge_offload.execute.engines`), or the whole module where
             it does not say which part that is; where that cannot be (it is not installed, say), torch does, and
             :meth:`engine_state` says why.
@@ -67,19 +89,39 @@ class ModuleExecutor:
     """
 
     def __init__(
-        self, module: nn.Module, device: Union[str, torch.device] = "cpu", engine: str = EAGER
+        self,
+        module: nn.Module,
+        device: Union[str, torch.device] = "cpu",
+        engine: str = EAGER,
+        spare: bool = False,
     ) -> None:
         self.device = torch.device(device)
-        self.module = module.eval().to(self.device)
+        self.where = str(self.device)
+        self.module = module.eval().to("cpu")
+        #: What computes: the module, or the copy of it on a GPU.
+        self.placed = self.module
+        self._spare = Spare(str(self.device)) if spare and self.device.type != "cpu" else None
         self._seat: Optional[Seat] = None
         self._unseated = ""
         self._read_out: Callable[..., object] = lambda *outputs: outputs
-        if engine != EAGER:
+        placed = self.device.type == "cpu" or self._place()
+        if engine != EAGER and placed:
             self._take_engine(engine)
-        if self.device.type == "cuda":
-            # cuDNN's benchmark picks algorithms by timing, that is, by chance
-            torch.backends.cudnn.benchmark = False
-            torch.backends.cudnn.deterministic = True
+
+    def _place(self) -> bool:
+        """Put a copy of the module on the GPU, if it has room for it."""
+        # cuDNN's benchmark picks algorithms by timing, that is, by chance
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+        try:
+            with failures():
+                self.placed = copy.deepcopy(self.module).to(self.device)
+        except (OutOfMemory, DeviceLost) as error:
+            if self._spare is None:
+                raise
+            self._spare.failed(error, for_good=True)
+            return False
+        return True
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Execution:
         """One inference.
@@ -89,20 +131,39 @@ class ModuleExecutor:
 
         Raises:
             Unsupported: the module returned something that is neither a tensor nor a sequence of tensors.
+            OutOfMemory, DeviceLost: the GPU failed, and nothing computes in its place.
             Exception: whatever the module itself raises.
         """
+        if self.device.type == "cpu":
+            return self._run(inputs, self.module, self.device)
+        why = "" if self._spare is None else self._spare.stands_in(time.monotonic())
+        if not why:
+            try:
+                with failures():
+                    return self._run(inputs, self.placed, self.device)
+            except (OutOfMemory, DeviceLost) as error:
+                if self._spare is None:
+                    raise
+                why = self._spare.failed(error, for_good=isinstance(error, DeviceLost))
+        return replace(self._run(inputs, self.module, torch.device("cpu")), note=why)
+
+    def _run(self, inputs: Sequence[torch.Tensor], module: nn.Module, device: torch.device) -> Execution:
         with torch.inference_mode():
             canonical = [canonical_input(tensor) for tensor in inputs]
             started = time.monotonic()
-            moved = [tensor.to(self.device) for tensor in canonical]
-            if self._seat is None:
-                outputs, engine = self.module(*moved), EAGER
+            moved = [tensor.to(device) for tensor in canonical]
+            if self._seat is None or module is not self.placed:
+                outputs, engine = module(*moved), EAGER
             else:
                 dense, engine = self._seat.run(moved)
                 outputs = self._read_out(*dense)
             results = fetched(outputs)
             elapsed = time.monotonic() - started
         return Execution(ordinary(results), elapsed, engine)
+
+    def fingerprint(self) -> Dict[str, Any]:
+        """What decides the bits of what it computes."""
+        return {**fingerprint(self.device), **self.engine_facts()}
 
     @property
     def engine(self) -> str:
@@ -115,7 +176,10 @@ class ModuleExecutor:
         return {ENGINE: told} if told else {}
 
     def engine_state(self) -> Tuple[str, bool]:
-        """How the engine stands, in words, and whether somebody should look at it."""
+        """How the engine or the GPU stands, in words, and whether somebody should look at it."""
+        why = "" if self._spare is None else self._spare.stands_in(time.monotonic())
+        if why:
+            return why, True
         return (self._unseated or EAGER, bool(self._unseated)) if self._seat is None else self._seat.state()
 
     def engine_ready(self, timeout_s: float) -> bool:
@@ -145,10 +209,35 @@ class ModuleExecutor:
         elif self.device.type == CPU and isinstance(backend, Direct):
             self._unseated = f"{EAGER}: engine {backend.name} is for device cuda, and this one is {self.device}"
         else:
-            network: nn.Module = self.module
-            if isinstance(self.module, Divided):
-                network, self._read_out = self.module.dense_part()
+            network: nn.Module = self.placed
+            if isinstance(self.placed, Divided):
+                network, self._read_out = self.placed.dense_part()
             self._seat = Seat(network, lambda inputs: as_tensors(network(*inputs)), backend)
+
+
+class Spare:
+    """Whether the CPU computes in a GPU's place: for a while when its memory ran out, for good when it was lost.
+
+    Args:
+        device: the GPU, as a user writes it.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._why = ""
+        self._pause_s = PAUSE_S
+        self._until_s = 0.0
+
+    def stands_in(self, now_s: float) -> str:
+        """Why it does now (monotonic); empty: it does not."""
+        return self._why if now_s < self._until_s else ""
+
+    def failed(self, error: EdgeOffloadError, for_good: bool) -> str:
+        """The GPU failed; why the CPU computes now."""
+        self._until_s = math.inf if for_good else time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
+        self._why = f"computed on the CPU in place of {self._device}: {error}"
+        return self._why
 
 
 def canonical_input(tensor: torch.Tensor) -> torch.Tensor:

@@ -73,6 +73,11 @@ class TensorSpec:
         """What :meth:`parse` reads."""
         return {"dtype": self.dtype, "shape": list(self.shape)}
 
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Its dtype as torch has it."""
+        return _DTYPES[self.dtype]
+
     def zeros(self) -> torch.Tensor:
         """A tensor of this kind, all zero."""
         return torch.zeros(self.shape, dtype=_DTYPES[self.dtype])

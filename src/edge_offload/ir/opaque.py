@@ -78,8 +78,9 @@ def _run(token: str, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
     module = _modules.get(token)
     if module is None:
         raise Unsupported(f"no part of a program is known here by {token[:12]}", remedy="trace the model first")
-    found: Tuple[torch.Tensor, ...] = module(*inputs)
-    return [tensor.clone() for tensor in found]
+    device = inputs[0].device if inputs else torch.device("cpu")
+    found: Tuple[torch.Tensor, ...] = module(*[tensor.cpu() for tensor in inputs])  # it has its own state there
+    return [tensor.to(device) if device.type != "cpu" else tensor.clone() for tensor in found]
 
 
 _LIBRARY.impl("opaque", _run, "CompositeExplicitAutograd")

@@ -94,7 +94,7 @@ class Outcome:
             round_trips=attempt.round_trips + lost_trips,
             clock_error_s=attempt.clock_error_s,
             emulated_slowdown=local.slowdown,
-            fallback_reason=reason,
+            fallback_reason=reason or attempt.note,
             hedged=self.hedged,
             wasted_s=wasted_s,
             engine=attempt.engine,

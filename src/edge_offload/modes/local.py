@@ -12,7 +12,7 @@ import torch
 
 from edge_offload.errors import BadInput
 from edge_offload.execute.engines.base import EAGER
-from edge_offload.execute.module import ModuleExecutor
+from edge_offload.execute.module import Execution, ModuleExecutor
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt
 
@@ -35,6 +35,7 @@ class LocalRunner:
         self.executor = executor
         self.slowdown = slowdown
         self._recent: Deque[float] = deque(maxlen=16)
+        self._on_gpu = True
 
     def expected_s(self) -> float:
         """Median of the latest computations, slowdown included (seconds); 0 before the first."""
@@ -59,16 +60,23 @@ class LocalRunner:
         if self.slowdown > 1.0:
             rest_s = (self.slowdown - 1.0) * execution.compute_s
             if enough is not None and enough.wait(rest_s):
-                return Attempt(execution.outputs, {"compute_robot": time.monotonic() - began}, engine=execution.engine)
+                return _attempt(execution, time.monotonic() - began)
             if enough is None:
                 time.sleep(rest_s)
         elapsed = time.monotonic() - began
+        if self._on_gpu != (not execution.note):  # what another device took says nothing of this one
+            self._on_gpu = not execution.note
+            self._recent.clear()
         self._recent.append(elapsed)
-        return Attempt(execution.outputs, {"compute_robot": elapsed}, engine=execution.engine)
+        return _attempt(execution, elapsed)
 
     def state(self) -> str:
         """Where it computes."""
         slowed = f", slowed {self.slowdown:g} times on purpose" if self.slowdown > 1.0 else ""
         words, _ = self.executor.engine_state()
         engine = "" if words == EAGER else f", {words}"
-        return f"ready on {self.executor.device}{slowed}{engine}"
+        return f"ready on {self.executor.where}{slowed}{engine}"
+
+
+def _attempt(execution: Execution, elapsed_s: float) -> Attempt:
+    return Attempt(execution.outputs, {"compute_robot": elapsed_s}, engine=execution.engine, note=execution.note)

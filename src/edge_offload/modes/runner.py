@@ -19,6 +19,7 @@ class Attempt:
     Attributes:
         behind_s: seconds of each stage that were spent behind the robot's own earlier requests.
         part_s: what took longest of the way, for which the next request has to wait; 0 where that is all of it.
+        note: why another device of the robot computed than was asked for; empty: none did.
     """
 
     outputs: Tuple[torch.Tensor, ...]
@@ -30,6 +31,7 @@ class Attempt:
     engine: str = EAGER
     behind_s: Mapping[str, float] = field(default_factory=dict)
     part_s: float = 0.0
+    note: str = ""
 
 
 class FailedAttempt(EdgeOffloadError):

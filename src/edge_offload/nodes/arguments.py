@@ -198,7 +198,7 @@ _RULES = (
     (choice("kapao_node", "detector_node"), "node"),
     (matching(r"none|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", "give package.module:Class, or none"), "detector"),
     (choice("street", "room", "none"), "world"),
-    (matching(r"auto|cpu|cuda(:\d+)?", "use one of: auto, cpu, cuda"), "device"),
+    (matching(r"auto|cpu|cuda(:\d+)?", "use one of: auto, cpu, cuda, cuda:n"), "device robot_device"),
     (matching(r"embedded|none|(tcp://)?[^/]+:\d+", "give embedded, none or host:port"), "server"),
     (model, "model"),
     (cores, "robot_cores server_cores"),

@@ -13,10 +13,10 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Unio
 import torch
 from torch import nn
 
+from edge_offload.companion.process import ExecutorProcess
 from edge_offload.execute.engines.base import EAGER
 from edge_offload.execute.engines.table import chosen
-from edge_offload.execute.fingerprint import fingerprint
-from edge_offload.execute.module import Inputs, ModuleExecutor, as_inputs, canonical_input
+from edge_offload.execute.module import Inputs, as_inputs, canonical_input
 from edge_offload.execute.tensors import specs_of
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.transport.client import Client
@@ -36,8 +36,9 @@ from edge_offload.modes.server import ServerRunner
 from edge_offload.power.states import StatePowers
 from edge_offload.runtime.joining import WORTH_JOINING_S, run_and_join
 from edge_offload.runtime.link_monitor import EVERY_S, LinkMonitor, Watch
-from edge_offload.runtime.preparation import Preparation, split_runner
+from edge_offload.runtime.preparation import Preparation
 from edge_offload.runtime.results import tell_result
+from edge_offload.runtime.robot_device import executor_of, split_runner
 from edge_offload.runtime.server_load import ServerLoad
 from edge_offload.split.model.objective import Objective
 from edge_offload.timing import Expected, InferenceReport
@@ -49,15 +50,12 @@ PREPARED = (Mode.REPLAY, Mode.SPLIT)
 class OffloadedModule:
     """A module of the robot that also runs on a server, mode by mode, call by call. Thread-safe.
 
-    Connecting and opening the model happen in the background: until the server is there, calls are answered locally
-    and say so. After any fault (connection lost, late reply, refusal, error of the server, unreadable reply) the call
-    is answered locally too; a late reply is dropped.
-
-    Pin the robot's threads (:func:`edge_offload.execute.threads.pin`) before making one: its fingerprint is taken then.
+    Connecting and opening the model happen in the background; until then, and after any fault (link lost, late reply,
+    refusal), calls are answered locally and say so. Pin threads (:mod:`edge_offload.execute.threads`) beforehand.
 
     Args:
         name: of the model in the registry (also the server's), or ``package.module:factory``.
-        module: the robot's own copy; put in eval mode and moved to ``device``.
+        module: the robot's own copy; put in eval mode. A GPU computes with a copy of it.
         client: the link, or None for a robot without a server. Its owner starts and closes it. Wire
             :meth:`link_changed` to its ``on_state``, and the model is open again before the next frame asks.
         options: what ``module`` was built with, for the server to build the same.
@@ -73,6 +71,7 @@ class OffloadedModule:
             ``server`` stands in for ``replay`` until that is ready, and while it is slower or an engine computes there.
         powers: of the robot by state, for the energy of forecasts; None: that is unknown (NaN).
         in_flight: calls that may be under way at once, by what :attr:`pace` says; it refuses none.
+        beside: who computes on the robot in place of this process (:mod:`edge_offload.companion`); closed with this.
 
     Attributes:
         row: calls in their order, which modes keep whose inferences do not overlap.
@@ -101,6 +100,7 @@ class OffloadedModule:
         candidates: Sequence[Mode] = CANDIDATES,
         powers: Optional[StatePowers] = None,
         in_flight: int = 1,
+        beside: Optional[ExecutorProcess] = None,
     ) -> None:
         self.name = name
         self.row, self.pace = Row(), Pace(in_flight)
@@ -109,7 +109,7 @@ class OffloadedModule:
         bridges = BRIDGE not in candidates and BRIDGED in candidates
         wanted = {Mode.LOCAL, *candidates, *((BRIDGE,) if bridges else ())}
         self._candidates = tuple(mode for mode in Mode if mode in wanted)
-        executor = ModuleExecutor(module, device, EAGER if exact else chosen(engine, name))
+        executor = executor_of(module, device, beside, name, options or {}, EAGER if exact else chosen(engine, name))
         self._local = LocalRunner(executor, robot_slowdown)
         self.forecaster = Forecaster(powers, self._expected)
         self._preparation = Preparation(self.forecaster) if bridges else None
@@ -127,14 +127,13 @@ class OffloadedModule:
         self._make_split: Optional[Callable[[], Runner]] = None
         self._runners: Dict[Mode, Runner] = {Mode.LOCAL: self._local}
         if client is not None:
-            module_hash = functools.partial(registry.state_hash, executor.module)
-            own = {**fingerprint(executor.device), **executor.engine_facts()}
             how = (codec, patience, exact, lambda: executor.engine)
-            self._server = ServerRunner(name, options or {}, client, module_hash, own, *how)
+            hashed = functools.partial(registry.state_hash, executor.module)
+            self._server = ServerRunner(name, options or {}, client, hashed, executor.fingerprint(), *how)
             self.add_runner(self._server)
-            source = (name, options or {}, executor.module, module_hash, self._local.run)
+            source = (name, options or {}, executor.module, hashed, self._local.run)
             link = {"client": client, "slowdown": robot_slowdown, "limits": patience, "power": powers}
-            self._make_split = lambda: split_runner(*source, objective=self._objective, **link)
+            self._make_split = lambda: split_runner(executor, *source, objective=self._objective, **link)
             if example is not None:
                 self._server.prepare(specs_of(as_inputs(example)))
 
@@ -204,8 +203,9 @@ class OffloadedModule:
         return Situation(now, forecasts, deadline_s, self._load.load(now), link=link)
 
     def close(self) -> None:
-        """End the threads that wait for late results. The link is its owner's."""
+        """End the threads that wait for late results, and what computes. The link is its owner's."""
         self._hedge.close()
+        self._local.executor.close()
 
     def link_changed(self, state: LinkState, cause: str) -> None:
         """For the client's ``on_state``: see ``client``."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Mapping, Set
+from typing import Mapping, Set
 
 from edge_offload.manager.forecast import Forecaster
 from edge_offload.manager.policy import BRIDGE, BRIDGED
 from edge_offload.mode import Mode
-from edge_offload.modes.runner import Runner
 
 #: Frames that the server answers before anything is prepared beside them, and seconds after which none is waited for.
 FIRST_FRAMES, FIRST_S = 10, 20.0
@@ -44,11 +43,3 @@ class Preparation:
             return f"it is prepared after {BRIDGED}"
         self._begun.add(mode)
         return ""
-
-
-def split_runner(*source: Any, **link: Any) -> Runner:
-    """Mode ``split``; planners and their solvers are imported by who asks for it alone."""
-    from edge_offload.modes.split.robot.opening import ModelSource
-    from edge_offload.modes.split.robot.runner import SplitRunner
-
-    return SplitRunner(ModelSource(*source), **link)

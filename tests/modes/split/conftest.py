@@ -19,6 +19,7 @@ from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.runtime.module import OffloadedModule
 from tests.modes.split import split_nets
 from tests.modes.split.waiting import until
+from tests.on_device import DEVICE, LAUNCHER
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +35,9 @@ class Server:
 
     def __init__(self, keys):
         path = os.pathsep.join([str(pathlib.Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1",
-                   "--keys", str(keys), "--weights-cache", str(pathlib.Path(keys) / "blobs"),
+        command = [*LAUNCHER, sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0",
+                   "--threads", "1", "--device", DEVICE, "--keys", str(keys),
+                   "--weights-cache", str(pathlib.Path(keys) / "blobs"),
                    "--allow", f"{NETS}:pictures", "--allow", f"{NETS}:listed"]  # fmt: skip
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
@@ -81,7 +83,7 @@ class Robot:
         self.client = Client(address, keys=KeyStore(keys), timings=TIMINGS)
         self.module = getattr(split_nets, factory)(**options).eval()
         self.offloaded = OffloadedModule(f"{NETS}:{factory}", self.module, self.client, options=options,
-                                         hedging=False, patience=UNHURRIED)  # fmt: skip
+                                         hedging=False, patience=UNHURRIED, device=DEVICE)  # fmt: skip
         self.client.start()
         self.client.wait_ready(60.0)
 

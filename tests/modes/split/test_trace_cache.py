@@ -18,6 +18,7 @@ from edge_offload.server.services.replica.replicas import ReplicaPool
 from edge_offload.server.services.split import models as split_models
 from edge_offload.server.services.split.models import SplitModels
 from edge_offload.server.services.split.trace_cache import TraceCache
+from edge_offload.split.runtime import places
 from edge_offload.split.runtime.profile import Profile
 from edge_offload.split.runtime.tracing import trace
 from tests.modes.split import split_nets
@@ -26,7 +27,7 @@ from tests.modes.split.waiting import until
 PICTURE = torch.randint(0, 256, (3, 48, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 
-def quick(network, repeats, tell=None):
+def quick(network, repeats, tell=None, device=None):
     """Stands for the measurement, which is another test's."""
     count = len(network.located.operators)
     points = (((1, 1e-3), (2, 2e-3)),) * count
@@ -36,7 +37,7 @@ def quick(network, repeats, tell=None):
 def started(folder, factory="pictures"):
     """The models of a server that has just been started."""
     name = f"tests.modes.split.split_nets:{factory}"
-    return SplitModels(ReplicaPool(torch.device("cpu"), [name]), TraceCache(folder))
+    return SplitModels(ReplicaPool(torch.device("cpu"), [name]), TraceCache(folder), places.Place())
 
 
 def opened(models, factory="pictures", sequence=None, seed=1):
@@ -58,7 +59,7 @@ def results(program):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(split_models, "measure", quick)
+    monkeypatch.setattr(places, "measure", quick)
     return tmp_path / "splits"
 
 
@@ -70,7 +71,7 @@ def never(*_args, **_others):
 def test_a_server_that_was_started_again_neither_traces_nor_measures(folder, monkeypatch, factory):
     before = opened(started(folder, factory), factory)
     monkeypatch.setattr(split_models, "trace", never)
-    monkeypatch.setattr(split_models, "measure", never)
+    monkeypatch.setattr(places, "measure", never)
     after = opened(started(folder, factory), factory, before.profile.sequence)
     assert after.profile == before.profile
     assert after.network.located.axes == before.network.located.axes
@@ -82,7 +83,7 @@ def test_the_profile_of_another_machine_is_measured_again(folder, monkeypatch):
     before = opened(started(folder))
     monkeypatch.setattr(split_models, "fingerprint", lambda device: {**fingerprint(device), "device_name": "another"})
     found = []
-    monkeypatch.setattr(split_models, "measure", lambda *args, **named: found.append(args) or quick(*args))
+    monkeypatch.setattr(places, "measure", lambda *args, **named: found.append(args) or quick(*args))
     opened(started(folder), sequence=before.profile.sequence)
     assert len(found) == 1
 

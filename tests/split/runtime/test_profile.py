@@ -110,8 +110,8 @@ def test_timing_a_network_leaves_its_state_alone() -> None:
 def test_a_slow_network_is_timed_less_often_and_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     given = network()
     passes = []
-    whole = profiling._pass
-    monkeypatch.setattr(profiling, "_pass", lambda *args: passes.append(1) or whole(*args))
+    whole = profiling._Passes._operators
+    monkeypatch.setattr(profiling._Passes, "_operators", lambda *args: passes.append(1) or whole(*args))
     monkeypatch.setattr(profiling, "ENOUGH_S", math.inf)
     measure(given, repeats=4, codecs=False)
     assert len(passes) == 5, "one to warm up"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import torch
 
@@ -43,6 +43,8 @@ class SceneCompleter:
 
     def __init__(self, weights: str = "", seed: int = 0, grid: Optional[VoxelGrid] = None) -> None:
         self.name = "sconet"
+        #: Runs the module in :meth:`complete`; None: it is called as it is.
+        self.executor: Optional[Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]] = None
         self.grid = grid or VoxelGrid()
         path = pathlib.Path(weights).expanduser() if weights else SHIPPED
         self.trained = bool(weights) or path.exists()
@@ -86,6 +88,8 @@ class SceneCompleter:
     def complete(self, points: Array) -> Array:
         """All steps here and now: labels uint8 [x, y, 32]."""
         occupancy = self.prepare(points)
+        if self.executor is not None:
+            return self.interpret(self.executor([occupancy]), occupancy)
         device = next(self.module.parameters()).device
         with torch.inference_mode():
             outputs = self.module(occupancy.to(device))

@@ -18,6 +18,7 @@ inline c10::DataPtr RemoteAllocator::allocate(size_t bytes) {
     }
     c10::Storage memory;
     if (fate != Fate::kWait) memory = in_host_memory([&] { return host_memory(bytes); });
+    if (s.lagging) new_memory(memory);
     auto* context = new_context(fate != Fate::kCompute, bytes);
     context->memory = std::move(memory);
     return pointer_to(context);
@@ -32,6 +33,7 @@ inline void grow(const c10::Storage& storage, int64_t bytes) {
   if (static_cast<int64_t>(storage.nbytes()) >= bytes) return;
   auto* implementation = storage.unsafeGetStorageImpl();
   check_room(bytes - static_cast<int64_t>(storage.nbytes()));
+  if (state().lagging) Streams::all().run(Streams::current());
   if (state().here) {
     const auto fill = [&](Key& key) { key.tag('S'); key.storage(implementation); key.tag('I'); key.put(bytes); };
     if (!state().watched || note_or_wait(kResize, fill) != Fate::kWait) {
@@ -111,6 +113,7 @@ inline Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
     TORCH_CHECK(source.device().is_cpu(), "edge_offload: cannot copy from ", source.device(), " to the virtual device");
     if (self.numel() == 0) return self;
     TORCH_CHECK(source.layout() == at::kStrided, "edge_offload: cannot copy a ", source.layout(), " tensor to the device");
+    if (state().lagging) { BelowAll below; upload_later(self, source, non_blocking); return self; }
     if (state().here) { write_here(self, source); return self; }
     Hold hold;
     note_special(kUpload, [&](Key& key) {
@@ -124,6 +127,7 @@ inline Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
   }
   TORCH_CHECK(self.device().is_cpu(), "edge_offload: cannot copy from the virtual device to ", self.device());
   if (source.numel() == 0) return self;
+  if (state().lagging) { BelowAll below; download_later(self, source, non_blocking); return self; }
   if (state().here) { read_here(source, [&](const Tensor& host) { copy_here(self, host); }); return self; }
   Hold hold;
   Tensor host = read(source);
@@ -131,6 +135,7 @@ inline Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
 }
 
 inline at::Scalar local_scalar_dense(const Tensor& self) {
+  if (state().lagging) Streams::all().wait(Streams::current());
   if (state().here) {
     at::Scalar value;
     read_here(self, [&](const Tensor& host) { value = host.item(); });

@@ -170,6 +170,7 @@ at::Generator new_generator() {
 void synchronize() {
   py::gil_scoped_release release;
   Hold hold;
+  if (state().lagging) Streams::all().wait_all();
   if (state().here) { if (state().waiting) leave(); return; }
   flush(kBarrier);
 }
@@ -309,6 +310,24 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     s.watched = watched;
     s.look = std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(look_s));
   }, py::arg("watched"), py::arg("look_s") = 0.0);
+  m.def("lag", [](uint32_t seed) {
+    TORCH_CHECK(state().here && !state().watched && state().next_id == 1, "edge_offload: calls lag where this process computes all of them");
+    state().lagging = true;
+    Streams::all().seed = seed;
+  });
+  m.def("lose", [] { state().lost = true; });
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  py::class_<Mark, std::shared_ptr<Mark>>(m, "Mark")
+      .def("wait", [](const Mark& mark) { Streams::all().wait(mark.stream, mark.place); }, unlocked)
+      .def_readonly("passed", &Mark::passed)
+      .def_property_readonly("seconds", [](const Mark& mark) { return std::chrono::duration<double>(mark.reached.time_since_epoch()).count(); });
+  m.def("new_stream", [] { return Streams::all().make(); });
+  m.def("current_stream", [] { return Streams::current(); });
+  m.def("use_stream", [](int64_t stream) { return std::exchange(Streams::current(), stream); });
+  m.def("mark", [](int64_t stream) { return Streams::all().mark(stream); }, unlocked);
+  m.def("follow", [](int64_t stream, std::shared_ptr<Mark> mark) { Streams::all().follow(stream, mark); }, unlocked);
+  m.def("wait_for_stream", [](int64_t stream) { Streams::all().wait(stream); }, unlocked);
+  m.def("cross", [](const Tensor& t) { context_of(t.storage().unsafeGetStorageImpl())->crossed = true; });
   m.def("keep", [](bool on) { state().keep = on; });
   m.def("owing", [](bool on) { state().owing = on; });
   m.def("wait_for", [](std::vector<uint32_t> segments) { state().awaited = std::move(segments); });

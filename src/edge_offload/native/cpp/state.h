@@ -72,6 +72,8 @@ struct Context {  // the owner of a device storage: what its fake pointer stands
   bool fresh = false;   // created in that segment
   bool listed = false;  // in State::listed: a segment that was noted has named it, so that the handler may know of it
   bool spare = false;   // among the spares of a thread, as long as it has no bytes
+  bool crossed = false;  // where calls lag (streams.h): another stream than the one that took the memory is known to use it,
+  int64_t stream = 0;    // ... and that one
   ~Context();
   inline c10::TensorImpl* seen(const c10::TensorImpl* mine) const;
   inline bool cut() const;  // made by the segment whose uses the handler learns
@@ -109,6 +111,8 @@ struct alignas(64) State {
   bool watched = false;  // ... and noted as well: the handler hears of every segment that ends in a read
   bool spoiled = false;  // no inference that could be known: nothing is noted until the next read
   bool busy = false;     // the handler is running
+  bool lagging = false;  // a test: what a GPU may do later happens later here, too (streams.h)
+  bool lost = false;     // ... and one whose device is gone
   std::atomic<uint32_t> gone{0};  // storages that the program has dropped
   CallLock calls;
   alignas(64) std::mutex deaths;
@@ -158,6 +162,8 @@ inline Forever forever;
 inline State& state() { return forever.state; }
 inline bool Context::cut() const { return fresh && epoch == state().cut; }
 
+inline int64_t& current_stream() { static thread_local int64_t stream = 0; return stream; }  // where calls lag
+
 // Takes the lock on calls; lets go of the GIL while it has to wait, because the holder may need it.
 struct Hold {
   std::unique_lock<CallLock> lock;
@@ -184,8 +190,10 @@ inline void hold_bytes(Context* context, int64_t bytes) {
   const int64_t now = (s.taken += more) - s.given;
   if (now > s.mark) s.mark = s.room.reached(now, storages(), s.here);
 }
+inline void let_go(Context* context);
 inline Context::~Context() {
   auto& s = state();
+  if (s.lagging) let_go(this);
   s.given += bytes;
   ++s.gone;
   if (!s.here && !(fresh && epoch == s.epoch)) s.room.untold += bytes;

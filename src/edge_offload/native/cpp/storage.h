@@ -8,6 +8,7 @@ inline Context* new_context(bool in_segment, int64_t bytes) {
   auto& s = state();
   std::unique_ptr<Context> context(new Context{s.next_id++});
   if (in_segment) { context->epoch = s.epoch; context->canonical = s.pending.values++; context->fresh = true; }
+  if (s.lagging) context->stream = current_stream();
   hold_bytes(context.get(), bytes);
   return context.release();
 }

@@ -69,6 +69,6 @@ inline bool is_set_to(const Tensor& self, const Tensor& source) {
   return self.storage().unsafeGetStorageImpl() == source.storage().unsafeGetStorageImpl() &&
          self.storage_offset() == source.storage_offset() && self.sizes() == source.sizes() && self.strides() == source.strides();
 }
-inline void record_stream(Tensor&, c10::Stream) {}
+inline void record_stream(Tensor& self, c10::Stream) { context_of(self.storage().unsafeGetStorageImpl())->crossed = true; }
 
 }  // namespace edge_offload

@@ -2,7 +2,7 @@
 // says which to wait for. The calls of one that is awaited are only noted, as for a server, until its read, when the
 // handler has robot and server compute it together; or until the program does something else.
 #pragma once
-#include "computing.h"
+#include "streams.h"
 
 namespace edge_offload {
 
@@ -138,7 +138,7 @@ inline Fate note_or_wait(const char* name, Fill fill) {
 struct Entered {
   std::optional<Hold> hold;
   bool at_once;
-  Entered() : at_once(true) { if (state().watched) { hold.emplace(); at_once = state().spoiled; } }
+  Entered() : at_once(!state().lagging) { if (state().watched) { hold.emplace(); at_once = state().spoiled; } }
 };
 
 // Memory that was there before this segment is about to change.
@@ -238,6 +238,7 @@ inline void compute(const c10::OperatorHandle& op, Stack* stack) {
   const size_t arguments = schema.arguments().size(), first = stack->size() - arguments;
   Computing computing(op, facts);
   ++s.count_calls;
+  if (s.lagging && queued(op, facts, stack)) return;
   if (!s.watched) {
     computing.run(stack, first);
     computing.give(stack, first, false, nullptr);

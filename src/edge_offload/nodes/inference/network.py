@@ -9,7 +9,10 @@ from typing import Any, ClassVar, Mapping, Optional, Sequence, Tuple
 
 import rospy
 
+from edge_offload.companion.process import choose
 from edge_offload.errors import BadInput
+from edge_offload.execute.engines.base import EAGER
+from edge_offload.execute.engines.table import chosen
 from edge_offload.execute.threads import pin
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.estimate.scheduling import words as of_machine
@@ -69,6 +72,7 @@ class Network:
         Param("candidates", [mode.value for mode in CANDIDATES], "modes that a policy may choose among"),
         Param("exact", False, "only modes whose results are those of the robot to the bit: without split"),
         Param("codec", "auto", "coding of what travels; auto is lossless"),
+        Param("device", "auto", "what computes here: auto (the GPU if there is one), cpu, cuda or cuda:n"),
         Param("engine", "eager", "what computes here: eager (torch), auto, or a name from 'edge-offload engines'"),
         Param("slowdown", 1.0, "factor by which compute on this machine is slowed on purpose (emulation)", low=1.0),
         Param("threads", 0, "compute threads; 0: torch's default", low=0),
@@ -93,11 +97,14 @@ class Network:
         if params["server"]:
             keys = KeyStore(params["keys"]) if params["keys"] else None
             self._client = Client(params["server"], keys=keys, on_state=self._link_changed)
+        engine = EAGER if params["exact"] else chosen(params["engine"], self.name)
+        device, companion = choose(params["device"], engine, params["threads"])
         self.module = OffloadedModule(
             self.name,
             self.estimator.module,
             self._client,
             options=self.options,
+            device=device,
             codec=params["codec"],
             engine=params["engine"],
             exact=params["exact"],
@@ -107,10 +114,11 @@ class Network:
             candidates=candidates,
             powers=self.powers,
             in_flight=params["in_flight"],
+            beside=companion,
         )
-        device = installed_device()
-        if self._client is not None and device is not None:
-            on_device = DeviceModule(device, self.estimator.module, self._client, params["codec"], self.patience)
+        virtual = installed_device()
+        if self._client is not None and virtual is not None:
+            on_device = DeviceModule(virtual, self.estimator.module, self._client, params["codec"], self.patience)
             for mode in DEVICE_MODES:
                 self.module.add_runner(DeviceRunner(mode, on_device))
         #: Modes that cannot run as this node was started, and what each of them lacks, in words.

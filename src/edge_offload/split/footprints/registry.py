@@ -136,21 +136,24 @@ class Site:
 
     def call(self, reader: Rows, /, **replaced: Any) -> List[Any]:
         """Run the overload with some arguments replaced by finished Python objects; the rest is read whole."""
-        names = tuple(replaced)
+        place: str = getattr(reader, "place", "cpu")  # values of a GPU's are there
+        names = (place, *replaced)
         slots = self._slots.get(names)
         if slots is None:
-            slots = self._slots[names] = self._arrange(names, reader)
+            slots = self._slots[names] = self._arrange(tuple(replaced), reader, place)
         positional: List[Any] = []
         keywords: Dict[str, Any] = {}
         for name, by_name, given, arg in slots:
-            value = replaced[name] if given is _REPLACED else resolve(arg, reader.whole) if given is _READ else given
+            value = (
+                replaced[name] if given is _REPLACED else resolve(arg, reader.whole, place) if given is _READ else given
+            )
             if by_name:
                 keywords[name] = value
             else:
                 positional.append(value)
         return flatten(overload(self.operator.name)(*positional, **keywords))
 
-    def _arrange(self, replaced: Tuple[str, ...], reader: Rows) -> Tuple[Slot, ...]:
+    def _arrange(self, replaced: Tuple[str, ...], reader: Rows, place: str) -> Tuple[Slot, ...]:
         """Where each argument goes and where it comes from: torch takes long to tell, and a runtime calls often."""
         slots: List[Slot] = []
         gap = False  # behind an argument left at its default, the rest goes by name
@@ -163,7 +166,7 @@ class Site:
                 gap = True
                 continue
             else:
-                given = _READ if mentions_tensor(arg) else resolve(arg, reader.whole)
+                given = _READ if mentions_tensor(arg) else resolve(arg, reader.whole, place)
             slots.append((name, gap or argument.kwarg_only, given, arg))
         return tuple(slots)
 

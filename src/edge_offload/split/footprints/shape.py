@@ -333,9 +333,11 @@ def pad(site: Site) -> Optional[Local]:
             sizes[axis] = high - low
             rows = rows.new_zeros(sizes)
         else:
-            rows = rows.index_select(axis, torch.tensor(index))
+            rows = rows.index_select(axis, torch.tensor(index).to(rows.device, non_blocking=True))
         if constant:
-            rows.index_fill_(axis, torch.tensor(constant), 0.0 if value is None else value)
+            rows.index_fill_(
+                axis, torch.tensor(constant).to(rows.device, non_blocking=True), 0.0 if value is None else value
+            )
         options = {"value": value} if mode == "constant" and value is not None else {}
         trimmed = _without_trailing_zeros(amounts)
         return [functional.pad(rows, trimmed, mode=mode, **options) if trimmed else rows]

@@ -160,10 +160,10 @@ def average_pool(site: Site) -> Optional[Local]:
         sums = pool(rows, kernel, stride, divisor_override=1)
         if fixed is not None:
             return [sums / fixed]
-        counted = torch.ones((1, 1, *rows.shape[-rank:]), dtype=rows.dtype)
+        counted = torch.ones((1, 1, *rows.shape[-rank:]), dtype=rows.dtype, device=rows.device)
         for k, origin in enumerate(given["origins"]):
             pad = padding[k] if count_padding else 0
-            place = torch.arange(rows.shape[k - rank]) + origin
+            place = torch.arange(rows.shape[k - rank], device=rows.device) + origin
             inside = (place >= -pad) & (place < shape[k] + pad)
             counted = counted * inside.to(rows.dtype).reshape([-1 if j == k else 1 for j in range(rank)])
         counts = pool(counted, kernel, stride, divisor_override=1)
@@ -324,11 +324,16 @@ def _resize(site: Site, name: str, value: torch.Tensor, sizes: List[int], keep: 
 _SCALE_NAMES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
 
 
+def _beside(rows: torch.Tensor, small: torch.Tensor) -> torch.Tensor:
+    """A small tensor of the host where the rows are."""
+    return small.to(rows.device, non_blocking=True)
+
+
 def _mix(rows: torch.Tensor, band: torch.Tensor, axis: int) -> torch.Tensor:
     """Output rows as the weighted sums that ``band`` says; plain selection where every weight is one."""
     if bool(((band == 1).sum(dim=1) == 1).all()) and bool(((band != 0).sum(dim=1) == 1).all()):
-        return rows.index_select(axis, (band == 1).to(torch.int8).argmax(dim=1))
-    mixed: torch.Tensor = torch.tensordot(rows, band, dims=([axis], [1])).movedim(-1, axis)
+        return rows.index_select(axis, _beside(rows, (band == 1).to(torch.int8).argmax(dim=1)))
+    mixed: torch.Tensor = torch.tensordot(rows, _beside(rows, band), dims=([axis], [1])).movedim(-1, axis)
     return mixed
 
 

@@ -64,6 +64,8 @@ class LocalityMap:
     stored: Tuple[Tuple[Optional[int], ...], ...] = field(default=(), repr=False, compare=False)
     kernels: Kernels = field(default_factory=lambda: Kernels(()), repr=False, compare=False)
 
+    _elsewhere: Dict[str, Kernels] = field(default_factory=dict, repr=False, compare=False)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "made_by", tuple(operator.makes() for operator in self.sequence.operators))
         object.__setattr__(self, "producer", self.sequence.producer())
@@ -73,6 +75,15 @@ class LocalityMap:
             for found, operator in zip(self.operators, self.sequence.operators)
         ]
         object.__setattr__(self, "stored", tuple(stored))
+
+    def kernels_on(self, device: torch.device) -> Kernels:
+        """:attr:`kernels` on this device."""
+        if device.type == "cpu":
+            return self.kernels
+        found = self._elsewhere.get(str(device))
+        if found is None:
+            found = self._elsewhere[str(device)] = Kernels(self.sequence.operators, str(device))
+        return found
 
     def length(self, number: int) -> int:
         """Rows of a value; 1 if it exists only whole."""

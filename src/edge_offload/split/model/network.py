@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from typing import Optional, Tuple
 
 import torch
@@ -31,3 +32,10 @@ class Network:
     inputs: Tuple[torch.Tensor, ...]
     readout: Optional[nn.Module] = None
     module: Optional[nn.Module] = None
+
+    def on(self, device: torch.device) -> Network:
+        """The same with its sample input and its module on a device; they are there when this returns."""
+        if device.type == "cpu":
+            return self
+        module = None if self.module is None else copy.deepcopy(self.module).to(device)
+        return replace(self, inputs=tuple(tensor.to(device) for tensor in self.inputs), module=module)

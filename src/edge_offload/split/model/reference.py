@@ -16,6 +16,8 @@ from edge_offload.split.footprints.registry import Local, Locality
 from edge_offload.split.model.locality import LocalityMap
 from edge_offload.split.model.plan import Plan, Side, Step, Transfer
 
+HOST = torch.device("cpu")
+
 VIEWS = ("aten._unsafe_view",)
 """Views that do not call themselves one."""
 
@@ -26,11 +28,13 @@ class Half(Values):
     Args:
         located: the sequence and its axes.
         shared: what both sides have.
+        device: where the values are.
     """
 
-    def __init__(self, located: LocalityMap, shared: Mapping[int, torch.Tensor]) -> None:
-        super().__init__(located.kernels, {}, located.stored)
+    def __init__(self, located: LocalityMap, shared: Mapping[int, torch.Tensor], device: torch.device = HOST) -> None:
+        super().__init__(located.kernels_on(device), {}, located.stored)
         self.located = located
+        self.device, self.place = device, str(device)
         self.shared = shared
         self.pieces: Dict[int, List[Tuple[int, torch.Tensor]]] = {}
 
@@ -50,7 +54,7 @@ class Half(Values):
         value = self.located.sequence.values[number]
         shape = list(value.shape)
         shape[axis] = high - low
-        result = poison(shape, getattr(torch, value.dtype))
+        result = poison(shape, getattr(torch, value.dtype), self.device)
         for start, piece in self.pieces.get(number, []):
             first, last = max(low, start), min(high, start + piece.shape[axis])
             if first < last:
@@ -67,7 +71,7 @@ class Half(Values):
         if found:
             return found[0][1]
         value = self.located.sequence.values[number]
-        return poison(list(value.shape), getattr(torch, value.dtype))
+        return poison(list(value.shape), getattr(torch, value.dtype), self.device)
 
     def has(self, number: int, low: int, high: int) -> bool:
         """Whether all of these rows are here."""
@@ -122,15 +126,16 @@ class Half(Values):
         return self.kernels[index](fetch)
 
 
-def poison(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def poison(shape: Sequence[int], dtype: torch.dtype, device: torch.device = HOST) -> torch.Tensor:
     """A tensor that spoils whatever is computed from it: NaN, or the smallest number of an integer dtype.
 
     A size that only running tells is taken as 1.
     """
     shape = [abs(size) for size in shape]
     if dtype.is_floating_point or dtype.is_complex:
-        return torch.full(list(shape), float("nan"), dtype=dtype)
-    return torch.full(list(shape), False if dtype == torch.bool else torch.iinfo(dtype).min, dtype=dtype)
+        return torch.full(list(shape), float("nan"), dtype=dtype, device=device)
+    worst = False if dtype == torch.bool else torch.iinfo(dtype).min
+    return torch.full(list(shape), worst, dtype=dtype, device=device)
 
 
 def shared_values(located: LocalityMap, constants: Mapping[str, torch.Tensor]) -> Dict[int, torch.Tensor]:
@@ -142,6 +147,11 @@ def shared_values(located: LocalityMap, constants: Mapping[str, torch.Tensor]) -
             if entry.kind is Locality.FREE:
                 shared.compute(index)
     return shared.held
+
+
+def on_device(values: Mapping[int, torch.Tensor], device: torch.device) -> Dict[int, torch.Tensor]:
+    """Values of the host where a half is computed; they are there when this returns."""
+    return dict(values) if device.type == "cpu" else {number: tensor.to(device) for number, tensor in values.items()}
 
 
 @torch.no_grad()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import Dict, List, Mapping, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from edge_offload.split.footprints.registry import Range
 from edge_offload.split.model.check import add, covers
 from edge_offload.split.model.locality import LocalityMap
-from edge_offload.split.model.reference import Half
+from edge_offload.split.model.reference import HOST, Half
 
 
 class PieceHalf(Half):
@@ -23,10 +23,17 @@ class PieceHalf(Half):
         located: the sequence and its axes.
         shared: what both sides have.
         gathered: values that come in several pieces -> all the rows that will come.
+        device: where the values are.
     """
 
-    def __init__(self, located: LocalityMap, shared: Mapping[int, torch.Tensor], gathered: Mapping[int, Range]) -> None:
-        super().__init__(located, shared)
+    def __init__(
+        self,
+        located: LocalityMap,
+        shared: Mapping[int, torch.Tensor],
+        gathered: Mapping[int, Range],
+        device: torch.device = HOST,
+    ) -> None:
+        super().__init__(located, shared, device)
         self._gathered = gathered
         self._buffers: Dict[int, Tuple[int, torch.Tensor]] = {}
         self._here: Dict[int, List[Range]] = {}
@@ -38,16 +45,46 @@ class PieceHalf(Half):
         if hull is None:
             super().put(number, low, tensor)
             return
+        start, buffer = self._buffer(number, tensor)
         axis = self.located.axes[number]
+        buffer.narrow(axis, low - start, tensor.shape[axis]).copy_(tensor)
+        self._note(number, low, tensor)
+
+    def take(self, number: int, low: int, tensor: torch.Tensor) -> None:
+        """Own rows that come from elsewhere, on the host."""
+        self.put(number, low, tensor)
+
+    def advance(self, steps: Sequence[Tuple[int, int, int]], unused: Iterable[Sequence[int]]) -> None:
+        """Compute the next block of steps; arguments as :meth:`run`."""
+        self.run(steps, unused)
+
+    def catch_up(self) -> None:
+        """Wait for all blocks."""
+
+    def fetch(self, number: int, low: int, high: int, blocks: int) -> torch.Tensor:
+        """Rows [low, high) of a value, or all of one without rows, on the host; the first ``blocks`` make them."""
+        return self.rows(number, low, high) if number in self.located.axes else self.whole(number)
+
+    def seconds(self) -> Optional[float]:
+        """What the device says that it computed for so far; None where that is the caller's own time."""
+        return None
+
+    def _buffer(self, number: int, tensor: torch.Tensor) -> Tuple[int, torch.Tensor]:
+        """Room for all the rows of a value that ``tensor`` is a part of, and which row is its first."""
+        low, high = self._gathered[number]
         with self._lock:  # two threads must not make a buffer each, nor lose what the other notes
             if number not in self._buffers:
                 shape = list(tensor.shape)
-                shape[axis] = hull[1] - hull[0]
-                self._buffers[number] = (hull[0], torch.empty(shape, dtype=tensor.dtype))
-            start, buffer = self._buffers[number]
-        buffer.narrow(axis, low - start, tensor.shape[axis]).copy_(tensor)
+                shape[self.located.axes[number]] = high - low
+                self._buffers[number] = (low, self._room(number, shape, tensor.dtype))
+            return self._buffers[number]
+
+    def _room(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def _note(self, number: int, low: int, tensor: torch.Tensor) -> None:
         with self._lock:
-            add(self._here, number, (low, low + tensor.shape[axis]))
+            add(self._here, number, (low, low + tensor.shape[self.located.axes[number]]))
 
     def rows(self, number: int, low: int, high: int) -> torch.Tensor:
         """See :class:`Half`."""

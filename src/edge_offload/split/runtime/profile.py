@@ -19,6 +19,8 @@ import torch
 
 from edge_offload import background, records
 from edge_offload.errors import BadInput, ProtocolError
+from edge_offload.execute.clocks import Clock, busy_clock, clock_of
+from edge_offload.execute.devices import failures
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.sequence_runner import Values
 from edge_offload.execute.tensors import pack, unpack
@@ -29,9 +31,8 @@ from edge_offload.split.footprints.registry import Locality
 from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost, fit
 from edge_offload.split.model.locality import LocalityMap
 from edge_offload.split.model.network import Network
-from edge_offload.split.model.reference import shared_values
+from edge_offload.split.model.reference import HOST, on_device, shared_values
 from edge_offload.split.runtime.half import PieceHalf
-from edge_offload.split.runtime.progress import busy_clock
 
 FRACTIONS = (1.0, 0.5, 0.25, 0.0)
 """Slice sizes at which a local operator is measured, as fractions of its rows; 0 stands for a single row."""
@@ -159,9 +160,10 @@ class Profile:
 class _Values(Values):
     """Whole values of one run, as a rule's ``run`` reads them."""
 
-    def __init__(self, network: Network, shared: Mapping[int, torch.Tensor]) -> None:
-        super().__init__(network.located.kernels, shared)
+    def __init__(self, network: Network, shared: Mapping[int, torch.Tensor], device: torch.device) -> None:
+        super().__init__(network.located.kernels_on(device), shared)
         self.located = network.located
+        self.place = str(device)
         self.held.update(zip(network.program.sequence.inputs, network.inputs))
 
     def rows(self, number: int, low: int, high: int) -> torch.Tensor:
@@ -174,6 +176,7 @@ def measure(
     repeats: int = 5,
     codecs: bool = True,
     tell: Callable[[str], None] = lambda what: None,
+    device: torch.device = HOST,
 ) -> Profile:
     """Time every operator on real intermediate values: whole in passes over the network, then slices of several sizes.
 
@@ -183,17 +186,32 @@ def measure(
     thread the time is the processor's, so that inferences beside it cost accuracy but no more; with several it is only
     worth something on an idle machine. Between the passes the network is run as it is, without a plan. ``tell`` hears
     how far it is.
+
+    On a GPU the time is that between two of its events, behind a warm-up; ``network`` and its values are copied there.
+
+    Raises:
+        OutOfMemory, DeviceLost: the GPU failed.
     """
+    with failures():
+        network = network.on(device)
+        clock = clock_of(device)
+        with clock.within():
+            return _measure(network, repeats, codecs, tell, device, clock)
+
+
+def _measure(
+    network: Network, repeats: int, codecs: bool, tell: Callable[[str], None], device: torch.device, clock: Clock
+) -> Profile:
     located, sequence = network.located, network.program.sequence
-    shared = shared_values(located, network.program.constants)
+    shared = on_device(shared_values(located, network.program.constants), device)
     dead = free_after(sequence)
     tell("timing the network as a whole")
-    in_place, alone_s = _passes(network, shared, dead, repeats, tell)
-    values = _Values(network, shared)
+    in_place, alone_s = _Passes(network, shared, dead, device, clock).run(repeats, tell)
+    values = _Values(network, shared, device)
     measured: List[Points] = []
     coded: Dict[int, Tuple[CodecSpeed, ...]] = {}
     if codecs:
-        coded = {number: codec_speeds(tensor) for number, tensor in zip(sequence.inputs, network.inputs)}
+        coded = {number: codec_speeds(tensor.cpu()) for number, tensor in zip(sequence.inputs, network.inputs)}
     for index, (operator, entry) in enumerate(zip(sequence.operators, located.operators)):
         background.check()
         tell(f"timing operator {index + 1} of {len(sequence.operators)}")
@@ -201,87 +219,98 @@ def measure(
             measured.append(())
             continue
         values.compute(index)
-        measured.append(_points(values, index, repeats, statistics.median(seconds[index] for seconds in in_place)))
+        whole_s = statistics.median(seconds[index] for seconds in in_place)
+        measured.append(_points(values, index, repeats, whole_s, clock))
         if codecs:
             # a view has the bytes of what it is a view of
             sources = dict(operator.aliases)
             for position, number in enumerate(operator.outputs):
                 if number is not None:
                     known = coded.get(sources.get(position, -1))
-                    coded[number] = codec_speeds(values.held[number]) if known is None else known
+                    coded[number] = codec_speeds(values.held[number].cpu()) if known is None else known
         for number in dead[index]:
             values.forget(number)
     axes = {number: located.axes[number] for number in sequence.inputs if number in located.axes}
     whole_s = statistics.median(sum(seconds) for seconds in in_place)
-    return Profile(network.name, sequence_hash(sequence), axes, fingerprint("cpu"), tuple(measured),
+    return Profile(network.name, sequence_hash(sequence), axes, fingerprint(device), tuple(measured),
                    {number: found for number, found in coded.items() if found}, whole_s, alone_s)  # fmt: skip
 
 
-def _passes(
-    network: Network,
-    shared: Mapping[int, torch.Tensor],
-    dead: Sequence[Sequence[int]],
-    repeats: int,
-    tell: Callable[[str], None],
-) -> Tuple[List[List[float]], float]:
-    """Seconds of every operator in up to ``repeats`` passes, and the median of the network alone.
+class _Passes:
+    """The network as a whole, again and again: operator by operator, and as it runs without a plan."""
 
-    One pass warms up; the network alone is run in turn with the passes.
-    """
-    found: List[List[float]] = []
-    alone: List[float] = []
-    began = time.monotonic()
-    while len(found) <= repeats and (len(found) < 2 or time.monotonic() - began < ENOUGH_S):
-        tell(f"timing the network as a whole, pass {len(found) + 1}")
-        found.append(_pass(network, shared, dead))
-        alone.append(_alone(network, shared, dead))
-    return found[1:], statistics.median(alone[1:])
+    def __init__(
+        self,
+        network: Network,
+        shared: Mapping[int, torch.Tensor],
+        dead: Sequence[Sequence[int]],
+        device: torch.device,
+        clock: Clock,
+    ) -> None:
+        self._network, self._shared, self._dead = network, shared, dead
+        self._device, self._clock = device, clock
+
+    def run(self, repeats: int, tell: Callable[[str], None]) -> Tuple[List[List[float]], float]:
+        """Seconds of every operator in up to ``repeats`` passes, and the median of the network alone.
+
+        One pass warms up; the network alone is run in turn with the passes.
+        """
+        found: List[List[float]] = []
+        alone: List[float] = []
+        began = time.monotonic()
+        while len(found) <= repeats and (len(found) < 2 or time.monotonic() - began < ENOUGH_S):
+            tell(f"timing the network as a whole, pass {len(found) + 1}")
+            found.append(self._operators())
+            alone.append(self._alone())
+        return found[1:], statistics.median(alone[1:])
+
+    def _alone(self) -> float:
+        """Seconds of one inference without a plan: of the model itself, or of its record, call by call."""
+        network, clock = self._network, self._clock
+        values = _Values(network, self._shared, self._device)
+        threading.Event().wait(PAUSE_S)
+        began = clock.mark()
+        if network.module is not None:
+            network.module(*network.inputs)
+            return clock.seconds(began, clock.mark())
+        for index, entry in enumerate(network.located.operators):
+            background.check()
+            if entry.kind is not Locality.FREE:
+                values.run([(index, 0, entry.length)], [self._dead[index]])
+        return clock.seconds(began, clock.mark())
+
+    def _operators(self) -> List[float]:
+        """Seconds of every operator, whole, in one pass over the network; 0 for free operators.
+
+        As the runtime computes it: after a pause, as between two frames, with the runtime's own keeping of values, and
+        giving their memory back counts.
+        """
+        network, clock = self._network, self._clock
+        half = PieceHalf(network.located, self._shared, {}, self._device)
+        for number, tensor in zip(network.program.sequence.inputs, network.inputs):
+            half.put(number, 0, tensor)
+        threading.Event().wait(PAUSE_S)
+        marks: List[Any] = []
+        for index, entry in enumerate(network.located.operators):
+            background.check()
+            if entry.kind is Locality.FREE:
+                continue
+            marks.append((index, clock.mark()))
+            half.run([(index, 0, entry.length)], [self._dead[index]])
+            marks.append((index, clock.mark()))
+        seconds = [0.0] * len(network.located.operators)
+        for (index, began), (_, ended) in zip(marks[::2], marks[1::2]):
+            seconds[index] = clock.seconds(began, ended)
+        return seconds
 
 
-def _alone(network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[Sequence[int]]) -> float:
-    """Seconds of one inference without a plan: of the model itself, or of its record, call by call."""
-    values = _Values(network, shared)
-    threading.Event().wait(PAUSE_S)
-    began = time.perf_counter()
-    if network.module is not None:
-        network.module(*network.inputs)
-        return time.perf_counter() - began
-    for index, entry in enumerate(network.located.operators):
-        background.check()
-        if entry.kind is not Locality.FREE:
-            values.run([(index, 0, entry.length)], [dead[index]])
-    return time.perf_counter() - began
-
-
-def _pass(network: Network, shared: Mapping[int, torch.Tensor], dead: Sequence[Sequence[int]]) -> List[float]:
-    """Seconds of every operator, whole, in one pass over the network; 0 for free operators.
-
-    As the runtime computes it: after a pause, as between two frames, with the runtime's own keeping of values, and
-    giving their memory back counts.
-    """
-    located, sequence = network.located, network.program.sequence
-    half = PieceHalf(located, shared, {})
-    for number, tensor in zip(sequence.inputs, network.inputs):
-        half.put(number, 0, tensor)
-    threading.Event().wait(PAUSE_S)
-    seconds: List[float] = []
-    for index, entry in enumerate(located.operators):
-        background.check()
-        if entry.kind is Locality.FREE:
-            seconds.append(0.0)
-            continue
-        began = time.perf_counter()
-        half.run([(index, 0, entry.length)], [dead[index]])
-        seconds.append(time.perf_counter() - began)
-    return seconds
-
-
-def _points(values: _Values, index: int, repeats: int, in_place_s: float) -> Points:
+def _points(values: _Values, index: int, repeats: int, in_place_s: float, clock: Clock) -> Points:
     entry = values.located.operators[index]
     local = entry.local
     if local is None:
         return ((1, in_place_s),)
-    slow = in_place_s > SLOW_S
+    on_host = values.place == "cpu"
+    slow = in_place_s > SLOW_S and on_host
     found: List[Tuple[int, float]] = []
     for size in sorted({max(1, round(entry.length * fraction)) for fraction in FRACTIONS}):
         if slow and size == entry.length:
@@ -290,12 +319,13 @@ def _points(values: _Values, index: int, repeats: int, in_place_s: float) -> Poi
         low = (entry.length - size) // 2
         seconds = []
         for _ in range(1 if slow else repeats + 1):
-            began = busy_clock()
+            began, mark = busy_clock(), clock.mark()
             if size == entry.length:
                 values.kernels[index](values.whole)
             else:
                 local.run(low, low + size, values)
-            seconds.append(busy_clock() - began)
+            busy_s = busy_clock() - began
+            seconds.append(busy_s if on_host else clock.seconds(mark, clock.mark()))
         found.append((size, seconds[0] if slow else statistics.median(seconds[1:])))
     scale = in_place_s / max(found[-1][1], 1e-9)
     return tuple((size, repeated_s * scale) for size, repeated_s in found)

@@ -9,11 +9,12 @@ from typing import Callable, Dict, List, Mapping, Optional, Set, Tuple
 import torch
 
 from edge_offload.errors import ProtocolError
+from edge_offload.execute.clocks import busy_clock
 from edge_offload.split.footprints.registry import Range
 from edge_offload.split.model.check import add, covers
 from edge_offload.split.model.locality import LocalityMap
 from edge_offload.split.model.plan import Side, Transfer
-from edge_offload.split.runtime.half import PieceHalf
+from edge_offload.split.runtime.places import Place
 from edge_offload.split.runtime.tables import ReadyPlan
 
 
@@ -26,6 +27,7 @@ class Progress:
         located: the sequence and its axes.
         shared: what both sides have (see :func:`edge_offload.split.model.reference.shared_values`).
         slowdown: emulate a machine that is so many times slower.
+        place: where this half is computed, with ``shared`` there.
     """
 
     def __init__(
@@ -35,15 +37,18 @@ class Progress:
         located: LocalityMap,
         shared: Mapping[int, torch.Tensor],
         slowdown: float = 1.0,
+        place: Optional[Place] = None,
     ) -> None:
         self.ready = ready
         self.side = side
         self.located = located
         self.mine = ready.sides[side]
-        self.half = PieceHalf(located, shared, self.mine.gathered)
-        self.compute_s = 0.0
+        self.half = (place or Place()).half(ready, side, located, shared)
+        self._own_s = 0.0
+        self._given: Dict[int, torch.Tensor] = {}
         self.rows_computed = 0
         self._slowdown = slowdown
+        self._slowed_s = 0.0
         self._done = 0
         self._sent = 0
         self._arrived: Set[int] = set()
@@ -70,13 +75,24 @@ class Progress:
                 raise ProtocolError(f"rows [{low}, {high}) of transfer {index} are not awaited")
         return shape_of(self.located, transfer.value, low, high)
 
+    def give(self, number: int, tensor: torch.Tensor) -> None:
+        """An input of the sequence, on the host (the robot's side)."""
+        self._given[number] = tensor
+        if number in self.mine.reads:
+            self.half.take(number, 0, tensor)
+
     def arrive(self, index: int, low: int, tensor: torch.Tensor) -> None:
         """Rows of an incoming transfer are here (from ``low`` on)."""
         transfer = self.transfer(index)
         axis = self.located.axes.get(transfer.value)
         high = low + (1 if axis is None else tensor.shape[axis])
+        number = transfer.value
+        stays = number not in self.mine.reads and tuple(tensor.shape) == self.located.sequence.values[number].shape
         with self._changed:
-            self.half.put(transfer.value, low, tensor)
+            if stays:  # a result that is there at once, which nothing here is computed from
+                self._given[number] = tensor
+            else:
+                self.half.take(number, low, tensor)
             add(self._pieces, index, (low, high))
             if covers(self._pieces[index], (transfer.low, transfer.high)):
                 self._arrived.add(index)
@@ -94,11 +110,15 @@ class Progress:
         block = self.mine.blocks[self._done]
         places = slice(block.first, block.last + 1)
         steps = self.ready.plan.steps(self.side)[places]
-        self.half.run(steps, self.mine.dead[places])
+        self.half.advance(steps, self.mine.dead[places])
         self.rows_computed += sum(step.high - step.low for step in steps)
         if self._slowdown > 1.0:
-            time.sleep((self._slowdown - 1.0) * (busy_clock() - busy))
-        self.compute_s += time.perf_counter() - began
+            self.half.catch_up()
+            device_s = self.half.seconds()
+            busy_s = busy_clock() - busy if device_s is None else device_s - self._slowed_s
+            time.sleep((self._slowdown - 1.0) * busy_s)
+            self._slowed_s = device_s or 0.0
+        self._own_s += time.perf_counter() - began
         with self._changed:
             self._done += 1
 
@@ -116,9 +136,19 @@ class Progress:
         return found
 
     def payload(self, index: int, low: int, high: int) -> torch.Tensor:
-        """Rows [low, high) of an outgoing transfer, as they are here."""
+        """Rows [low, high) of an outgoing transfer, as they are here, on the host."""
         number = self.transfer(index).value
-        return self.half.rows(number, low, high) if number in self.located.axes else self.half.whole(number)
+        given = self._given.get(number)
+        if given is None:
+            return self.half.fetch(number, low, high, self.ready.compiled.after[index][0])
+        axis = self.located.axes.get(number)
+        return given if axis is None else given.narrow(axis, low, high - low)
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds that own steps took; where a GPU computes, of those that somebody has waited for."""
+        device_s = self.half.seconds()
+        return self._own_s if device_s is None else device_s * self._slowdown
 
     @property
     def computed(self) -> bool:
@@ -132,7 +162,11 @@ class Progress:
 
     def results(self) -> Tuple[torch.Tensor, ...]:
         """The outputs (the robot's side, when finished)."""
-        return tuple(self.half.whole(number) for number in self.located.sequence.outputs)
+        return tuple(self._result(number) for number in self.located.sequence.outputs)
+
+    def _result(self, number: int) -> torch.Tensor:
+        given = self._given.get(number)
+        return self.half.fetch(number, 0, self.located.length(number), self._done) if given is None else given
 
     def fail(self, error: BaseException) -> None:
         """End the waiting; the first failure counts."""
@@ -156,11 +190,6 @@ class Progress:
         if self._failure is not None:
             raise self._failure
         return True
-
-
-def busy_clock() -> float:
-    """Seconds of work that an emulated slowdown multiplies: not the waiting for the interpreter or for a core."""
-    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def shape_of(located: LocalityMap, number: int, low: int, high: int) -> Tuple[str, Tuple[int, ...]]:

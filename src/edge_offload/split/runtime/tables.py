@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Sequence, Set, Tuple
 
 from edge_offload.split.footprints.registry import Range
 from edge_offload.split.model.check import check
@@ -27,6 +27,7 @@ class SidePlan:
         receives: the other side's transfers.
         dead: step -> values that nobody on this side needs behind it.
         gathered: values that come in several pieces -> their rows.
+        reads: values that its steps read.
     """
 
     blocks: Tuple[Block, ...]
@@ -34,6 +35,7 @@ class SidePlan:
     receives: Tuple[int, ...]
     dead: Tuple[Tuple[int, ...], ...]
     gathered: Mapping[int, Range]
+    reads: FrozenSet[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,11 @@ def _side(compiled: Compiled, located: LocalityMap, side: Side, pieces: bool) ->
     steps, blocks = plan.steps(side), compiled.blocks[side]
     last_use: Dict[int, int] = {}
     made: Dict[int, List[Range]] = {}
+    reads: Set[int] = set()
     for place, step in enumerate(steps):
         for number in located.footprint(step.operator, step.low, step.high):
             last_use[number] = place
+            reads.add(number)
         for number in located.made_by[step.operator]:
             last_use.setdefault(number, place)
             made.setdefault(number, []).append((step.low, step.high))
@@ -99,6 +103,7 @@ def _side(compiled: Compiled, located: LocalityMap, side: Side, pieces: bool) ->
         tuple(index for index in order if plan.transfers[index].sender is not side),
         tuple(map(tuple, dead)),
         gathered,
+        frozenset(reads),
     )
 
 

@@ -9,12 +9,13 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from edge_offload import background
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
+from edge_offload.execute.clocks import busy_clock
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import Reply
 from edge_offload.modes.runner import Attempt
@@ -24,7 +25,8 @@ from edge_offload.split.model.network import Network
 from edge_offload.split.model.plan import Side
 from edge_offload.split.planners.table import PlanTable
 from edge_offload.split.runtime.pieces import cut, decode_piece, encode_piece
-from edge_offload.split.runtime.progress import Progress, busy_clock
+from edge_offload.split.runtime.places import Place
+from edge_offload.split.runtime.progress import Progress
 from edge_offload.split.runtime.tables import ReadyPlan
 from edge_offload.timing import Expected
 
@@ -46,7 +48,7 @@ class Planned:
         plans: the distinct ones that are in force on both sides.
         place: entry of the table -> place among ``plans``.
         times: what they are expected to take at any bandwidth.
-        shared: what both sides have.
+        shared: what both sides have, on the robot's device.
     """
 
     network: Network
@@ -92,14 +94,15 @@ class Frame:
         place: int,
         number: int,
         inputs: Sequence[torch.Tensor],
+        where: Optional[Place] = None,
     ) -> None:
         self._client, self._threads, self._slowdown = client, threads, slowdown
         self._planned, self._place = planned, place
         self._who = {"handle": handle, "run": number}
         self.progress = Progress(planned.plans[place], Side.ROBOT, planned.network.located, planned.shared,
-                                 slowdown)  # fmt: skip
+                                 slowdown, where)  # fmt: skip
         for value, tensor in zip(planned.network.program.sequence.inputs, inputs):
-            self.progress.half.put(value, 0, tensor)
+            self.progress.give(value, tensor)
         self.bytes_up = self.bytes_down = 0
         self._round_trips = 0
         self._rows_server = 0

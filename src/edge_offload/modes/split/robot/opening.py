@@ -34,10 +34,10 @@ from edge_offload.power.states import StatePowers
 from edge_offload.split.model.cost import CostModel, Link
 from edge_offload.split.model.network import Network
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.model.reference import shared_values
 from edge_offload.split.planners.space import Space
 from edge_offload.split.planners.table import DEFAULT, Effort, plan_table
-from edge_offload.split.runtime.profile import Profile, cost_model, measure
+from edge_offload.split.runtime.places import Place
+from edge_offload.split.runtime.profile import Profile, cost_model
 from edge_offload.split.runtime.streaming import best_stream
 from edge_offload.split.runtime.tables import ReadyPlan, ready
 from edge_offload.split.runtime.tracing import trace
@@ -175,10 +175,13 @@ class SplitOpener:
         client: the link, owned by someone else.
         slowdown: emulate a robot that is so many times slower.
         settings: how plans are made.
+        place: where the robot's half is computed.
     """
 
-    def __init__(self, source: Source, client: Client, slowdown: float, settings: PlanSettings) -> None:
-        self.source, self.settings = source, settings
+    def __init__(
+        self, source: Source, client: Client, slowdown: float, settings: PlanSettings, place: Optional[Place] = None
+    ) -> None:
+        self.source, self.settings, self.place = source, settings, place or Place()
         self._client, self._slowdown = client, slowdown
         self._known: Dict[Specs, Tuple[Network, Profile, Mapping[int, torch.Tensor]]] = {}
         self._made: Dict[Specs, _Made] = {}
@@ -256,8 +259,8 @@ class SplitOpener:
             if specs not in self._known:
                 keep_freed()  # page faults come and go with the heap's state; no profile would foretell them
                 network = self.source.trace(examples)
-                shared = shared_values(network.located, network.program.constants)
-                self._known[specs] = (network, measure(network, PROFILE_REPEATS, tell=progress), shared)
+                measured = self.place.measure(network, PROFILE_REPEATS, progress)
+                self._known[specs] = (network, measured, self.place.shared(network))
             return self._known[specs]
 
     def plan(self, network: Network, model: CostModel, shared: Mapping[int, torch.Tensor]) -> Planned:

@@ -23,6 +23,7 @@ from edge_offload.modes.split.robot.frame import Counted, Frame, Planned, Thread
 from edge_offload.modes.split.robot.opening import OpenSplit, PlanSettings, Source, SplitOpener
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Plan
+from edge_offload.split.runtime.places import Place
 
 UNKNOWN_BANDWIDTH = 5e6
 """Taken for granted until the link has shown what it carries."""
@@ -40,6 +41,7 @@ class SplitRunner:
         slowdown: emulate a robot that is so many times slower.
         bandwidth: bytes per second to look plans up by, instead of the link's estimate (for experiments).
         limits: bounds on the wait for the server.
+        place: where the robot's half is computed.
         settings: how plans are made (:class:`PlanSettings`).
 
     Attributes:
@@ -55,9 +57,10 @@ class SplitRunner:
         slowdown: float = 1.0,
         bandwidth: Optional[float] = None,
         limits: Optional[TimeoutLimits] = None,
+        place: Optional[Place] = None,
         **settings: Any,
     ) -> None:
-        self.opener = SplitOpener(source, client, slowdown, PlanSettings(**settings))
+        self.opener = SplitOpener(source, client, slowdown, PlanSettings(**settings), place)
         self.bandwidth = bandwidth
         self.patience = TimeoutPolicy(limits)
         self.counted: Optional[Counted] = None
@@ -145,7 +148,15 @@ class SplitRunner:
             return attempt
         began = time.monotonic()
         frame = Frame(
-            self._client, self._threads, self._slowdown, planned, opened.handle, place, next(self._runs), inputs
+            self._client,
+            self._threads,
+            self._slowdown,
+            planned,
+            opened.handle,
+            place,
+            next(self._runs),
+            inputs,
+            self.opener.place,
         )
         try:
             attempt = frame.run(began + self.patience.wait_s(deadline_s, local_s))

@@ -55,7 +55,7 @@ class Replica:
         """
         if specs in self.warm:
             return 0.0
-        before = state_versions(self.executor.module)
+        before = state_versions(self.executor.placed)
         started = time.monotonic()
         try:
             self.executor.run([spec.zeros() for spec in specs])
@@ -67,7 +67,7 @@ class Replica:
                 f"{type(error).__name__}: {error}",
                 remedy="check the shapes that the robot sends",
             ) from error
-        if state_versions(self.executor.module) != before:
+        if state_versions(self.executor.placed) != before:
             raise Refused(
                 f"model {self.name!r} changes its own buffers while it computes",
                 remedy="run it in mode local, or make it a function of its inputs",

@@ -15,8 +15,8 @@ from edge_offload.ir.build import TracedProgram
 from edge_offload.server.services.replica.replicas import Replica, ReplicaPool
 from edge_offload.server.services.split.trace_cache import TraceCache
 from edge_offload.split.model.network import Network
-from edge_offload.split.model.reference import shared_values
-from edge_offload.split.runtime.profile import Profile, measure
+from edge_offload.split.runtime.places import Place
+from edge_offload.split.runtime.profile import Profile
 from edge_offload.split.runtime.tracing import located_along, trace
 
 MAX_TRACED = 8
@@ -34,7 +34,7 @@ class TracedModel:
         replica: acquired from the pool for whoever got this; to be released by them. None for an inference that was
             recorded on a virtual device: its constants are in ``network``.
         network: the trace.
-        shared: what both sides have before the first inference.
+        shared: what both sides have before the first inference, on the server's device.
         profile: of this machine.
         earlier: a profile of before the server's start, which counts if the machine is the same.
     """
@@ -52,10 +52,12 @@ class SplitModels:
     Args:
         pool: builds the models.
         cache: what outlives the process.
+        place: where halves are computed.
     """
 
-    def __init__(self, pool: ReplicaPool, cache: TraceCache) -> None:
+    def __init__(self, pool: ReplicaPool, cache: TraceCache, place: Place) -> None:
         self._pool = pool
+        self._place = place
         self._cache = cache
         self._traced: List[TracedModel] = []
         self._lock = threading.Lock()
@@ -83,7 +85,7 @@ class SplitModels:
                 return found
             network, earlier = self._cached(replica, examples, sequence)
             network = network or trace(replica.name, replica.executor.module, examples)
-            shared = shared_values(network.located, network.program.constants)
+            shared = self._place.shared(network)
             return TracedModel(replica, network, shared, earlier=earlier)
         except BaseException:
             self._pool.release(replica)
@@ -116,8 +118,7 @@ class SplitModels:
                     return traced
         located = located_along("a recorded inference", program.sequence, None)
         network = Network(identity, program, located, tuple(examples))
-        shared = shared_values(located, program.constants)
-        return TracedModel(None, network, shared, earlier=self._cache.profile(identity))
+        return TracedModel(None, network, self._place.shared(network), earlier=self._cache.profile(identity))
 
     def release(self, traced: TracedModel) -> None:
         """Whoever got it does not need it any more."""
@@ -127,10 +128,10 @@ class SplitModels:
     def profile(self, traced: TracedModel, give_way: Callable[[], None] = lambda: None) -> None:
         """Measure it on this thread, unless this machine has, and keep it; ``give_way`` is called between timings."""
         try:
-            if traced.earlier is not None and traced.earlier.machine == fingerprint("cpu"):
+            if traced.earlier is not None and traced.earlier.machine == fingerprint(self._place.device):
                 traced.profile = traced.earlier
             else:
-                traced.profile = measure(traced.network, PROFILE_REPEATS, tell=lambda _: give_way())
+                traced.profile = self._place.measure(traced.network, PROFILE_REPEATS, lambda _: give_way())
                 module = None if traced.replica is None else traced.replica.executor.module
                 self._cache.keep(traced.network.program, traced.profile, module)
         except BaseException:

@@ -14,6 +14,7 @@ from edge_offload.server.services.split.models import TracedModel
 from edge_offload.server.worker import FairQueue, Worker
 from edge_offload.split.model.plan import Side
 from edge_offload.split.runtime.pieces import decode_piece, encode_piece
+from edge_offload.split.runtime.places import Place
 from edge_offload.split.runtime.progress import Progress
 from edge_offload.split.runtime.tables import ReadyPlan
 
@@ -45,14 +46,15 @@ class SplitRuns:
     thread of their own each. A robot has one inference under way per opened model: a newer one ends it.
 
     Args:
-        device: worker that owns the device, a CPU.
+        device: worker that owns the device.
+        place: where halves are computed, on that device.
 
     Attributes:
         decoder, encoder: workers that decode what comes and encode what goes.
     """
 
-    def __init__(self, device: Worker) -> None:
-        self._device = device
+    def __init__(self, device: Worker, place: Place) -> None:
+        self._device, self._place = device, place
         self.decoder = Worker("edge-offload-split-decode", FairQueue(4096, 1 << 16))
         self.encoder = Worker("edge-offload-split-encode", FairQueue(4096, 1 << 16))
 
@@ -84,7 +86,8 @@ class SplitRuns:
         sends = chosen.sides[Side.SERVER].sends
         if not sends:
             raise BadInput("this plan needs no server")
-        inference = _Inference(number, Progress(chosen, Side.SERVER, split.traced.network.located, split.traced.shared))
+        located, shared = split.traced.network.located, split.traced.shared
+        inference = _Inference(number, Progress(chosen, Side.SERVER, located, shared, place=self._place))
         inference.replies[sends[-1]] = request
         with split.lock:
             earlier, split.current = split.current, inference

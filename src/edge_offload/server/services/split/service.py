@@ -20,6 +20,7 @@ from edge_offload.server.services.split.trace_cache import TraceCache
 from edge_offload.server.status import StatusBook
 from edge_offload.server.worker import Worker
 from edge_offload.split.model.plan import Plan
+from edge_offload.split.runtime.places import place_of
 from edge_offload.split.runtime.tables import MAX_PLANS, ready
 
 MAX_OPEN = 4
@@ -38,7 +39,7 @@ class SplitService(Service):
 
     Args:
         pool: builds the models.
-        device: worker that owns the device, a CPU.
+        device: worker that owns the device.
         loader: worker that builds and traces models meanwhile.
         book: counts.
         store: where constants of recorded inferences are kept; what was learned of models is kept beside them.
@@ -50,8 +51,9 @@ class SplitService(Service):
         self._device = device
         self._loader = loader
         self._store = store
-        self._runs = SplitRuns(device)
-        self._models = SplitModels(pool, TraceCache(store.directory / "splits"))
+        place = place_of(pool.device)
+        self._runs = SplitRuns(device, place)
+        self._models = SplitModels(pool, TraceCache(store.directory / "splits"), place)
         self._open: OpenHandles[OpenSplit] = OpenHandles("split", lambda split: self._models.release(split.traced))
 
     @property
@@ -96,9 +98,6 @@ class SplitService(Service):
             raise ProtocolError(f"inputs are a list of 1 to {MAX_TENSORS} tensors")
         own = int("constants" in request.body)  # the first buffer is the sequence
         specs = tuple(check_descriptors(inputs, len(request.buffers) - own, max_bytes=MAX_INPUT_BYTES))
-        if self._pool.device.type != "cpu":
-            raise Refused(f"this server computes on {self._pool.device}; a split runs on its CPU alone so far",
-                          remedy="start a server with --device cpu, or use mode server or replay")  # fmt: skip
         if len(self._open.of_connection(request.peer)) >= MAX_OPEN:
             raise Refused(f"full: this robot has {MAX_OPEN} splits open", remedy="close one")
         self.submit(self._loader, request, lambda: self._load(request, specs))

@@ -1,0 +1,64 @@
+"""What goes to a GPU and comes back: page-locked memory, streams that copy, and an event before whatever comes next.
+
+Every copy, event and wait of a divided inference on CUDA is here, in :mod:`edge_offload.execute.clocks` or in
+:mod:`edge_offload.split.runtime.device_half`;
+``tests/split/runtime/test_device_half.py`` takes out each of them and expects a wrong result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Iterable, Iterator, Sequence, Tuple
+
+import torch
+
+
+class Lanes:
+    """Three streams of one device: one computes, one takes rows there, one brings them back. Thread-safe.
+
+    Args:
+        device: a CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._compute, self._there, self._back = (torch.cuda.Stream(device) for _ in range(3))
+
+    @contextlib.contextmanager
+    def computing(self, behind: Iterable[Any] = ()) -> Iterator[None]:
+        """What is called inside is computed behind these events; the caller does not wait."""
+        with torch.cuda.stream(self._compute):
+            for event in behind:
+                self._compute.wait_event(event)
+            yield
+
+    def mark(self) -> Any:
+        """An event behind what has been given to be computed so far; two of them say how long that took."""
+        return self._compute.record_event(torch.cuda.Event(enable_timing=True))
+
+    def room(self, shape: Sequence[int], dtype: torch.dtype) -> Tuple[torch.Tensor, Any]:
+        """Memory of the device for rows that come, and the event from which on others may write to it."""
+        with torch.cuda.stream(self._there):
+            made = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+            made.record_stream(self._compute)
+            return made, self._there.record_event()
+
+    def send(self, rows: torch.Tensor, to: torch.Tensor) -> Any:
+        """Copy rows of the host to memory made by :meth:`room`; the event behind which they are there."""
+        locked = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+        locked.copy_(rows)
+        with torch.cuda.stream(self._there):
+            to.copy_(locked, non_blocking=True)
+            return self._there.record_event()
+
+    def fetch(self, rows: Callable[[], torch.Tensor], behind: Iterable[Any]) -> torch.Tensor:
+        """Rows of the device on the host, once the events are past; waits for them."""
+        with torch.cuda.stream(self._back):
+            for event in behind:
+                self._back.wait_event(event)
+            found = rows()
+            locked = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+            locked.copy_(found, non_blocking=True)
+            come = self._back.record_event()
+        come.synchronize()
+        return locked

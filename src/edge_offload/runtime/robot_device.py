@@ -1,0 +1,40 @@
+"""What computes on the robot, whole inferences and halves of plans: this process's device, or a process beside it."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional, Union
+
+import torch
+from torch import nn
+
+from edge_offload.companion.module import ModuleBeside
+from edge_offload.companion.process import ExecutorProcess
+from edge_offload.execute.module import ModuleExecutor
+from edge_offload.models.entry import Scalar
+from edge_offload.modes.runner import Runner
+
+
+def executor_of(
+    module: nn.Module,
+    device: Union[str, torch.device],
+    beside: Optional[ExecutorProcess],
+    name: str,
+    options: Mapping[str, Scalar],
+    engine: str,
+) -> ModuleExecutor:
+    """What runs the model ``name`` as a whole; arguments as :class:`~edge_offload.runtime.module.OffloadedModule`."""
+    if beside is not None:
+        return ModuleBeside(module, beside, name, options, engine)
+    return ModuleExecutor(module, device, engine, spare=True)
+
+
+def split_runner(executor: ModuleExecutor, *source: Any, **link: Any) -> Runner:
+    """Mode ``split``; planners and their solvers are imported by who asks for it alone."""
+    from edge_offload.companion.half import PlaceBeside
+    from edge_offload.modes.split.robot.opening import ModelSource
+    from edge_offload.modes.split.robot.runner import SplitRunner
+    from edge_offload.split.runtime.places import place_of
+
+    beside = executor.process if isinstance(executor, ModuleBeside) else None
+    place = place_of(executor.device) if beside is None else PlaceBeside(beside)
+    return SplitRunner(ModelSource(*source), place=place, **link)

@@ -1,0 +1,123 @@
+"""Programs that wait, and programs that do not, on a device whose calls lag; started by test_lagging.py."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+torch.set_num_threads(1)
+host = torch.arange(6.0)
+there = host.cuda()
+EXPECTED = (host * 2 + 1).tolist()
+
+
+def worked(stream, behind=None):
+    """host * 2 + 1, computed on a stream."""
+    with torch.cuda.stream(stream):
+        if behind is not None:
+            stream.wait_event(behind)
+        return there * 2 + 1
+
+
+def to_host(source, wait):
+    found = torch.zeros(6).pin_memory()
+    found.copy_(source, non_blocking=True)
+    if wait:
+        torch.cuda.synchronize()
+    return found.tolist() == source.tolist() if wait else bool(found.isnan().all())
+
+
+def on_a_stream(wait):
+    side = torch.cuda.Stream()
+    found = worked(side)
+    if wait:
+        torch.cuda.current_stream().wait_stream(side)
+    return found.tolist()
+
+
+def from_page_locked(wait):
+    side, source = torch.cuda.Stream(), host.clone().pin_memory()
+    with torch.cuda.stream(side):
+        found = source.to("cuda", non_blocking=True)
+        copied = side.record_event()
+    if wait:
+        copied.synchronize()
+    source.zero_()
+    side.synchronize()
+    return found.tolist()
+
+
+def from_pageable():
+    side, source = torch.cuda.Stream(), host.clone()
+    with torch.cuda.stream(side):
+        found = source.to("cuda", non_blocking=True)
+    source.zero_()
+    side.synchronize()
+    return found.tolist()
+
+
+def in_place(wait):
+    side, found = torch.cuda.Stream(), there.clone()
+    with torch.cuda.stream(side):
+        found.mul_(2).add_(1)
+    if wait:
+        side.synchronize()
+    return found.tolist()
+
+
+def given_back(record):
+    """Memory of one stream that another still reads when it is given back."""
+    one, other = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(one):
+        made = there * 2
+    ready = one.record_event()
+    with torch.cuda.stream(other):
+        other.wait_event(ready)
+        found = made + 1
+    if record:
+        made.record_stream(other)
+    del made
+    one.synchronize()
+    other.synchronize()
+    return found.tolist()
+
+
+def timed(wait):
+    side = torch.cuda.Stream()
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with torch.cuda.stream(side):
+        began.record()
+        torch.ones(200, 200, device="cuda").mm(torch.ones(200, 200, device="cuda"))
+        ended.record()
+    if wait:
+        ended.synchronize()
+    try:
+        return began.elapsed_time(ended) > 0
+    except RuntimeError as error:
+        return str(error)
+
+
+def network_on_a_stream():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.SiLU()).eval()
+    picture = torch.rand(1, 3, 16, 16)
+    with torch.no_grad():
+        expected = net(picture)
+        net.cuda()
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            found = net(picture.pin_memory().to("cuda", non_blocking=True))
+            found = torch.cat([found, found[found > 10.0].sum() + found], 1).cpu()
+    return torch.equal(found[:, :8], expected) and torch.equal(found[:, 8:], expected)
+
+
+print(json.dumps({
+    "to the host, waited for": to_host(there, True), "to the host": to_host(there, False),
+    "stream, waited for": on_a_stream(True) == EXPECTED, "stream": on_a_stream(False) == EXPECTED,
+    "locked, waited for": from_page_locked(True) == host.tolist(), "locked": from_page_locked(False) == host.tolist(),
+    "pageable": from_pageable() == host.tolist(),
+    "in place, waited for": in_place(True) == EXPECTED, "in place": in_place(False) == EXPECTED,
+    "given back, recorded": given_back(True) == EXPECTED, "given back": given_back(False) == EXPECTED,
+    "timed, waited for": timed(True), "timed": timed(False), "network": network_on_a_stream(),
+}))  # fmt: skip

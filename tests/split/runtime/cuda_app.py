@@ -1,0 +1,180 @@
+"""Plans run by the runtime on the virtual CUDA device: started by test_device_half.py under ``exec --mode local``.
+
+``cuda_app.py zoo NAME...``: random plans of networks of the zoo, an error and its bound each, in a line of JSON.
+``cuda_app.py mutations``: a small network with each copy, event and wait of the runtime taken out in turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import json
+import random
+import sys
+
+import torch
+from torch import nn
+
+from edge_offload.execute import clocks, lanes
+from edge_offload.ir import sequence_hash
+from edge_offload.ir.build import from_module
+from edge_offload.models import zoo
+from edge_offload.split.model.exactness import as_double, error, random_split
+from edge_offload.split.model.locality import analyse, axis_choices
+from edge_offload.split.model.network import Network
+from edge_offload.split.model.plan import Side
+from edge_offload.split.model.reference import on_device, shared_values
+from edge_offload.split.runtime import device_half, places, profile
+from edge_offload.split.runtime.pieces import cut, decode_piece, encode_piece
+from edge_offload.split.runtime.progress import Progress
+from edge_offload.split.runtime.tables import ready
+from tests.split.runtime.mutations import MUTATIONS
+from tests.split.split_plans import random_plan, unsplit
+from tests.split.test_zoo import SIZES
+
+SEEDS = (0, 1, 2, 3, 5, 8, 11)
+"""Of random plans that together need each copy, event and wait."""
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+PLACES = {"robot": (GPU, CPU), "server": (CPU, GPU), "both": (GPU, GPU)}
+
+
+def infer(plan, located, shared, inputs, streams, piece_bytes=4096, slowdown=1.0):
+    """One inference as the runtime carries it out, each side on its device; what travels does so as on a link."""
+    sides = {
+        side: Progress(plan, side, located, shared[device.type], slowdown, place=streams.get(side))
+        for side, device in zip(Side, places_of(streams))
+    }
+    for number, tensor in zip(located.sequence.inputs, inputs):
+        sides[Side.ROBOT].give(number, tensor)
+    while not sides[Side.ROBOT].finished:
+        moved = False
+        for side, progress in sides.items():
+            while progress.computable():
+                progress.compute()
+                moved = True
+            for index in progress.sendable():
+                moved = True
+                transfer = progress.transfer(index)
+                for low, high in cut(located, transfer, piece_bytes):
+                    descriptors, buffers = encode_piece(progress.payload(index, low, high), transfer.codec)
+                    body = {"transfer": index, "low": low, "high": high, "tensors": descriptors}
+                    views = [memoryview(bytes(memoryview(part).cast("B"))) for part in buffers]
+                    sides[side.other].arrive(*decode_piece(sides[side.other], body, views))
+        assert moved, "the plan stands still"
+    results = [tensor.clone() for tensor in sides[Side.ROBOT].results()]
+    for progress in sides.values():
+        progress.half.catch_up()
+        assert 0.0 <= progress.compute_s < 60.0
+    return results
+
+
+def places_of(streams):
+    return [streams[side].device if side in streams else CPU for side in Side]
+
+
+def placed(where):
+    return {side: places.GpuPlace(device) for side, device in zip(Side, PLACES[where]) if device.type == "cuda"}
+
+
+@torch.no_grad()
+def of_the_zoo(name, seeds=2):
+    size = SIZES.get(name, 64)
+    x = zoo.smooth_images(1, size)
+    program = from_module(zoo.build(name, size), (x,))
+    truth = unsplit(as_double(program), [x.double()])
+    bound = 1.5 * error(unsplit(program, [x]), truth) + 1e-6
+    identity = sequence_hash(program.sequence)
+    where = itertools.cycle(PLACES)
+    for choice in axis_choices(program.sequence)[:2]:
+        located = analyse(program.sequence, choice)
+        host = shared_values(located, program.constants)
+        shared = {"cpu": host, "cuda": on_device(host, GPU)}
+        for seed in range(seeds):
+            make = random_plan if seed % 2 else random_split
+            plan = ready(make(located, random.Random(seed)), located, identity)
+            place = next(where)
+            found = infer(plan, located, shared, [x], placed(place), 1 << 20)
+            yield {"name": name, "axis": str(choice), "seed": seed, "on": place, "error": error(found, truth),
+                   "bound": bound}  # fmt: skip
+
+
+class Small(nn.Module):
+    """Convolutions, a branch, a global mean: enough for values that go to and fro, come in pieces and are reused."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(6))
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) + x
+        return self.head(x.mean(dim=(2, 3))), x
+
+
+@torch.no_grad()
+def what_is_wrong():
+    """What is wrong with a small network's plans, or with its profile; empty: nothing."""
+    x = torch.randn(1, 4, 24, 8, generator=torch.Generator().manual_seed(5))
+    module = Small().eval()
+    expected = module(x)
+    program = from_module(module, (x,))
+    (choice,) = [each for each in axis_choices(program.sequence) if 2 in each.values()]
+    located = analyse(program.sequence, choice)
+    host = shared_values(located, program.constants)
+    shared = {"cpu": host, "cuda": on_device(host, GPU)}
+    identity = sequence_hash(program.sequence)
+    try:
+        for place in PLACES:
+            streams = placed(place)
+            for seed in SEEDS:
+                plan = ready(random_plan(located, random.Random(seed)), located, identity)
+                found = infer(plan, located, shared, [x], streams, 256, 1.01 if seed == 1 else 1.0)
+                if not all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(found, expected)):
+                    return f"the results of plan {seed} on {place}"
+        network = Network("small", program, located, (x,), None, module)
+        made = profile.measure(network, 2, codecs=False, device=GPU)
+        timed = [seconds for points in made.points for _, seconds in points]
+        return "" if min(*timed, made.alone_s) > 0 else "the profile"
+    except RuntimeError as error:
+        return str(error)
+
+
+@contextlib.contextmanager
+def mutated(module, old, new):
+    """The module with one line of it changed."""
+    source = inspect.getsource(module)
+    assert source.count(old) == 1, f"{module.__name__} has {source.count(old)} times {old!r}"
+    define(module, source.replace(old, new))
+    try:
+        yield
+    finally:
+        define(module, source)
+
+
+def define(module, source):
+    exec(compile(source, module.__file__, "exec"), module.__dict__)
+    places.Lanes, places.DeviceHalf, profile.clock_of = lanes.Lanes, device_half.DeviceHalf, clocks.clock_of
+
+
+def mutations():
+    modules = {"lanes": lanes, "clocks": clocks, "device_half": device_half}
+    yield {"mutation": "", "wrong": what_is_wrong()}
+    for name, old, new in MUTATIONS:
+        with mutated(modules[name], old, new):
+            yield {"mutation": f"{name}: {old} -> {new}", "wrong": what_is_wrong()}
+    yield {"mutation": "", "wrong": what_is_wrong()}
+
+
+def main(what, *names):
+    torch.set_num_threads(1)
+    torch.backends.mha.set_fastpath_enabled(False)
+    found = mutations() if what == "mutations" else itertools.chain.from_iterable(map(of_the_zoo, names))
+    for item in found:
+        print(json.dumps(item), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
