@@ -20,6 +20,7 @@ from edge_offload.outputs import add_output
 
 if TYPE_CHECKING:
     from edge_offload.execute.engine_comparison import Measured
+    from edge_offload.execute.engines.base import Backend
 
 #: Frames on which engine and torch are compared, and between which they take turns.
 FRAMES = 30
@@ -30,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", default="list", choices=("list", "build", "check"), help="(list)")
     parser.add_argument("models", nargs="*", metavar="MODEL", help="names from 'edge-offload models list'")
     parser.add_argument("--engine", default="", metavar="ENGINE", help="one of them (all but of class reduced)")
+    parser.add_argument("--engine-buffers", default="", choices=("", "torch", "pycuda"), metavar="WHO",
+                        help="who allocates TensorRT's buffers: torch or pycuda (torch where it has CUDA)")  # fmt: skip
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads, of both (1)")
     parser.add_argument("--frames", type=int, default=FRAMES, metavar="N", help=f"that are compared ({FRAMES})")
     add_output(parser, "--json", metavar="FILE", help="write what was found as JSON, to be sent to whoever asks")
@@ -55,10 +58,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         if not args.models:
             raise BadInput(f"no model to {args.action}", remedy=f"edge-offload engines {args.action} kapao_vtest")
-        if args.engine:
-            table.pick(args.engine)
+        asked = table.with_buffers(args.engine, args.engine_buffers) if args.engine else ""
+        if asked:
+            table.pick(asked)
         present = [one for one in table.engines()[1:] if one.present]
-        names = [args.engine] if args.engine else [one.name for one in present if one.accuracy != REDUCED]
+        names = [asked] if asked else [one.name for one in present if one.accuracy != REDUCED]
         if not names:
             raise BadInput("no engine is installed", remedy=table.INSTALL)
         found["results"] = [_examine(args, model, names) for model in args.models]
@@ -94,11 +98,31 @@ def _examine(args: argparse.Namespace, model: str, names: Sequence[str]) -> Dict
     count = max(args.frames, 3)
     module, inputs = samples(model, {}, count)
     print(f"{model}: {', '.join(names)}: building ...", flush=True)
-    eager, *found = measure(module, names, inputs, count if args.action == "check" else 0)
-    rows = [row_of(one, eager) for one in found]
+    rows, facts = [], {}
+    for device, backends in _by_device(names).items():
+        eager, *found = measure(module, list(backends), inputs, count if args.action == "check" else 0, device)
+        rows += [row_of(one, eager) for one in found]
+        facts.update({name: value for one in backends.values() for name, value in one.depends_on().items()})
     for row in rows:
         print(f"{model}: {line_of(row)}", flush=True)
-    return {"model": model, "threads": args.threads, "torch": torch.__version__, "frames": count, "engines": rows}
+    told = {"model": model, "threads": args.threads, "torch": torch.__version__, "frames": count}
+    return {**told, "gpu": facts, "engines": rows}
+
+
+def _by_device(names: Sequence[str]) -> Dict[str, Dict[str, Backend]]:
+    """Engines by where torch is to compute beside them: on the GPU, too, where they do and it can."""
+    import torch
+
+    from edge_offload.execute.engines import table
+    from edge_offload.execute.engines.base import CPU, CUDA
+
+    found: Dict[str, Dict[str, Backend]] = {}
+    for name in names:
+        backend = table.pick(name)
+        if backend is not None:
+            there = backend.device == CUDA and torch.cuda.is_available()
+            found.setdefault(CUDA if there else CPU, {})[name] = backend
+    return found
 
 
 def row_of(one: Measured, eager: Measured) -> Dict[str, Any]:

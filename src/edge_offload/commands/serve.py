@@ -35,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", default="eager", metavar="ENGINE",
                         help="what computes the models of mode server: eager (torch), auto, or a name from "
                         "'edge-offload engines'; ENGINE,MODEL=ENGINE for single models (eager)")  # fmt: skip
+    parser.add_argument("--engine-buffers", default="", choices=("", "torch", "pycuda"), metavar="WHO",
+                        help="who allocates TensorRT's buffers: torch or pycuda (torch where it has CUDA)")  # fmt: skip
     parser.add_argument("--threads", type=some, metavar="N", help="compute threads; results are bit-equal only where "
                         "robot and server use as many")  # fmt: skip
     parser.add_argument("--cores", metavar="LIST", help="CPU cores to stay on, such as 0,2-3")
@@ -79,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
     say("loading torch")
     import pathlib
 
+    from edge_offload.execute.engines import table
     from edge_offload.execute.heap import keep_freed
     from edge_offload.execute.threads import parse_cores
     from edge_offload.link import codecs
@@ -94,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     server = OffloadServer(
         args.bind,
         device=args.device,
-        engine=args.engine,
+        engine=table.with_buffers(args.engine, args.engine_buffers),
         threads=args.threads,
         cores=parse_cores(args.cores) if args.cores else None,
         allow=args.allow,

@@ -12,7 +12,8 @@ from typing import Dict, List, Optional, Sequence
 import torch
 from torch import nn
 
-from edge_offload.execute.engines.base import EAGER, ENGINE, relative_error
+from edge_offload.execute.engines import table
+from edge_offload.execute.engines.base import CPU, EAGER, facts, relative_error
 from edge_offload.execute.module import Divided, ModuleExecutor, as_tensors
 
 #: Seconds that an engine may take to be built.
@@ -56,7 +57,9 @@ class Measured:
 Inputs = Sequence[torch.Tensor]
 
 
-def measure(module: nn.Module, names: Sequence[str], inputs: Sequence[Inputs], turns: int) -> List[Measured]:
+def measure(
+    module: nn.Module, names: Sequence[str], inputs: Sequence[Inputs], turns: int, device: str = CPU
+) -> List[Measured]:
     """Torch first, then each engine in the order of ``names``, with as many threads as this one has.
 
     Args:
@@ -64,12 +67,13 @@ def measure(module: nn.Module, names: Sequence[str], inputs: Sequence[Inputs], t
         names: of engines.
         inputs: what is computed, in turn; the first two decide whether an engine takes over.
         turns: of all rivals on the same inputs, each turn in another order; 0: only build.
+        device: where torch computes.
     """
     found = [Measured(EAGER), *(Measured(name) for name in names)]
-    executors = {EAGER: ModuleExecutor(module)}
+    executors = {EAGER: ModuleExecutor(module, device)}
     for one in found[1:]:
         began = time.monotonic()
-        executor = ModuleExecutor(module, engine=one.engine)
+        executor = ModuleExecutor(module, device, one.engine)
         executor.run(inputs[0])
         executor.engine_ready(BUILD_S)
         one.first_s = time.monotonic() - began
@@ -80,14 +84,15 @@ def measure(module: nn.Module, names: Sequence[str], inputs: Sequence[Inputs], t
             one.why_not = words
             executor.close()
             continue
-        one.facts = executor.engine_facts()[ENGINE]
+        backend = table.pick(one.engine, device, module)
+        one.facts = str(facts(backend)) if backend is not None else EAGER
         executors[one.engine] = executor
     able = [one for one in found if not one.why_not]
     _take_turns(able, executors, inputs, turns)
     for executor in executors.values():
         executor.close()
     if turns:
-        _errors(module, able, inputs)
+        _errors(module, able, inputs, device)
     return found
 
 
@@ -113,20 +118,22 @@ def _take_turns(
             one.differ += any(map(_differ, results[EAGER], results[one.engine]))
 
 
-def _errors(module: nn.Module, rivals: Sequence[Measured], inputs: Sequence[Inputs], most: int = 8) -> None:
+def _errors(
+    module: nn.Module, rivals: Sequence[Measured], inputs: Sequence[Inputs], device: str, most: int = 8
+) -> None:
     """Errors of the dense part on up to ``most`` inputs; its engines are there already, so this is a second start."""
     dense = module.dense_part()[0] if isinstance(module, Divided) else module
-    precise = _float64(dense)
+    precise, plain = _float64(dense), ModuleExecutor(dense, device)
     given = inputs[:most]
     with torch.inference_mode():
-        eager = [as_tensors(dense(*one)) for one in given]
+        eager = [plain.run(one).outputs for one in given]
         exact = [_run64(precise, one) for one in given]
     for rival in rivals:
         if rival.engine == EAGER:
             outputs = eager
         else:
             began = time.monotonic()
-            executor = ModuleExecutor(dense, engine=rival.engine)
+            executor = ModuleExecutor(dense, device, rival.engine)
             executor.run(given[0])
             executor.engine_ready(BUILD_S)
             rival.again_s = time.monotonic() - began
@@ -153,7 +160,7 @@ def _off(want: Sequence[torch.Tensor], have: Sequence[torch.Tensor]) -> float:
 
 
 def _float64(network: nn.Module) -> nn.Module:
-    return copy.deepcopy(network).double()
+    return copy.deepcopy(network).cpu().double()
 
 
 def _run64(network: nn.Module, inputs: Inputs) -> Optional[Sequence[torch.Tensor]]:

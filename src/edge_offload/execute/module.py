@@ -26,7 +26,7 @@ from torch import nn
 
 from edge_offload.errors import DeviceLost, EdgeOffloadError, OutOfMemory, Unsupported
 from edge_offload.execute.devices import failures
-from edge_offload.execute.engines.base import CPU, CUDA, EAGER, ENGINE, Direct, stated
+from edge_offload.execute.engines.base import CPU, CUDA, EAGER, ENGINE, Direct, full_float32, stated
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.memory import flat_bytes
 
@@ -206,9 +206,14 @@ class ModuleExecutor:
             self._unseated = f"{EAGER}: no engine is installed; {table.INSTALL}" if none else ""
         elif self.device.type == CUDA and backend.device == CPU:
             self._unseated = f"{EAGER}: engine {backend.name} computes on the CPU, and this device is {self.device}"
+        elif self.device.index and backend.device == CUDA:
+            self._unseated = f"{EAGER}: engine {backend.name} computes on the first GPU, and this is {self.device}"
         elif self.device.type == CPU and isinstance(backend, Direct):
             self._unseated = f"{EAGER}: engine {backend.name} is for device cuda, and this one is {self.device}"
         else:
+            if self.device.type == CUDA:
+                # an engine is compared with torch, which has 10 bits of mantissa in convolutions unless it is told
+                full_float32()
             network: nn.Module = self.placed
             if isinstance(self.placed, Divided):
                 network, self._read_out = self.placed.dense_part()

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optio
 from edge_offload.errors import EdgeOffloadError, ProtocolError, Unsupported
 from edge_offload.execute import devices
 from edge_offload.execute.engines import table
-from edge_offload.execute.engines.base import EAGER, ENGINE, facts, stated
+from edge_offload.execute.engines.base import CUDA, EAGER, ENGINE, facts, full_float32, stated
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.threads import pin
 from edge_offload.link.security.keys import KeyStore
@@ -188,6 +188,8 @@ class OffloadServer:
 
     def _prepare_device(self) -> None:
         pin(self._threads, self._cores)
+        if self._told_engine and self._device_name.type == CUDA:
+            full_float32()
         self._fingerprint = fingerprint(self._device_name)
         if self._told_engine:
             self._fingerprint[ENGINE] = self._told_engine

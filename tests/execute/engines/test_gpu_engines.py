@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import subprocess
 import sys
@@ -54,6 +55,13 @@ def test_what_cannot_be_meant_is_refused(name, words):
         table.pick(name)
 
 
+def test_buffers_are_for_tensorrt_and_nobody_else():
+    assert table.with_buffers("auto,movenet=tensorrt:fp16", "pycuda") == "auto,movenet=tensorrt:fp16/pycuda"
+    assert table.chosen("auto,movenet=tensorrt:fp16/pycuda", "movenet") == "tensorrt:fp16/pycuda"
+    with pytest.raises(BadInput, match="has no buffers to choose"):
+        table.with_buffers("onnxruntime:tensorrt", "pycuda")
+
+
 def test_each_says_what_it_lacks(monkeypatch):
     with pytest.raises(Unsupported, match=r"'tensorrt/pycuda' is absent: not installed: tensorrt.*JetPack"):
         table.pick("tensorrt/pycuda")
@@ -66,6 +74,7 @@ def test_each_says_what_it_lacks(monkeypatch):
     monkeypatch.setattr(tensor_rt, "version", lambda _: "8.2.1.8")
     assert TensorRT().lacks() == "TensorRT 8.5 or later (JetPack 5.1); this is 8.2.1.8"
     monkeypatch.setattr(tensor_rt, "version", lambda _: "8.5.2.2")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert TensorRT(buffers="pycuda").lacks() == "pycuda, for buffers where torch has no CUDA"
     assert TensorRT(buffers="torch").lacks() == ""
 

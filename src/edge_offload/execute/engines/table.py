@@ -140,8 +140,17 @@ def pick(name: str, device: str = CPU, network: Optional[nn.Module] = None) -> O
 
 
 def with_buffers(name: str, buffers: str) -> str:
-    """The engine ``name`` with buffers by ``buffers``; empty: by whom it likes."""
-    return f"{name}{BY}{buffers}" if buffers else name
+    """``name`` with buffers by ``buffers`` for each TensorRT in it; ``buffers`` empty: by whom it likes.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if not buffers:
+        return name
+    parts = [(one, one.rpartition("=")[2].startswith("tensorrt")) for one in name.split(",")]
+    if not any(buffered for _, buffered in parts):
+        raise BadInput(f"engine {name!r} has no buffers to choose", remedy="leave the buffers out")
+    return ",".join(f"{one}{BY}{buffers}" if buffered else one for one, buffered in parts)
 
 
 def _fastest(there: Sequence[Backend], network: Optional[nn.Module]) -> Optional[Backend]:

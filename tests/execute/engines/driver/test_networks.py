@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 import pytest
-import torch
 
 from edge_offload.errors import Unsupported
 from edge_offload.execute.engines import export
@@ -46,9 +45,5 @@ def test_by_the_exporter_of_later_releases_of_torch(name, trt, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(prepare.folder() / "site")])
     pytest.importorskip("onnxscript", reason="torch's later exporter needs it")
     network, inputs = dense(name)
-    program = torch.onnx.export(
-        export._CastFirst(network).eval(), inputs, dynamo=True, verbose=False,
-        input_names=[f"input{number}" for number in range(len(inputs))],
-    )  # fmt: skip
-    onnx = program.model_proto.SerializeToString()
+    onnx = export.export(network, inputs, dynamo=True)
     assert len(TensorRT(bindings=lambda: trt).build(onnx, 1)) > len(onnx) / 2
