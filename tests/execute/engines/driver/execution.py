@@ -10,7 +10,6 @@ import hashlib
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
-import onnxruntime
 
 from edge_offload.execute.engines.tensor_rt import numpy_type
 
@@ -114,6 +113,8 @@ class StandInEngine:
     """In the place of ``ICudaEngine``."""
 
     def __init__(self, onnx: bytes, tensors: Dict[str, Tuple[Any, Any, Any]], memory: Any) -> None:
+        import onnxruntime
+
         self._session = onnxruntime.InferenceSession(onnx, providers=["CPUExecutionProvider"])
         self._tensors, self._memory = tensors, memory
         self.num_io_tensors = len(tensors)
