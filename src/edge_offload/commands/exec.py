@@ -63,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser, "--tally", default="", metavar="FILE", help="write what the run cost as JSON when it ends")
     parser.add_argument("--slowdown", type=float, default=1.0, metavar="K",
                         help="mode split: emulate a robot that is K times slower (default: %(default)g)")  # fmt: skip
+    parser.add_argument("--shapes", choices=("known", "ask"), default="known",
+                        help="what results look like: worked out here where that is known to be exact (known), or "
+                             "asked of the server for every new call (ask) (default: %(default)s)")  # fmt: skip
     parser.add_argument("--optional", action="store_true",
                         help="without a C++ compiler, say so and run the program without the device")  # fmt: skip
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the program and its arguments")
@@ -98,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
         args.tally,
         args.slowdown,
         args.lost,
+        args.shapes,
     )
     if args.mode == "split" and not args.server:
         raise BadInput("mode split needs a server", remedy="name one with --server, or use mode lazy")

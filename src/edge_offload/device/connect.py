@@ -25,6 +25,10 @@ END = "end"
 #: machine until the server is back, or it ends with an error.
 LOST: Tuple[str, ...] = (LOCAL, END)
 
+KNOWN, ASK = "known", "ask"
+#: Whether what results look like is worked out here where that is known to be exact, or the server is asked every time.
+SHAPES: Tuple[str, ...] = (KNOWN, ASK)
+
 #: What of a fingerprint is told by the version of torch.
 TORCH = ("torch", "torch_build")
 
@@ -45,6 +49,7 @@ class Settings:
         device, threads: of the executor on this machine.
         tally: file for what the run cost, written when the program ends; empty: none.
         slowdown: in mode split, a robot that is so many times slower is emulated.
+        shapes: one of :data:`SHAPES`.
     """
 
     mode: str = "replay"
@@ -59,6 +64,7 @@ class Settings:
     tally: str = ""
     slowdown: float = 1.0
     lost: str = "local"
+    shapes: str = "known"
 
     @staticmethod
     def from_environment(environment: Mapping[str, str]) -> Settings:

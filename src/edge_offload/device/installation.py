@@ -9,16 +9,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import functools
 import importlib.machinery
 import importlib.util
 import json
 import os
-import pathlib
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
 from edge_offload.device import connect
+from edge_offload.device.shapes import trust
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Unsupported
 from edge_offload.mode import Mode, parse_mode
 from edge_offload.native import torch_facts
@@ -239,54 +238,6 @@ def _check_mode(mode: Mode) -> None:
         raise BadInput(
             f"mode {mode} does not run on the virtual device", remedy=f"use one of {', '.join(str(m) for m in MODES)}"
         )
-
-
-def trust(native: Any, remote: Any) -> None:
-    """Have the device work out what results look like, where that is known to be what ``remote`` will find.
-
-    It checks: an executor that finds otherwise raises before any result is used.
-    """
-    from edge_offload.execute.devices import ON_CPU
-
-    computes_like_here = str(remote.facts.get("name", "")).endswith(ON_CPU) and not getattr(remote, "torches", "")
-    found = sampled_shapes() if computes_like_here else {}
-    native.trust(operators_with_exact_shapes(), found.get("rows", []), found.get("strided", []))
-
-
-def sampled_shapes() -> Dict[str, List[str]]:
-    """Operators whose meta kernels are right, by the samples of this release of torch (:mod:`.conformance.shapes`).
-
-    Of a release that has not been sampled there are none.
-    """
-    import torch
-
-    release = ".".join(torch.__version__.split(".")[:2])
-    path = pathlib.Path(__file__).with_name(f"shapes-{release}.json")
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-
-
-def operators_with_exact_shapes() -> List[str]:
-    """Operators whose metadata is worked out here: their meta kernel is generated from the same code as the CPU's.
-
-    Those are the structured ones; meta kernels written in Python are approximations and not among them.
-    """
-    import torch
-
-    names = []
-    python_made = set(torch._meta_registrations._meta_lib_dont_use_me_use_register_meta._op_impls)
-    for name in torch._C._dispatch_get_all_op_names():
-        if not name.startswith("aten::"):
-            continue
-        has = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, name)
-        short = name[len("aten::") :]
-        if (
-            has("Meta")
-            and has("CPU")
-            and not has("CompositeExplicitAutograd")
-            and f"aten/{short}/Meta" not in python_made
-        ):
-            names.append(name)
-    return names
 
 
 def installed() -> Optional[Installed]:

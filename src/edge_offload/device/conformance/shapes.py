@@ -1,207 +1,316 @@
-"""Which operators' meta kernels say what the CPU's kernels give, found by PyTorch's own samples in four layouts.
+"""Of which operators the device works out right what their results look like, found by PyTorch's own samples.
 
-A result's sizes, strides, dtype, offset, storage and size in bytes must agree wherever no operand is empty and the meta
-kernel says that results are row-major. Of other results more meta kernels are wrong (a channels_last convolution's):
-there the server is asked. What is found for a release of torch is kept in ``device/shapes-<release>.json``, written by
-``python -m edge_offload.device.conformance.shapes``: ``strided``, operators that agree in every layout of the operands,
-and ``rows``, those that agree where operands are dense and row-major.
+Samples run on the device in many layouts; of every new call the executor is asked, and its answer compared with
+what would have been worked out in each way (``native/cpp/survey.h``). An operator counts as exact for operands of a
+layout if no such call differed and at least :data:`FEWEST` agreed; where torch's own iterator says it, or the result is
+an operand, layouts share their samples. What is found for a release of torch is kept in
+``device/shapes-<release>.json``, written by
+
+  python -m edge_offload.device.conformance.shapes [--jobs N] [--entries GLOB ...]
 """
 
 from __future__ import annotations
 
-import contextlib
+import argparse
+import fnmatch
+import functools
 import itertools
 import json
+import subprocess
 import sys
 import time
 import warnings
 from collections import Counter
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_map
 
-#: Samples of an operator and dtype, and of an operator that must agree, at the least.
-SAMPLES, FEWEST = 12, 2
+from edge_offload.device.conformance.exclusions import EXCLUSIONS, HOST_ARGUMENTS
+from edge_offload.device.conformance.judge import entry_name, seed
+from edge_offload.device.installation import installed
+from edge_offload.device.shapes import HOW, LAYOUTS
+from edge_offload.errors import EdgeOffloadError
+
+#: Calls that must agree, at the least; samples of an operator in its first dtype, and in each other, in fewer layouts.
+FEWEST, SAMPLES, FEWER = 3, 5, 2
 #: Seconds for an operator and dtype.
 LONGEST_S = 6.0
-DTYPES = (torch.float32, torch.int64, torch.bool, torch.float16, torch.float64)
+DTYPES = (torch.float32, torch.int64, torch.bool, torch.float16, torch.float64, torch.complex64)
+MARK = "shapes "
+#: Layouts that share their samples where the one cannot be right and the other wrong.
+ANY = LAYOUTS[:4]
+#: By operator, layout and how it was worked out: how often that was right and wrong.
+Counts = Dict[Tuple[str, int, int], Tuple[int, int]]
+Change = Callable[[torch.Tensor], torch.Tensor]
+Arguments = Tuple[Any, Any, Any]
 
 
-def in_rows(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is dense, row-major and not empty (``in_rows`` of native/cpp/checks.h)."""
-    stride = 1
-    for size, own in zip(reversed(tensor.shape), reversed(tensor.stride())):
-        if own != stride:
-            return False
-        stride *= size
-    return tensor.numel() > 0
-
-
-class Watch(TorchDispatchMode):
-    """Compares the metadata of every operator's results with those of its meta kernel.
-
-    Attributes:
-        agree, differ: calls by the operator's name and whether operands are in rows.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.agree: Counter[Tuple[str, bool]] = Counter()
-        self.differ: Counter[Tuple[str, bool]] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See :class:`TorchDispatchMode`."""
-        given, spec = tree_flatten((args, kwargs or {}))
-        operands = [item for item in given if isinstance(item, torch.Tensor)]
-        schema = func._schema
-        name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
-        judged = name.startswith("aten::") and all(_plain(item) for item in operands)
-        fakes = _on_meta(given) if judged else []
-        result = func(*args, **(kwargs or {}))
-        if judged:
-            self._judge(name, func, spec, given, fakes, result)
-            if name == "aten::convolution":  # what the virtual device gets instead
-                other = torch.ops.aten._convolution.default
-                more = (False, False, True, True)
-                self._judge(
-                    "aten::_convolution", lambda *all_args: other(*all_args, *more), spec, given, fakes, result
-                )
-        return result
-
-    def exact(self) -> Dict[str, List[str]]:
-        """Names of the operators that agreed so far, as the file has them."""
-        rows = {name for (name, rows), count in self.agree.items() if rows and count >= FEWEST}
-        rows -= {name for name, rows in self.differ if rows}
-        strided = {name for name in rows if self.agree[name, False] >= FEWEST and not self.differ[name, False]}
-        return {"rows": sorted(rows - strided), "strided": sorted(strided)}
-
-    def _judge(
-        self, name: str, func: Any, spec: Any, given: Sequence[Any], fakes: Sequence[Any], result: Any
-    ) -> None:
-        args, kwargs = tree_unflatten(list(fakes), spec)
-        try:
-            with torch.no_grad():
-                found = func(*args, **kwargs)
-        except Exception:
-            return  # then the server is asked
-        results = [item for item in tree_flatten(found)[0] if isinstance(item, torch.Tensor)]
-        if not all(item.stride() == torch.empty(item.shape, device="meta").stride() for item in results):
-            return  # likewise
-        same = describe(tree_flatten(found)[0], fakes) == describe(tree_flatten(result)[0], given)
-        rows = all(in_rows(item) for item in given if isinstance(item, torch.Tensor))
-        (self.agree if same else self.differ)[name, rows] += 1
-
-
-def describe(results: Sequence[Any], given: Sequence[Any]) -> List[Any]:
-    """The metadata of results, and which operands or storages they are."""
-    operands = [item for item in given if isinstance(item, torch.Tensor)]
-    storages: Dict[int, int] = {}
-    for operand in operands:
-        storages.setdefault(operand.untyped_storage()._cdata, len(storages))
-    known = len(storages)
-    found: List[Any] = []
-    for item in results:
-        if not isinstance(item, torch.Tensor):
-            found.append(type(item).__name__)
-            continue
-        storage = item.untyped_storage()
-        place = storages.setdefault(storage._cdata, len(storages))
-        same = next((index for index, operand in enumerate(operands) if operand is item), None)
-        nbytes = storage.nbytes() if place >= known else None
-        found.append((same, place, nbytes, item.dtype, tuple(item.shape), item.stride(), item.storage_offset()))
+def exact(counts: Counts) -> Dict[str, Dict[str, str]]:
+    """What is exact, as the file has it: each operator and layout under one way, a rule before the meta kernel."""
+    found: Dict[str, Dict[str, str]] = {how: {} for how in HOW}
+    names = sorted({name for name, _, _ in counts if name.startswith("aten::")})
+    for name, index in itertools.product(names, range(len(LAYOUTS))):
+        for way in (1, 2, 0):
+            agree, differ = counts.get((name, 1 << index, way), (0, 0))
+            if agree < FEWEST and LAYOUTS[index] in ANY and _in_any_layout(name, way):
+                of_all = [counts.get((name, 1 << LAYOUTS.index(letter), way), (0, 0)) for letter in ANY]
+                agree, differ = (sum(column) for column in zip(*of_all))
+            if agree >= FEWEST and not differ:
+                found[HOW[way]][name] = found[HOW[way]].get(name, "") + LAYOUTS[index]
+                break
     return found
 
 
-def found_exact() -> Dict[str, List[str]]:
-    """Names of the operators whose meta kernels agree, as the file has them; takes some minutes."""
-    from torch.testing._internal.common_methods_invocations import op_db
+def _in_any_layout(name: str, way: int) -> bool:
+    """Whether what is worked out in this way is right in all of :data:`ANY` if it is in one.
 
-    watch = Watch()
-    for op in op_db:
-        for dtype in DTYPES:
-            if dtype in op.supported_dtypes("cpu"):
-                judge(op, dtype, watch)
-    return watch.exact()
+    That is so where torch's own iterator says it, or the result is an operand.
+    """
+    packet, _, overload = name.replace("aten::", "").partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    if way:
+        return torch.Tag.pointwise in operator.tags
+    same = packet.endswith("_") and not packet.endswith("__") and torch.Tag.inplace_view not in operator.tags
+    return same and not packet.startswith(("resize", "set"))
 
 
-def judge(op: Any, dtype: torch.dtype, watch: Watch) -> None:
-    """Have ``watch`` see the samples of one operator and dtype, in four layouts."""
-    until = time.monotonic() + LONGEST_S
+def survey(entries: Iterable[Any], native: Any) -> Iterator[Counts]:
+    """Run the samples of each of ``entries`` of op_db on the virtual device of this process; what that adds."""
+    before: Counts = {}
+    for op in entries:
+        native.survey(True)
+        for number, dtype in enumerate(each for each in DTYPES if each in op.supported_dtypes("cpu")):
+            run(op, dtype, FEWER if number else SAMPLES, CHANGES[:FEW] if number else CHANGES)
+        native.survey(False)
+        now: Counts = dict(native.surveyed())
+        more = {
+            key: (value[0] - before.get(key, (0, 0))[0], value[1] - before.get(key, (0, 0))[1])
+            for key, value in now.items()
+        }
+        yield {key: value for key, value in more.items() if any(value)}
+        before = now
+
+
+def run(op: Any, dtype: torch.dtype, count: int, changes: Sequence[Change]) -> None:
+    """Have the device see samples of one operator and dtype in some layouts; errors are part of them."""
+    deadline = time.monotonic() + LONGEST_S
+    seed(0)
     try:
-        samples = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=False), SAMPLES))
+        samples = list(op.sample_inputs("cpu", dtype, requires_grad=False))
     except Exception:
         return  # it has none here
-    for sample in samples:
-        for arguments in _variants(op, sample):
-            if time.monotonic() > until:
-                return
+    step = max(1.0, (len(samples) - 1) / max(1, count - 1))
+    for sample in [samples[round(index * step)] for index in range(min(count, len(samples)))]:
+        for make in _variants(op, sample, changes):
             for function in filter(None, (op.op, op.inplace_variant)):
-                first = arguments[0].clone() if isinstance(arguments[0], torch.Tensor) else arguments[0]
-                with contextlib.suppress(Exception), watch:  # what eager execution refuses
-                    function(first, *arguments[1], **arguments[2])
+                if time.monotonic() > deadline:
+                    return
+                _try(function, make)
 
 
-def _variants(op: Any, sample: Any) -> Iterator[Tuple[Any, Any, Any]]:
-    for change in (_same, _channels_last, _transposed, _with_gaps):
-        changed = sample.transform(change)
-        yield changed.input, changed.args, changed.kwargs
+def _try(function: Any, make: Callable[[], Arguments]) -> None:
+    try:
+        input_, args, kwargs = make()
+        first = input_.clone() if isinstance(input_, torch.Tensor) else input_
+        with torch.no_grad():
+            function(first, *args, **kwargs)
+        torch.cuda.synchronize()
+    except EdgeOffloadError as error:
+        if installed_device().recorder.failed:
+            raise error
+    except Exception:
+        return  # what eager execution refuses
+
+
+def installed_device() -> Any:
+    """The virtual device of this process.
+
+    Raises:
+        EdgeOffloadError: there is none.
+    """
+    device = installed()
+    if device is None:
+        raise EdgeOffloadError("there is no virtual device", remedy="start this with 'edge-offload exec --mode lazy'")
+    return device
+
+
+def _variants(op: Any, sample: Any, changes: Sequence[Change]) -> Iterator[Callable[[], Arguments]]:
+    for change in changes:
+        for which in (None, 0, 1) if changes is CHANGES and change is not _same else (None,):
+            yield functools.partial(_moved, op, sample, change, which)
     if isinstance(sample.input, torch.Tensor) and sample.args and isinstance(sample.args[0], torch.Tensor):
-        yield sample.input, (2, *sample.args[1:]), sample.kwargs  # overloads that take a number
+        yield functools.partial(_moved, op, sample, _same, None, 2)
     if op.name.startswith("nn.functional."):
-        yield sample.input, sample.args, {**sample.kwargs, "inplace": True}
+        yield functools.partial(_moved, op, sample, _same, None, None, True)
 
 
-def _same(item: Any) -> Any:
-    return item
+def _moved(
+    op: Any,
+    sample: Any,
+    change: Change,
+    which: Optional[int] = None,
+    number: Optional[int] = None,
+    inplace: bool = False,
+) -> Arguments:
+    """The arguments of a sample on the device, all tensors changed, or only one of the first two.
+
+    ``number``: in place of the second operand.
+    """
+    numbers = itertools.count()
+
+    def move(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            moved, place = value.detach().to("cuda"), next(numbers)
+            strided = moved.layout is torch.strided
+            return change(moved) if strided and which in (None, place) else moved
+        if isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in ("cpu", "cuda")):
+            return torch.device("cuda")
+        return value
+
+    input_ = tree_map(move, sample.input)
+    args = sample.args if op.name in HOST_ARGUMENTS else tree_map(move, sample.args)
+    kwargs = tree_map(move, sample.kwargs)
+    return (
+        input_,
+        (number, *args[1:]) if number is not None else args,
+        {**kwargs, "inplace": True} if inplace else kwargs,
+    )
 
 
-def _channels_last(item: Any) -> Any:
-    four = isinstance(item, torch.Tensor) and item.dim() == 4
-    return item.contiguous(memory_format=torch.channels_last) if four else item
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
-def _transposed(item: Any) -> Any:
-    flat = not isinstance(item, torch.Tensor) or item.dim() < 2 or item.layout is not torch.strided
-    return item if flat else item.transpose(-1, -2).contiguous().transpose(-1, -2)
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return tensor.contiguous(memory_format=formats[tensor.dim()]) if tensor.dim() in formats else tensor
 
 
-def _with_gaps(item: Any) -> Any:
-    flat = not isinstance(item, torch.Tensor) or not item.dim() or item.layout is not torch.strided
-    return item if flat else torch.stack((item, item), -1).select(-1, 0)
+def _transposed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.transpose(-1, -2).contiguous().transpose(-1, -2) if tensor.dim() >= 2 else tensor
 
 
-def _plain(tensor: torch.Tensor) -> bool:
-    dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-    return dense and tensor.numel() > 0 and not tensor.is_conj() and not tensor.is_neg()
+def _first_two(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.transpose(0, 1).contiguous().transpose(0, 1) if tensor.dim() >= 3 else tensor
 
 
-def _on_meta(given: Sequence[Any]) -> List[Any]:
-    """The same arguments on the meta device; what shared a storage shares one."""
-    storages: Dict[int, Any] = {}
+def _reversed(tensor: torch.Tensor) -> torch.Tensor:
+    order = tuple(range(tensor.dim()))[::-1]
+    return tensor.permute(order).contiguous().permute(order) if tensor.dim() >= 2 else tensor
 
-    def convert(item: Any) -> Any:
-        if isinstance(item, torch.device):
-            return torch.device("meta")
-        if isinstance(item, torch.Generator):
-            return None
-        if not isinstance(item, torch.Tensor):
-            return item
-        own = item.untyped_storage()
-        if own._cdata not in storages:
-            storages[own._cdata] = torch.empty(own.nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
-        made = torch.empty(0, dtype=item.dtype, device="meta")
-        return made.set_(storages[own._cdata], item.storage_offset(), item.shape, item.stride())
 
-    return [convert(item) for item in given]
+def _gaps(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.stack((tensor, tensor), -1).select(-1, 0) if tensor.dim() else tensor
+
+
+def _expanded(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:1].expand(tensor.shape) if tensor.dim() and len(tensor) else tensor
+
+
+def _later(tensor: torch.Tensor) -> torch.Tensor:
+    """Behind something else in its storage."""
+    return torch.stack((tensor, tensor))[1]
+
+
+def _single(tensor: torch.Tensor) -> torch.Tensor:
+    """With dimensions of one element, whose strides mean nothing."""
+    return tensor[..., :1, :1] if tensor.dim() >= 3 else tensor[:1] if tensor.dim() else tensor
+
+
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:0] if tensor.dim() else tensor
+
+
+def _single_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return _channels_last(_single(tensor))
+
+
+def _raised(tensor: torch.Tensor) -> torch.Tensor:
+    """With four dimensions, the channels last."""
+    more = (2, 3, 2, 2)[: 4 - tensor.dim()]
+    return _channels_last(tensor.expand(*more, *tensor.shape).contiguous()) if tensor.dim() in (1, 2, 3) else tensor
+
+
+def _raised_transposed(tensor: torch.Tensor) -> torch.Tensor:
+    return _transposed(_raised(tensor))
+
+
+CHANGES: Tuple[Change, ...] = (
+    _same, _channels_last, _transposed, _empty, _raised,
+    _gaps, _reversed, _first_two, _expanded, _later, _single, _single_channels_last, _raised_transposed,
+)  # fmt: skip
+#: How many of them there are in a dtype that is not an operator's first.
+FEW = 5
+
+
+def chosen(patterns: List[str], part: int, parts: int) -> List[Any]:
+    """Every ``parts``-th entry of op_db whose name fits."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    names = [op for op in op_db if entry_name(op) not in EXCLUSIONS or "empty" in entry_name(op)]
+    return [op for op in names if any(fnmatch.fnmatch(entry_name(op), each) for each in patterns)][part::parts]
+
+
+def part_of(command: Sequence[str]) -> Counts:
+    """What processes of the launcher find, one after the other: where one dies, the next goes on behind that entry."""
+    total: Counter[Tuple[str, int, int, bool]] = Counter()
+    start, said = 0, False
+    while True:
+        process = subprocess.Popen([*command, "--start", str(start)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(MARK):
+                start, said, found = start + 1, True, json.loads(line[len(MARK) :])
+                for name, layout, how, agree, differ in found:
+                    total[name, layout, how, True] += agree
+                    total[name, layout, how, False] += differ
+        if process.wait() == 0:
+            return {key[:3]: (total[(*key[:3], True)], total[(*key[:3], False)]) for key in total}
+        if not said:
+            raise EdgeOffloadError(
+                f"the survey ends with exit code {process.returncode}", remedy="see what it said above"
+            )
+        print(f"entry {start} ended its process", file=sys.stderr)
+        start, said = start + 1, False
 
 
 def main() -> int:
-    """Write the names to standard output."""
+    """Survey here if there is a device, else in processes of the launcher; write what is found to standard output."""
+    parser = argparse.ArgumentParser(prog="edge_offload.device.conformance.shapes", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--part", type=int, default=0)
+    parser.add_argument("--start", type=int, default=0)
+    parser.add_argument("--entries", nargs="+", default=["*"])
+    args = parser.parse_args()
     warnings.simplefilter("ignore")
-    torch.manual_seed(0)
-    print(json.dumps({"torch": torch.__version__.split("+")[0], **found_exact()}, indent=0))
+    if installed() is not None:
+        torch.set_num_threads(1)
+        entries = chosen(args.entries, args.part, args.jobs)[args.start :]
+        for counts in survey(entries, installed_device().native):
+            print(MARK + json.dumps([[*key, *value] for key, value in counts.items()]), flush=True)
+        return 0
+    command = [
+        sys.executable,
+        "-m",
+        "edge_offload.cli",
+        "exec",
+        "--mode",
+        "lazy",
+        "--threads",
+        "1",
+        "--",
+        sys.executable,
+    ]
+    command += ["-m", "edge_offload.device.conformance.shapes", "--jobs", str(args.jobs), "--entries", *args.entries]
+    total: Dict[Tuple[str, int, int], Tuple[int, int]] = {}
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for counts in pool.map(part_of, ([*command, "--part", str(part)] for part in range(args.jobs))):
+            for key, (agree, differ) in counts.items():
+                before = total.get(key, (0, 0))
+                total[key] = (before[0] + agree, before[1] + differ)
+    print(json.dumps({"torch": torch.__version__.split("+")[0], **exact(total)}, indent=0))
     return 0
 
 

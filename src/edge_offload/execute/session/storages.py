@@ -213,7 +213,7 @@ class Storages:
         if operator.claimed is not None and operator.claimed != described:
             raise RemoteError(
                 f"{operator.name}: robot and server disagree on its result ({operator.claimed} and {described})",
-                remedy="use the same torch on both",
+                remedy="use the same torch on both; if it is the same: 'edge-offload exec --shapes ask', and tell us",
             )
         return new, Outcome(outcome.tensor, described) if describe else outcome
 

@@ -59,17 +59,6 @@ inline bool plain(const Key& key) {  // no operand whose bytes need interpreting
   return true;
 }
 
-inline bool in_rows(const Key& key, bool strided) {  // no operand is empty, and all are dense and row-major unless strided
-  for (const auto* t : key.tensors) {
-    int64_t stride = 1;
-    if (t->numel() == 0) return false;
-    if (strided) continue;
-    for (int64_t i = t->dim() - 1; i >= 0; stride *= t->size(i--))
-      if (t->stride(i) != stride) return false;
-  }
-  return true;
-}
-
 inline void check_traceable(const c10::FunctionSchema& schema) {
   // torch.jit.trace records what these are made of and not them: a trace would have their results as constants
   static const std::unordered_set<std::string> unseen = {"aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell"};

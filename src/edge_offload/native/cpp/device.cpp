@@ -243,19 +243,22 @@ std::vector<uint32_t> foretell(const py::list& calls) {
   }
   return numbers;
 }
-// Operators whose results' metadata is worked out here: whatever the operands are; where operands and results are in rows;
-// where results are in rows.
-void trust(const std::vector<std::string>& always, const std::vector<std::string>& rows, const std::vector<std::string>& strided) {
+// Operators whose results' metadata is worked out here: whatever the operands are; and, in each way, those for which it
+// is right, with the layouts in which it is (rules.h).
+void trust(const std::vector<std::string>& always, const std::array<std::map<std::string, int>, kWays>& ways) {
   auto& s = state();
-  s.row_major.clear();
-  for (const auto* names : {&always, &rows, &strided})
-    for (const auto& name : *names) {
-      const auto dot = name.find('.');
-      auto op = c10::Dispatcher::singleton().findSchema({name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
-      if (!op) continue;
-      if (names == &always) s.trusted.insert(&op->schema());
-      else s.row_major[&op->schema()] = names == &strided;
-    }
+  const auto schema_of = [](const std::string& name) -> const c10::FunctionSchema* {
+    const auto dot = name.find('.');
+    auto op = c10::Dispatcher::singleton().findSchema({name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
+    return op ? &op->schema() : nullptr;
+  };
+  s.trusted.clear();
+  s.exact.clear();
+  for (const auto& name : always)
+    if (const auto* schema = schema_of(name)) s.trusted.insert(schema);
+  for (int way = 0; way < kWays; ++way)
+    for (const auto& [name, layouts] : ways[way])
+      if (const auto* schema = schema_of(name)) s.exact[schema][way] = layouts;
 }
 py::bytes words_of(uint32_t segment) {
   const auto& words = state().known.at(segment)->words;
@@ -301,6 +304,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("expect", [](int64_t segment, size_t payloads) { state().expected = segment; state().expected_payloads = payloads; },
         py::arg("segment"), py::arg("payloads") = 0);
   m.def("trust", &trust);
+  m.def("survey", [](bool on) { state().survey = on; });
+  m.def("surveyed", [] { return state().surveyed; });
   m.def("refuse", [](std::unordered_map<std::string, std::string> names) { Hold hold; state().refused = std::move(names); });
   m.def("per_call", [](bool on) { state().per_call = on; });
   m.def("compute_here", [](bool watched, double look_s) {

@@ -3,24 +3,10 @@
 #include "checks.h"
 #include "flush.h"
 #include "results.h"
-#include "shapes.h"
+#include "survey.h"
 #include "watching.h"
 
 namespace edge_offload {
-
-// Meta kernels written in Python: right where operands and results are in rows (device/conformance/shapes.py).
-inline bool try_meta(const c10::OperatorHandle& op, const Stack& stack, size_t first, const Key& key, std::vector<Return>* returns) {
-  const Busy busy;
-  const c10::impl::ExcludeDispatchKeyGuard no_modes(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
-  try { *returns = MetaRun().run(op, stack, first, key); } catch (const std::exception&) { return false; }
-  for (const auto& r : *returns)
-    for (const auto& out : r.outs) {
-      int64_t stride = 1;
-      for (size_t i = out.sizes.size(); i-- > 0; stride *= std::max<int64_t>(out.sizes[i], 1))
-        if (out.strides[i] != stride) return false;
-    }
-  return true;
-}
 
 inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
   if (state().here) { compute(op, stack); return; }
@@ -34,17 +20,24 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
   for (size_t i = 0; i < arguments; ++i) key.value((*stack)[first + i], schema.name().c_str());
   ++s.count_calls;
   auto* entry = lookup(key);
+  Surveyed surveyed;
   if (!entry) {
     check_version(op);
     check_host_operands(key, schema);
     check_written(schema, *stack, first);
     const bool dynamic = has_dynamic_results(op, *stack, first);
     std::vector<Return> returns;
-    bool here = !dynamic && s.trusted.count(&schema) && plain(key);
-    if (here) returns = MetaRun().run(op, *stack, first, key);  // raises what eager execution would raise
-    else if (!dynamic && plain(key)) {
-      const auto found = s.row_major.find(&schema);
-      here = found != s.row_major.end() && in_rows(key, found->second) && try_meta(op, *stack, first, key, &returns);
+    bool here = false;
+    if (!dynamic && plain(key)) {
+      if (s.survey) surveyed.guess(op, *stack, first, key);
+      else if (s.trusted.count(&schema)) {
+        returns = MetaRun().run(op, *stack, first, key);  // raises what eager execution would raise
+        here = true;
+      } else if (const auto found = s.exact.find(&schema); found != s.exact.end()) {
+        const auto layout = layout_of(key);
+        for (int way = 0; way < kWays && !here; ++way)
+          here = found->second[way] & layout && work_out(op, *stack, first, key, way, &returns);
+      }
     }
     entry = intern(key.view(), c10::toString(op.operator_name()));
     entry->dynamic = dynamic;
@@ -61,6 +54,7 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
   }
   std::vector<Return> returns;
   flush(entry->dynamic ? kDynamic : kInfer, [&](const py::object& result) { returns = parse_returns(result, schema); });
+  surveyed.judge(returns);
   give_results(returns, key, stack, arguments, false);
   const int64_t bytes = new_bytes(returns), held = s.taken - s.given;
   if (!entry->dynamic) { entry->returns = std::move(returns); entry->known = true; }

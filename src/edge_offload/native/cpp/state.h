@@ -13,8 +13,10 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <mutex>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -98,6 +100,8 @@ struct Known {  // a segment that has been defined
 struct Death { uint64_t id, epoch; uint32_t canonical; bool fresh; };
 struct Use { uint64_t id; uint32_t canonical, entry; Tensor value; };  // a storage, the read that tells all of it, and its bytes if they are kept
 
+using Exact = std::array<uint8_t, 3>;  // layouts in which each way works out the metadata of an operator's results right (rules.h)
+
 struct Bytes128 { uint64_t low, high; bool operator==(const Bytes128& o) const { return low == o.low && high == o.high; } };
 struct Hash128 { size_t operator()(const Bytes128& b) const { return b.low ^ (b.high * 0x9e3779b97f4a7c15ull); } };
 
@@ -127,8 +131,10 @@ struct alignas(64) State {
   std::vector<std::unique_ptr<Known>> known;
   int64_t expected = -1;  // segment that is announced as soon as so many of its uploads are there
   size_t expected_payloads = 0;
-  std::unordered_map<const c10::FunctionSchema*, bool> row_major;  // ... right where operands and results are in rows; whether for any operands
   std::unordered_set<const c10::FunctionSchema*> trusted;  // operators whose meta kernels are the CPU's own shape functions
+  std::unordered_map<const c10::FunctionSchema*, Exact> exact;  // ... is right in some layouts (rules.h)
+  bool survey = false;  // every new call is asked, and what would have been worked out is compared (survey.h)
+  std::map<std::tuple<std::string, int, int>, std::pair<int, int>> surveyed;  // operator, layout, way: how often right and wrong
   std::unordered_map<std::string, std::string> refused;  // operators that the server has not, or has otherwise: why
   uint32_t generation = 0;                                 // how often entries and segments have been forgotten
   bool per_call = false;
