@@ -202,27 +202,36 @@ def test_an_outage_with_two_under_way_gives_both_their_results_one_computation_a
         hedge.close()
 
 
-def test_a_rival_that_waits_for_the_processor_while_its_frame_gets_its_result_never_computes():
-    hedge, free, answer, done = Hedge(), threading.Event(), threading.Event(), []
+def test_a_rival_that_waits_for_the_processor_while_its_frame_gets_its_result_never_computes(monkeypatch):
+    hedge, free, held, begun, computed = Hedge(), threading.Event(), threading.Event(), threading.Event(), []
+    start = hedge._start
 
     def hold(enough):
-        answer.set()
+        held.set()
         free.wait(FOREVER_S)
         return Attempt(("first",))
 
     def remote():
-        answer.wait(FOREVER_S)
+        begun.wait(FOREVER_S)
         return Attempt(("remote",))
 
-    holder = threading.Thread(target=lambda: done.append(hedge.alone(hold)))
+    def started(local):
+        rival = start(local)
+        begun.set()
+        return rival
+
+    monkeypatch.setattr(hedge, "_start", started)
+    holder = threading.Thread(target=lambda: hedge.alone(hold))
     holder.start()
-    answer.wait(FOREVER_S)
+    held.wait(FOREVER_S)
     try:
-        outcome = hedge.run(remote, lambda enough: pytest.fail("computed"), 0.0)
+        outcome = hedge.run(remote, computed.append, 0.0)
         assert outcome.attempt.outputs == ("remote",)
+        assert outcome.hedged
         assert outcome.local_s == 0.0
     finally:
         free.set()
         holder.join(FOREVER_S)
+        hedge._local.shutdown(wait=True)
         hedge.close()
-    assert done
+    assert computed == []

@@ -124,6 +124,40 @@ def test_a_wait_behind_own_frames_is_not_learnt_as_time_of_the_mode(calls):
     assert learnt.latency_s < 0.4, "half a second in the queue was behind the robot's own frame"
 
 
+def test_behind_an_own_frame_nothing_is_late_and_alone_it_would_be(calls, monkeypatch):
+    module, remote, results, threads, start = calls(Mode.SERVER)
+    limits = [(math.inf, math.inf, math.inf), (0.0, 0.0, math.inf), (0.0, 0.0, math.inf)]
+    monkeypatch.setattr(module, "_late_s", lambda *_: limits.pop(0))
+    start(0, module.row.place())
+    assert remote.begun[0].wait(FOREVER_S)
+    start(1, module.row.place())
+    assert remote.begun[1].wait(FOREVER_S)
+    remote.answer[1].set()
+    threads[1].join(FOREVER_S)
+    assert not results[1][1].hedged, "it is late from its begin on, but for the frame before it"
+    assert not results[1][1].fallback_reason
+    remote.answer[0].set()
+    threads[0].join(FOREVER_S)
+    start(2, module.row.place())
+    threads[2].join(FOREVER_S)
+    assert results[2][1].hedged
+    assert results[2][1].mode is Mode.LOCAL
+    end(remote, threads)
+
+
+def test_a_deadline_is_kept_behind_an_own_frame_too(calls, monkeypatch):
+    module, remote, results, threads, start = calls(Mode.SERVER)
+    limits = [(math.inf, math.inf, math.inf), (9.0, 9.0, 0.0)]
+    monkeypatch.setattr(module, "_late_s", lambda *_: limits.pop(0))
+    start(0, module.row.place())
+    assert remote.begun[0].wait(FOREVER_S)
+    start(1, module.row.place())
+    threads[1].join(FOREVER_S)
+    assert results[1][1].mode is Mode.LOCAL
+    end(remote, threads)
+    assert sorted(results) == [0, 1]
+
+
 def test_a_frame_that_fails_gives_its_place_up(calls):
     module, _, _, _, _ = calls(Mode.SERVER)
     place = module.row.place()
