@@ -202,7 +202,7 @@ def test_two_versions_of_torch_are_told_on_diagnostics_and_reach_the_summary():
     words = "pip install torch==2.13.0 on the server"
     network = Network.__new__(Network)
     network._client, network._health = None, Health()
-    network.module = SimpleNamespace(state=dict, torches=lambda: words)
+    network.module = SimpleNamespace(state=dict, torches=lambda: words, engine_state=lambda: ("eager", False))
     network.refresh(needed=False)
     told = network._health.report()
     assert (told.level, told.message) == (WARN, words)
