@@ -145,7 +145,7 @@ def test_dynamic_programs_reuse_the_segments_of_each_branch(remote: Dict[str, An
         # what ran ahead was never defined as a segment: a deviation may do that late
         late = 0 if remote["mode"] == "lazy" else remote[name]["spent"]["defined"] // 10
         assert remote[f"{name}:third"]["spent"]["defined"] <= late
-        assert remote[f"{name}:third"]["spent"]["segments"] < remote[name]["spent"]["segments"]
+        assert remote[f"{name}:third"]["spent"]["segments"] <= remote[name]["spent"]["segments"]
 
 
 def test_sizes_that_depend_on_data_cost_no_round_trip_once_they_are_understood(remote: Dict[str, Any]) -> None:

@@ -34,9 +34,9 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
         returns = MetaRun().run(op, *stack, first, key);  // raises what eager execution would raise
         here = true;
       } else if (const auto found = s.exact.find(&schema); found != s.exact.end()) {
-        const auto layout = layout_of(key);
+        const auto layouts = layouts_needed(key);
         for (int way = 0; way < kWays && !here; ++way)
-          here = found->second[way] & layout && work_out(op, *stack, first, key, way, &returns);
+          here = (found->second[way] & layouts) == layouts && work_out(op, *stack, first, key, way, &returns);
       }
     }
     entry = intern(key.view(), c10::toString(op.operator_name()));

@@ -35,6 +35,16 @@ inline Layout layout_of(const Key& key) {
   return found;
 }
 
+// Layouts in which a way must be right to be taken. Strides of single elements mean nothing, and kernels keep them or do
+// not: what lies densely but for those must be right with gaps, too.
+inline uint8_t layouts_needed(const Key& key) {
+  uint8_t needed = layout_of(key);
+  if (needed == kDense)
+    for (const auto* t : key.tensors)
+      if (layout_of(*t) == kDense && std::count(t->sizes().begin(), t->sizes().end(), 1)) needed |= kGaps;
+  return needed;
+}
+
 // A tensor of the host with no memory behind it, for code that asks for nothing but what tensors look like.
 inline Tensor hollow(const Tensor& t) {
   c10::Storage storage(c10::Storage::use_byte_size_t(), t.storage().nbytes(), c10::DataPtr(nullptr, c10::Device(c10::kCPU)), nullptr, false);
