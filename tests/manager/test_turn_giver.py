@@ -230,3 +230,13 @@ def test_turns_are_planned_in_little_memory_over_many() -> None:
         giver.ended(now + 0.3, turn.number, turn.node, 0.3)
     assert len(giver.__dict__["_open"]) == 0
     assert turn.number == 400
+
+
+def test_a_new_manager_that_does_not_know_a_node_yet_sends_no_frame_beside_its() -> None:
+    taker = TurnTaker("/people", 0.0)
+    taker.gone("the manager is gone")
+    taker.other(10.0, "/scene", ends=False)
+    taker.given(10.05, (1, 7), "/people", {"/people": 0.1})
+    assert taker.take(10.06, 10.06) is None
+    taker.other(10.2, "/scene", ends=True)
+    assert taker.take(10.21, 10.21) is not None

@@ -66,7 +66,8 @@ class TurnTaker:
             return
         self._turn, self._mine = turn, node == self._node
         self._slots = {self._node: FIRST_SLOT_S, **latencies_s}
-        self._others = {name: until for name, until in self._others.items() if name in self._slots}
+        # also of nodes that a manager which has just come does not know yet
+        self._others = {name: until for name, until in self._others.items() if until > now}
 
     def gone(self, why: str) -> None:
         """The manager does not give turns any more."""
