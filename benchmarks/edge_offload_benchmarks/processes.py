@@ -102,18 +102,20 @@ class Process:
             raise LinkLost(f"the process did not start: {self.said()[-500:]}")
         return line
 
-    def ask(self, request: Mapping[str, Any]) -> Dict[str, Any]:
+    def ask(self, request: Mapping[str, Any], timeout_s: Optional[float] = None) -> Dict[str, Any]:
         """Send a line of JSON and wait for its answer, the next line.
 
         Raises:
-            RemoteError: the process ended instead.
+            RemoteError: the process ended instead, or did not answer in time.
         """
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps(request), file=self.process.stdin, flush=True)
         with self._changed:
-            self._changed.wait_for(lambda: len(self.lines) > self._answered or not self._reader.is_alive())
+            self._changed.wait_for(lambda: len(self.lines) > self._answered or not self._reader.is_alive(), timeout_s)
         if len(self.lines) <= self._answered:
+            if self._reader.is_alive():
+                raise RemoteError(f"the process hangs: no answer for {timeout_s} s")
             raise RemoteError(f"the process ended with code {self.process.wait()}: {self.said()[-500:]}")
         self._answered += 1
         answer: Dict[str, Any] = json.loads(self.lines[self._answered - 1])

@@ -8,9 +8,12 @@ of this machine.
   edge-offload bench programs --python ~/.cache/edge_offload/programs/bin/python --json programs.json
   edge-offload bench programs --python … --only timm/ transformers/bert    names that begin so
   edge-offload bench programs --list
+  edge-offload bench programs --python … --link wifi_93mbps --against lazy    replay and lazy at once, in turn
 
 steady: the median of the round trips from the 15th inference on. A program passes in a mode if every inference has the
 bits of 'exec --mode local'; how far that is from the plain CPU (as a share of the largest value) is told beside it.
+With --against two processes live at once, one in mode replay and one in the other mode, and take their inferences in
+turn over one emulated link: the ratio of their medians, replay over the other, has a 95 % interval by bootstrap.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import tempfile
 from typing import Any, Dict, List
 
 from edge_offload.errors import BadInput, Unsupported
-from edge_offload.outputs import add_output
+from edge_offload.outputs import add_output, write_text
 
 MODES = ("local", "per_op", "lazy", "replay", "split")
 
@@ -36,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="programs whose names begin so")
     parser.add_argument("--modes", default="local,lazy,replay", help=f"some of {','.join(MODES)} (%(default)s)")
     parser.add_argument("--inferences", type=int, default=20, metavar="N", help="of each program (20)")
+    parser.add_argument("--against", choices=("lazy", "cached", "per_op"), help="hold replay against this mode, in pairs")
+    parser.add_argument("--link", default="wifi_93mbps", metavar="NAME", help="emulated link of --against (%(default)s)")
+    parser.add_argument("--pairs", type=int, default=40, metavar="N", help="steady inferences of --against (40)")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="for one program in one mode (300)")
     parser.add_argument("--quick", action="store_true", help="the small ones that tests run")
     parser.add_argument("--list", action="store_true", help="name the programs and end")
@@ -59,14 +65,12 @@ def run(args: argparse.Namespace) -> int:
     if not names or not set(modes) <= set(MODES):
         raise BadInput("nothing to run", remedy=f"--only as in --list, --modes of {','.join(MODES)}")
     python = str(args.python or sys.executable)
+    if args.against is not None:
+        return _pairs(args, names, python)
     records: Dict[str, Dict[str, Any]] = {}
     if args.resume and args.json is not None and args.json.exists():
         records = {item["program"]: item for item in json.loads(args.json.read_text(encoding="utf-8"))["programs"]}
-    environment = {
-        "PYTHONPATH": ":".join(path for path in sys.path if path),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = _environment()
     with tempfile.TemporaryDirectory() as folder:
         keys = pathlib.Path(folder) / "keys"
         with Server("--keys", str(keys)) as server:
@@ -117,6 +121,59 @@ def run(args: argparse.Namespace) -> int:
     return 1 if {"wrong", "hangs", "failed"} & set(verdicts) else 0
 
 
+def _environment() -> Dict[str, str]:
+    paths = ":".join(path for path in sys.path if path)
+    return {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def _pairs(args: argparse.Namespace, names: List[str], python: str) -> int:
+    """Hold replay against another mode; 1 if a program fails or results differ."""
+    from edge_offload.link.emulate.emulator import Emulator
+    from edge_offload.link.emulate.trace import named_link
+    from edge_offload_benchmarks.processes import Server
+    from edge_offload_benchmarks.programs.catalogue import REQUIREMENTS, catalogue
+    from edge_offload_benchmarks.programs.pairs import measure
+
+    modes = ("replay", args.against)
+    record: Dict[str, Any] = {
+        "link": args.link, "modes": modes, "packages": list(REQUIREMENTS), "programs": []
+    }  # fmt: skip
+    if args.resume and args.json is not None and args.json.exists():
+        record = {**record, **json.loads(args.json.read_text(encoding="utf-8"))}
+    done = {item["program"] for item in record["programs"]}
+    with tempfile.TemporaryDirectory() as folder:
+        keys = str(pathlib.Path(folder) / "keys")
+        with Server("--keys", keys) as server, Emulator("127.0.0.1:0", server.address, named_link(args.link)) as link:
+            session = ["--server", link.address, "--keys", keys]
+            for name in [name for name in names if name not in done]:
+                program = [python, "-m", "edge_offload_benchmarks.programs.child", name, "cuda"]
+                found = measure(program, modes, session, _environment(), args.pairs, args.timeout)
+                row = {"program": name, "varies": catalogue()[name].varies, **found}
+                record["programs"].append(row)
+                _say_pairs(row)
+                if args.json is not None:
+                    write_text(args.json, json.dumps(record, indent=1))
+    failed = [item for item in record["programs"] if "problem" in item or item["equal"] < item["inferences"]]
+    ratios = sorted(item["ratio"] for item in record["programs"] if "ratio" in item)
+    if ratios:
+        print(f"{len(ratios)} programs; {sum(ratio <= 1.1 for ratio in ratios)} up to 1.1, worst {ratios[-1]:.2f}")
+    return 1 if failed else 0
+
+
+def _say_pairs(row: Dict[str, Any]) -> None:
+    if "problem" in row:
+        print(f"{row['program']:44}{row['problem']}", flush=True)
+        return
+    mine, other = row["modes"].values()
+    print(
+        f"{row['program']:44}{row['ratio']:5.2f} ({row['low']:.2f} to {row['high']:.2f})  "
+        f"{mine['median_s'] * 1e3:.1f} / {other['median_s'] * 1e3:.1f} ms  trips {mine['steady_trips']:g} / "
+        f"{other['steady_trips']:g}, new {mine['new_trips']}  learning {row['learning_share']:.0%}, "
+        f"most {row['learning_s'] * 1e3:.0f} ms  equal {row['equal']}/{row['inferences']}",
+        flush=True,
+    )
+
+
 def _say(name: str, mode: str, record: Dict[str, Any]) -> None:
     row = record["modes"][mode]
     trips = "" if mode == "local" else f"  trips {row['first_trips']} first, {row['steady_trips']} steady"
@@ -127,7 +184,6 @@ def _say(name: str, mode: str, record: Dict[str, Any]) -> None:
 
 
 def _write(path: pathlib.Path, programs: List[Dict[str, Any]], inferences: int) -> None:
-    from edge_offload.outputs import write_text
     from edge_offload_benchmarks.programs.catalogue import REQUIREMENTS
 
     record = {"inferences": inferences, "packages": list(REQUIREMENTS), "programs": programs}

@@ -1,7 +1,8 @@
 """One program of the corpus in this process: ``python -m ….programs.child NAME DEVICE COUNT FILE``.
 
 Prints one JSON line per inference: a digest of what came back, seconds, processor seconds of this process, and, on the
-virtual device, round trips; FILE gets the results themselves. What a program says goes to standard error.
+virtual device, round trips and processor seconds of learning; FILE gets the results themselves. Without COUNT and FILE
+each line of standard input, ``{"number": N}``, asks for inference N. What a program says goes to standard error.
 """
 
 from __future__ import annotations
@@ -21,24 +22,28 @@ from edge_offload_benchmarks.programs.catalogue import catalogue
 
 def main() -> int:
     """Run it."""
-    name, device, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    name, device = sys.argv[1:3]
     torch.set_num_threads(1)
-    print_line, kept = sys.stdout, []
+    out, kept = sys.stdout, []
     with contextlib.redirect_stdout(sys.stderr):
         torchvision_package()  # many import it, and fail where its wheel does not fit torch
         infer = catalogue()[name].make(device)
-        for number in range(count):
-            trips, began, busy = _trips(), time.perf_counter(), time.process_time()
+        asked = (json.loads(line)["number"] for line in sys.stdin)
+        for number in range(int(sys.argv[3])) if len(sys.argv) > 3 else asked:
+            trips, learning_s, began, busy = _trips(), _learning_s(), time.perf_counter(), time.process_time()
             found = list(_tensors(infer(number)))
             line = {
-                "digest": _digest(found),
                 "seconds": time.perf_counter() - began,
                 "busy_s": time.process_time() - busy,
                 "trips": _trips() - trips,
+                "learning_s": _learning_s() - learning_s,
+                "digest": _digest(found),
             }
-            print(json.dumps(line), file=print_line, flush=True)
-            kept.append(found)
-    torch.save(kept, sys.argv[4])
+            print(json.dumps(line), file=out, flush=True)
+            if len(sys.argv) > 3:
+                kept.append(found)
+    if len(sys.argv) > 3:
+        torch.save(kept, sys.argv[4])
     return 0
 
 
@@ -60,9 +65,18 @@ def _digest(found: Any) -> str:
 
 
 def _trips() -> int:
-    module = sys.modules.get("edge_offload.device.installation")
-    installed = module.installed() if module is not None else None
+    installed = _installed()
     return int(installed.recorder.counters.round_trips) if installed is not None else 0
+
+
+def _learning_s() -> float:
+    installed = _installed()
+    return float(installed.recorder.strategy.learning_s) if installed is not None else 0.0
+
+
+def _installed() -> Any:
+    module = sys.modules.get("edge_offload.device.installation")
+    return module.installed() if module is not None else None
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import List, Optional
 import torch
 
 from edge_offload.errors import LinkLost
+from edge_offload.ir.trace.budget import Budget
 from edge_offload.ir.trace.segments import Outcome
 from edge_offload.ir.trace.symbols import facts_of
 from edge_offload.ir.trace.trace_graph import TraceGraph
@@ -32,13 +33,14 @@ class Speculative(Strategy):
 
     def __init__(self, dispatcher: SegmentDispatcher) -> None:
         super().__init__(dispatcher)
+        self._budget = Budget()
         self.forget()
 
     def forget(self) -> None:
         """See :class:`Strategy`."""
         super().forget()
         known = self.dispatcher.definitions
-        self._predictor = Predictor(known.signatures, known.call)
+        self._predictor = Predictor(known.signatures, known.call, budget=self._budget)
         self._speculation: Optional[Speculation] = None
         self._invocations: List[SegmentInvocation] = []
         self._deferred = 0
@@ -48,6 +50,11 @@ class Speculative(Strategy):
     def in_step(self) -> bool:  # type: ignore[override]
         """See :class:`Strategy`."""
         return bool(self._invocations)
+
+    @property
+    def learning_s(self) -> float:  # type: ignore[override]
+        """See :class:`Strategy`."""
+        return self._budget.total_s
 
     def settle(self) -> None:
         """See :class:`Strategy`: segments for which only an abandoned speculation had results are run."""

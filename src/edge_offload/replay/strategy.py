@@ -17,9 +17,11 @@ class Strategy:
 
     Attributes:
         in_step: whether a step is under way, which a later segment ends.
+        learning_s: processor time that learning has taken so far.
     """
 
     in_step = False
+    learning_s = 0.0
 
     def __init__(self, dispatcher: SegmentDispatcher) -> None:
         self.dispatcher = dispatcher

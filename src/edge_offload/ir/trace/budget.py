@@ -32,6 +32,7 @@ class Budget:
 
     Attributes:
         units: that have been done in this inference; ``total`` in all.
+        total_s: processor time in all (seconds).
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Budget:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.units = self.total = 0
+        self.total_s = 0.0
         self._most = self._least = units
         self._per_step = units_per_step
         self._seconds, self._share = seconds, share
@@ -99,5 +101,7 @@ class Budget:
 
     def __exit__(self, *_: object) -> None:
         if self._depth == 1:
-            self._used_s = self.used_s
+            used_s = self.used_s
+            self.total_s += used_s - self._used_s
+            self._used_s = used_s
         self._depth -= 1
