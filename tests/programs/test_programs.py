@@ -18,6 +18,7 @@ from edge_offload.native import libraries
 
 RUNNER = pathlib.Path(__file__).parent / "run_programs.py"
 PROGRAMS = [
+    "sampler",
     "conv_net",
     "in_place_state",
     "branches",
@@ -39,6 +40,7 @@ PROGRAMS = [
     "concatenations",
     "tokens:same",
     "tokens:lengths",
+    *(f"lengths:{kind}" for kind in ("text", "audio", "graph")),
     "names",
     "composites",
     "sparse",
@@ -130,6 +132,22 @@ def test_tokens_after_a_prompt_of_a_new_length_are_two_round_trips_at_most(remot
     if remote["mode"] != "replay":
         pytest.skip("only replay runs ahead")
     assert trips_of_the_last(4, remote["tokens:lengths"]) <= 4 * 2
+
+
+def test_a_loop_that_uploads_noise_is_a_round_trip_for_each_upload_that_comes_after_a_read(
+    remote: Dict[str, Any],
+) -> None:
+    if remote["mode"] != "replay":
+        pytest.skip("only replay runs ahead")
+    assert trips_of_the_last(3, remote["sampler"]) == 3 * (1 + 3)
+
+
+@pytest.mark.parametrize("kind", ["text", "audio", "graph"])
+def test_a_new_length_after_three_others_is_two_round_trips_at_most(remote: Dict[str, Any], kind: str) -> None:
+    if remote["mode"] != "replay":
+        pytest.skip("only replay runs ahead")
+    trips: List[int] = remote[f"lengths:{kind}"]["trips"]
+    assert max(after - before for before, after in zip(trips[-4:], trips[-3:])) <= 2
 
 
 def test_sizes_of_parts_of_parts_are_known(remote: Dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List, Tuple
 
-from edge_offload.replay.predict import Predictor
+from edge_offload.replay.predict import CONTEXT_UNITS, Predictor
 from edge_offload.replay.signatures import CompletedStep, SegmentSignature
 
 READ, DYNAMIC = 0, 2
@@ -28,10 +28,14 @@ class Program:
         self.predictor = Predictor(FormsByHand(), lambda call: 0)  # type: ignore[arg-type]
         self.base = 1
 
-    def step(self, form: int, kind: Tuple[int, ...] = (), upload: bool = False, reason: int = READ) -> None:
+    def step(
+        self, form: int, kind: Tuple[int, ...] = (), upload: bool = False, reason: int = READ,
+        live: Tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
         payloads: Tuple[Any, ...] = (None,) if upload else ()
+        names = tuple(range(len(live)))
         done = CompletedStep(
-            SegmentSignature(form, (), ()), form, (), self.base, (), frozenset(), b"", payloads, reason
+            SegmentSignature(form, (), ()), form, names, self.base, live, frozenset(), b"", payloads, reason
         )
         self.predictor.begin(done)
         done.kind = kind
@@ -125,3 +129,30 @@ def test_where_no_upload_ends_an_inference_little_is_run_ahead() -> None:
     found = program.predictor.branches()
     assert found is not None
     assert len(found.plans) <= 8
+
+
+def test_what_comes_as_it_was_expected_teaches_nothing() -> None:
+    program = Program()
+    for _ in range(6):
+        program.step(10, upload=True)
+        program.step(11)
+    program.expected()
+    known, spent = program.predictor._version, program.predictor.budget.total
+    for _ in range(5):
+        program.step(10, upload=True)
+        program.step(11)
+    assert program.predictor._version == known
+    assert program.predictor.budget.total - spent == 10 * CONTEXT_UNITS
+
+
+def test_what_the_first_of_several_uploads_was_made_into_is_found_from_each_position_of_the_cycle() -> None:
+    program = Program()
+    for turn in range(10):
+        first = program.base
+        for form in (10, 11, 10, 11, 12, 11):
+            if turn > 7:
+                plan = program.predictor.next()
+                assert plan is not None
+                assert plan.signature == form
+                assert plan.node.live_at(program.base, 0) == ([(0, first)] if form == 11 else [])
+            program.step(form, upload=form == 10, live=(first,) if form == 11 else ())

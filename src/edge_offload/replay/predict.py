@@ -32,7 +32,8 @@ MAX_SITES = 8192
 #: Of work (see :mod:`~edge_offload.ir.trace.budget`): for what follows a few steps, and for each step that is searched.
 CONTEXT_UNITS, SEARCH_UNITS = 10, 16
 
-#: Where a step stands: its signature, the one before it, and how many steps of the inference came before.
+#: Where a step stands: its signature, the one before it, and how many steps of the inference came before; in a cycle
+#: with several uploads, minus its length for the one before, and the position in it.
 Site = Tuple[int, int, int]
 
 
@@ -43,10 +44,6 @@ class State:
     position: int
     trail: Trail
     steps: int
-
-    def site(self, signature: int) -> Site:
-        """That of ``signature``, if it is the next."""
-        return (signature, self.trail[-1][0] if self.trail else -1, self.steps)
 
 
 @dataclass
@@ -120,6 +117,7 @@ class Predictor:
         self._place = self._contexts.first()
         self._cycle: List[int] = []
         self._position = 0
+        self._one_upload = True
         self._search_at = 4
         self._since_search = 0
         self._missed = self._put_off = False
@@ -175,12 +173,14 @@ class Predictor:
         signature, place = done.signature.number, self._place
         if not self._missed:
             self._missed = self._expected() != signature
-        site = (signature, place.trail[-1][0] if place.trail else -1, place.steps)
+        site = self._site(signature, self._position, place.trail, place.steps)
         general, here = self._known.get(signature), self._sites.get(site)
         if general is None:
             general = self._known[signature] = self._model(signature)
         if here is None:
             here = self._sites[site] = self._model(signature)
+        confirmed = confirmed or here.expects(done, self.history, self.start)
+        self._missed = self._missed or not confirmed
         self.budget.charge(CONTEXT_UNITS if confirmed else CONTEXT_UNITS + 6 * len(done.live))
         for model in (general, here):
             if model.learn(done, self.history, self.start, confirmed, self._bases):
@@ -219,7 +219,7 @@ class Predictor:
         """The step that will probably come next."""
         state, _ = self._ahead()  # only a step that uploads something is announced
         signature = self._next(state)
-        return self._plan(state.site(signature)) if signature is not None else None
+        return self._plan(self._site_of(state, signature)) if signature is not None else None
 
     def branches(self, doing: Optional[CompletedStep] = None) -> Optional[Branches]:
         """What will probably come next, or after the step ``doing``, up to the next upload that cannot be known."""
@@ -249,7 +249,7 @@ class Predictor:
             signature = self._next(place)
             if signature is None:
                 return
-            here = place.position, place.site(signature)
+            here = place.position, self._site_of(place, signature)
             if here not in places:
                 plan = self._plan(here[1]) if len(places) < limit else None
                 while plan is None and self._unfinished:  # in the next inference, then
@@ -274,6 +274,15 @@ class Predictor:
             place, signature, edges = waiting.popleft()
             for kind, following in self._outcomes(place, signature):
                 yield from enter(following, signature, edges, kind)
+
+    def _site_of(self, state: State, signature: int) -> Site:
+        return self._site(signature, state.position, state.trail, state.steps)
+
+    def _site(self, signature: int, position: int, trail: Trail, steps: int) -> Site:
+        """Where ``signature`` stands, if it is the next."""
+        if self._cycle and not self._one_upload:
+            return signature, -1 - len(self._cycle), position
+        return signature, trail[-1][0] if trail else -1, steps
 
     def _model(self, signature: int) -> StepModel:
         return StepModel(signature, len(self._known) + len(self._sites), self.signatures.calls(signature)[1])
@@ -345,5 +354,6 @@ class Predictor:
             if history[index] != cycle[(index - start) % length]:
                 return
         self._cycle = cycle
+        self._one_upload = sum(step.uploads for step in recent[start : start + length]) < 2
         self._position = (len(history) - start) % length
         self._version += 1

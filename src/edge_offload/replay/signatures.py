@@ -200,6 +200,11 @@ class SignatureTable:
         words = unpacked_words(self.native.words(segment))
         return Definition(words, tuple([call for call, _ in calls_in(words, self.call)]))
 
+    def beginning(self, invocation: SegmentInvocation) -> Tuple[List[Call], Tuple[Tuple[int, ...], ...]]:
+        """The calls of the first invocation of a step, and their storages as :meth:`calls` numbers them."""
+        entries, references = self._storages(invocation)
+        return [self.call(entry) for entry in entries], references
+
     def done(self, invocations: Sequence[SegmentInvocation], freed: Sequence[int]) -> CompletedStep:
         """The step that ``invocations`` make up; ``freed`` are storages that were freed since its first."""
         last = invocations[-1]

@@ -67,28 +67,48 @@ class Speculative(Strategy):
 
     def announce(self, segment: int, base: int, live: List[int], payloads: List[torch.Tensor]) -> None:
         """See :class:`Strategy`: the server starts before the program gets to the read."""
-        predictor = self._predictor
-        if self._speculation is not None or self._invocations:
+        plan = self._predictor.next() if self._speculation is None and not self._invocations else None
+        if plan is None or plan.node.segment != segment:
             return
-        plan = predictor.next()
+        start = base if self._predictor.opens() else self._predictor.start
+        known = dict(plan.node.live_at(base, start))
+        if all(known.get(canonical) == number for canonical, number in zip(live[::2], live[1::2])):
+            self._begin(plan, base, payloads)
+
+    def _begin(self, plan: StepPlan, base: int, payloads: List[torch.Tensor]) -> None:
+        """Have the server run the step that is under way, by its ``plan``, and what will probably follow."""
+        predictor = self._predictor
         branches = predictor.branches()
-        if plan is None or branches is None or plan.node.segment != segment:
+        if branches is None:
             return
         opens = predictor.opens()
-        start = base if opens else predictor.start
-        known = dict(plan.node.live_at(base, start))
-        if any(known.get(canonical) != number for canonical, number in zip(live[::2], live[1::2])):
-            return
         assumed = plan.uploads[len(payloads) :]
         made = [tensor_bytes(payload) for payload in payloads]
         uploads = [*made, *(item for item in assumed if item is not None)]
         sizes = tuple([memoryview(upload).nbytes for upload in uploads])
+        start = base if opens else predictor.start
         graph = TraceGraph([], branches.first, base, start, [sizes] if opens else list(predictor.history))
         graph.payloads = self.dispatcher.definitions.uploads(uploads)
         try:
             self._speculate(branches, graph, Message()).assumed = assumed
         except LinkLost:
             return  # the read that follows sees to it
+
+    def _begin_unseen(self, invocation: SegmentInvocation) -> None:
+        """A step of which the device does not know a size: if all else of it is as expected, its plan says the size.
+
+        So it is with a length that has not been seen before.
+        """
+        plan = self._predictor.next() if self._speculation is None and len(self._invocations) == 1 else None
+        if plan is None or plan.node.segment is not None:
+            return
+        sizes = tuple([payload.nbytes for payload in invocation.payloads])
+        opens = self._predictor.opens()
+        start, history = (invocation.base, [sizes]) if opens else (self._predictor.start, self._predictor.history)
+        if None not in plan.uploads[len(sizes) :] and plan.begins_with(
+            self.dispatcher.definitions.signatures, invocation, start, history
+        ):
+            self._begin(plan, invocation.base, invocation.payloads)
 
     def run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
         """See :class:`Strategy`."""
@@ -105,6 +125,7 @@ class Speculative(Strategy):
         self._invocations.append(invocation)
         self._deferred += 1
         if invocation.reason == INFER:
+            self._begin_unseen(invocation)
             described = self._described(invocation)
             return described if described is not None else self._run_deferred(None)
         done = self.dispatcher.definitions.signatures.done(self._invocations, self._freed_in_step)

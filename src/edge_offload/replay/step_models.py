@@ -13,7 +13,7 @@ from edge_offload.ir.trace.symbols import BranchKey, OutcomeHistory, evaluate
 from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, SAME, Patch, TraceStep
 from edge_offload.replay.flushed import DYNAMIC, READ
 from edge_offload.replay.integer_formulas import IntegerFormulas
-from edge_offload.replay.signatures import Call, CompletedStep, Integers
+from edge_offload.replay.signatures import Call, CompletedStep, Integers, SegmentInvocation, SignatureTable
 
 _INTEGER = struct.Struct("<q")
 MAX_KINDS = 6
@@ -94,6 +94,28 @@ class StepPlan:
     def _live(self, base: int, start: int) -> Tuple[int, ...]:
         origins = (0, base, start)  # SAME, FROM_STEP, FROM_START
         return tuple([origins[how] + value for how, value in self._origins])
+
+    def begins_with(
+        self, signatures: SignatureTable, invocation: SegmentInvocation, start: int, history: OutcomeHistory
+    ) -> bool:
+        """Whether ``invocation`` may be the beginning of the step, whose new storages begin with its own.
+
+        Args:
+            signatures: where the calls of both are known.
+            start, history: see :meth:`same_as` and :meth:`integers`.
+        """
+        integers = self.integers(history)
+        calls, references = signatures.beginning(invocation)
+        skeletons, own_references = signatures.calls(self.signature)
+        length, live = len(calls), tuple([number for _, number in invocation.live])
+        return (
+            integers is not None
+            and tuple([call.skeleton for call in calls]) == skeletons[:length]
+            and references == own_references[:length]
+            and tuple([call.integers for call in calls]) == integers[:length]
+            and self._live(invocation.base, start)[: len(live)] == live
+            and self.node.numbers.startswith(invocation.numbers)
+        )
 
     def same_as(self, done: CompletedStep, start: int, integers: Optional[Integers]) -> bool:
         """Whether the node's outcome is that of ``done``, whose first new storages the node's are.
@@ -204,6 +226,18 @@ class StepModel:
             if not budget.advance(self._job):
                 return self._plan  # of what was known before
             self._job = None
+
+    def expects(self, done: CompletedStep, history: OutcomeHistory, start: int) -> bool:
+        """Whether ``done`` is what the latest plan says, so that there is nothing to be learnt from it.
+
+        Args:
+            history, start: see :meth:`learn`.
+        """
+        plan = self._plan
+        if plan is None or self.last is None or self.last.opens != done.opens:
+            return False
+        same = all(one is None or one == other for one, other in zip(plan.uploads, done.payloads))
+        return same and plan.same_as(done, start, plan.integers(history))
 
     @property
     def unfinished(self) -> bool:
