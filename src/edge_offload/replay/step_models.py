@@ -102,7 +102,9 @@ class StepPlan:
 
         Args:
             signatures: where the calls of both are known.
-            start, history: see :meth:`same_as` and :meth:`integers`.
+            invocation: the first of a step.
+            start: see :meth:`same_as`.
+            history: see :meth:`integers`.
         """
         integers = self.integers(history)
         calls, references = signatures.beginning(invocation)
@@ -231,7 +233,9 @@ class StepModel:
         """Whether ``done`` is what the latest plan says, so that there is nothing to be learnt from it.
 
         Args:
-            history, start: see :meth:`learn`.
+            done: what the program did.
+            history: integers of the inference's steps before it.
+            start: number of the inference's first new storage.
         """
         plan = self._plan
         if plan is None or self.last is None or self.last.opens != done.opens:
