@@ -146,3 +146,32 @@ def test_a_sequence_with_writes_runs_as_the_program_that_made_it() -> None:
     assert torch.equal(got, y)
     assert torch.equal(view, y[:, 0])
     assert torch.equal(after[1], state + y.sum(0))
+
+
+class Tokens(nn.Module):
+    """A view behind a permutation that happens to fit where the input lies as it did when it was recorded."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.permute(0, 2, 1, 3).view(2, 3, 20)
+
+
+def test_a_recorded_view_that_does_not_fit_how_its_operand_lies_becomes_a_copy() -> None:
+    x = torch.randn(2, 3, 4, 5).permute(0, 2, 1, 3)  # as another device's kernel would give it
+    program = from_module(Tokens(), (x,))
+    assert "aten.view.default" in {operator.name for operator in program.sequence.operators}
+    for laid_out in (x, x.contiguous(), x.contiguous(memory_format=torch.channels_last)):
+        (found,) = run(program, laid_out)
+        assert torch.equal(found, Tokens()(x))
+
+
+def test_a_view_that_is_written_through_is_never_a_copy() -> None:
+    x = torch.randn(2, 3, 4, 5)
+    values = {0: Value(0, "float32", (2, 4, 3, 5), Kind.INPUT), 1: Value(1, "float32", (2, 60), storage=1),
+              2: Value(2, "float32", (2, 60), storage=1)}  # fmt: skip
+    operators = (
+        Operator("aten.view.default", (Ref(0), (2, 60)), (), (1,), (), ((0, 0),)),
+        Operator("aten.add_.Tensor", (Ref(1), 1.0), (), (2,), (1,), ((0, 1),)),
+    )
+    runner = SequenceRunner(OperatorSequence(values, (0,), {}, operators, (2,)), {})
+    with pytest.raises(RuntimeError, match="view size"):
+        runner.run([x.permute(0, 2, 1, 3)])

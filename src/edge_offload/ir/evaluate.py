@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Callable, Dict, List, Sequence
 
 import torch
@@ -12,6 +13,9 @@ from edge_offload.ir.schemas import overload
 
 Fetch = Callable[[int], Any]
 """Gives the tensor of a value number."""
+
+VIEWS = ("aten.view.default", "aten._unsafe_view.default")
+"""What is only there for operands that lie in memory as those did that were recorded."""
 
 _TYPES = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
@@ -44,16 +48,24 @@ def resolve(arg: Arg, fetch: Fetch, device: str = "cpu") -> Any:
 
 
 class Kernels(Dict[int, Callable[[Fetch], List[Any]]]):
-    """Of each of ``operators``, by its index, what runs it on ``device``; made when it is wanted first."""
+    """Of each of ``operators``, by its index, what runs it on ``device``; made when it is wanted first.
+
+    Results of another device's kernels, and what came from the other side, may lie in memory otherwise than what was
+    recorded. A view that does not fit them becomes a copy, which is the same where nothing is written into values.
+    """
 
     def __init__(self, operators: Sequence[Operator], device: str = "cpu") -> None:
         super().__init__()
+        self._written = any(operator.mutates for operator in operators)
         self.operators = operators
         self.outputs = [operator.outputs for operator in operators]
         self.device = device
 
     def __missing__(self, index: int) -> Callable[[Fetch], List[Any]]:
-        made = self[index] = kernel(self.operators[index], self.device)
+        operator = self.operators[index]
+        if operator.name in VIEWS and not operator.kwargs and not self._written:
+            operator = replace(operator, name="aten.reshape.default")
+        made = self[index] = kernel(operator, self.device)
         return made
 
 

@@ -58,10 +58,6 @@ def test_the_list_of_what_is_taken_out_is_complete() -> None:
                 assert any(old.strip() in line for old in mine), f"{module.__name__}: {line.strip()}"
 
 
-#: Its views were recorded behind the CPU's attention, whose results lie differently: refused there, never wrong.
-STRIDES = pytest.mark.xfail(reason="a recorded view does not fit the strides of CUDA's attention", strict=False)
-
-
 @pytest.mark.process
 @needs_device
 def test_plans_of_a_network_are_right_whenever_things_happen() -> None:
@@ -73,9 +69,7 @@ def test_plans_of_a_network_are_right_whenever_things_happen() -> None:
 @pytest.mark.slow
 @pytest.mark.process
 @needs_device
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=STRIDES) if name == "vit_b_16" else name for name in SLOW]
-)
+@pytest.mark.parametrize("name", SLOW)
 def test_plans_of_the_zoo(name: str) -> None:
     found = told("zoo", name)
     assert len(found) >= 2
