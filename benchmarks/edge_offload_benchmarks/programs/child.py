@@ -71,7 +71,7 @@ def _trips() -> int:
 
 def _learning_s() -> float:
     installed = _installed()
-    return float(installed.recorder.strategy.learning_s) if installed is not None else 0.0
+    return float(installed.recorder.learning_s) if installed is not None else 0.0
 
 
 def _installed() -> Any:

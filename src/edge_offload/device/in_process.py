@@ -40,6 +40,7 @@ class NoRecorder:
 
     mode = Mode.LOCAL
     failed = False
+    learning_s = 0.0
 
     def __init__(self, native: Any, remote: NoRemote) -> None:
         self.native, self.remote = native, remote

@@ -98,6 +98,11 @@ class Recorder:
         return self.dispatcher.exchange.counters
 
     @property
+    def learning_s(self) -> float:
+        """Processor time that learning has taken so far."""
+        return self.strategy.learning_s
+
+    @property
     def remote(self) -> Remote:
         """Where segments run."""
         return self.dispatcher.exchange.remote
