@@ -168,3 +168,69 @@ def test_a_long_job_gives_way_to_what_waits():
     assert ended.wait(60)
     assert done == ["half", "frame", "whole"]
     assert worker.close(60)
+
+
+class Times:
+    """A timetable that a test writes."""
+
+    def __init__(self, worker, *due):
+        self.worker, self.due, self.done = worker, list(due), []
+
+    def due_s(self):
+        return self.due[0] if self.due else None
+
+    def run(self):
+        self.done.append(self.due.pop(0))
+
+
+def test_what_is_due_goes_before_what_waits():
+    worker = Worker("test", FairQueue())
+    order, ended = [], threading.Event()
+    times = worker.timetable = Times(worker)
+    times.run = lambda: (order.append(times.due.pop(0)), times.due or ended.set())
+
+    def job():
+        order.append("job")
+        times.due = [0.0, 1.0]
+
+    worker.submit("a", job)
+    worker.submit("a", lambda: order.append("after"))
+    worker.start()
+    assert ended.wait(60)
+    worker.queue.nudge()
+    worker.submit("b", ended.set)
+    assert worker.close(60)
+    assert order[:3] == ["job", 0.0, 1.0]
+
+
+def test_a_timetable_that_changes_is_looked_at_when_it_nudges():
+    worker = Worker("test", FairQueue())
+    ended = threading.Event()
+    times = worker.timetable = Times(worker)
+    times.run = lambda: (times.due.clear(), ended.set())
+    worker.start()
+    times.due = [0.0]
+    worker.queue.nudge()
+    assert ended.wait(60)
+    assert worker.close(60)
+
+
+def test_a_job_that_does_not_fit_before_what_is_due_stays_but_not_for_long():
+    queue = FairQueue()
+    queue.put("a", "long", 5.0)
+    assert queue.get(0, room_s=1.0) is None
+    assert queue.get(0, room_s=1.0, patience_s=0.0) == ("long", 5.0)
+    queue.put("a", "short", 0.5)
+    assert queue.get(0, room_s=1.0) == ("short", 0.5)
+
+
+def test_a_timetable_that_fails_ends_nothing(caplog):
+    worker = Worker("test", FairQueue())
+    ended = threading.Event()
+    times = worker.timetable = Times(worker, 0.0)
+    times.run = lambda: times.due.pop() / 0
+    worker.start()
+    worker.submit("a", ended.set)
+    assert ended.wait(60)
+    assert worker.close(60)
+    assert "ZeroDivisionError" in caplog.text

@@ -101,6 +101,7 @@ def fuzz(messages: int, connections: int, seed: int) -> Dict[str, Any]:
         public, robots = introduced(root, ("honest", "hostile"))
         words = ["--keys", str(root / "server"), "--weights-cache", str(root / "blobs"), "--allow", MODEL]
         words += ["--device-memory-mb", str(DEVICE_MEMORY >> 20), "--device-seconds", str(CALL_LIMIT_S), "--lease", "1"]
+        words += ["--promises"]
         server = Server(*words)
         try:
             address = server.address

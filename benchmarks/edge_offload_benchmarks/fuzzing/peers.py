@@ -204,10 +204,12 @@ class Requester:
     KINDS = (
         "device.run", "device.run", "device.stage", "device.put", "device.have", "device.resume", "device.end",
         "open_model", "close_model", "report", "status", "no.such", "link.probe", "split.run",
+        "promise", "give_back",
     )  # fmt: skip
     FIELDS = (
         "session", "number", "answered", "index", "offset", "total", "name", "names", "parts", "coded", "codec",
         "handle", "inputs", "options", "state_hash", "meta", "wait_s", "model", "down",
+        "bound", "frame", "frame_interval", "slope", "age", "batched",
     )  # fmt: skip
 
     def __init__(self, client: Any, model: str, picture: Any, draw: random.Random) -> None:
@@ -246,6 +248,8 @@ class Requester:
         buffers = [bytearray(memoryview(buffer).cast("B")) for buffer in self._coded.buffers]
         descriptor = {**self._spec, "payload": self._coded.descriptor, "parts": len(buffers)}
         body: Dict[str, Any] = {"handle": self._handle, "codec": "auto", "wait_s": None, "meta": {}}
+        if draw.random() < 0.3:
+            body["turn"] = {"frame": self._junk(1), "slope": draw.choice([0.01, self._junk(1)]), "up": self._junk(1)}
         what = draw.randrange(5)
         if what <= 1:
             mangle(buffers, draw)

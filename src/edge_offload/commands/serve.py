@@ -31,7 +31,9 @@ DEFAULT_BIND = "tcp://127.0.0.1:5700"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--bind", default=DEFAULT_BIND, metavar="ADDR", help=f"address to listen on ({DEFAULT_BIND})")
-    parser.add_argument("--device", default="auto", help="auto (the GPU if there is one), cpu or cuda")
+    parser.add_argument("--device", default="auto", help="auto (the GPU if there is one), cpu or cuda; "
+                        "emulated:TABLE.csv takes the time of a table (batch,latency_ms) and gives outputs of another "
+                        "frame")  # fmt: skip
     parser.add_argument("--engine", default="eager", metavar="ENGINE",
                         help="what computes the models of mode server: eager (torch), auto, or a name from "
                         "'edge-offload engines'; ENGINE,MODEL=ENGINE for single models (eager)")  # fmt: skip
@@ -66,6 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "(default: in the user's cache)")  # fmt: skip
     parser.add_argument("--weights-cache-mb", type=some, default=16384, metavar="MB",
                         help="most disk that they take; the least recently used go first (16384)")  # fmt: skip
+    parser.add_argument("--promises", action="store_true",
+                        help="let robots ask for a bound on the accuracy that sharing may cost them")  # fmt: skip
     parser.add_argument("--keys", metavar="DIR", help="key directory (default: the user's)")
     parser.add_argument(
         "--status-every", type=float, default=0.0, metavar="S", help="print a status line every S seconds"
@@ -113,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
             lease_s=args.lease,
         ),
         blobs=BlobStore(pathlib.Path(args.weights_cache) if args.weights_cache else None, args.weights_cache_mb << 20),
+        promises=args.promises,
     )
     for name in args.preload:
         if stop.is_set():
@@ -152,8 +157,9 @@ def parse_overrides(texts: List[str]) -> Dict[str, Dict[str, Any]]:
 def status_line(status: Any) -> str:
     """One line on what the server does."""
     models = ", ".join(f"{name} {facts.mean_s * 1e3:.1f} ms" for name, facts in status.models.items()) or "no inference"
+    promised = f", {len(status.promises)} with a promise" if status.promises else ""
     return (
-        f"load {status.load:.0%}, {status.queue_length} waiting, {status.sessions} robots, {models}, "
+        f"load {status.load:.0%}, {status.queue_length} waiting, {status.sessions} robots{promised}, {models}, "
         f"{status.refused} refused, {status.failed} failed"
     )
 

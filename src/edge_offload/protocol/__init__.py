@@ -1,1 +1,1 @@
-"""What robot and server say to each other of the virtual device: messages, answers, payloads; used by both ends."""
+"""What robot and server say to each other of the virtual device (messages, answers, payloads) and of promises."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import pathlib
 import platform
+from dataclasses import replace
 from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional, Tuple
 
 from edge_offload.errors import EdgeOffloadError, ProtocolError, Unsupported
 from edge_offload.execute import devices
+from edge_offload.execute.emulated import EMULATED, Emulation
 from edge_offload.execute.engines import table
 from edge_offload.execute.engines.base import CUDA, EAGER, ENGINE, facts, full_float32, stated
 from edge_offload.execute.fingerprint import fingerprint
@@ -17,9 +20,11 @@ from edge_offload.link.transport.listener import Listener
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.models.entry import Scalar
 from edge_offload.server.blobs import BlobStore
+from edge_offload.server.promises.tables import load_csv
 from edge_offload.server.quota import DeviceQuota
 from edge_offload.server.results import ResultFeed, Watcher
 from edge_offload.server.services.device.service import DeviceService
+from edge_offload.server.services.promise.service import PromiseService
 from edge_offload.server.services.replica.replicas import ReplicaPool
 from edge_offload.server.services.replica.service import Quota, ReplicaService
 from edge_offload.server.services.split.service import SplitService
@@ -35,6 +40,12 @@ def _robot_of(peer: Any) -> Hashable:
     return str(peer.key)
 
 
+def _emulated(device: str) -> Optional[Emulation]:
+    """The emulated device that is meant by ``emulated:TABLE.csv``; None: a real one is."""
+    kind, _, path = device.partition(":")
+    return Emulation(device, load_csv(pathlib.Path(path)).of) if kind == EMULATED else None
+
+
 class OffloadServer:
     """Serves robots: mode ``server``, status, and their per-frame reports.
 
@@ -42,7 +53,7 @@ class OffloadServer:
 
     Args:
         bind: ``tcp://host:port``, port 0 for a free one.
-        device: ``auto``, ``cpu`` or ``cuda``.
+        device: ``auto``, ``cpu``, ``cuda``, or ``emulated:TABLE.csv``.
         engine: what computes the replicas of mode ``server``, as :func:`~edge_offload.execute.engines.table.chosen`
             takes it; torch computes where an engine is not installed, and :attr:`engine` says so.
         threads, cores: compute threads and CPU cores of this process; None leaves them.
@@ -55,6 +66,7 @@ class OffloadServer:
         quota: what one robot may hold.
         device_quota: what virtual devices may take.
         blobs: where their weights are kept; by default in the user's cache.
+        promises: whether robots may ask for promises of accuracy (:mod:`edge_offload.server.promises`).
 
     Raises:
         BadInput, Unsupported: the device is unknown or absent, or the engine unknown.
@@ -77,15 +89,17 @@ class OffloadServer:
         quota: Optional[Quota] = None,
         device_quota: Optional[DeviceQuota] = None,
         blobs: Optional[BlobStore] = None,
+        promises: bool = False,
     ) -> None:
-        self._device_name = devices.pick(device)
+        self._emulated = _emulated(device)
+        self._device_name = devices.pick("cpu" if self._emulated else device)
         self._threads = threads
         self._cores = None if cores is None else frozenset(cores)
         self._fingerprint: Dict[str, Any] = {}
         self._facts: Dict[str, Any] = {}
-        self._book = StatusBook(str(self._device_name))
+        self._book = StatusBook(self.device)
         self._feed = ResultFeed()
-        self.pool = ReplicaPool(self._device_name, allow, overrides, max_models, engine)
+        self.pool = ReplicaPool(self._device_name, allow, overrides, max_models, engine, self._emulated)
         self._default_engine, self._told_engine = self._name_engine()
         self._device = Worker(
             "edge-offload-device", FairQueue(queue_per_peer, queue_total, _robot_of), self._prepare_device
@@ -97,7 +111,9 @@ class OffloadServer:
             str(self._device_name), threads or 0, tuple(sorted(self._cores or ())), device_quota, blobs
         )
         self._splits = SplitService(self.pool, self._device, self._loader, self._book, blobs)
+        self._promises = PromiseService(self._replicas, self._device, self._book, self._tell) if promises else None
         self._handlers: Dict[str, Handler] = {
+            **({} if self._promises is None else self._promises.handlers),
             **self._splits.handlers,
             **self._replicas.handlers,
             **self._devices.handlers,
@@ -113,8 +129,8 @@ class OffloadServer:
 
     @property
     def device(self) -> str:
-        """``cpu`` or ``cuda``."""
-        return str(self._device_name)
+        """``cpu`` or ``cuda``, or the emulated one by name."""
+        return self._emulated.name if self._emulated else str(self._device_name)
 
     def start(self) -> OffloadServer:
         """Prepare the device, bind and serve.
@@ -128,6 +144,8 @@ class OffloadServer:
             self._splits.start()
             self._feed.start()
             self._listener.start()
+            if self._promises is not None:
+                self._promises.start()
         except BaseException:
             self.close()
             raise
@@ -136,6 +154,8 @@ class OffloadServer:
     def close(self, timeout_s: float = 5.0) -> None:
         """Stop. An inference that runs is waited for, at most ``timeout_s``; robots fall back to local."""
         self._listener.close()
+        if self._promises is not None:
+            self._promises.close()
         for worker in (self._loader, self._device):
             if not worker.close(timeout_s):
                 _log.warning("a computation was still running %g s after the server was told to stop", timeout_s)
@@ -163,7 +183,11 @@ class OffloadServer:
 
     def status(self) -> ServerStatus:
         """Load, queue, sessions and latencies now."""
-        return self._book.snapshot(len(self._device.queue), len(self._listener.peers()))
+        status = self._book.snapshot(len(self._device.queue), len(self._listener.peers()))
+        if self._promises is None:
+            return status
+        batches, promises = self._promises.promises.status()
+        return replace(status, batches=batches, promises=promises)
 
     def robots(self) -> List[str]:
         """Names of the robots that are connected, each once however many connections it has."""
@@ -191,15 +215,20 @@ class OffloadServer:
         if self._told_engine and self._device_name.type == CUDA:
             full_float32()
         self._fingerprint = fingerprint(self._device_name)
+        if self._emulated:
+            self._told_engine = self._emulated.name
         if self._told_engine:
             self._fingerprint[ENGINE] = self._told_engine
         self._facts = devices.facts(self._device_name, self._devices.quota.storage_bytes)
+
+    def _tell(self, peer: Peer, kind: str, body: Dict[str, Any]) -> None:
+        self._listener.notify(peer, kind, body)
 
     def _welcome(self, peer: Peer, _hello: Mapping[str, Any]) -> Dict[str, Any]:
         _log.info("robot %s connected", peer.name)
         return {
             "fingerprint": self._fingerprint, "device": self.device, "python": platform.python_version(),
-            "gpu": self._facts,
+            "gpu": self._facts, "promises": self._promises is not None,
         }  # fmt: skip
 
     def _gone(self, peer: Peer, reason: str) -> None:
@@ -212,6 +241,8 @@ class OffloadServer:
         self._book.add(bytes_in=request.bytes_up)
         handler = self._handlers.get(request.kind)
         try:
+            if handler is None and request.kind == "promise":
+                raise Unsupported("this server makes no promises", remedy="start it with: serve --promises")
             if handler is None:
                 raise ProtocolError(f"this server answers no {request.kind!r}", "use the same release on both sides")
             handler(request)

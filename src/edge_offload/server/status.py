@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Callable, Deque, Dict, Mapping, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Tuple
 
 from edge_offload.errors import ProtocolError
 
@@ -24,6 +25,30 @@ class ModelLatency:
 
 
 @dataclass(frozen=True)
+class PromiseStatus:
+    """How a robot that has a promise is served, over its latest turns.
+
+    Attributes:
+        robot, model: who, and what computes for it.
+        bound: accuracy that sharing the server may cost it over having the server alone.
+        drop: what it has cost, by the ages of its results and by what the robot says it loses with age; NaN: no result.
+        interval: frames from one result to the next; NaN: there were fewer than two.
+        batch: frames that were computed together, on average; NaN: none was.
+        late: share of its turns whose frame came too late for its batch, 0 to 1.
+        turns: that it has had.
+    """
+
+    robot: str
+    model: str
+    bound: float
+    drop: float = math.nan
+    interval: float = math.nan
+    batch: float = math.nan
+    late: float = 0.0
+    turns: int = 0
+
+
+@dataclass(frozen=True)
 class ServerStatus:
     """State of a server at one moment.
 
@@ -36,6 +61,9 @@ class ServerStatus:
         bytes_in, bytes_out: payload bytes of requests and replies since the start.
         uptime_s: seconds since the start.
         device: where it computes, in words.
+        batches: of frames of robots that have promises, since the start.
+        idle: share of the last :data:`WINDOW_S` seconds in which the device did nothing, 0 to 1.
+        promises: robots that have one.
     """
 
     load: float = 0.0
@@ -49,6 +77,9 @@ class ServerStatus:
     bytes_out: int = 0
     uptime_s: float = 0.0
     device: str = ""
+    batches: int = 0
+    idle: float = 1.0
+    promises: List[PromiseStatus] = field(default_factory=list)
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values, for a message or JSON."""
@@ -64,6 +95,7 @@ class ServerStatus:
         try:
             known = {item.name: raw[item.name] for item in fields(cls)}
             known["models"] = {str(name): ModelLatency(**facts) for name, facts in raw["models"].items()}
+            known["promises"] = [PromiseStatus(**facts) for facts in raw["promises"]]
             return cls(**known)
         except (KeyError, TypeError, AttributeError) as error:
             raise ProtocolError(f"this is no server status: {error}") from error
@@ -111,14 +143,20 @@ class StatusBook:
             self._forget(now)
             window = max(min(WINDOW_S, now - self._started), 1e-9)
             busy = sum(end - max(begin, now - window) for begin, end in self._busy)
+            load = min(1.0, max(0.0, busy / window))
             return ServerStatus(
-                load=min(1.0, max(0.0, busy / window)),
+                load=load,
+                idle=1.0 - load,
                 queue_length=queue_length,
                 sessions=sessions,
                 models={name: self._summary(name) for name in self._latency},
                 uptime_s=now - self._started,
                 device=self._device,
-                **self._totals,
+                inferences=self._totals["inferences"],
+                refused=self._totals["refused"],
+                failed=self._totals["failed"],
+                bytes_in=self._totals["bytes_in"],
+                bytes_out=self._totals["bytes_out"],
             )
 
     def _summary(self, model: str) -> ModelLatency:

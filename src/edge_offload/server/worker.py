@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict, deque
-from typing import Callable, Deque, Dict, Generic, Hashable, List, Optional, Tuple, TypeVar
+from typing import Callable, Deque, Dict, Generic, Hashable, List, Optional, Protocol, Tuple, TypeVar
 
 from edge_offload.errors import Refused
 
@@ -29,11 +30,22 @@ class FairQueue(Generic[Item]):
         self._per_peer = per_peer
         self._total = total
         self._robot_of = robot_of or (lambda peer: peer)
-        self._waiting: OrderedDict[Hashable, Deque[Tuple[Item, float, Hashable]]] = OrderedDict()
+        self._waiting: OrderedDict[Hashable, Deque[Tuple[Item, float, Hashable, float]]] = OrderedDict()
         self._count = 0
         self._serving: Optional[Tuple[float, float]] = None
-        self._closed = False
+        self._closed = self._nudged = False
         self._changed = threading.Condition()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is taken in any more."""
+        return self._closed
+
+    def nudge(self) -> None:
+        """Let who waits in :meth:`get` return with nothing, to look at what else it has to do."""
+        with self._changed:
+            self._nudged = True
+            self._changed.notify_all()
 
     def put(self, peer: Hashable, item: Item, cost_s: float = 0.0) -> None:
         """Queue ``item``, which will take ``cost_s`` seconds, for ``peer``.
@@ -57,21 +69,37 @@ class FairQueue(Generic[Item]):
                 )
             if mine is None:
                 mine = self._waiting[robot] = deque()
-            mine.append((item, cost_s, peer))
+            mine.append((item, cost_s, peer, time.monotonic()))
             self._count += 1
             self._changed.notify()
 
-    def get(self, timeout_s: Optional[float] = None) -> Optional[Tuple[Item, float]]:
-        """The next item and its cost, each robot in turn; None after ``timeout_s`` or when the queue is closed.
+    def get(
+        self, timeout_s: Optional[float] = None, room_s: float = math.inf, patience_s: float = math.inf
+    ) -> Optional[Tuple[Item, float]]:
+        """The next item and its cost, each robot in turn; None after ``timeout_s``, a nudge, or when it is closed.
+
+        Args:
+            timeout_s: seconds to wait for one; None: as long as it takes.
+            room_s: one that costs more stays, unless it has waited for ``patience_s``.
+            patience_s: see ``room_s``.
 
         It counts as being served until :meth:`served`, so that there is no moment at which it is neither waiting nor
         under way and an impossible request would be admitted.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._count > 0 or self._closed, timeout_s) or self._count == 0:
+
+            def fits() -> bool:
+                if self._count == 0:
+                    return False
+                _, cost_s, _, since_s = next(iter(self._waiting.values()))[0]
+                return cost_s <= room_s or time.monotonic() - since_s >= patience_s
+
+            self._changed.wait_for(lambda: fits() or self._closed or self._nudged, timeout_s)
+            self._nudged = False
+            if not fits():
                 return None
             robot, mine = self._waiting.popitem(last=False)
-            item, cost_s, _ = mine.popleft()
+            item, cost_s, _, _ = mine.popleft()
             self._count -= 1
             if mine:
                 self._waiting[robot] = mine
@@ -88,7 +116,7 @@ class FairQueue(Generic[Item]):
         with self._changed:
             robot = self._robot_of(peer)
             mine = self._waiting.get(robot, deque())
-            items = [item for item, _, owner in mine if owner == peer]
+            items = [item for item, _, owner, _ in mine if owner == peer]
             kept = deque(entry for entry in mine if entry[2] != peer)
             if kept:
                 self._waiting[robot] = kept
@@ -100,7 +128,7 @@ class FairQueue(Generic[Item]):
     def close(self) -> List[Item]:
         """Refuse what comes from now on, wake the readers, and return what waited."""
         with self._changed:
-            items = [item for mine in self._waiting.values() for item, _, _ in mine]
+            items = [item for mine in self._waiting.values() for item, _, _, _ in mine]
             self._waiting.clear()
             self._count = 0
             self._closed = True
@@ -118,7 +146,7 @@ class FairQueue(Generic[Item]):
             serving = self._serving
             total = 0.0 if serving is None else max(serving[0] + serving[1] - time.monotonic(), 0.0)
             for other, items in self._waiting.items():
-                total += sum(cost for _, cost, _ in list(items)[: turn if other == robot else turn + 1])
+                total += sum(cost for _, cost, _, _ in list(items)[: turn if other == robot else turn + 1])
             return total
 
     def by_peer(self) -> Dict[Hashable, int]:
@@ -129,6 +157,21 @@ class FairQueue(Generic[Item]):
 
 Job = Callable[[], None]
 _log = logging.getLogger(__name__)
+#: A job that costs more than the time to what is planned next waits, but no longer than this.
+PATIENCE_S = 0.5
+
+
+class Timetable(Protocol):
+    """Work that is due at times of its own, which goes before what waits in the queue. Called on the worker's thread.
+
+    Who changes it nudges the queue.
+    """
+
+    def due_s(self) -> Optional[float]:
+        """When the next of it is due (monotonic seconds); None while there is none."""
+
+    def run(self) -> None:
+        """Do it, if it still is."""
 
 
 class Worker:
@@ -138,10 +181,14 @@ class Worker:
         name: of the thread.
         queue: where jobs wait.
         prepare: called once in the thread before the first job.
+
+    Attributes:
+        timetable: goes before the queue: it waits for one job under way at most.
     """
 
     def __init__(self, name: str, queue: FairQueue[Job], prepare: Optional[Callable[[], None]] = None) -> None:
         self.queue = queue
+        self.timetable: Optional[Timetable] = None
         self._prepare = prepare
         self._ready = threading.Event()
         self._failure: Optional[BaseException] = None
@@ -167,7 +214,8 @@ class Worker:
         self.queue.put(peer, job, cost_s)
 
     def give_way(self) -> None:
-        """In a long job, on this thread: do what waits now, and go on."""
+        """In a long job, on this thread: do what is due and what waits now, and go on."""
+        self._keep_time()
         for _ in range(len(self.queue)):
             self._do_next(0.0)
 
@@ -188,18 +236,34 @@ class Worker:
             return
         finally:
             self._ready.set()
-        while self._do_next(None):
-            pass
+        while not self.queue.closed:
+            due_s = self._keep_time()
+            self._do_next(due_s, math.inf if due_s is None else due_s)
 
-    def _do_next(self, timeout_s: Optional[float]) -> bool:
-        """Do the job that waits; False if none comes within ``timeout_s``, or the queue is closed."""
-        taken = self.queue.get(timeout_s)
+    def _keep_time(self) -> Optional[float]:
+        """Do what is due by the timetable; seconds to what is due next."""
+        while self.timetable is not None and not self.queue.closed:
+            due_s = self.timetable.due_s()
+            if due_s is None:
+                return None
+            left_s = due_s - time.monotonic()
+            if left_s > 0:
+                return left_s
+            self._guarded(self.timetable.run)
+        return None
+
+    def _do_next(self, timeout_s: Optional[float], room_s: float = math.inf) -> None:
+        """Do the job that waits, if one comes within ``timeout_s`` that takes no longer than ``room_s``."""
+        taken = self.queue.get(timeout_s, room_s, PATIENCE_S)
         if taken is None:
-            return False
+            return
         try:
-            taken[0]()
-        except (Exception, SystemExit):  # a model that calls sys.exit must not take the thread with it
-            _log.exception("a job of %s failed", self._thread.name)
+            self._guarded(taken[0])
         finally:
             self.queue.served()
-        return True
+
+    def _guarded(self, job: Job) -> None:
+        try:
+            job()
+        except (Exception, SystemExit):  # a model that calls sys.exit must not take the thread with it
+            _log.exception("a job of %s failed", self._thread.name)

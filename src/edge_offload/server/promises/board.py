@@ -25,8 +25,9 @@ GRACE = 0.1
 MAX_ROBOTS = 256
 #: A promise is kept on average over about this many seconds; a single plan may cost up to half a bound more.
 MEMORY_S, MOST_SPARE = 5.0, 0.5
-#: A frame's arrival that is told moves what is believed of the robot's clock by this share.
-_GAIN = 0.2
+#: A frame that comes later than believed moves what is believed by the first share, an earlier one by the second:
+#: frames are expected when nearly all of them have come.
+_LATER, _EARLIER = 0.3, 0.02
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,8 @@ class Board:
         first = _Robot(newcomer, frame, arrival).at(begin, self.latencies)
         plan, bound = admit(first, others, self.latencies, self._moment(begin))
         if plan is None:
-            offer = f"{bound:.3g} could be promised now" if bound < float("inf") else "nothing could be promised now"
             raise Refused(
-                f"full: {len(self._robots)} robots have promises, and {wish.bound:g} would break one; {offer}",
+                f"full: {len(self._robots)} robots have promises, and {wish.bound:g} would break one; {_offer(bound)}",
                 remedy="ask for a looser bound, or use another server",
             )
         self._robots[robot] = _Robot(newcomer, frame, arrival)
@@ -156,7 +156,7 @@ class Board:
         if abs(late) > 10 * found.client.wish.frame_interval:
             found.frame, found.arrival = max(found.frame, frame), arrival  # the robot counts anew, or its clock stepped
         else:
-            found.arrival += _GAIN * late
+            found.arrival += (_LATER if late > 0 else _EARLIER) * late
 
     def replan(self, now: float) -> List[Tuple[str, str]]:
         """Make the plan from ``now`` on anew. Robots that it cannot hold any more lose their promise.
@@ -172,8 +172,13 @@ class Board:
         reasons = []
         for client in gone:
             self.leave(client.robot)
+            _, bound = admit(replace(client, spare=0.0), plan.clients, self.latencies, self._moment(begin))
             reasons.append(
-                (client.robot, f"the promise of {client.wish.bound:g} cannot be kept beside {len(plan.clients)} others")
+                (
+                    client.robot,
+                    f"the promise of {client.wish.bound:g} cannot be kept beside {len(plan.clients)} others; "
+                    f"{_offer(bound)}",
+                )
             )
         for batch in plan.batches:
             turns = []
@@ -190,21 +195,38 @@ class Board:
         """(frame, start of its batch) of a robot, as planned now."""
         return [(turn.frame, batch.start) for batch in self._plan for turn in batch.turns if turn.robot == robot]
 
+    def planned(self) -> List[PlannedBatch]:
+        """All batches to come, in order."""
+        return list(self._plan)
+
+    def captured(self, robot: str, frame: int) -> Optional[float]:
+        """When a frame was captured, as believed; None: the robot has no promise."""
+        found = self._robots.get(robot)
+        if found is None:
+            return None
+        wish = found.client.wish
+        return found.arrival + (frame - found.frame) * wish.frame_interval - wish.up
+
     def due(self) -> Optional[PlannedBatch]:
         """The batch that comes next."""
         while self._plan and not self._plan[0].turns:
             self._plan.pop(0)
         return self._plan[0] if self._plan else None
 
-    def take(self, now: float) -> PlannedBatch:
+    def take(self, now: float, there: Optional[int] = None) -> PlannedBatch:
         """The batch that comes next begins now; it is no longer part of the plan.
+
+        Args:
+            now: when.
+            there: how many of its members have come; None: all.
 
         Raises:
             IndexError: there is none.
         """
         batch = self._plan.pop(0)
         self._note(batch)
-        self._busy_until = now + self.latencies.batch(len(batch.turns))
+        size = len(batch.turns) if there is None else there
+        self._busy_until = now + (self.latencies.batch(size) if size else 0.0)
         return batch
 
     def _begin(self, now: float) -> float:
@@ -228,3 +250,7 @@ class Board:
 
     def _moment(self, begin: float) -> Moment:
         return Moment(begin, HORIZON_S, GRACE, self.other)
+
+
+def _offer(bound: float) -> str:
+    return f"{bound:.3g} could be promised now" if bound < math.inf else "nothing could be promised now"

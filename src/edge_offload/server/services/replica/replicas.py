@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 import torch
+from torch import nn
 
 from edge_offload.errors import BadInput, EdgeOffloadError, Refused, RemoteError
+from edge_offload.execute.emulated import EmulatedExecutor, Emulation
 from edge_offload.execute.engines.base import EAGER, ENGINE
 from edge_offload.execute.engines.table import chosen
 from edge_offload.execute.module import ModuleExecutor, state_versions
@@ -88,6 +90,7 @@ class ReplicaPool:
         overrides: options that replace what a peer says, by model name (paths of this machine, say).
         engine: what computes them, as :func:`edge_offload.execute.engines.table.chosen` takes it.
         max_replicas: replicas kept; the one that was used longest ago makes room when no robot has it open.
+        emulated: they only take its time, in place of what ``engine`` says.
     """
 
     def __init__(
@@ -97,8 +100,9 @@ class ReplicaPool:
         overrides: Optional[Mapping[str, Mapping[str, Scalar]]] = None,
         max_replicas: int = 8,
         engine: str = EAGER,
+        emulated: Optional[Emulation] = None,
     ) -> None:
-        self.device, self._engine = device, engine
+        self.device, self._engine, self._emulated = device, engine, emulated
         chosen(engine, "")  # it can be read
         #: What builds each, by the name that a robot asks for.
         self._allow: Dict[str, str] = {}
@@ -226,11 +230,16 @@ class ReplicaPool:
         try:
             module = registry.build_module(self._allow.get(name, name), **options)
             state_hash = registry.state_hash(module)
-            return Replica(name, options, ModuleExecutor(module, self.device, self.engine_of(name)), state_hash)
+            return Replica(name, options, self._executor(name, module), state_hash)
         except EdgeOffloadError:
             raise
         except Exception as error:
             raise RemoteError(f"cannot build model {name!r} on the server: {type(error).__name__}: {error}") from error
+
+    def _executor(self, name: str, module: nn.Module) -> ModuleExecutor:
+        if self._emulated is not None:
+            return EmulatedExecutor(module, self._emulated)
+        return ModuleExecutor(module, self.device, self.engine_of(name))
 
 
 def _key(name: str, options: Mapping[str, Scalar]) -> Key:

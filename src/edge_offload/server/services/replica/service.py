@@ -89,10 +89,10 @@ class Inference:
         self._decoded_s = time.monotonic()
         return inputs
 
-    def answer(self, execution: Execution, more: Optional[Dict[str, Any]] = None) -> None:
-        """Send the result, and ``more`` small facts with it."""
+    def answer(self, execution: Execution, shared_by: int = 1) -> None:
+        """Send the result of a computation that so many inferences shared."""
         request, name = self.request, self.opened.replica.name
-        self._book.computed(name, execution.compute_s)
+        self._book.computed(name, execution.compute_s / shared_by)
         encoding_s = time.monotonic()
         descriptors, buffers = pack(execution.outputs, request.body.get("codec", "auto"))
         answer: Dict[str, Any] = {
@@ -102,7 +102,6 @@ class Inference:
             "compute_s": execution.compute_s,
             "engine": execution.engine,
             "encode_s": time.monotonic() - encoding_s,
-            **(more or {}),
         }
         request.reply(answer, buffers)
         self._book.add(bytes_out=sum(memoryview(part).nbytes for part in buffers))
@@ -245,9 +244,10 @@ class ReplicaService(Service):
         self.submit(self._loader, request, lambda: self._load(request, specs))
 
     def infer(self, request: Request) -> None:
-        """``{handle, inputs, codec, wait_s, meta}`` → ``{outputs, decode_s, queue_s, compute_s, encode_s, engine}``.
+        """``{handle, inputs, codec, wait_s, meta, turn}`` → ``{outputs, …_s, engine}``: seconds of each stage.
 
         ``wait_s`` is how long the robot waits: what cannot be ready by then is refused at once, and never computed.
+        ``turn`` is for the scheduler of promises.
 
         Raises:
             BadInput, ProtocolError, Refused: malformed, no such handle, other shapes than opened, or full.

@@ -1,0 +1,1 @@
+"""Promises of accuracy: ``service`` answers robots, ``scheduler`` runs ``batches`` in time, ``ages`` of results."""

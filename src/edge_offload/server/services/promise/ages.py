@@ -1,0 +1,69 @@
+"""How a robot with a promise has been served of late: ages of its results, batches, frames that came too late."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Deque, Tuple
+
+from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.settings import Wish
+
+#: Results, and seconds, that it is judged by.
+RESULTS, WINDOW_S = 512, 10.0
+_NEAR = 1e-9
+
+
+class Ages:
+    """Of one robot. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._results: Deque[Tuple[float, int, int, float, int]] = deque(maxlen=RESULTS)
+        self._late: Deque[Tuple[float, bool]] = deque(maxlen=RESULTS)
+        self.turns = 0
+
+    def result(self, done: float, frame: int, captured: float, wish: Wish, batch: int) -> None:
+        """A result was sent at ``done``; all times on one clock, in seconds."""
+        age = max(1, math.ceil((done + wish.down - captured) / wish.frame_interval - _NEAR))
+        self._results.append((done, frame, frame + age, wish.slope, batch))
+
+    def turn(self, now: float, late: bool) -> None:
+        """One of its turns is over: its frame was there, or late."""
+        self.turns += 1
+        self._late.append((now, late))
+
+    def drop(self, now: float, wish: Wish, latencies: Latencies) -> float:
+        """What the ages of the results have cost over the robot alone on this server; NaN: fewer than two results."""
+        self._forget(now)
+        frames = 0
+        total = 0.0
+        reference = wish.reference_stride(latencies)
+        results = list(self._results)
+        for (_, frame, begin, slope, _), (_, _, following, _, _) in zip(results, results[1:]):
+            count = max(0, following - begin)
+            frames += count
+            total += slope * (count * (begin - frame - reference) + count * (count - 1) / 2)
+        return max(0.0, total / frames) if frames else math.nan
+
+    def interval(self, now: float) -> float:
+        """Frames from one result to the next, on average; NaN: fewer than two."""
+        self._forget(now)
+        if len(self._results) < 2:
+            return math.nan
+        return (self._results[-1][1] - self._results[0][1]) / (len(self._results) - 1)
+
+    def batch(self, now: float) -> float:
+        """Frames that were computed with its own, itself included, on average; NaN: none was."""
+        self._forget(now)
+        return sum(one[4] for one in self._results) / len(self._results) if self._results else math.nan
+
+    def late(self, now: float) -> float:
+        """Share of its turns whose frame came too late."""
+        self._forget(now)
+        return sum(late for _, late in self._late) / len(self._late) if self._late else 0.0
+
+    def _forget(self, now: float) -> None:
+        while self._results and self._results[0][0] < now - WINDOW_S:
+            self._results.popleft()
+        while self._late and self._late[0][0] < now - WINDOW_S:
+            self._late.popleft()

@@ -1,0 +1,159 @@
+"""What batches of a model take on this device, measured and kept on disk, and which of them are exact enough."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import pathlib
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from edge_offload.errors import BadInput
+from edge_offload.execute.batches import BatchExecutor
+from edge_offload.execute.emulated import EmulatedExecutor
+from edge_offload.execute.module import Execution
+from edge_offload.execute.tensors import TensorSpec
+from edge_offload.models.cache import cache_dir, write_atomic
+from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.services.replica.replicas import Replica
+
+#: Batches that are measured, how often each, and for how long at most (seconds).
+LARGEST, REPEATS, LONGEST_S = 8, 9, 3.0
+_log = logging.getLogger(__name__)
+Frames = Sequence[Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Batches of a model for one shape on one device.
+
+    Attributes:
+        median_s, p95_s: of a batch of 1, 2, …; seconds. They do not fall.
+        equal: the largest batch up to which all have the bits of single frames.
+        reason: why there are no larger ones; empty: none was tried.
+    """
+
+    median_s: Tuple[float, ...]
+    p95_s: Tuple[float, ...]
+    equal: int
+    reason: str = ""
+
+    @property
+    def latencies(self) -> Latencies:
+        """What plans are made from."""
+        return Latencies(self.median_s)
+
+
+class Batches:
+    """Runs batches of one replica for one shape. On the thread that owns the device.
+
+    Args:
+        replica, specs: the model and the shapes of its inputs.
+    """
+
+    def __init__(self, replica: Replica, specs: Tuple[TensorSpec, ...]) -> None:
+        self.replica, self.specs = replica, specs
+        executor = replica.executor
+        self.run: Callable[[Frames], List[Execution]]
+        self._judge = None
+        if isinstance(executor, EmulatedExecutor):
+            self.run = executor.run_batch
+        else:
+            batched = BatchExecutor(executor)
+            self.run, self._judge = batched.run, batched.judge
+
+    def table(self, give_way: Callable[[], None], folder: Optional[pathlib.Path] = None) -> Table:
+        """What they take: as kept on disk, or measured now, which takes seconds.
+
+        Args:
+            give_way: called between runs: does what others wait for.
+            folder: where tables are kept; by default in the user's cache.
+        """
+        executor = self.replica.executor
+        if isinstance(executor, EmulatedExecutor):
+            known = executor.latencies_s
+            return Table(known, known, len(known))
+        path = (folder or cache_dir() / "batches") / f"{self._key()}.json"
+        found = _load(path)
+        if found is None:
+            found = self._measure(give_way)
+            _save(path, found)
+        return found
+
+    def _measure(self, give_way: Callable[[], None]) -> Table:
+        assert self._judge is not None
+        medians: List[float] = []
+        tails: List[float] = []
+        equal, reason = 1, ""
+        for size in range(1, LARGEST + 1):
+            frames = [[_noise(spec, 100 * size + place) for spec in self.specs] for place in range(size)]
+            if size > 1:
+                verdict = self._judge(frames)
+                if verdict.reason:
+                    reason = f"batch {size}: {verdict.reason}"
+                    break
+                equal = size if verdict.equal and equal == size - 1 else equal
+            self.run(frames)
+            taken: List[float] = []
+            until_s = time.monotonic() + LONGEST_S
+            while len(taken) < REPEATS and (len(taken) < 3 or time.monotonic() < until_s):
+                give_way()
+                started = time.monotonic()
+                self.run(frames)
+                taken.append(time.monotonic() - started)
+            taken.sort()
+            # a larger batch that seems to take less was measured on a device with other work
+            medians.append(max([statistics.median(taken), *medians[-1:]]))
+            tails.append(max([taken[int(0.95 * (len(taken) - 1) + 0.5)], medians[-1], *tails[-1:]]))
+        _log.info("batches of %s: %s ms", self.replica.name, ", ".join(f"{1e3 * one:.1f}" for one in medians))
+        return Table(tuple(medians), tuple(tails), equal, reason)
+
+    def _key(self) -> str:
+        replica = self.replica
+        facts: Dict[str, Any] = {
+            "fingerprint": replica.executor.fingerprint(),
+            "model": replica.state_hash,
+            "name": replica.name,
+            "options": replica.options,
+            "inputs": [spec.to_dict() for spec in self.specs],
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:40]
+
+
+def _noise(spec: TensorSpec, seed: int) -> torch.Tensor:
+    """An input of these shapes that is no constant."""
+    zeros = spec.zeros()
+    generator = torch.Generator().manual_seed(seed)
+    if zeros.dtype.is_floating_point:
+        return torch.rand(zeros.shape, generator=generator).to(zeros.dtype)
+    if zeros.dtype.is_complex or zeros.dtype is torch.bool:
+        return zeros
+    return torch.randint(0, 128, tuple(zeros.shape), generator=generator).to(zeros.dtype)
+
+
+def _load(path: pathlib.Path) -> Optional[Table]:
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+        median, p95 = (Latencies.parse(raw[key]).of for key in ("median_s", "p95_s"))
+        equal, reason = raw["equal"], raw["reason"]
+        if len(p95) != len(median) or type(equal) is not int or not 1 <= equal <= len(median):
+            raise BadInput("not as it was written")
+        return Table(median, p95, equal, str(reason))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, BadInput) as error:
+        _log.warning("%s cannot be used, batches are measured anew: %s", path, error)
+        return None
+
+
+def _save(path: pathlib.Path, table: Table) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(path, json.dumps(asdict(table)).encode())
+    except OSError as error:
+        _log.warning("batch latencies cannot be kept in %s: %s", path.parent, error)

@@ -1,0 +1,104 @@
+"""Answers robots that ask for a promise of accuracy, and keeps the plan going."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Callable, Dict, Tuple
+
+from edge_offload.execute.tensors import TensorSpec
+from edge_offload.link.transport.peers import Request
+from edge_offload.protocol.promises import Ask
+from edge_offload.server.promises.board import PERIOD_S
+from edge_offload.server.services.base import Service
+from edge_offload.server.services.promise.batches import Batches, Table
+from edge_offload.server.services.promise.scheduler import Notify, Promises, Subject
+from edge_offload.server.services.replica.replicas import Key
+from edge_offload.server.services.replica.service import Opened, ReplicaService
+from edge_offload.server.status import StatusBook
+from edge_offload.server.worker import Worker
+
+#: Models and shapes whose batches are known at once.
+MAX_KNOWN = 16
+_log = logging.getLogger(__name__)
+
+
+class PromiseService(Service):
+    """Answers ``promise`` and ``give_back``; the replica service's inferences go through :attr:`promises`.
+
+    Args:
+        replicas: has the models open.
+        device: worker that owns the device.
+        book: counts.
+        notify: tells a robot its turns.
+    """
+
+    def __init__(self, replicas: ReplicaService, device: Worker, book: StatusBook, notify: Notify) -> None:
+        super().__init__(book)
+        self._replicas = replicas
+        self._device = device
+        self.promises = Promises(replicas.scheduler, book, self.failed, notify, device.queue.nudge)
+        self._known: Dict[Tuple[Key, Tuple[TensorSpec, ...]], Tuple[Batches, Table]] = {}
+        replicas.scheduler = device.timetable = self.promises
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="edge-offload-promises", daemon=True)
+
+    @property
+    def handlers(self) -> Dict[str, Callable[[Request], None]]:
+        """What it answers, by the request's kind."""
+        return {"promise": self.promise, "give_back": self.give_back}
+
+    def start(self) -> None:
+        """Plan from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Plan no more."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def promise(self, request: Request) -> None:
+        """:class:`~edge_offload.protocol.promises.Ask` → ``{bound, batch, note}``.
+
+        Raises:
+            BadInput, ProtocolError, Refused: malformed, no such handle, a promise already, or no room for another.
+        """
+        ask = Ask.parse(request.body)
+        opened = self._replicas.opened(request)
+        self.submit(self._device, request, lambda: self._promise(request, ask, opened))
+
+    def give_back(self, request: Request) -> None:
+        """``{}`` → ``{had}``: whether there was a promise to give back."""
+        request.reply({"had": self.promises.leave(request.peer)})
+
+    def _promise(self, request: Request, ask: Ask, opened: Opened) -> None:
+        """On the device's thread: batches that are not known yet are measured first."""
+        batches, table = self._table(opened)
+        largest = len(table.median_s) if ask.batched else table.equal
+        self.promises.join(
+            request.peer, ask, Subject(opened, batches.run, table.latencies), largest, request.received_s
+        )
+        note = table.reason
+        if largest < len(table.median_s):
+            note = f"batches of more than {largest} differ in the last digits, and it did not say batched:=true"
+        _log.info("robot %s has a promise of %g", request.peer.name, ask.bound)
+        request.reply({"bound": ask.bound, "batch": largest, "note": note})
+
+    def _table(self, opened: Opened) -> Tuple[Batches, Table]:
+        key = (opened.replica.key, opened.specs)
+        found = self._known.get(key)
+        if found is None or found[0].replica is not opened.replica:
+            batches = Batches(opened.replica, opened.specs)
+            found = batches, batches.table(self._device.give_way)
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[key] = found
+        return found
+
+    def _tick(self) -> None:
+        while not self._stop.wait(PERIOD_S):
+            try:
+                self.promises.tick()
+            except Exception:  # a plan that fails must not end all plans
+                _log.exception("planning failed")
