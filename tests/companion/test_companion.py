@@ -20,7 +20,7 @@ import torch
 from edge_offload.companion import process as beside
 from edge_offload.companion.memory import MAX_BYTES, Lane, Region
 from edge_offload.errors import BadInput, LinkLost, OutOfMemory, ProtocolError, RemoteError, Unsupported
-from edge_offload.execute import devices
+from edge_offload.execute import devices, heap
 from edge_offload.execute.devices import Virtual
 from edge_offload.ir import sequence_hash
 from edge_offload.link.security.keys import KeyStore
@@ -47,7 +47,7 @@ def gpu(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("EDGE_OFFLOAD_ASYNC", "1")
     launcher = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--"]
-    monkeypatch.setattr(beside, "LAUNCHER", launcher)
+    monkeypatch.setattr(heap, "LAUNCHER", launcher)
     process = beside.ExecutorProcess("cuda", threads=1)
     yield process
     process.close()

@@ -14,11 +14,13 @@ from torch import nn
 
 from edge_offload.errors import BadInput, DeviceLost, OutOfMemory, ProtocolError, Unsupported
 from edge_offload.execute import devices
+from edge_offload.execute import fingerprint as fingerprints
 from edge_offload.execute.devices import failures
 from edge_offload.execute.fingerprint import differences, fingerprint, two_torches
 from edge_offload.execute.module import PAUSE_S, ModuleExecutor, Spare
 from edge_offload.execute.tensors import TensorSpec, check_descriptors, pack, unpack
 from edge_offload.execute.threads import parse_cores, pin
+from edge_offload.server.server import OffloadServer
 
 
 def test_fingerprint_is_plain_and_equal_to_itself():
@@ -51,7 +53,7 @@ def test_fingerprint_notices_what_changes_bits():
 
 @pytest.mark.process
 def test_instruction_set_shows(tmp_path):
-    code = "from edge_offload.execute.fingerprint import fingerprint; print(fingerprint()['cpu_capability'])"
+    code = "import torch; from edge_offload.execute.fingerprint import fingerprint as f; print(f()['cpu_capability'])"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "ATEN_CPU_CAPABILITY": "default"},
@@ -220,3 +222,17 @@ def test_two_versions_of_torch_are_told_with_what_to_install_where(robot, server
     assert all(part in words for part in told)
     assert "\n" not in words
     assert two_torches({"torch": robot}, server) == "", "a fingerprint that is none"
+
+
+def test_a_server_tells_robots_the_cudnn_flags_that_it_computes_with(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    monkeypatch.setattr(fingerprints, "device_name", str)
+    monkeypatch.setattr(devices, "facts", lambda device, most_bytes: {})
+    server = OffloadServer(device="cpu")
+    server._device_name = torch.device("cuda")
+    server._prepare_device()
+    told = dict(server._fingerprint["cudnn_flags"])
+    ModuleExecutor(torch.nn.Identity(), "cuda")
+    assert told == fingerprint("cuda")["cudnn_flags"]
+    assert (told["benchmark"], told["deterministic"]) == (False, True)

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, T
 import torch
 
 from edge_offload.companion.process import ExecutorProcess
-from edge_offload.ir import sequence_hash
+from edge_offload.ir import sequence_hash, wire
 from edge_offload.split.model.locality import LocalityMap
 from edge_offload.split.model.network import Network
 from edge_offload.split.model.plan import Side
@@ -23,11 +23,12 @@ class PlaceBeside(Place):
 
     Args:
         process: who computes.
+        recorded: networks are records, which the process is given whole; else it traces the model that it has open.
     """
 
-    def __init__(self, process: ExecutorProcess) -> None:
+    def __init__(self, process: ExecutorProcess, recorded: bool = False) -> None:
         super().__init__(process.device)
-        self._process = process
+        self._process, self._recorded = process, recorded
         self._numbers: Dict[int, Tuple[ReadyPlan, int, str]] = {}
         self._networks: Dict[str, Network] = {}
         self._next = itertools.count(1)
@@ -41,7 +42,7 @@ class PlaceBeside(Place):
         tell("it is being timed in the executor process")
         identity = sequence_hash(network.program.sequence)
         self._networks[identity] = network
-        self._process.ask("advance", "trace", network.inputs, sequence=identity)
+        self._introduce(identity)
         facts, _ = self._process.ask("advance", "profile", sequence=identity, repeats=repeats)
         return Profile.from_record(facts["profile"])
 
@@ -54,10 +55,20 @@ class PlaceBeside(Place):
         if not self._process.ask("advance", "begin", **begun)[0]["known"]:
             told: Dict[str, Any] = {"number": number, "sequence": identity, "text": ready.plan.to_json()}
             if not self._process.ask("advance", "plan", **told)[0]["known"]:  # it was started again
-                self._process.ask("advance", "trace", self._networks[identity].inputs, sequence=identity)
+                self._introduce(identity)
                 self._process.ask("advance", "plan", **told)
             self._process.ask("advance", "begin", **begun)
         return HalfBeside(self._process, located, run)
+
+    def _introduce(self, identity: str) -> None:
+        network = self._networks[identity]
+        if not self._recorded:
+            self._process.ask("advance", "trace", network.inputs, sequence=identity)
+            return
+        constants = network.program.constants
+        encoded = torch.frombuffer(bytearray(wire.encode(network.program.sequence)), dtype=torch.uint8)
+        told: Dict[str, Any] = {"sequence": identity, "name": network.name, "digests": list(constants)}
+        self._process.ask("advance", "record", [encoded, *network.inputs, *constants.values()], **told)
 
     def _number(self, ready: ReadyPlan, located: LocalityMap) -> Tuple[ReadyPlan, int, str]:
         if len(self._numbers) > 1024:

@@ -16,15 +16,12 @@ import torch
 
 from edge_offload.companion.memory import Lane, Region
 from edge_offload.errors import LinkLost
-from edge_offload.execute import devices
+from edge_offload.execute import devices, heap
 from edge_offload.execute.engines.base import EAGER
-from edge_offload.execute.heap import of_executor
 from edge_offload.native import torch_facts
 from edge_offload.protocol.channel import Channel
 
 START_S = 240.0
-#: What stands in front of the process's own command; tests without a GPU put the virtual device there.
-LAUNCHER: Sequence[str] = ()
 #: What is asked beside each other, in a thread each of the process.
 LANES = ("module", "take", "advance", "fetch")
 
@@ -64,9 +61,9 @@ class ExecutorProcess:
             lanes[name] = Lane(Channel(ours), out, back)
             sockets.append((ours, other))
             theirs += [other.fileno(), out.fd, back.fd]
-        command = [*LAUNCHER, sys.executable, "-m", "edge_offload.companion.worker", *map(str, theirs), *self._asked]
+        command = [*heap.LAUNCHER, sys.executable, "-m", "edge_offload.companion.worker", *map(str, theirs)]
         self._process = subprocess.Popen(
-            command, pass_fds=theirs, env=of_executor(os.environ), stdin=subprocess.DEVNULL
+            [*command, *self._asked], pass_fds=theirs, env=heap.of_executor(os.environ), stdin=subprocess.DEVNULL
         )
         for _, other in sockets:
             other.close()

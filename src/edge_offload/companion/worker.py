@@ -21,7 +21,8 @@ from edge_offload.errors import LinkLost, Refused
 from edge_offload.execute import devices, heap
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.execute.module import ModuleExecutor
-from edge_offload.ir import sequence_hash
+from edge_offload.ir import sequence_hash, wire
+from edge_offload.ir.build import TracedProgram
 from edge_offload.models import registry
 from edge_offload.protocol.channel import Channel
 from edge_offload.split.model.network import Network
@@ -29,7 +30,7 @@ from edge_offload.split.model.plan import Plan, Side
 from edge_offload.split.runtime.half import PieceHalf
 from edge_offload.split.runtime.places import place_of
 from edge_offload.split.runtime.tables import MAX_PLANS, ReadyPlan, ready
-from edge_offload.split.runtime.tracing import trace
+from edge_offload.split.runtime.tracing import located_along, trace
 
 
 class Networks:
@@ -47,7 +48,7 @@ class Networks:
 
     def tell_device(self, _: Tensors) -> Answer:
         """``{}`` → ``{device, fingerprint}``."""
-        return {"device": str(self.device), "fingerprint": fingerprint(self.device)}, ()
+        return {"device": str(self.device), "fingerprint": fingerprint(devices.settle(self.device))}, ()
 
     def open(self, _: Tensors, name: str, options: Dict[str, Any], state_hash: str, engine: str) -> Answer:
         """``{name, options, state_hash, engine}`` → ``{engine, engine_facts}``: build a model."""
@@ -103,6 +104,15 @@ class Halves:
         network = trace(self._networks.name, self._networks.executor.module, examples)
         if sequence_hash(network.program.sequence) != sequence:
             raise Refused("the model is traced differently in the executor process")
+        self._traced[sequence], self._shared[sequence] = network, self._place.shared(network)
+        return {}, ()
+
+    def record(self, tensors: Tensors, sequence: str, name: str, digests: List[str]) -> Answer:
+        """``{sequence, name, digests}``; the sequence, its inputs and its constants: an inference that was recorded."""
+        encoded, *rest = [tensor.clone() for tensor in tensors]
+        inputs, constants = rest[: len(rest) - len(digests)], rest[len(rest) - len(digests) :]
+        program = TracedProgram(wire.decode(encoded.numpy().tobytes()), dict(zip(digests, constants)))
+        network = Network(name, program, located_along(name, program.sequence, None), tuple(inputs))
         self._traced[sequence], self._shared[sequence] = network, self._place.shared(network)
         return {}, ()
 
@@ -182,8 +192,8 @@ def serve(lanes: Dict[str, Lane], device: str) -> None:
     else:
         handlers["take"] = {"take": halves.take}
         handlers["advance"] = {
-            "trace": halves.trace, "profile": halves.profile, "plan": halves.plan, "begin": halves.begin,
-            "advance": halves.advance, "catch_up": halves.catch_up,
+            "trace": halves.trace, "record": halves.record, "profile": halves.profile, "plan": halves.plan,
+            "begin": halves.begin, "advance": halves.advance, "catch_up": halves.catch_up,
         }  # fmt: skip
         handlers["fetch"] = {"fetch": halves.fetch}
 

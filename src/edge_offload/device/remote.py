@@ -10,7 +10,7 @@ import threading
 from typing import Any, Dict, List, Optional, Sequence
 
 from edge_offload.errors import LinkLost, ProtocolError
-from edge_offload.execute.heap import of_executor
+from edge_offload.execute import heap
 from edge_offload.execute.session.serve import serve
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.protocol.arriving import Arriving
@@ -69,10 +69,10 @@ class WorkerRemote(Remote):
     def __init__(self, device: str = "cpu", threads: int = 0, start_timeout_s: float = 240.0) -> None:
         super().__init__()
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "edge_offload.execute.session.worker", str(theirs.fileno())]
+        command = [*heap.LAUNCHER, sys.executable, "-m", "edge_offload.execute.session.worker", str(theirs.fileno())]
         command += ["--device", device, "--threads", str(threads)]
         self.process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], env=of_executor(os.environ), stdin=subprocess.DEVNULL
+            command, pass_fds=[theirs.fileno()], env=heap.of_executor(os.environ), stdin=subprocess.DEVNULL
         )
         theirs.close()
         self._channel = Channel(ours)

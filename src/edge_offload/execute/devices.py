@@ -81,6 +81,17 @@ def pick(name: str = AUTO) -> torch.device:
     return device
 
 
+def settle(device: torch.device) -> torch.device:
+    """Fix what decides a GPU's bits in this process, before its fingerprint is taken; the device.
+
+    cuDNN's benchmark picks algorithms by timing, that is, by chance.
+    """
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+    return device
+
+
 @contextlib.contextmanager
 def failures() -> Iterator[None]:
     """Failures of a GPU inside, as errors of ours.

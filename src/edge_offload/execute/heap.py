@@ -1,11 +1,17 @@
-"""Keep the memory that tensors give back, so that the next inference does not have to ask the kernel for it again."""
+"""Processes that compute: how they are started, and how they keep the memory that tensors give back.
+
+So the next inference does not have to ask the kernel for it again.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import glob
-from typing import Dict, Mapping, Optional
+from typing import Dict, List, Mapping, Optional
+
+#: What stands in front of an executor process's own command; tests without a GPU put the virtual device there.
+LAUNCHER: List[str] = []
 
 #: Where systems keep jemalloc, which serves many small requests faster than glibc's allocator does.
 JEMALLOC = ("/usr/lib/*/libjemalloc.so.2", "/usr/lib64/libjemalloc.so.2", "/usr/lib/libjemalloc.so.2")

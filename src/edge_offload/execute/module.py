@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from edge_offload.errors import DeviceLost, EdgeOffloadError, OutOfMemory, Unsupported
-from edge_offload.execute.devices import failures
+from edge_offload.execute.devices import failures, settle
 from edge_offload.execute.engines.base import CPU, CUDA, EAGER, ENGINE, Direct, full_float32, stated
 from edge_offload.execute.fingerprint import fingerprint
 from edge_offload.memory import flat_bytes
@@ -110,9 +110,7 @@ class ModuleExecutor:
 
     def _place(self) -> bool:
         """Put a copy of the module on the GPU, if it has room for it."""
-        # cuDNN's benchmark picks algorithms by timing, that is, by chance
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.deterministic = True
+        settle(self.device)
         try:
             with failures():
                 self.placed = copy.deepcopy(self.module).to(self.device)

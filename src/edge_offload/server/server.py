@@ -214,7 +214,7 @@ class OffloadServer:
         pin(self._threads, self._cores)
         if self._told_engine and self._device_name.type == CUDA:
             full_float32()
-        self._fingerprint = fingerprint(self._device_name)
+        self._fingerprint = fingerprint(devices.settle(self._device_name))
         if self._emulated:
             self._told_engine = self._emulated.name
         if self._told_engine:

@@ -51,3 +51,18 @@ def test_split_on_cuda_on_both_sides(keys, monkeypatch):
     for situation in ("lost", "still lost"):
         assert found[situation]["mode"] == "local"
     assert "the GPU failed" in found["lost"]["reason"]
+
+
+def test_an_unmodified_programs_half_is_computed_on_the_device_that_was_asked_for(own_server, keys, monkeypatch):
+    monkeypatch.setenv("EDGE_OFFLOAD_ASYNC", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    program = [sys.executable, str(APP.with_name("recorded_cuda_app.py"))]
+    start = "import sys, torch; from edge_offload.cli import main; sys.exit(main())"
+    split = [sys.executable, "-c", start, "exec", "--mode", "split", "--device", "cuda", "--keys"]
+    command = [*LAUNCHER, *split, str(keys), "--server", own_server.address, "--", *program]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=240, check=False)
+    assert done.returncode == 0
+    (found,) = map(json.loads, done.stdout.splitlines())
+    assert found["halves"] == ["cuda"]
+    assert found["split"] >= 4, found["state"]
+    assert found["distance"] <= 1e-12

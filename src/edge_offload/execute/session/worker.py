@@ -18,6 +18,8 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
+import torch
+
 from edge_offload.errors import BadInput, LinkLost, ProtocolError, RemoteError
 from edge_offload.protocol.channel import Channel
 
@@ -53,8 +55,6 @@ def bound_memory(size: int) -> None:
 
 def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
     """Answer messages in order until the parent hangs up."""
-    import torch
-
     from edge_offload.execute import devices, heap
     from edge_offload.execute.session.native_runner import library
     from edge_offload.execute.session.serve import serve
@@ -69,6 +69,7 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
     session = make_session(args)
     if args.device == "cpu":
         bound_memory(args.storage_bytes + OVERHEAD_BYTES)
+    devices.settle(session.device)
     channel.send({"ready": torch.__version__, "gpu": devices.facts(session.device, args.storage_bytes)})
     # what torch has imported is never garbage; what a message leaves is looked for after its answer has gone
     gc.collect()

@@ -12,6 +12,8 @@ from typing import Any, Dict, Tuple
 import torch
 
 from edge_offload import background
+from edge_offload.companion.half import PlaceBeside
+from edge_offload.companion.process import ExecutorProcess
 from edge_offload.device import connect, installation
 from edge_offload.device.remote import WorkerRemote
 from edge_offload.errors import BadInput
@@ -65,10 +67,15 @@ def from_environment() -> installation.Installed:
     if alone and settings.threads:
         torch.set_num_threads(settings.threads)
     session = InProcessSession() if alone else None
+    if settings.device != "cpu":
+        # what the device gives is compared with the record, and TF32 is farther off than rounding
+        os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
     remote = WorkerRemote(settings.device, settings.threads) if session is None else in_process(session)
+    halves = ExecutorProcess(settings.device, settings.threads) if settings.device != "cpu" else None
 
     def opener(network: Network, **plans: Any) -> SplitRunner:
-        return SplitRunner(RecordedSource(network), client, settings.slowdown, **plans)
+        place = None if halves is None else PlaceBeside(halves, recorded=True)
+        return SplitRunner(RecordedSource(network), client, settings.slowdown, place=place, **plans)
 
     def strategy_of(_mode: Mode, dispatcher: SegmentDispatcher) -> SplitStrategy:
         return SplitStrategy(dispatcher, opener, settings.slowdown, session)
@@ -89,6 +96,8 @@ def from_environment() -> installation.Installed:
         strategy.close()
         prober.close()
         client.close()
+        if halves is not None:
+            halves.close()
 
     atexit.register(end)
     return made
