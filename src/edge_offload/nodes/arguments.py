@@ -178,7 +178,7 @@ def matching(pattern: str, advice: str) -> Rule:
 
 _POLICIES = (*POLICIES, *names())
 _RULES = (
-    (truth, "dashboard every_frame exact follow headless loop record respawn rviz turns virtual_device"),
+    (truth, "dashboard every_frame exact follow headless loop promises record respawn rviz turns virtual_device"),
     (number(0, whole=True), "frames robot_threads seed server_threads subscribers"),
     (number(0), "deadline duration progress record_limit runs_limit server_wait"),
     (number(0, 1000), "rate"),
@@ -198,7 +198,9 @@ _RULES = (
     (choice("kapao_node", "detector_node"), "node"),
     (matching(r"none|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", "give package.module:Class, or none"), "detector"),
     (choice("street", "room", "none"), "world"),
-    (matching(r"auto|cpu|cuda(:\d+)?", "use one of: auto, cpu, cuda, cuda:n"), "device robot_device"),
+    (matching(r"auto|cpu|cuda(:\d+)?", "use one of: auto, cpu, cuda, cuda:n"), "robot_device"),
+    (matching(r"auto|cpu|cuda(:\d+)?|emulated:/.+", "use one of: auto, cpu, cuda, cuda:n, emulated:/TABLE.csv"),
+     "device"),
     (matching(r"embedded|none|(tcp://)?[^/]+:\d+", "give embedded, none or host:port"), "server"),
     (model, "model"),
     (cores, "robot_cores server_cores"),

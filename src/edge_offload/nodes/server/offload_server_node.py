@@ -40,7 +40,7 @@ from edge_offload.power.nvml import GpuLoad
 from edge_offload.server.results import FrameResult
 from edge_offload.server.server import OffloadServer
 from edge_offload.timing import STAGES, InferenceReport
-from edge_offload_msgs.msg import Latency, ModelStatus, PersonArray, SemanticGrid, ServerStatus
+from edge_offload_msgs.msg import Latency, ModelStatus, PersonArray, PromiseStatus, SemanticGrid, ServerStatus
 
 
 class OffloadServerNode(Node):
@@ -50,7 +50,7 @@ class OffloadServerNode(Node):
     computes = True
     declared = (
         Param("bind", "tcp://127.0.0.1:5700", "address to listen on; port 0: any free"),
-        Param("device", AUTO, "auto (the GPU if there is one), cpu or cuda"),
+        Param("device", AUTO, "auto (the GPU if there is one), cpu or cuda; emulated:TABLE.csv"),
         Param("engine", "eager", "what computes models: eager (torch), auto, or a name from 'edge-offload engines'"),
         Param("threads", 0, "compute threads; 0: torch's default", low=0),
         Param("cores", "any", "CPU cores to stay on: 0, 2-3, first, second or any"),
@@ -58,6 +58,7 @@ class OffloadServerNode(Node):
         Param("allow", [], "factories (package.module:factory) that robots may open besides the models known"),
         Param("preload", "", "model to build before the first robot asks for it"),
         Param("options", {}, "options that hold here whatever a robot says: {kapao_s: {checkpoint: /s.safetensors}}"),
+        Param("promises", False, "let robots ask for a bound on the accuracy that sharing may cost them"),
         Param("status_rate", 1.0, "status messages per second", low=0.05, high=50.0),
     )
 
@@ -74,6 +75,7 @@ class OffloadServerNode(Node):
             allow=params["allow"],
             overrides=params["options"],
             keys=KeyStore(params["keys"]) if params["keys"] else None,
+            promises=params["promises"],
         )
         if params["preload"]:
             self._server.preload(params["preload"])
@@ -140,6 +142,12 @@ class OffloadServerNode(Node):
             models=[
                 ModelStatus(name, facts.count, duration(facts.mean_s), duration(facts.p99_s))
                 for name, facts in sorted(status.models.items())
+            ],
+            idle=status.idle,
+            batches=status.batches,
+            promises=[
+                PromiseStatus(one.robot, one.model, one.bound, one.drop, one.interval, one.batch, one.late, one.turns)
+                for one in status.promises
             ],
         )
 
