@@ -128,6 +128,24 @@ def test_a_program_outlives_its_server_and_goes_back_to_the_next_one(tmp_path: p
     again.close()
 
 
+def test_a_program_goes_on_with_its_other_server(tmp_path: pathlib.Path) -> None:
+    servers = [Serving(tmp_path), Serving(tmp_path)]
+    app = [sys.executable, str(HERE / "restart_app.py"), "seeded"]
+    command = [*servers[0].exec("--server", ",".join(each.address for each in servers), "--lost", "end"), *app]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    program = subprocess.Popen(command, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n", program.communicate()[1]
+    first = next(each for each in servers if len(children(each.process.pid)))
+    first.kill()
+    asked({"seeded": program})
+    _, error = program.communicate(timeout=100)
+    assert program.returncode == 0, error
+    assert "tensors were put on its device" in error
+    for each in servers:
+        each.close()
+
+
 def test_a_restarted_server_is_given_what_the_program_had_there(tmp_path: pathlib.Path) -> None:
     serving = Serving(tmp_path, port=lasting_port())
     program = started(serving, tmp_path / "mark", "--resume", "90", "--lost", "end")

@@ -40,7 +40,8 @@ MODES = ("per_op", "cached", "lazy", "replay", "split", "local")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--mode", choices=MODES, default="replay", help="how calls travel (default: %(default)s)")
-    parser.add_argument("--server", default="", metavar="ADDR", help="tcp://host:port of 'edge-offload serve'")
+    parser.add_argument("--server", default="", metavar="ADDR",
+                        help="tcp://host:port of 'edge-offload serve'; several with commas")  # fmt: skip
     parser.add_argument("--keys", default="", metavar="DIR", help="key directory (default: the user's)")
     parser.add_argument("--codec", default="auto", metavar="NAME", help="payload codec (default: auto, lossless)")
     parser.add_argument("--wait", type=float, default=5.0, metavar="S",

@@ -8,12 +8,14 @@ trust'). It runs only models that edge_offload comes with, plus factories that y
   edge-offload serve --bind tcp://0.0.0.0:5700            for robots on the network
   edge-offload serve --allow my_package.nets:make_net     a model of your own, importable here
 
-Ctrl-C or SIGTERM ends it; robots then compute locally and come back when it does.
+Ctrl-C or SIGTERM ends it; robots then compute locally and come back when it does. 'edge-offload serve --drain' takes
+it away for an update: robots that know several servers (--server a:5700,b:5700) go on with another one first.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
@@ -26,6 +28,10 @@ from edge_offload.outputs import add_output
 from edge_offload.subcommands import options, positive, some
 
 DEFAULT_BIND = "tcp://127.0.0.1:5700"
+#: Asks a server to drain.
+DRAIN_SIGNAL = signal.SIGUSR1
+#: Seconds that a server may take for it.
+DRAIN_S = 20.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="most disk that they take; the least recently used go first (16384)")  # fmt: skip
     parser.add_argument("--promises", action="store_true",
                         help="let robots ask for a bound on the accuracy that sharing may cost them")  # fmt: skip
+    parser.add_argument("--drain", action="store_true",
+                        help="start nothing: the server of this machine that listens on --bind answers what it was "
+                        "asked, sends robots to their other servers, and ends")  # fmt: skip
     parser.add_argument("--keys", metavar="DIR", help="key directory (default: the user's)")
     parser.add_argument(
         "--status-every", type=float, default=0.0, metavar="S", help="print a status line every S seconds"
@@ -78,9 +87,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop."""
-    stop = threading.Event()
+    if args.drain:
+        return drain(args.bind)
+    stop, drained = threading.Event(), threading.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: stop.set())
+    signal.signal(DRAIN_SIGNAL, lambda *_: (drained.set(), stop.set()))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     say("loading torch")
     import pathlib
@@ -133,8 +145,47 @@ def run(args: argparse.Namespace) -> int:
         print(f"listening on {server.address} device {server.device} pid {os.getpid()}", flush=True)
         while not stop.wait(args.status_every or None):
             say(status_line(server.status()))
+        if drained.is_set():
+            left = server.drain()
+            say(f"drained: {f'{left} robots know no other server' if left else 'every robot has gone on'}")
         say("stopping")
     return 0
+
+
+def drain(bind: str) -> int:
+    """Tell the server of this machine that listens on ``bind`` to drain, and wait for its end.
+
+    Raises:
+        BadInput: no server of this user listens there.
+    """
+    import psutil
+
+    from edge_offload.errors import BadInput
+    from edge_offload.link.security.keys import split_address
+
+    _, port = split_address(bind)
+    listening = {
+        each.pid
+        for each in psutil.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid
+    }
+    servers = [process for process in map(psutil.Process, listening) if "serve" in process.cmdline()]
+    if len(servers) != 1:
+        raise BadInput(
+            f"no 'edge-offload serve' of yours listens on port {port} of this machine",
+            remedy="name its --bind, and run this as the same user; a server that is a node ends with rosnode kill",
+        )
+    servers[0].send_signal(DRAIN_SIGNAL)
+    end_s = time.monotonic() + DRAIN_S
+    while time.monotonic() < end_s:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if servers[0].status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.05)
+                continue
+        say("drained")
+        return 0
+    say(f"pid {servers[0].pid} still runs after {DRAIN_S:g} s; 'kill {servers[0].pid}' ends it")
+    return 1
 
 
 def parse_overrides(texts: List[str]) -> Dict[str, Dict[str, Any]]:

@@ -39,7 +39,7 @@ class Settings:
 
     Attributes:
         mode: how calls travel.
-        server: ``tcp://host:port``, or empty for an executor process on this machine.
+        server: ``tcp://host:port``, several with commas, or empty for an executor process on this machine.
         keys: key directory; empty: the user's.
         codec: payload codec; ``auto`` is lossless.
         absent: one of :data:`ABSENT`.
@@ -89,15 +89,16 @@ def check(settings: Settings) -> None:
     """
     from edge_offload.errors import BadInput
     from edge_offload.link import codecs
-    from edge_offload.link.security.keys import KeyStore, split_address
+    from edge_offload.link.security.keys import KeyStore
+    from edge_offload.link.transport.fronts import addresses
 
     known = ("auto", *codecs.codec_names(), *codecs.codec_names(lossless=False))
     if settings.codec not in known:
         raise BadInput(f"no codec {settings.codec!r}", remedy=f"use one of {', '.join(known)}")
     if settings.server:
-        split_address(settings.server)
         keys = KeyStore(settings.keys) if settings.keys else KeyStore()
-        keys.server_public(settings.server)
+        for address in addresses(settings.server):
+            keys.server_public(address)
 
 
 def connect(settings: Settings) -> LinkRemote:

@@ -31,6 +31,8 @@ from edge_offload.modes.runner import Attempt, FailedAttempt
 OPEN_TIMEOUT_S = 300.0
 #: Seconds without requests after the server said "full".
 FULL_PAUSE_S = 0.2
+#: So often in a row a server says "full" before another one is asked, where there is one.
+FULL_LEAVE = 5
 #: Seconds after which a reply that never came is given up.
 GIVE_UP_S = 10.0
 #: Bytes of all outputs of one inference.
@@ -103,6 +105,7 @@ class ServerRunner:
         )
         self._overdue: Optional[Future[Any]] = None
         self._overdue_s = 0.0
+        self._full = 0
         self._before: Deque[Transfer] = deque(maxlen=BEFORE)
         self._lock = threading.Lock()
         self._reported = ""
@@ -142,6 +145,9 @@ class ServerRunner:
         except EdgeOffloadError as error:
             if isinstance(error, Refused):
                 self._handles.pause(FULL_PAUSE_S, "the server was full a moment ago")
+                self._full += 1
+                if self._full >= FULL_LEAVE and self._client.leave("it is full"):
+                    self._full = 0
             elif isinstance(error, BadInput):
                 self._handles.forget(specs, handle)  # it, or its shapes, are not known there (any more)
             raise FailedAttempt(error, time.monotonic() - began, packed.nbytes) from error
@@ -232,6 +238,7 @@ class ServerRunner:
             raise LinkLost(f"the server did not answer within {wait_s:.3f} s") from None
         attempt = self._attempt(reply, packed.encode_s, time.monotonic())
         self._answered = attempt.engine
+        self._full = 0
         self.patience.note(time.monotonic() - packed.began_s - sum(attempt.behind_s.values()))
         return attempt
 

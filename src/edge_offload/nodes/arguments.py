@@ -201,7 +201,13 @@ _RULES = (
     (matching(r"auto|cpu|cuda(:\d+)?", "use one of: auto, cpu, cuda, cuda:n"), "robot_device"),
     (matching(r"auto|cpu|cuda(:\d+)?|emulated:/.+", "use one of: auto, cpu, cuda, cuda:n, emulated:/TABLE.csv"),
      "device"),
-    (matching(r"embedded|none|(tcp://)?[^/]+:\d+", "give embedded, none or host:port"), "server"),
+    (
+        matching(
+            r"embedded|none|(tcp://)?[^/,]+:\d+(,(tcp://)?[^/,]+:\d+)*",
+            "give embedded, none or host:port(s, with commas)",
+        ),
+        "server",
+    ),
     (model, "model"),
     (cores, "robot_cores server_cores"),
     (yaml_list, "allow candidates"),
@@ -230,7 +236,17 @@ def faults(given: Sequence[str]) -> List[str]:
         advice = RULES[name](value) if name in RULES else None
         if advice is not None:
             found.append(f"{name}:={value}: {advice}")
-    return found or _without_images(given)
+    return found or _several(given) or _without_images(given)
+
+
+def _several(given: Sequence[str]) -> List[str]:
+    """An emulated link leads to one server."""
+    asked = dict(argument.split(":=", 1) for argument in given if ":=" in argument)
+    if "," in asked.get("server", "") and asked.get("link", "none") != "none":
+        return [
+            f"link:={asked['link']}: several servers are reached without an emulated link: link:=none, or one server"
+        ]
+    return []
 
 
 def _without_images(given: Sequence[str]) -> List[str]:

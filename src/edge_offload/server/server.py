@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import pathlib
 import platform
+import time
 from dataclasses import replace
 from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional, Tuple
 
-from edge_offload.errors import EdgeOffloadError, ProtocolError, Unsupported
+from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused, Unsupported
 from edge_offload.execute import devices
 from edge_offload.execute.emulated import EMULATED, Emulation
 from edge_offload.execute.engines import table
@@ -95,6 +96,7 @@ class OffloadServer:
         self._device_name = devices.pick("cpu" if self._emulated else device)
         self._threads = threads
         self._cores = None if cores is None else frozenset(cores)
+        self._draining = False
         self._fingerprint: Dict[str, Any] = {}
         self._facts: Dict[str, Any] = {}
         self._book = StatusBook(self.device)
@@ -163,6 +165,18 @@ class OffloadServer:
         self._devices.close()
         self._feed.close()
 
+    def drain(self, timeout_s: float = 5.0) -> int:
+        """Let nobody in any more, send robots to their other servers; returns how many are left after ``timeout_s``.
+
+        Whatever they have asked for is answered. A robot that knows no other server stays until :meth:`close`.
+        """
+        self._draining = True
+        self._listener.drain()
+        end_s = time.monotonic() + timeout_s
+        while self._listener.peers() and time.monotonic() < end_s:
+            time.sleep(0.02)
+        return len(self.robots())
+
     def __enter__(self) -> OffloadServer:
         return self.start()
 
@@ -225,6 +239,10 @@ class OffloadServer:
         self._listener.notify(peer, kind, body)
 
     def _welcome(self, peer: Peer, _hello: Mapping[str, Any]) -> Dict[str, Any]:
+        if self._draining:
+            raise Refused(
+                "full: this server is being taken away", remedy="name another one, too: --server a:5700,b:5700"
+            )
         _log.info("robot %s connected", peer.name)
         return {
             "fingerprint": self._fingerprint, "device": self.device, "python": platform.python_version(),

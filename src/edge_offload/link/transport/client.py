@@ -29,6 +29,7 @@ from edge_offload.link.sockets.descriptors import Wakeup
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.attention import Attention
 from edge_offload.link.transport.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Terms, Timings
+from edge_offload.link.transport.fronts import DRAIN, Fronts
 from edge_offload.link.transport.incoming import Incoming, OnNotify
 from edge_offload.link.transport.messages import DEFAULT_LIMITS, Limits, Message
 from edge_offload.link.transport.replies import Item, LinkState, OnPart, WaitingRequests
@@ -37,13 +38,20 @@ log = logging.getLogger(__name__)
 
 #: Between the end of one attempt to connect and the next (seconds).
 LEAST_PAUSE_S = 0.05
+#: How long answers are waited for before a server is left for another one.
+LEAVE_S = 1.0
+#: A connection that stood for so long is dialled once more before another server is.
+STOOD_S = 1.0
 
 
 class Client:
     """A connection to one server, kept up by a thread of its own.
 
+    Of several servers it takes one that has room, keeps it while it answers, and goes on with the next when it does
+    not.
+
     Args:
-        address: ``tcp://host:port`` of the server (or of an emulated link in front of it).
+        address: ``tcp://host:port`` of the server (or of an emulated link in front of it), or of several, with commas.
         keys: key directory; the default one if None.
         hello: dict for the server's ``welcome`` callable, or a function that makes it anew for every connection.
         on_state: called with (state, cause) on every change, on the link's thread; must return at once.
@@ -54,6 +62,7 @@ class Client:
             bytes that wait are kept, too.
 
     Attributes:
+        address: of the server that is connected, or dialled.
         estimator: what the link carries, learnt from every transfer.
         counters: what has happened, by name.
         cause: why the link stands where it does, in words.
@@ -73,10 +82,11 @@ class Client:
         limits: Limits = DEFAULT_LIMITS,
         max_pending: int = 64,
     ) -> None:
-        host, port = split_address(address)
-        self.address = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
         self.counters: Counter[Any] = Counter()
         self.session = os.urandom(16).hex()
+        self._fronts = Fronts(address, begin=int(self.session, 16))
+        self.address = self._fronts.current
+        self._leaving: Optional[Tuple[float, str]] = None
         self.estimator = LinkEstimator()
         self._keys = keys if keys is not None else KeyStore()
         self._hello = hello if hello is not None else {}
@@ -96,8 +106,9 @@ class Client:
         self._ids = itertools.count(1)
         self._requests = WaitingRequests()
         self._near, self._far, self._counts = Waits(), Waits(), ThreadCounts()
+        self._on_notify = on_notify
         self._incoming = Incoming(
-            self.address, self._requests, self.estimator, self._near, self._far, self.counters, on_notify
+            self.address, self._requests, self.estimator, self._near, self._far, self.counters, self._notified
         )
         self._attentions: List[Attention] = []
         self._stop = threading.Event()
@@ -125,7 +136,8 @@ class Client:
         Raises:
             BadInput: no key is known for the server.
         """
-        self._keys.server_public(self.address)
+        for address in self._fronts.all:
+            self._keys.server_public(address)
         self._keys.ensure_pair("client")
         self._thread = threading.Thread(target=self._run, name="edge_offload-client", daemon=True)
         self._thread.start()
@@ -137,6 +149,15 @@ class Client:
         self._wakeup.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+
+    def leave(self, reason: str) -> bool:
+        """Go on with another server once what has been asked is answered; False where there is no other."""
+        if not self._fronts.several:
+            return False
+        if self._leaving is None and self._state is LinkState.READY:
+            self._leaving = (time.monotonic() + LEAVE_S, reason)
+            self._wakeup.wake()
+        return True
 
     def __enter__(self) -> Client:
         return self.start()
@@ -246,6 +267,8 @@ class Client:
         with self._lock:
             if self._state is not LinkState.READY or message.epoch != self._epoch:
                 return LinkLost(f"no connection to {self.address}: {self.cause}")
+            if self._leaving is not None:
+                return LinkLost(f"no connection to {self.address}: {self._leaving[1]}")
             terms = self._terms
             problem = messages.first_over(sizes, terms.message) if terms.message else None
             if problem:
@@ -261,26 +284,28 @@ class Client:
 
     def _run(self) -> None:
         pause_s = 0.0
-        hang_ups = 0
+        hang_ups: Counter[str] = Counter()
         context = zmq.Context()
         try:
             while not self._stop.is_set():
                 refused: Optional[EdgeOffloadError] = None
                 self._epoch = random.SystemRandom().getrandbits(62) + 1
-                was_ready = False
+                was_ready = broke = False
                 dialled_s = time.monotonic()
                 try:
                     self._serve(context)
                 except ConnectionLost as lost:
                     was_ready = self._state is LinkState.READY
-                    hang_ups = hang_ups + 1 if lost.hung_up else 0
-                    refused = lost.refused if hang_ups < 2 else self._other_key()
+                    hang_ups[self.address] = hang_ups[self.address] + 1 if lost.hung_up else 0
+                    refused = lost.refused if hang_ups[self.address] < 2 else self._other_key()
+                    broke = was_ready and not lost.over and time.monotonic() - dialled_s > STOOD_S
                     reason = str(refused) if refused is not None else lost.reason
                 except EdgeOffloadError as error:
                     refused, reason = error, str(error)
                 else:
                     break
-                self._lost(reason, refused)
+                if self._go_on(reason, refused, broke):
+                    continue
                 pause_s = LEAST_PAUSE_S if was_ready else min(self._timings.backoff_cap_s, max(0.05, pause_s * 2))
                 # it counts from the beginning of the attempt: one that has waited for an answer need not wait again
                 left_s = pause_s if was_ready else pause_s - (time.monotonic() - dialled_s)
@@ -290,6 +315,22 @@ class Client:
             self._set_state(LinkState.CLOSED, "closed")
             self._incoming.fail_all(LinkLost(f"the connection to {self.address} was closed"))
             context.destroy(linger=0)
+
+    def _go_on(self, reason: str, refused: Optional[EdgeOffloadError], broke: bool) -> bool:
+        """Say what happened, and turn to the next server; returns whether it may be dialled at once."""
+        if not self._fronts.several:
+            self._lost(reason, refused)
+            return False
+        at_once = self._fronts.lost(refused, again=broke)
+        self._lost(f"{self.address}: {reason}", refused if self._fronts.all_refuse() else None)
+        self.address = self._incoming.address = self._fronts.current
+        return at_once and not self._stop.is_set()
+
+    def _notified(self, kind: str, body: Dict[str, Any], buffers: List[memoryview]) -> None:
+        if kind == DRAIN:
+            self.leave("it is being taken away")
+        elif self._on_notify is not None:
+            self._on_notify(kind, body, buffers)
 
     def _other_key(self) -> Refused:
         host, port = split_address(self.address)
@@ -336,6 +377,9 @@ class Client:
                 if dialled.ready:
                     self._send(dialled)
                 self._incoming.expire()
+                leaving = self._leaving
+                if leaving is not None and (not self.busy or time.monotonic() > leaving[0]):
+                    raise ConnectionLost(leaving[1], over=True)
 
     def _look(self, now: float) -> None:
         """Take down how long this end has waited for its processors."""
@@ -363,6 +407,8 @@ class Client:
     def _ready(self, dialled: Dialled) -> None:
         with self._changed:
             self.welcome, self._terms = dialled.welcome, dialled.terms
+            self._leaving = None
+        self._fronts.connected()
         self.counters["connections"] += 1
         self._set_state(LinkState.READY, f"connected to {self.address}")
 
@@ -375,6 +421,7 @@ class Client:
 
     def _lost(self, reason: str, refused: Optional[EdgeOffloadError]) -> None:
         self._error = refused
+        self._leaving = None
         self.estimator.lost()
         self._set_state(LinkState.REFUSED if refused is not None else LinkState.LOST, reason)
         self._incoming.fail_all(LinkLost(f"the connection to {self.address} was lost: {reason}"))

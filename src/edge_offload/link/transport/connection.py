@@ -80,10 +80,15 @@ class ConnectionLost(Exception):
 
     ``hung_up``: the server greeted, read our side of the key exchange and hung up without a word. That is what a server
     with another key does; but also one that was killed at that moment, so once is no proof.
+
+    ``over``: the server is silent or was left on purpose, so that another one is to be dialled first.
     """
 
-    def __init__(self, reason: str, refused: Optional[EdgeOffloadError] = None, hung_up: bool = False) -> None:
+    def __init__(
+        self, reason: str, refused: Optional[EdgeOffloadError] = None, hung_up: bool = False, over: bool = False
+    ) -> None:
         super().__init__(reason)
+        self.over = over
         self.hung_up = hung_up
         self.reason = reason
         self.refused = refused
@@ -237,7 +242,7 @@ class Dialled:
             return
         self._probe(now)
         if now - self.quiet_since_s() > self._timings.silence_s:
-            raise ConnectionLost(f"nothing heard for {now - self._heard_s:.1f} s")
+            raise ConnectionLost(f"nothing heard for {now - self._heard_s:.1f} s", over=True)
         if now >= self._beat_due_s(busy):
             self._ping(now, heartbeat=True)
         elif self.attentive and now >= self._pinged_s + ATTENTIVE_S:

@@ -25,7 +25,7 @@ class Incoming:
     """Completes what waits for the server. Used by the link's thread.
 
     Args:
-        address: of the server, for what is told.
+        address: of the server, for what is told; changes with it.
         requests: what waits for an answer.
         estimator: learns from every transfer.
         near, far: how long threads have waited for a processor here, and at the server.
@@ -43,7 +43,7 @@ class Incoming:
         counters: Counter[Any],
         on_notify: Optional[OnNotify],
     ) -> None:
-        self._address = address
+        self.address = address
         self._requests = requests
         self._estimator = estimator
         self._near, self._far = near, far
@@ -68,7 +68,7 @@ class Incoming:
             self._part(message, size)
         elif message.type == "error" and message.id == 0:
             self._counters["told: malformed"] += 1
-            log.warning("link: %s says: %s", self._address, messages.error_from(message.body))
+            log.warning("link: %s says: %s", self.address, messages.error_from(message.body))
         elif message.type in ("reply", "error"):
             item = self._requests.answered(message.id)
             if item is None:
@@ -127,7 +127,7 @@ class Incoming:
         for item in self._requests.expired(now):
             self._counters["timeouts"] += 1
             waited_s = now - item.queued_s
-            self._finish(item, LinkLost(f"{self._address} did not answer {item.message.name} in {waited_s:.2f} s"))
+            self._finish(item, LinkLost(f"{self.address} did not answer {item.message.name} in {waited_s:.2f} s"))
 
     def fail_all(self, error: LinkLost) -> None:
         """The connection is over: nothing is answered any more."""

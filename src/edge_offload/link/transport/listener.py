@@ -20,6 +20,7 @@ from edge_offload.link.estimate.scheduling import ThreadCounts
 from edge_offload.link.security.keys import KeyStore, is_loopback, split_address
 from edge_offload.link.sockets.descriptors import Wakeup
 from edge_offload.link.transport import messages
+from edge_offload.link.transport.fronts import DRAIN
 from edge_offload.link.transport.gate import Gate
 from edge_offload.link.transport.messages import DEFAULT_LIMITS, PROBE, Limits, Message, VersionMismatch
 from edge_offload.link.transport.outgoing import Outgoing
@@ -178,6 +179,11 @@ class Listener:
         message = Message("notify", peer.epoch, 0, messages.check_name(kind), body or {})
         message.buffers = messages.byte_views(buffers)
         self._outgoing.post(peer, message)
+
+    def drain(self) -> None:
+        """Tell every peer that another server is to be used; those that have no other stay until the end."""
+        for peer in self.peers():
+            self.notify(peer, DRAIN)
 
     def disconnect(self, peer: Peer, error: EdgeOffloadError) -> None:
         """Turn a welcomed peer away: it is told why, and everything it holds ends."""

@@ -67,7 +67,7 @@ class Network:
     declared: ClassVar[Tuple[Param, ...]] = (
         Param("model", "movenet", "name of the model ('edge-offload models list'), or package.module:factory"),
         Param("model_options", {}, "options of the model, such as {size: 512}"),
-        Param("server", "", "address of the server, tcp://host:port; none: everything runs here"),
+        Param("server", "", "address of the server, tcp://host:port, several with commas; none: everything runs here"),
         Param("keys", "", "key directory; none: the user's"),
         Param("candidates", [mode.value for mode in CANDIDATES], "modes that a policy may choose among"),
         Param("exact", False, "only modes whose results are those of the robot to the bit: without split"),

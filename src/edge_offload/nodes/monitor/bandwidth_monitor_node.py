@@ -46,7 +46,7 @@ class BandwidthMonitorNode(Node):
         Param("rate", 5.0, "messages per second", low=0.1, high=100.0),
         Param("window", 10.0, "s after which a measurement says nothing any more", low=0.1, high=600.0),
         Param("peer", "", "address of the server, as it is shown"),
-        Param("server", "", "address of the server to probe, tcp://host:port; none: no probes"),
+        Param("server", "", "address of the server to probe, tcp://host:port, several with commas; none: no probes"),
         Param("keys", "", "key directory; none: the user's"),
         Param("probe_interval", 0.25, "s without transfers before the link is probed", low=0.05, high=60.0),
         Param("probe_share", 0.02, "of the link's capacity that probes may take", low=0.0, high=0.5),
