@@ -92,7 +92,12 @@ def run(args: argparse.Namespace) -> int:
     stop, drained = threading.Event(), threading.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: stop.set())
-    signal.signal(DRAIN_SIGNAL, lambda *_: (drained.set(), stop.set()))
+
+    def drain_soon(*_: Any) -> None:
+        drained.set()
+        stop.set()
+
+    signal.signal(DRAIN_SIGNAL, drain_soon)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     say("loading torch")
     import pathlib
