@@ -16,7 +16,6 @@ from typing import Any, Iterator, List
 import pytest
 from hypothesis import HealthCheck, settings
 
-#: Compilers, and what runs them at low priority.
 #: What builds libraries on first use, and what matplotlib asks for the fonts of a machine, once.
 FIRST_USE = ("nice", "c++", "g++", "cc", "gcc", "clang", "clang++", "fc-list")
 

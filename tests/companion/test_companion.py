@@ -48,9 +48,12 @@ def gpu(monkeypatch):
     monkeypatch.setenv("EDGE_OFFLOAD_ASYNC", "1")
     launcher = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--"]
     monkeypatch.setattr(heap, "LAUNCHER", launcher)
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(60.0)  # as rospy does in every node that subscribes
     process = beside.ExecutorProcess("cuda", threads=1)
     yield process
     process.close()
+    socket.setdefaulttimeout(before)
 
 
 def reason(module, picture, expected, mode=Mode.LOCAL):

@@ -56,9 +56,9 @@ class ExecutorProcess:
         sockets, theirs = [], []
         for name in LANES:
             ours, other = socket.socketpair()
-            ours.settimeout(START_S)
             out, back = Region(), Region()
             lanes[name] = Lane(Channel(ours), out, back)
+            ours.settimeout(START_S)
             sockets.append((ours, other))
             theirs += [other.fileno(), out.fd, back.fd]
         command = [*heap.LAUNCHER, sys.executable, "-m", "edge_offload.companion.worker", *map(str, theirs)]

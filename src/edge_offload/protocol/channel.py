@@ -22,9 +22,14 @@ MAX_TOTAL = 8 << 30
 
 
 class Channel:
-    """One end of a connected stream socket. Sending is thread-safe; receiving belongs to one thread."""
+    """One end of a connected stream socket. Sending is thread-safe; receiving belongs to one thread.
+
+    The socket waits without limit unless it is given a timeout afterwards: rospy gives every new socket of its process
+    one (``socket.setdefaulttimeout``), which an inherited end would find as "try again" instead of waiting.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(True)
         self._socket = connection
         self._sending = threading.Lock()
 

@@ -40,6 +40,21 @@ def told(*arguments, seed="1"):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def within_bounds(*arguments, seed="1"):
+    """The same, held to each plan's bound; a near miss is run once more.
+
+    float32 kernels round by where tensors lie in memory, too; what is missing is missing by far more than that.
+    """
+    for attempt in range(2):
+        found = told(*arguments, seed=seed)
+        over = [item for item in found if not item["error"] <= item["bound"]]
+        if not over:
+            break
+        assert attempt == 0, over
+        assert [item for item in over if not item["error"] <= 1.1 * item["bound"]] == []
+    return found
+
+
 @pytest.mark.process
 @needs_device
 def test_without_any_one_copy_event_or_wait_a_result_is_wrong() -> None:
@@ -61,9 +76,8 @@ def test_the_list_of_what_is_taken_out_is_complete() -> None:
 @pytest.mark.process
 @needs_device
 def test_plans_of_a_network_are_right_whenever_things_happen() -> None:
-    found = told("zoo", "mobilenet_v3_large", seed="7")
+    found = within_bounds("zoo", "mobilenet_v3_large", seed="7")
     assert {item["on"] for item in found} == {"robot", "server", "both"}
-    assert [item for item in found if not item["error"] <= item["bound"]] == []
 
 
 @pytest.mark.slow
@@ -71,10 +85,4 @@ def test_plans_of_a_network_are_right_whenever_things_happen() -> None:
 @needs_device
 @pytest.mark.parametrize("name", SLOW)
 def test_plans_of_the_zoo(name: str) -> None:
-    found = told("zoo", name)
-    assert len(found) >= 2
-    over = [item for item in found if not item["error"] <= item["bound"]]
-    if over and all(item["error"] <= 1.1 * item["bound"] for item in over):
-        # float32 kernels round by where tensors lie in memory, too; what is missing is missing by far more than that
-        over = [item for item in told("zoo", name) if not item["error"] <= item["bound"]]
-    assert over == []
+    assert len(within_bounds("zoo", name)) >= 2
