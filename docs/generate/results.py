@@ -334,6 +334,27 @@ def _people(record: Any) -> List[str]:
     ]
 
 
+def _adaptive_launch(records: Any) -> List[str]:
+    lines: List[str] = []
+    for record in records:
+        told = " ".join(f"{name}:={value}" for name, value in sorted(record["arguments"].items()))
+        lines += [f"## {told}", "", f"{record['turns']} turns; {record['seconds']:g} s of each run, behind "
+                  f"{record['lead_s']:g} s; load average {record['load_average']:.1f} on {record['cores']} cores.",
+                  ""]  # fmt: skip
+        rows = [{**row, "ran": ", ".join(f"{mode} {part:.0%}" for mode, part in row["share"].items())}
+                for row in record["rows"]]  # fmt: skip
+        columns: List[Column] = [
+            ("mode", "mode", str), ("frames", "frames", str), ("mean, ms", "mean_s", _ms), ("p50, ms", "p50_s", _ms),
+            ("p99, ms", "p99_s", _ms), ("first result, s", "first_s", _s), ("ran in", "ran", str),
+        ]  # fmt: skip
+        if any(row["bandwidth_error"] is not None for row in rows):
+            columns.append(("offload/bandwidth off by (median)", "bandwidth_error", _percent))
+        lines += [*_table(rows, columns), ""]
+        lines += [f"* {'met' if bar['met'] else '**not met**'}: {bar['name']}: {bar['value']}"
+                  for bar in record["bars"]] + [""]  # fmt: skip
+    return lines
+
+
 def _in_flight(record: Any) -> List[str]:
     kinds = (("twice the rate that one reaches", "fast"), ("10 Hz", "camera"))
     rows = [
@@ -576,6 +597,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "split": _split,
     "split_exactness": _exactness,
     "adaptive": _adaptive,
+    "adaptive_launch": _adaptive_launch,
     "busy": _busy,
     "in_flight": _in_flight,
     "chaos": _chaos,

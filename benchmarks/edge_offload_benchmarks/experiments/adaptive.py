@@ -16,6 +16,9 @@ every mode and plan will take.
                                                                        "strictly below" is judged over pairs of runs
   edge-offload bench adaptive --slowdown 2 4                           robots half and a quarter as fast as this machine
   edge-offload bench adaptive --workload costs.json                    components of your own instead of measured ones
+  edge-offload bench adaptive --launch --json adaptive_launch.json     in real time: the launch file as it is started by
+                                                                       default, against every mode held, three turns
+  edge-offload bench adaptive --launch link=wifi_93mbps model=movenet  with arguments of the launch file
 
 regret: mean latency / the oracle's mean latency - 1. remote when faster: share of the frames for which a remote mode
 was forecast to be faster that went there. in outages: frames that begin while the link is dead. Below each table stands
@@ -68,6 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deadline", type=float, default=0.0, metavar="S", help="of a frame; 0: none")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (0)")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="pool so many runs of policy and modes (1)")
+    parser.add_argument("--launch", nargs="*", metavar="ARG=VALUE", help="real processes, with these arguments of "
+                        "kapao_tracking.launch; in a shell with ROS")  # fmt: skip
+    parser.add_argument("--turns", type=int, default=3, metavar="N", help="with --launch: of all modes (3)")
+    parser.add_argument("--lead", type=float, default=120.0, metavar="S", help="with --launch: not judged (120)")
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record adaptive_bench here")
     add_output(parser, "--plot", type=pathlib.Path, metavar="PNG", help="draw the mean latencies")
 
@@ -79,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.link.emulate.trace import load_trace, named_link
     from edge_offload_benchmarks.simulation import workload
 
+    if args.launch is not None:
+        return _launch(args)
     if min(args.slowdown) < 1 or args.frames < 2 or args.seeds < 1 or args.deadline < 0 or args.rtt_ms < 0:
         raise BadInput("--slowdown and --seeds are at least 1, --frames at least 2, --deadline and --rtt-ms at least 0")
     trace = load_trace(args.trace) if args.trace is not None else named_link("wifi_indoors").up
@@ -122,6 +131,34 @@ def run(args: argparse.Namespace) -> int:
         draw(experiments, args.plot)
         print(f"wrote {args.plot}", file=sys.stderr)
     kept.settle()
+    return 0
+
+
+def _launch(args: argparse.Namespace) -> int:
+    """Real processes: see :mod:`edge_offload_benchmarks.launched`."""
+    import shutil
+
+    from edge_offload import records
+    from edge_offload.errors import BadInput, Unsupported
+    from edge_offload.link.emulate.trace import named_link
+    from edge_offload_benchmarks import launched
+
+    if shutil.which("roslaunch") is None:
+        raise Unsupported("there is no roslaunch here", remedy="source devel/setup.bash")
+    if args.turns < 1 or args.lead < 0 or not all("=" in item for item in args.launch):
+        raise BadInput("--turns is at least 1, --lead at least 0, arguments are NAME=VALUE")
+    arguments = {"link": "wifi_indoors", **dict(item.replace(":=", "=").split("=", 1) for item in args.launch)}
+    if args.trace is not None:
+        arguments["link"] = str(args.trace.resolve())
+    constant = arguments["link"] in ("wifi_93mbps", "wifi_73mbps")
+    truth = named_link(arguments["link"]).up.mean() if constant else 0.0
+    record = launched.compare(args.turns, args.lead, args.seconds or 300.0, arguments, truth)
+    for bar in record["bars"]:
+        print(f"  {'met    ' if bar['met'] else 'NOT MET'} {bar['name']}: {bar['value']}")
+    if args.json is not None:
+        others = [item for item in records.read_list(args.json, "adaptive_launch")
+                  if item["arguments"] != record["arguments"]]  # fmt: skip
+        records.write(args.json, "adaptive_launch", [*others, record])
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -14,7 +15,7 @@ from edge_offload.split.model.network import Network
 from edge_offload.split.model.plan import Side
 from edge_offload.split.runtime.half import PieceHalf
 from edge_offload.split.runtime.places import Place
-from edge_offload.split.runtime.profile import Profile
+from edge_offload.split.runtime.profile import Profile, timed_copies
 from edge_offload.split.runtime.tables import ReadyPlan
 
 
@@ -44,7 +45,14 @@ class PlaceBeside(Place):
         self._networks[identity] = network
         self._introduce(identity)
         facts, _ = self._process.ask("advance", "profile", sequence=identity, repeats=repeats)
-        return Profile.from_record(facts["profile"])
+
+        def there(rows: torch.Tensor) -> None:
+            self._process.ask("take", "copy", [rows])
+
+        def back(nbytes: int) -> None:
+            self._process.ask("fetch", "copy", nbytes=nbytes)
+
+        return replace(Profile.from_record(facts["profile"]), copies=timed_copies(there, back))
 
     def half(self, ready: ReadyPlan, side: Side, located: LocalityMap, shared: Mapping[int, torch.Tensor]) -> PieceHalf:
         """See :class:`Place`."""

@@ -28,7 +28,7 @@ from edge_offload.protocol.channel import Channel
 from edge_offload.split.model.network import Network
 from edge_offload.split.model.plan import Plan, Side
 from edge_offload.split.runtime.half import PieceHalf
-from edge_offload.split.runtime.places import place_of
+from edge_offload.split.runtime.places import GpuPlace, place_of
 from edge_offload.split.runtime.tables import MAX_PLANS, ReadyPlan, ready
 from edge_offload.split.runtime.tracing import located_along, trace
 
@@ -97,6 +97,18 @@ class Halves:
     def profile(self, _: Tensors, sequence: str, repeats: int) -> Answer:
         """``{sequence, repeats}`` → ``{profile}``: time a network that was traced here."""
         return {"profile": self._place.measure(self._traced[sequence], repeats).to_record()}, ()
+
+    def copy_there(self, tensors: Tensors) -> Answer:
+        """Rows, to be copied to the device and no more."""
+        if isinstance(self._place, GpuPlace):
+            self._place.take(tensors[0])
+        return {}, ()
+
+    def copy_back(self, _: Tensors, nbytes: int) -> Answer:
+        """``{nbytes}`` → so many from the device."""
+        return {}, [
+            self._place.give(nbytes) if isinstance(self._place, GpuPlace) else torch.zeros(nbytes, dtype=torch.uint8)
+        ]
 
     def trace(self, examples: Tensors, sequence: str) -> Answer:
         """``{sequence}`` and inputs: trace the model, with the same result as the program."""
@@ -190,12 +202,12 @@ def serve(lanes: Dict[str, Lane], device: str) -> None:
     except Exception:  # asking for the device says why
         pass
     else:
-        handlers["take"] = {"take": halves.take}
+        handlers["take"] = {"take": halves.take, "copy": halves.copy_there}
         handlers["advance"] = {
             "trace": halves.trace, "record": halves.record, "profile": halves.profile, "plan": halves.plan,
             "begin": halves.begin, "advance": halves.advance, "catch_up": halves.catch_up,
         }  # fmt: skip
-        handlers["fetch"] = {"fetch": halves.fetch}
+        handlers["fetch"] = {"fetch": halves.fetch, "copy": halves.copy_back}
 
     def work(name: str) -> None:
         try:

@@ -16,7 +16,7 @@ from edge_offload.errors import BadInput
 from edge_offload.ir import Ref
 from edge_offload.split.model.check import check
 from edge_offload.split.model.complete import complete
-from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost, Payload, fit
+from edge_offload.split.model.cost import CodecCost, Copies, CostModel, Link, OperatorCost, Payload, fit
 from edge_offload.split.model.exactness import error, random_split
 from edge_offload.split.model.locality import LocalityMap, analyse
 from edge_offload.split.model.objective import Objective
@@ -340,3 +340,26 @@ def test_recuts_name_the_known_extremes() -> None:
     plan = space.plan(cut, 1e3)
     assert {step.operator for step in plan.robot} == {0, 1}
     assert {step.operator for step in plan.server} == {2, 3}
+
+
+def test_copies_to_and_from_a_device_are_part_of_every_estimate() -> None:
+    """The robot copies what it reads and what it made itself, each side what it sends and receives, piece by piece."""
+    located = located_of(stack(kernels=(3,), head=False))
+    free = model_of(located, 1.6, 0.16)
+    there, back = OperatorCost(0.125, 1 / 1024), OperatorCost(0.25, 2 / 1024)
+    copies = Copies(there, back)
+    alone = Space(free, [576.0])
+    local = alone.plan(alone.score(alone.device_only), 576.0)
+    size = 16 * 64
+    on_robot = replace(free, copies={Side.ROBOT: copies})
+    own_s = there.seconds(size) + back.seconds(size)
+    assert simulate(local, on_robot, 576.0).makespan_s == pytest.approx(1.6 + own_s)
+    assert simulate(local, replace(free, copies={Side.SERVER: copies}), 576.0).makespan_s == pytest.approx(1.6)
+    remote = alone.plan(alone.score(alone.server_only), 576.0)
+    before = simulate(remote, free, 576.0).makespan_s
+    assert simulate(remote, on_robot, 576.0).makespan_s == pytest.approx(before), "all of it is on the robot's host"
+    on_server = replace(free, copies={Side.SERVER: copies})
+    assert simulate(remote, on_server, 576.0).makespan_s == pytest.approx(before + own_s)
+    both = replace(free, copies=dict.fromkeys(Side, copies))
+    payload = both.payload(located.sequence.inputs[0], 8, Side.ROBOT, "raw")
+    assert (payload.encode_s, payload.decode_s) == (0.0, there.seconds(8 * 64))

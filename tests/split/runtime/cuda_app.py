@@ -137,6 +137,8 @@ def what_is_wrong():
         network = Network("small", program, located, (x,), None, module)
         made = profile.measure(network, 2, codecs=False, device=GPU)
         timed = [seconds for points in made.points for _, seconds in points]
+        copied = places.GpuPlace(GPU).measure(network, 1).copy_costs()
+        timed += [cost.seconds(1 << 20) for cost in (copied.there, copied.back)]
         return "" if min(*timed, made.alone_s) > 0 else "the profile"
     except RuntimeError as error:
         return str(error)

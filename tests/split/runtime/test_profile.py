@@ -27,7 +27,7 @@ from edge_offload.split.networks import classifier_input, synthetic_frame
 from edge_offload.split.planners.space import Space
 from edge_offload.split.planners.table import PLANNERS, Effort, Planner, plan_table
 from edge_offload.split.runtime import profile as profiling
-from edge_offload.split.runtime.profile import Profile, cost_model, measure
+from edge_offload.split.runtime.profile import Profile, cost_model, measure, timed_copies
 from edge_offload.split.runtime.tracing import trace
 from edge_offload.subcommands import options
 from tests.split.split_chains import Chain
@@ -45,7 +45,7 @@ def network(rows: int = 24) -> Network:
 
 def test_profile_round_trips_and_plans(tmp_path: pathlib.Path) -> None:
     given = network()
-    profile = measure(given, repeats=2)
+    profile = replace(measure(given, repeats=2), copies=timed_copies(torch.clone, torch.zeros))
     profile.write(tmp_path / "robot.json")
     again = Profile.read(tmp_path / "robot.json")
     assert again == profile
@@ -53,9 +53,11 @@ def test_profile_round_trips_and_plans(tmp_path: pathlib.Path) -> None:
     model = cost_model(given.located, again, again, slowdown=5.0)
     assert model.robot[0].seconds(24) == pytest.approx(5.0 * model.server[0].seconds(24))
     planned = Planner("dsccs").plan(model, 1e6)
+    assert set(model.copies) == set(Side)
+    assert model.copies[Side.ROBOT].there.seconds(1 << 23) > 0
     assert profile.alone_s > 0
     assert model.alone_s == 5.0 * profile.alone_s
-    assert planned.predicted_s <= model.alone_s
+    assert planned.predicted_s <= model.alone_s + sum(model.own_copies_s(planned.plan.robot))
     draw(planned.plan, model, 1e6, tmp_path / "plan.png", "stack")
     assert (tmp_path / "plan.png").stat().st_size > 10_000
 

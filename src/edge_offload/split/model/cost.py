@@ -16,7 +16,7 @@ from edge_offload.errors import BadInput
 from edge_offload.power.states import StatePowers
 from edge_offload.split.footprints.registry import Locality
 from edge_offload.split.model.locality import LocalityMap
-from edge_offload.split.model.plan import Side
+from edge_offload.split.model.plan import Side, Step
 
 Seconds = Union[float, Array]
 
@@ -37,7 +37,7 @@ class OperatorCost:
         if not (self.launch_s >= 0 and self.row_s >= 0):
             raise BadInput(f"an operator cannot cost {self.launch_s} s + {self.row_s} s per row")
 
-    def seconds(self, rows: int) -> float:
+    def seconds(self, rows: float) -> float:
         """Cost of a slice; nothing for no rows."""
         return self.launch_s + rows * self.row_s if rows > 0 else 0.0
 
@@ -58,6 +58,14 @@ def fit(rows: Sequence[int], seconds: Sequence[float]) -> OperatorCost:
     weights = 1.0 / y
     (launch, slope), _ = nnls(np.stack([weights, x * weights], axis=1), np.ones_like(y))
     return OperatorCost(float(launch), float(slope))
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Seconds of one copy by its bytes (in place of rows): from the host to where a side computes, and back."""
+
+    there: OperatorCost
+    back: OperatorCost
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,7 @@ class CostModel:
         request_s: the runtime's own time on the path of every inference that uses the link, both sides together.
         alone_s: the whole network on the robot as it runs without a plan, which is what a plan without transfers does;
             None: as its operators cost.
+        copies: of sides that do not compute on the host.
     """
 
     located: LocalityMap
@@ -132,6 +141,7 @@ class CostModel:
     power: StatePowers = field(default_factory=StatePowers)
     request_s: float = 0.0
     alone_s: Optional[float] = None
+    copies: Mapping[Side, Copies] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         count = len(self.located.operators)
@@ -164,8 +174,29 @@ class CostModel:
         """What it takes to move ``rows`` rows of a value with a codec."""
         option = self.codec(number, name)
         raw = rows * self.located.row_bytes(number)
-        return Payload(raw, raw / option.ratio, option.encode_s(raw, sender), option.decode_s(raw, sender),
-                       self.pieces(number, rows, sender))  # fmt: skip
+        pieces = self.pieces(number, rows, sender)
+        encode_s, decode_s = option.encode_s(raw, sender), option.decode_s(raw, sender)
+        sequence = self.located.sequence
+        # inputs and whole results are on the robot's host
+        if sender in self.copies and not (sender is Side.ROBOT and number in sequence.inputs):
+            encode_s += pieces * self.copies[sender].back.seconds(raw / pieces)
+        if sender.other in self.copies and not (sender is Side.SERVER and number in sequence.outputs):
+            decode_s += pieces * self.copies[sender.other].there.seconds(raw / pieces)
+        return Payload(raw, raw / option.ratio, encode_s, decode_s, pieces)
+
+    def own_copies_s(self, steps: Sequence[Step]) -> Tuple[float, float]:
+        """Seconds in which inputs that the robot's steps read come to its device, and results of theirs go back."""
+        if Side.ROBOT not in self.copies or not steps:
+            return 0.0, 0.0
+        located, copies = self.located, self.copies[Side.ROBOT]
+        operators = [located.sequence.operators[step.operator] for step in steps]
+        read = {number for operator in operators for number in operator.reads()}
+        made = {number for operator in operators for number in operator.makes()}
+        there = sum(
+            copies.there.seconds(located.nbytes(number)) for number in located.sequence.inputs if number in read
+        )
+        back = sum(copies.back.seconds(located.nbytes(number)) for number in located.sequence.kept() if number in made)
+        return there, back
 
     def pieces(self, number: int, rows: int, sender: Side) -> int:
         """In how many pieces a transfer travels: the robot cuts along the rows, the server answers in one message."""

@@ -8,7 +8,7 @@ all bandwidths of a table are simulated together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -149,6 +149,7 @@ def compile_plan(plan: Plan, model: CostModel, payloads: Optional[Sequence[Paylo
         blocks[side], block_of[side] = _blocks(plan, model, side, cuts[side], sources)
     if plan.is_local and plan.robot and model.alone_s is not None:  # the network as it is, nothing by plan
         blocks[Side.ROBOT] = (Block((), model.alone_s, 0, len(plan.robot) - 1),)
+    blocks[Side.ROBOT] = _with_copies(blocks[Side.ROBOT], *model.own_copies_s(plan.robot))
     for transfer, (last, brought) in zip(plan.transfers, raw_after):
         after.append((block_of[transfer.sender][last] + 1 if last >= 0 else 0, brought))
     results: List[int] = []
@@ -164,6 +165,14 @@ def compile_plan(plan: Plan, model: CostModel, payloads: Optional[Sequence[Paylo
         )
     )
     return Compiled(plan, blocks, tuple(found), tuple(after), tuple(dict.fromkeys(results)))
+
+
+def _with_copies(blocks: Tuple[Block, ...], there_s: float, back_s: float) -> Tuple[Block, ...]:
+    """Copies of inputs before the first block, and of results behind the last."""
+    if not blocks or not there_s + back_s:
+        return blocks
+    blocks = (replace(blocks[0], seconds=blocks[0].seconds + there_s), *blocks[1:])
+    return (*blocks[:-1], replace(blocks[-1], seconds=blocks[-1].seconds + back_s))
 
 
 def sweep(compiled: Compiled, model: CostModel, bandwidths: Array) -> Tuple[Array, Array]:

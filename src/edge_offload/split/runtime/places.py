@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Callable, Mapping
 
 import torch
@@ -14,7 +15,7 @@ from edge_offload.split.model.plan import Side
 from edge_offload.split.model.reference import HOST, on_device, shared_values
 from edge_offload.split.runtime.device_half import DeviceHalf
 from edge_offload.split.runtime.half import PieceHalf
-from edge_offload.split.runtime.profile import Profile, measure
+from edge_offload.split.runtime.profile import Profile, measure, timed_copies
 from edge_offload.split.runtime.tables import ReadyPlan
 
 
@@ -52,6 +53,21 @@ class GpuPlace(Place):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._lanes = Lanes(device)
+
+    def measure(self, network: Network, repeats: int, tell: Callable[[str], None] = lambda what: None) -> Profile:
+        """See :class:`Place`; with what copies take."""
+        return replace(super().measure(network, repeats, tell), copies=timed_copies(self.take, self.give))
+
+    def take(self, rows: torch.Tensor) -> None:
+        """Copy rows of the host there, and wait."""
+        with failures():
+            to, _ = self._lanes.room(rows.shape, rows.dtype)
+            self._lanes.send(rows, to).synchronize()
+
+    def give(self, nbytes: int) -> torch.Tensor:
+        """So many bytes from there."""
+        with failures():
+            return self._lanes.fetch(lambda: self._lanes.room((nbytes,), torch.uint8)[0], ())
 
     def half(self, ready: ReadyPlan, side: Side, located: LocalityMap, shared: Mapping[int, torch.Tensor]) -> PieceHalf:
         """See :class:`Place`."""

@@ -28,9 +28,10 @@ from edge_offload.ir import sequence_hash
 from edge_offload.ir.liveness import free_after
 from edge_offload.power.states import StatePowers
 from edge_offload.split.footprints.registry import Locality
-from edge_offload.split.model.cost import CodecCost, CostModel, Link, OperatorCost, fit
+from edge_offload.split.model.cost import CodecCost, Copies, CostModel, Link, OperatorCost, fit
 from edge_offload.split.model.locality import LocalityMap
 from edge_offload.split.model.network import Network
+from edge_offload.split.model.plan import Side
 from edge_offload.split.model.reference import HOST, on_device, shared_values
 from edge_offload.split.runtime.half import PieceHalf
 
@@ -48,6 +49,8 @@ SAMPLE_BYTES = 128 * 1024
 PAUSE_S = 0.05
 """Before a pass: an inference finds the caches as whatever ran since the last frame left them."""
 CODEC_REPEATS = 3
+COPY_BYTES = (1 << 12, 1 << 17, 1 << 20, 1 << 23)
+COPY_REPEATS = 9
 
 MAX_BYTES = 32 << 20
 """Of a profile that came over a link."""
@@ -78,6 +81,7 @@ class Profile:
         codecs: value -> what codecs do to it, inputs and what operators make.
         whole_s: seconds of the unsplit network, run operator by operator.
         alone_s: seconds of the unsplit network as it runs without a plan; 0 if that is not known.
+        copies: (bytes, seconds) of copies to where it computes, and back; none where that is the host.
     """
 
     model: str
@@ -88,6 +92,7 @@ class Profile:
     codecs: Mapping[int, Tuple[CodecSpeed, ...]] = field(default_factory=dict)
     whole_s: float = 0.0
     alone_s: float = 0.0
+    copies: Tuple[Points, ...] = ()
 
     def costs(self, factor: float = 1.0) -> Tuple[OperatorCost, ...]:
         """Launch and slope of every operator, times ``factor`` (for an emulated slower machine)."""
@@ -96,6 +101,11 @@ class Profile:
             cost = fit([p[0] for p in points], [p[1] for p in points]) if points else OperatorCost(0.0, 0.0)
             fitted.append(OperatorCost(cost.launch_s * factor, cost.row_s * factor))
         return tuple(fitted)
+
+    def copy_costs(self) -> Copies:
+        """Of a device that is not the host; an emulated slower machine copies as fast as this one."""
+        there, back = (fit([p[0] for p in points], [p[1] for p in points]) for points in self.copies)
+        return Copies(there, back)
 
     def to_record(self) -> Dict[str, Any]:
         """JSON record of kind ``split_profile``."""
@@ -107,6 +117,7 @@ class Profile:
             "whole_s": self.whole_s,
             "alone_s": self.alone_s,
             "operators": [[[rows, seconds] for rows, seconds in points] for points in self.points],
+            **({"copies": [[list(point) for point in points] for points in self.copies]} if self.copies else {}),
             "codecs": {str(number): [vars(speed) for speed in found] for number, found in self.codecs.items()},
         }
 
@@ -154,6 +165,7 @@ class Profile:
             record["machine"], tuple(tuple((int(r), float(s)) for r, s in points) for points in record["operators"]),
             {int(key): tuple(CodecSpeed(**speed) for speed in found) for key, found in record["codecs"].items()},
             record["whole_s"], record.get("alone_s", 0.0),
+            tuple(tuple((int(b), float(s)) for b, s in points) for points in record.get("copies", ())),
         )  # fmt: skip
 
 
@@ -331,6 +343,24 @@ def _points(values: _Values, index: int, repeats: int, in_place_s: float, clock:
     return tuple((size, repeated_s * scale) for size, repeated_s in found)
 
 
+def timed_copies(there: Callable[[torch.Tensor], Any], back: Callable[[int], Any]) -> Tuple[Points, Points]:
+    """Medians of copies of several sizes; each function waits for what it copies (back: so many bytes)."""
+
+    def median_s(copy: Callable[[Any], Any], what: Any) -> float:
+        seconds = []
+        for _ in range(COPY_REPEATS + 1):
+            began = time.perf_counter()
+            copy(what)
+            seconds.append(time.perf_counter() - began)
+        return statistics.median(seconds[1:])
+
+    rows = [torch.zeros(size, dtype=torch.uint8) for size in COPY_BYTES]
+    return (
+        tuple((tensor.numel(), median_s(there, tensor)) for tensor in rows),
+        tuple((size, median_s(back, size)) for size in COPY_BYTES),
+    )
+
+
 def codec_speeds(tensor: torch.Tensor) -> Tuple[CodecSpeed, ...]:
     """Lossless codecs that suit a payload and make it at least 5 % smaller, measured on a stretch of about a piece."""
     from edge_offload.link import codecs
@@ -392,9 +422,11 @@ def cost_model(
         if profile.sequence != identity or dict(profile.axes) != axes:
             raise BadInput(f"the profile of {profile.model} was measured for another network, size or axis",
                            remedy="profile again with the options that you plan with")  # fmt: skip
+    copies = {side: profile.copy_costs() for side, profile in zip(Side, (robot, server)) if profile.copies}
     return CostModel(located, robot.costs(slowdown), server.costs(), _codec_costs(robot, server, slowdown),
                      link or Link(), power or StatePowers(), request_s,
-                     robot.alone_s * slowdown if robot.alone_s else None)  # fmt: skip
+                     robot.alone_s * slowdown if robot.alone_s else None,
+                     copies)  # fmt: skip
 
 
 def _codec_costs(robot: Profile, server: Profile, slowdown: float) -> Dict[int, Tuple[CodecCost, ...]]:
