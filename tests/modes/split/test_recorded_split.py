@@ -188,6 +188,24 @@ def test_a_dtype_comes_by_name(recorded, number):
             captured.read(wire.encode(wrong), inputs)
 
 
+class Sampled(nn.Module):
+    def forward(self, volume, grid):
+        return nn.functional.grid_sample(volume, grid, align_corners=False)
+
+
+def test_a_mode_that_the_operator_does_not_have_is_refused():
+    """torch checks none of these in three dimensions: what comes back is what lay in the server's memory."""
+    tensors = torch.rand(1, 2, 4, 4, 4), torch.rand(1, 3, 3, 3, 3)
+    program, inputs = from_module(Sampled(), tensors), [TensorSpec.of(tensor) for tensor in tensors]
+    captured.read(wire.encode(program.sequence), inputs)
+    (call,) = program.sequence.operators
+    for name in ("aten.grid_sampler.default", "aten.grid_sampler_3d.default"):
+        for modes in ((7, 0), (-1, 0), (0, 3), (0, None)):
+            wrong = changed(program.sequence, call.name, name=name, args=(*call.args[:2], *modes, False), kwargs=())
+            with pytest.raises(ProtocolError, match=r"there is no (interpolation|padding)_mode"):
+                captured.read(wire.encode(wrong), inputs)
+
+
 def test_a_sequence_in_which_something_was_replaced_is_refused_or_does_what_it_says(recorded, monkeypatch):
     """Reading runs in the server's own process: nothing else may come of it."""
     program, inputs = recorded

@@ -148,6 +148,8 @@ def test_padding(ranges: Any, mode: str, top: int, bottom: int) -> None:
     check_rows(chain, 2, ranges)
 
 
+GRID = torch.empty(8, 7, 9, 2, dtype=torch.double).uniform_(-1.3, 1.3)
+
 SINGLE: Dict[str, Tuple[Tuple[int, ...], int, Callable[[Chain], Any]]] = {
     "relu": ((1, 3, 8, 5), 2, lambda c: c.call("aten.relu.default", X)),
     "add broadcast row constant": ((1, 3, 8, 5), 2, lambda c: c.call("aten.add.Tensor", X, R(8, 1).double())),
@@ -158,6 +160,11 @@ SINGLE: Dict[str, Tuple[Tuple[int, ...], int, Callable[[Chain], Any]]] = {
     "batch norm": ((1, 3, 8, 5), 2, lambda c: c.call(
         "aten._native_batch_norm_legit_no_training.default", X, *[R(3).double().abs() for _ in range(4)], 0.1, 1e-5)),
     "prelu": ((1, 3, 8, 5), 2, lambda c: c.call("aten.prelu.default", X, R(3).double())),
+    "prelu over channels": ((1, 8, 5), 1, lambda c: c.call("aten.prelu.default", X, R(8).double())),
+    "prelu with one slope": ((1, 8, 5), 1, lambda c: c.call("aten.prelu.default", X, R(1).double())),
+    "prelu of a program": ((1, 3, 8, 5), 2, lambda c: c.call("aten._prelu_kernel.default", X, R(1, 3, 1, 1).double())),
+    "prelu of a program over channels": ((1, 8, 5), 1, lambda c: c.call(
+        "aten._prelu_kernel.default", X, R(1, 8, 1).double())),
     "expand": ((1, 3, 8, 1), 2, lambda c: c.call("aten.expand.default", X, [4, 3, -1, 5])),
     "adaptive average": ((1, 3, 11, 5), 2, lambda c: c.call("aten.adaptive_avg_pool2d.default", X, [7, 2])),
     "conv same": ((1, 3, 9, 8), 2, lambda c: c.call(
@@ -194,6 +201,11 @@ SINGLE: Dict[str, Tuple[Tuple[int, ...], int, Callable[[Chain], Any]]] = {
     "topk": ((4, 8), 0, lambda c: c.call("aten.topk.default", X, 3)),
     "max over channels": ((1, 3, 8, 5), 3, lambda c: c.call("aten.max.dim", X, 1)),
     "layer norm": ((1, 8, 5), 1, lambda c: c.call("aten.layer_norm.default", X, [5], R(5).double(), R(5).double())),
+    "grid sample by batch": ((8, 3, 5, 4), 0, lambda c: c.call("aten.grid_sampler.default", X, GRID, 0, 0, False)),
+    "grid sample by channels": ((1, 8, 5, 4), 1, lambda c: c.call(
+        "aten.grid_sampler_2d.default", X, GRID[:1], 2, 1, True)),
+    "grid sample in a volume": ((1, 2, 5, 4, 6), 3, lambda c: c.call(
+        "aten.grid_sampler_3d.default", X, R(1, 3, 7, 2, 3).double(), 1, 2, False)),
     "attention by query": ((1, 2, 8, 4), 2, lambda c: c.call(
         "aten.scaled_dot_product_attention.default", X, R(1, 2, 6, 4).double(), R(1, 2, 6, 4).double(),
         R(8, 6).double())),
@@ -221,6 +233,8 @@ GLOBAL: Dict[str, Tuple[Tuple[int, ...], int, Callable[[Chain], Any]]] = {
     "one row": ((1, 3, 8), 2, lambda c: c.call("aten.select.int", X, 2, 4)),
     "flip along": ((2, 8), 1, lambda c: c.call("aten.flip.default", X, [1])),
     "unknown operator": ((2, 8), 1, lambda c: c.call("aten.cummax.default", X, 0)),
+    "grid split between its coordinates": ((1, 6, 7, 2), 3, lambda c: c.call(
+        "aten.grid_sampler.default", R(1, 3, 5, 4).double(), X, 0, 0, False)),
     "causal attention": ((1, 2, 8, 4), 2, lambda c: c.call(
         "aten.scaled_dot_product_attention.default", X, R(1, 2, 8, 4).double(), R(1, 2, 8, 4).double(), None, 0.0,
         True)),
@@ -258,6 +272,33 @@ def test_keys_and_values_are_needed_whole_while_queries_are_split() -> None:
     chain.call("aten.scaled_dot_product_attention.default", X, key, value)
     located = check_rows(chain, 2, [(0, 0), (1, 2)])
     assert located.footprint(2, 3, 5) == {0: (3, 5), key.id: (0, 8), value.id: (0, 8)}
+
+
+@given(ranges=RANGES, axis=st.integers(0, 2), mode=st.integers(0, 2), padding=st.integers(0, 2), corners=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_a_grid_is_split_and_what_it_points_into_is_not(ranges: Any, axis: int, mode: int, padding: int,
+                                                        corners: bool) -> None:  # fmt: skip
+    chain = Chain(GRID)
+    chain.call("aten.grid_sampler_2d.default", R(8, 3, 5, 4).double(), X, mode, padding, corners)
+    check_rows(chain, axis, ranges)
+
+
+def test_a_grid_of_the_inputs_own_points_anywhere_into_it() -> None:
+    """The grid is computed from the input's rows, as optical flow is: both are split, and one is needed whole."""
+    chain = Chain(R(1, 2, 7, 5).double())
+    grid = Ref(chain.call("aten.permute.default", Ref(chain.call("aten.tanh.default", X)), [0, 2, 3, 1]))
+    chain.call("aten.grid_sampler.default", X, grid, 0, 0, False)
+    located = check_rows(chain, 2, [(0, 0), (1, 2), (3, 1)])
+    assert located.footprint(2, 2, 4) == {0: (0, 7), grid.id: (2, 4)}
+    assert analyse(chain.finish(), {0: 1}).operators[-1].kind is Locality.GLOBAL, "the grid's axis is its coordinates"
+
+
+def test_a_grid_that_is_there_whole_is_cut_where_the_input_is_split() -> None:
+    chain = Chain(R(1, 3, 6, 4).double())
+    chain.call("aten.grid_sampler_2d.default", X, GRID[:1], 0, 0, False)
+    located = check_rows(chain, 3, [(0, 0), (1, 2)])
+    assert located.length(located.sequence.outputs[0]) == GRID.shape[2]
+    assert located.footprint(0, 2, 4) == {0: (0, 4)}
 
 
 def test_convolution_footprint_is_exactly_the_window() -> None:

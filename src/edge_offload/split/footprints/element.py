@@ -20,7 +20,7 @@ sqrt square tan tanh threshold to trunc type_as zeros_like full_like _to_copy al
 POINTWISE = tuple("""
 add sub subtract rsub mul multiply div divide true_divide floor_divide remainder fmod pow float_power maximum minimum
 fmax fmin atan2 hypot logaddexp eq ne lt le gt ge greater less greater_equal less_equal not_equal logical_and
-logical_or logical_xor bitwise_and bitwise_or bitwise_xor where addcmul addcdiv lerp masked_fill xlogy
+logical_or logical_xor bitwise_and bitwise_or bitwise_xor where addcmul addcdiv lerp masked_fill xlogy _prelu_kernel
 """.split())  # noqa: SIM905 - a table reads better than a list of literals
 
 BATCH_NORMS = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update")
@@ -36,8 +36,19 @@ def pointwise(site: Site) -> Optional[Local]:
 
 @rule("aten.prelu")
 def prelu(site: Site) -> Optional[Local]:
-    """The slope is one number per channel, laid along axis 1 whatever the rank."""
-    return None if site.axis(site.number("weight")) is not None else broadcast(site, (site.number("self"),))
+    """The slope is one number, or one per channel along axis 1 whatever the rank; programs record ``_prelu_kernel``."""
+    source, weight = site.number("self"), site.number("weight")
+    if site.axis(weight) is not None:
+        return None
+    found = broadcast(site, (source,))
+    if found is None or found.axes[0] != 1 or site.shape(weight) in ((), (1,)):
+        return found
+
+    def run(low: int, high: int, reader: Rows) -> List[Any]:
+        slopes = reader.whole(weight).narrow(0, low, high - low)
+        return site.call(reader, self=reader.rows(source, low, high), weight=slopes)
+
+    return Local(found.kind, found.axes, found.length, found.needs, run)
 
 
 @rule(*BATCH_NORMS)

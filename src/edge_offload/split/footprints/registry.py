@@ -4,6 +4,10 @@ An operator is *local* along an axis if a range of its output along that axis ne
 footprint), and *global* otherwise (LOPInfer Sec. IV-A). A rule looks at one call (a :class:`Site`) and answers with a
 :class:`Local`, or with ``None`` for global. No rule knows a model; an operator without a rule is global.
 
+Programs record what torch makes of an operator (``_prelu_kernel`` for ``prelu``), models at hand are traced with the
+operator itself: a rule names both. A name in the registry is also one that a server takes from robots and calls in its
+own process (:mod:`edge_offload.server.services.split.recorded`), with arguments that only tensors without data checked.
+
 Ranges are half-open and count rows along the axis; what has no axis is needed whole.
 """
 

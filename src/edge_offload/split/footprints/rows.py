@@ -1,8 +1,10 @@
-"""Locality of row-wise operators: matrix products, softmax, reductions, norms and attention along their free axes."""
+"""Locality of row-wise operators: products, softmax, reductions, norms, attention, look-ups, along their free axes."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Tuple
+
+import torch
 
 from edge_offload.split.footprints.registry import (
     Footprint,
@@ -196,6 +198,39 @@ def embedding(site: Site) -> Optional[Local]:
     """A table look-up per index."""
     axis = site.axis(site.number("indices"))
     return None if axis is None or site.axis(site.number("weight")) is not None else _rowwise(site, "indices", axis)
+
+
+@rule("aten.grid_sampler", "aten.grid_sampler_2d", "aten.grid_sampler_3d")
+def grid_sampler(site: Site) -> Optional[Local]:
+    """An output position reads the input wherever the grid points: along the grid's axes, with the input whole.
+
+    Input [N, C, ...], grid [N, ..., coordinates], output [N, C, ...]. Where the input alone is split, the output has
+    its axis: batch and channels row by row; behind those the grid, which is there whole, is cut on the spot.
+    """
+    source, grid = site.number("input"), site.number("grid")
+    along_grid = site.axis(grid)
+    if source == grid or along_grid == len(site.shape(grid)) - 1:
+        return None
+    axis = site.axis(source) if along_grid is None else along_grid + (along_grid > 0)
+    if axis is None:
+        return None
+    place = {source: axis if axis < 2 else None, grid: None if axis == 1 else axis - (axis > 1)}
+    needs: Dict[int, Footprint] = {
+        number: same_rows for number, own in place.items() if own is not None and own == site.axis(number)
+    }
+
+    def part(number: int, low: int, high: int, reader: Rows) -> torch.Tensor:
+        own = place[number]
+        if own is None:
+            return reader.whole(number)
+        if own == site.axis(number):
+            return reader.rows(number, low, high)
+        return reader.whole(number).narrow(own, low, high - low)
+
+    def run(low: int, high: int, reader: Rows) -> List[Any]:
+        return site.call(reader, input=part(source, low, high, reader), grid=part(grid, low, high, reader))
+
+    return Local(Locality.ROW, site.one_axis(axis), site.output_shape[axis], _with_whole(site, needs), run)
 
 
 def _dims(given: Any, rank: int) -> Tuple[int, ...]:

@@ -24,7 +24,7 @@ from edge_offload.ir.trace.allowlist import NAMESPACES, REFUSED
 from edge_offload.ir.values import DYNAMIC, Value, contiguous_strides
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES
 from edge_offload.server.blobs import BlobStore, checksums
-from edge_offload.split.footprints.registry import find_rule
+from edge_offload.split.footprints.registry import bind, find_rule
 
 MAX_OPERATORS = 20_000
 MAX_CONSTANT_BYTES = 1 << 30
@@ -40,6 +40,13 @@ WHOLE = frozenset(
     scalar_tensor scatter select_scatter slice_scatter sum tril triu zeros _native_multi_head_attention
     """.split()  # noqa: SIM905 - a table reads better than a list of literals
 )
+
+#: Arguments that say by number how an operator works, and how many numbers mean something. torch does not check all of
+#: them on tensors without data; a kernel that knows none for the number returns the memory of its result as it was.
+MODES = {
+    f"aten.{name}": {"interpolation_mode": 3, "padding_mode": 3}
+    for name in ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+}
 
 
 def constant_bytes(sequence: OperatorSequence) -> int:
@@ -110,6 +117,7 @@ def read(data: bytes, inputs: Sequence[TensorSpec]) -> OperatorSequence:
     for operator in sequence.operators:
         _check_name(operator)
         _check_numbers(operator)
+        _check_modes(operator)
     _propagate(sequence)
     return sequence
 
@@ -130,6 +138,15 @@ def _check_numbers(operator: Operator) -> None:
         given = operator.args[position] if position < len(operator.args) else named.get(name)
         if isinstance(given, int):
             raise ProtocolError(f"operator {operator.name!r}: {name} is a number, not a name")
+
+
+def _check_modes(operator: Operator) -> None:
+    """Of a mode there are as many as the operator has code for."""
+    given = bind(operator)
+    for name, count in MODES.get(operator.base_name, {}).items():
+        mode = given.get(name)
+        if not isinstance(mode, int) or not 0 <= mode < count:
+            raise ProtocolError(f"operator {operator.name!r}: there is no {name} {mode!r}")
 
 
 def _propagate(sequence: OperatorSequence) -> None:
