@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.errors import LinkLost
-from edge_offload.manager.hedge import Hedge, apart
 from edge_offload.manager.in_flight import MOST, Pace, Row
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt
+from edge_offload.runtime.hedge import Hedge, apart
 from edge_offload.timing import InferenceReport
 
 FOREVER_S = 30.0

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from edge_offload.link.transport.attention import Attention
-from edge_offload.manager.hedge import Hedge
 from edge_offload.modes.runner import Attempt
+from edge_offload.runtime.hedge import Hedge
 from edge_offload.runtime.link_monitor import FEWEST, LEAST_S, Pauses, Watch
 
 MB = 1_000_000

@@ -1,1 +1,1 @@
-"""The per-frame decision: which mode runs, and what happens when it cannot."""
+"""The per-frame decision: which mode a frame runs in, and whose frame goes to the server next."""

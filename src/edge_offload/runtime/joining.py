@@ -9,11 +9,11 @@ from typing import Callable, Mapping, Optional, Sequence, Tuple
 import torch
 
 from edge_offload.manager.forecast import Forecast
-from edge_offload.manager.hedge import Hedge, Outcome
 from edge_offload.manager.refresh import worth_joining
 from edge_offload.mode import Mode
 from edge_offload.modes.local import LocalRunner
 from edge_offload.modes.runner import Attempt
+from edge_offload.runtime.hedge import Hedge, Outcome
 
 #: A local computation that takes less (seconds) is over before anybody could join it.
 WORTH_JOINING_S = 0.05

@@ -22,7 +22,6 @@ from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.forecast import Forecaster
-from edge_offload.manager.hedge import Hedge, Outcome, apart
 from edge_offload.manager.in_flight import TOGETHER, Pace, Row
 from edge_offload.manager.policy import BRIDGE, BRIDGED, CANDIDATES, Situation, bridged
 from edge_offload.manager.refresh import Refresher
@@ -34,6 +33,7 @@ from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.modes.runner import Attempt, Runner
 from edge_offload.modes.server import ServerRunner
 from edge_offload.power.states import StatePowers
+from edge_offload.runtime.hedge import Hedge, Outcome, apart
 from edge_offload.runtime.joining import WORTH_JOINING_S, run_and_join
 from edge_offload.runtime.link_monitor import EVERY_S, LinkMonitor, Watch
 from edge_offload.runtime.preparation import Preparation

@@ -1,4 +1,4 @@
-// A program run in one go: what capture/program.py does call by call, with no interpreter between calls.
+// A program run in one go: what execute/session/program.py does call by call, with no interpreter between calls.
 //
 // The executor builds a Node from the instructions of a Program whose calls are kernels, allocations, reads and uploads alone.
 // It holds no storage between two runs. What it is given comes from the session; what reaches beyond a storage is refused.

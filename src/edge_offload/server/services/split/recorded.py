@@ -32,11 +32,12 @@ MAX_VALUE_BYTES = 1 << 30
 MAX_VALUES_BYTES = 8 << 30
 """All intermediate values together, though most are freed on the way."""
 
-#: Operators that may appear beside those that have a rule of locality; all of it is computed on one side.
-WHOLE = frozenset(
+#: Operators that a robot may send beside those that have a footprint; each is computed on one side as a whole. None may
+#: leave a part of its result as it finds it: that is the memory of the server, with what other robots sent.
+ALSO_ACCEPTED = frozenset(
     f"aten.{name}"
     for name in """
-    arange copy empty fill full full_like gather index linspace max mean min native_batch_norm native_group_norm ones
+    arange copy fill full full_like gather index linspace max mean min native_batch_norm native_group_norm ones
     scalar_tensor scatter select_scatter slice_scatter sum tril triu zeros _native_multi_head_attention
     """.split()  # noqa: SIM905 - a table reads better than a list of literals
 )
@@ -125,7 +126,7 @@ def read(data: bytes, inputs: Sequence[TensorSpec]) -> OperatorSequence:
 def _check_name(operator: Operator) -> None:
     """Both lists hold public operators, and internal ones that tracing puts in their place (``_to_copy``)."""
     namespace, name, _ = operator.name.split(".")
-    known = find_rule(operator) is not None or operator.base_name in WHOLE
+    known = find_rule(operator) is not None or operator.base_name in ALSO_ACCEPTED
     if namespace not in NAMESPACES or name in REFUSED or not known:
         raise Unsupported(f"operator {operator.name!r} is not one that this server splits for robots")
     overload(operator.name)

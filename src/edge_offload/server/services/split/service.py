@@ -13,7 +13,7 @@ from edge_offload.server import blobs
 from edge_offload.server.blobs import BlobStore
 from edge_offload.server.services.base import OpenHandles, Service
 from edge_offload.server.services.replica.replicas import ReplicaPool
-from edge_offload.server.services.split import recorded as captured
+from edge_offload.server.services.split import recorded
 from edge_offload.server.services.split.models import SplitModels, TracedModel
 from edge_offload.server.services.split.runs import OpenSplit, SplitRuns
 from edge_offload.server.services.split.trace_cache import TraceCache
@@ -156,12 +156,12 @@ class SplitService(Service):
 
     def _recorded(self, request: Request, specs: Sequence[TensorSpec]) -> TracedModel:
         """On the loader's thread: an inference that came as a sequence, within what one robot may hold."""
-        sequence = captured.read(bytes(request.buffers[0]), specs)
+        sequence = recorded.read(bytes(request.buffers[0]), specs)
         opened = [split.traced for split in self._open.of_connection(request.peer)]
-        held = sum(captured.constant_bytes(item.network.program.sequence) for item in opened if item.replica is None)
-        if held + captured.constant_bytes(sequence) > captured.MAX_CONSTANT_BYTES:
+        held = sum(recorded.constant_bytes(item.network.program.sequence) for item in opened if item.replica is None)
+        if held + recorded.constant_bytes(sequence) > recorded.MAX_CONSTANT_BYTES:
             raise Refused(f"the splits of this robot hold {held >> 20} MiB of constants already", remedy="close one")
-        program = captured.with_constants(sequence, request.body["constants"], self._store)
+        program = recorded.with_constants(sequence, request.body["constants"], self._store)
         examples = unpack(request.body.get("inputs"), request.buffers[1:], specs, MAX_INPUT_BYTES)
         return self._models.recorded(program, examples)
 

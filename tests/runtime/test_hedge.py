@@ -10,10 +10,10 @@ from torch import nn
 
 from edge_offload.errors import LinkLost
 from edge_offload.manager.forecast import Forecast
-from edge_offload.manager.hedge import Hedge
 from edge_offload.manager.refresh import worth_joining
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt, FailedAttempt
+from edge_offload.runtime.hedge import Hedge
 from edge_offload.runtime.module import OffloadedModule
 
 HERE, THERE = (torch.tensor([0]),), (torch.tensor([1]),)
