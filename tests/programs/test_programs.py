@@ -40,7 +40,8 @@ PROGRAMS = [
     "concatenations",
     "tokens:same",
     "tokens:lengths",
-    *(f"lengths:{kind}" for kind in ("text", "audio", "graph")),
+    *(f"lengths:{kind}" for kind in ("text", "audio", "image", "graph")),
+    "comparisons",
     "names",
     "composites",
     "sparse",
@@ -142,12 +143,20 @@ def test_a_loop_that_uploads_noise_is_a_round_trip_for_each_upload_that_comes_af
     assert trips_of_the_last(3, remote["sampler"]) == 3 * (1 + 3)
 
 
-@pytest.mark.parametrize("kind", ["text", "audio", "graph"])
+@pytest.mark.parametrize("kind", ["text", "audio", "image", "graph"])
 def test_a_new_length_after_three_others_is_two_round_trips_at_most(remote: Dict[str, Any], kind: str) -> None:
     if remote["mode"] != "replay":
         pytest.skip("only replay runs ahead")
     trips: List[int] = remote[f"lengths:{kind}"]["trips"]
     assert max(after - before for before, after in zip(trips[-4:], trips[-3:])) <= 2
+
+
+def test_constants_are_compared_on_the_robot_once_each_of_them_has_been_read(remote: Dict[str, Any]) -> None:
+    if remote["mode"] in ("per_op", "cached"):
+        pytest.skip("there every call is a round trip")
+    before, first, second = remote["comparisons"]["trips"][-3:]
+    assert first - before <= 1 + 12
+    assert second == first
 
 
 def test_sizes_of_parts_of_parts_are_known(remote: Dict[str, Any]) -> None:

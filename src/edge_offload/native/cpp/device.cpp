@@ -4,6 +4,7 @@
 // (segment.h) and hands out results whose metadata is known from an earlier, identical call (results.h). A host read, a
 // result whose shape depends on data, or a call never seen before ends the segment: Python (the handler) has it executed
 // (flush.h). This file puts the kernels into the dispatcher; one translation unit, because torch's headers cost most.
+#include "compare.h"
 #include "composed.h"
 #include "composites.h"
 #include "factories.h"
@@ -31,7 +32,7 @@ const std::unordered_set<std::string>& expanded() {
 const std::unordered_set<std::string>& answered_here() {
   static const std::unordered_set<std::string> names = {"empty.memory_format", "empty_strided", "copy_", "_local_scalar_dense", "view",
       "as_strided", "_reshape_alias", "unfold", "resize_", "set_", "set_.source_Storage", "set_.source_Storage_storage_offset",
-      "set_.source_Tensor", "is_set_to", "record_stream"};
+      "set_.source_Tensor", "is_set_to", "record_stream", "equal"};
   return names;
 }
 
@@ -97,6 +98,7 @@ int install(py::object handler) {
   library->impl("empty_strided", &empty_strided);
   library->impl("copy_", &copy_);
   library->impl("_local_scalar_dense", &local_scalar_dense);
+  library->impl("equal", &equal);
   library->impl("view", &view);
   library->impl("as_strided", &as_strided);
   library->impl("_reshape_alias", &reshape_alias);

@@ -8,6 +8,18 @@
 
 namespace edge_offload {
 
+inline void note_writes(const c10::OperatorHandle& op, const Stack& stack, size_t first) {
+  const auto& facts = facts_of(op);
+  const auto write = [&](const Tensor& t) { if (t.defined() && on_device(t)) written(t.storage().unsafeGetStorageImpl()); };
+  const auto all = [&](const IValue& v) {
+    if (v.isTensor()) write(v.toTensor());
+    else if (v.isList()) for (const IValue& item : v.toListRef()) if (item.isTensor()) write(item.toTensor());
+  };
+  for (auto position : facts.written) all(stack[first + position]);
+  if (facts.statistics >= 0)
+    for (int i = 0; i < 2; ++i) all(stack[first + facts.statistics + i]);
+}
+
 inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
   if (state().here) { compute(op, stack); return; }
   Hold hold;
@@ -45,6 +57,7 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
     entry->returns = std::move(returns);
   }
   if (entry->known) check_room(new_bytes(entry->returns));
+  if (s.compared.used) note_writes(op, *stack, first);
   note(entry, key);
   if (entry->known) {
     ++s.count_hits;

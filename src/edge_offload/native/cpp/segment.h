@@ -102,20 +102,6 @@ inline void note(const Entry* entry, const Key& key) {
   announce_if_complete();
 }
 
-// A call that is not an operator: its key is built by `fill`.
-inline Entry* special(const char* name, const Key& key) {
-  auto* entry = lookup(key);
-  if (!entry) { entry = intern(key.view(), name); entry->known = true; }
-  return entry;
-}
-template <typename Fill>
-inline Entry* note_special(const char* name, Fill fill) {
-  Key key(name);
-  fill(key);
-  auto* entry = special(name, key);
-  note(entry, key);
-  return entry;
-}
 const char* const kAlloc = "edge::alloc";
 const char* const kResize = "edge::resize";
 const char* const kUpload = "edge::upload";
@@ -123,5 +109,30 @@ const char* const kDownload = "edge::download";
 const char* const kSeed = "edge::seed";
 const char* const kState = "edge::state";
 const char* const kRestore = "edge::restore";
+
+// A call that is not an operator: its key is built by `fill`.
+inline Entry* special(const char* name, const Key& key) {
+  auto* entry = lookup(key);
+  if (!entry) { entry = intern(key.view(), name); entry->known = true; }
+  return entry;
+}
+// The program writes to memory, which may have been compared (compare.h).
+inline void written(c10::StorageImpl* storage, bool uploads = false) {
+  auto& s = state();
+  if (!s.compared.used) return;
+  const auto id = context_of(storage)->id;
+  s.compared.wrote(id);
+  if (uploads) s.compared.uploads(id + 1 == s.next_id ? id : s.next_id.load(), s.count_flushes);
+}
+template <typename Fill>
+inline Entry* note_special(const char* name, Fill fill) {
+  Key key(name);
+  fill(key);
+  auto* entry = special(name, key);
+  if (name != kDownload)
+    for (auto* storage : key.references) written(storage, name == kUpload);
+  note(entry, key);
+  return entry;
+}
 
 }  // namespace edge_offload

@@ -3,6 +3,7 @@
 // Locking: `State::calls` orders calls and is always taken before the GIL; `State::deaths` is a leaf, taken by
 // destructors of storages, which run wherever Python drops a tensor.
 #pragma once
+#include "compared.h"
 #include "keys.h"
 #include "lock.h"
 #include "room.h"
@@ -135,6 +136,7 @@ struct alignas(64) State {
   std::unordered_map<const c10::FunctionSchema*, Exact> exact;  // ... is right in some layouts (rules.h)
   bool survey = false;  // every new call is asked, and what would have been worked out is compared (survey.h)
   std::map<std::tuple<std::string, int, int>, std::pair<int, int>> surveyed;  // operator, layout, way: how often right and wrong
+  Compared compared;
   std::unordered_map<std::string, std::string> refused;  // operators that the server has not, or has otherwise: why
   uint32_t generation = 0;                                 // how often entries and segments have been forgotten
   bool per_call = false;

@@ -1,0 +1,81 @@
+// Whether two tensors are equal: a value, which costs a round trip as any other. Programs that look for constants that are
+// the same (torch.jit does, pair by pair) ask it of the same tensors again and again. So the device remembers the answers
+// as long as neither tensor is written, and compares small constants itself, each of which it reads once.
+#pragma once
+#include "copies.h"
+
+namespace edge_offload {
+
+inline uint64_t id_of(const Tensor& t) { return context_of(t.storage().unsafeGetStorageImpl())->id; }
+
+template <typename T>
+auto named(const T& t, int) -> decltype(t.has_names()) { return t.has_names(); }
+template <typename T>
+bool named(const T&, long) { return false; }  // releases of torch that have no names of dimensions any more
+
+// The storage of a device tensor, as bytes.
+inline Tensor all_bytes(const Tensor& t) {
+  Out out;
+  out.type = at::kByte;
+  out.sizes = {static_cast<int64_t>(t.storage().nbytes())};
+  out.strides = {1};
+  return make_tensor(t.storage(), out);
+}
+// A device tensor on the host, over the bytes of its storage.
+inline Tensor on_host(const Tensor& t, const Tensor& bytes) {
+  return at::empty({0}, at::TensorOptions(t.dtype())).set_(bytes.storage(), t.storage_offset(), t.sizes(), t.strides());
+}
+
+// Of the constants among `wanted` what is not known yet is read, in one go; whether all of them are known then.
+inline bool read_constants(const std::vector<Tensor>& wanted) {
+  auto& compared = state().compared;
+  compared.make_room();
+  std::vector<Tensor> unknown;
+  for (const auto& t : wanted) {
+    if (!compared.is_constant(id_of(t)) || t.storage().nbytes() > kConstantBytes) return false;
+    if (!compared.bytes.count(id_of(t))) unknown.push_back(all_bytes(t));
+  }
+  if (unknown.empty()) return true;
+  if (unknown.size() == 2 && id_of(unknown[0]) == id_of(unknown[1])) unknown.pop_back();
+  const Tensor host = read(unknown.size() == 1 ? unknown[0] : at::cat(unknown));
+  int64_t at = 0;
+  for (const auto& one : unknown) {
+    compared.bytes[id_of(one)] = host.narrow(0, at, one.numel()).clone();
+    at += one.numel();
+  }
+  return true;
+}
+
+inline bool equal(const Tensor& self, const Tensor& other) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::equal", "");
+  const auto ask = [&] {
+    Stack stack{self, other};
+    boxed(op, &stack);
+    return stack.back().toBool();
+  };
+  auto& s = state();
+  if (s.here || s.per_call) return ask();
+  for (const auto* t : {&self, &other})
+    if (!t->defined() || !on_device(*t) || t->layout() != at::kStrided || t->is_conj() || t->is_neg() || named(*t, 0)) return ask();
+  if (self.sizes() != other.sizes()) return false;  // as the kernels do
+  if (self.numel() == 0) return true;
+  BelowAll below;
+  Hold hold;
+  auto& compared = s.compared;
+  compared.used = true;
+  Key key(&op.schema());
+  key.tensor(self);
+  key.tensor(other);
+  const uint64_t ids[2] = {id_of(self), id_of(other)};
+  key.put(ids);
+  const std::string pair(key.view());
+  if (const auto found = compared.answers.find(pair); found != compared.answers.end()) return found->second;
+  const bool here = read_constants({self, other});
+  const bool answer = here ? at::equal(on_host(self, compared.bytes.at(ids[0])), on_host(other, compared.bytes.at(ids[1]))) : ask();
+  compared.make_room();
+  for (auto id : ids) compared.named.insert(id);
+  compared.answers[pair] = answer;
+  return answer;
+}
+
+}  // namespace edge_offload

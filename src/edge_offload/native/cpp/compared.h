@@ -1,0 +1,43 @@
+// What is known of tensors that the program has compared (compare.h).
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace edge_offload {
+
+constexpr size_t kConstantBytes = 4096;  // of a storage that is read for it: in a packet or three
+constexpr size_t kMaxCompared = 1u << 12;
+
+struct Compared {
+  bool used = false;      // whether the program compares at all: writes are of interest from then on
+  uint64_t older = 0;     // storages with lower numbers were there before what goes on began with an upload
+  uint64_t flushes = 0;   // segments that had ended then
+  std::unordered_map<uint64_t, at::Tensor> bytes;  // of storages, since they were last written
+  std::unordered_set<uint64_t> named;              // storages that `answers` tells of
+  std::unordered_set<uint64_t> varying;            // those that have been written after they were compared
+  std::unordered_map<std::string, bool> answers;   // of pairs of tensors
+
+  bool is_constant(uint64_t id) const { return !varying.count(id) && (id < older || named.count(id)); }
+  // Something is uploaded, of which the first after a read begins something new.
+  void uploads(uint64_t next, uint64_t flushed) {
+    if (flushed != flushes) older = next;
+    flushes = flushed;
+  }
+  void wrote(uint64_t id) {
+    if (!used || !(named.erase(id) + bytes.erase(id))) return;
+    if (varying.size() >= kMaxCompared) varying.clear();
+    varying.insert(id);
+    answers.clear();
+  }
+  void make_room() {
+    if (bytes.size() >= kMaxCompared) bytes.clear();
+    if (named.size() < kMaxCompared && answers.size() < kMaxCompared) return;
+    named.clear();
+    answers.clear();
+  }
+};
+
+}  // namespace edge_offload
