@@ -89,7 +89,7 @@ class Predictor:
 
     Attributes:
         start: number of the first new storage of this inference.
-        history: the bytes of the uploads with which it began, then the integers of its outcomes so far.
+        history: sizes of the uploads with which it began, then the integers of its outcomes so far.
         budget: what learning may cost in this inference.
     """
 
@@ -160,7 +160,7 @@ class Predictor:
         self._announced = False
         self.budget.step()
         if done.opens:
-            self.start, self.history, self._bases = done.base, [done.upload_bytes], []
+            self.start, self.history, self._bases = done.base, [done.upload_sizes], []
             self._place = self._contexts.opened(self._place)
             self._opened += 1
 

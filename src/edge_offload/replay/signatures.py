@@ -22,6 +22,8 @@ from edge_offload.protocol.messages import tensor_bytes
 from edge_offload.replay.flushed import FlushedSegment
 
 MAX_CACHED = 1 << 12
+#: Uploads of a step, of which more say nothing of their shapes: those are weights.
+MAX_SHAPED = 16
 Integers = Tuple[Tuple[int, ...], ...]
 
 _NONE: FrozenSet[int] = frozenset()
@@ -127,7 +129,7 @@ class CompletedStep:
         base: number of its first new storage.
         live: storages that existed before, in the order of their first use.
         dead: which of its new storages have been freed, counted from ``base``.
-        payloads: what was uploaded, None where that is long; ``upload_bytes``: how much.
+        payloads: what was uploaded, None where that is long; ``upload_sizes``: see the function.
         opens: whether an inference begins with it, as far as is known (:meth:`Predictor.begin` says).
         integers, kind: of its outcome.
     """
@@ -144,7 +146,7 @@ class CompletedStep:
     opens: bool = False
     integers: Tuple[int, ...] = ()
     kind: BranchKey = ()
-    upload_bytes: Tuple[int, ...] = ()
+    upload_sizes: Tuple[int, ...] = ()
 
 
 @dataclass
@@ -244,9 +246,9 @@ class SignatureTable:
             numbers = b"".join(invocation.numbers for invocation in invocations)
         payloads = [payload for invocation in invocations for payload in invocation.payloads]
         kept = tuple([_short(payload) for payload in payloads])
-        sizes = tuple([payload.nbytes for payload in payloads])
+        sizes = upload_sizes(payloads)
         return CompletedStep(
-            signature, segment, canonicals, first.base, live, dead, numbers, kept, last.reason, upload_bytes=sizes
+            signature, segment, canonicals, first.base, live, dead, numbers, kept, last.reason, upload_sizes=sizes
         )
 
     def freed_ordinals(self, invocation: SegmentInvocation) -> FrozenSet[int]:
@@ -288,6 +290,13 @@ class SignatureTable:
         if signature == len(self._skeleton_lists):
             self._skeleton_lists.append((skeletons, references))
         return SegmentSignature(signature, entries, tuple(call.integers for call in calls))
+
+
+def upload_sizes(payloads: Sequence[torch.Tensor], assumed: Sequence[bytes] = ()) -> Tuple[int, ...]:
+    """Bytes of each upload of a step, then the sizes of those that are not ``assumed``, which come last."""
+    sizes = [payload.nbytes for payload in payloads] + [len(item) for item in assumed]
+    shaped = payloads if len(sizes) <= MAX_SHAPED else ()
+    return (*sizes, *(size for payload in shaped for size in payload.shape))
 
 
 def _short(payload: torch.Tensor) -> Optional[bytes]:

@@ -22,7 +22,7 @@ from edge_offload.protocol.messages import Message, tensor_bytes
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.flushed import DYNAMIC, INFER, READ
 from edge_offload.replay.predict import Branches, Predictor
-from edge_offload.replay.signatures import CompletedStep, SegmentInvocation
+from edge_offload.replay.signatures import CompletedStep, SegmentInvocation, upload_sizes
 from edge_offload.replay.speculation import SpeculatedStep, Speculation
 from edge_offload.replay.step_models import StepPlan
 from edge_offload.replay.strategy import Strategy
@@ -83,9 +83,9 @@ class Speculative(Strategy):
             return
         opens = predictor.opens()
         assumed = plan.uploads[len(payloads) :]
-        made = [tensor_bytes(payload) for payload in payloads]
-        uploads = [*made, *(item for item in assumed if item is not None)]
-        sizes = tuple([memoryview(upload).nbytes for upload in uploads])
+        known = [item for item in assumed if item is not None]
+        uploads = [*(tensor_bytes(payload) for payload in payloads), *known]
+        sizes = upload_sizes(payloads, known)
         start = base if opens else predictor.start
         graph = TraceGraph([], branches.first, base, start, [sizes] if opens else list(predictor.history))
         graph.payloads = self.dispatcher.definitions.uploads(uploads)
@@ -102,13 +102,15 @@ class Speculative(Strategy):
         plan = self._predictor.next() if self._speculation is None and len(self._invocations) == 1 else None
         if plan is None or plan.node.segment is not None:
             return
-        sizes = tuple([payload.nbytes for payload in invocation.payloads])
-        opens = self._predictor.opens()
-        start, history = (invocation.base, [sizes]) if opens else (self._predictor.start, self._predictor.history)
-        if None not in plan.uploads[len(sizes) :] and plan.begins_with(
+        payloads, assumed = invocation.payloads, plan.uploads[len(invocation.payloads) :]
+        known = [item for item in assumed if item is not None]
+        start, history = self._predictor.start, self._predictor.history
+        if self._predictor.opens():
+            start, history = invocation.base, [upload_sizes(payloads, known)]
+        if len(known) == len(assumed) and plan.begins_with(
             self.dispatcher.definitions.signatures, invocation, start, history
         ):
-            self._begin(plan, invocation.base, invocation.payloads)
+            self._begin(plan, invocation.base, payloads)
 
     def run(self, invocation: SegmentInvocation, freed: List[int]) -> Outcome:
         """See :class:`Strategy`."""

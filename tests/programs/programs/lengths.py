@@ -1,4 +1,4 @@
-"""Text, recordings and graphs of three lengths in turn, and then of lengths that have not been seen before."""
+"""Text, recordings, images and graphs of three lengths in turn, and then of lengths that have not been seen before."""
 
 import sys
 
@@ -40,6 +40,19 @@ class Audio(nn.Module):
         return found.transpose(1, 2).softmax(-1).cpu()
 
 
+class Image(nn.Module):
+    """A square image at two scales, both of which are read: sides follow from its shape, not from its bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 3, stride=2, padding=1)
+
+    def forward(self, length):
+        fine = torch.relu(self.first(torch.rand(1, 3, 4 * length, 4 * length).to(DEVICE)))
+        coarse = self.second(fine)
+        return fine.flatten(2).cpu().sum() + coarse.cpu().sum()
+
+
 class Graph(nn.Module):
     """Two rounds of messages along edges, which say how many nodes there are: a read before the second."""
 
@@ -60,7 +73,7 @@ class Graph(nn.Module):
 def main():
     """Five times three lengths, and three new ones."""
     torch.manual_seed(4)
-    model = {"text": Text, "audio": Audio, "graph": Graph}[sys.argv[1]]().eval().to(DEVICE)
+    model = {"text": Text, "audio": Audio, "image": Image, "graph": Graph}[sys.argv[1]]().eval().to(DEVICE)
     with torch.no_grad():
         for length in (*(7, 12, 9) * 5, 17, 30, 5):
             print(model(length).double().sum().item())

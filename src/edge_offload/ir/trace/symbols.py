@@ -4,7 +4,7 @@ After a step whose result has a size that only the server knows (``nonzero``, su
 from one inference to the next in nothing but integers: sizes, strides, offsets, bytes. Each of those is a constant or
 ``factor · s`` or ``factor · s · t``, plus a constant, perhaps no less or no more than some bound (``topk`` of at most
 300), or a sum of such, where s and t are integers of earlier steps. So it is with what follows from the length of an
-input (a text, a recording), which is known from the bytes of its upload; there the factor may be a fraction. Such
+input (a text, a recording, an image), which is known from its upload; there the factor may be a fraction. Such
 formulas are guessed from a few inferences. A wrong guess costs time and nothing else: what the server ran by it is
 compared with what the program did.
 
@@ -22,7 +22,7 @@ from edge_offload.ir.trace.budget import Work
 from edge_offload.ir.trace.calls import Described
 from edge_offload.ir.trace.segments import Outcome
 
-#: Bytes of the uploads with which the inference began, then the integers of the outcomes since, one tuple per step.
+#: Bytes and sizes of the uploads that began the inference, then the integers of the outcomes since, one tuple per step.
 OutcomeHistory = Sequence[Tuple[int, ...]]
 #: (counted from the end, position among the outcomes, position within the outcome)
 Symbol = Tuple[int, int, int]
@@ -221,7 +221,7 @@ def _fit(column: Tuple[int, ...], candidates: Dict[Tuple[int, ...], Tuple[Symbol
 
 
 def _of_uploads(symbols: Tuple[Symbol, ...]) -> bool:
-    """Whether all are bytes of the uploads with which the inference began: a size is a fraction of those."""
+    """Whether all are sizes of the uploads with which the inference began: a size is a fraction of those."""
     return bool(symbols) and all(not backward and not position for backward, position, _ in symbols)
 
 
