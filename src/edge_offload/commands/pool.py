@@ -1,5 +1,8 @@
 """Plan what runs where on a pool of unlike GPUs, and try the plan in virtual time: profiles do, no cluster is needed.
 
+  edge-offload pool profile kapao_s --input 'uint8[3,448,640]' --class L4 --batches 8 --out DIR
+                                              cut it into blocks, and measure these here; once for each class of GPU
+
   edge-offload pool plan --profiles DIR --cluster 25xL4,75xP4 --network kapao_s --slo 0.2 --bandwidth 6
   edge-offload pool plan … --network a:2 --network b --slo a=0.2 --slo b=0.1        a gets twice the rate of b
   edge-offload pool plan … --load 500         fewest GPUs for 500 frames per second (times each network's weight)
@@ -25,7 +28,9 @@ from edge_offload.errors import BadInput
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See :mod:`edge_offload.commands`."""
-    kinds = parser.add_subparsers(dest="what", required=True, metavar="plan|simulate")
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="profile|plan|simulate")
+    _add_profile(kinds.add_parser("profile", help="what blocks of a model take on this machine",
+                                  description="Cut a model into blocks and measure them on this machine."))  # fmt: skip
     plan = kinds.add_parser(
         "plan", help="stages, classes, batch sizes and GPUs for networks", description="Plan a pool."
     )
@@ -49,6 +54,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     simulated.add_argument(
         "--spread", type=float, default=0.0, metavar="X", help="stages take up to this share longer or shorter (0)"
     )
+
+
+def _add_profile(profile: argparse.ArgumentParser) -> None:
+    profile.add_argument("model", metavar="MODEL", help="of 'edge-offload models list', or package.module:factory")
+    profile.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="of the model (repeatable)"
+    )
+    profile.add_argument("--input", required=True, metavar="SPEC", help="what one frame is: 'uint8[3,448,640]'")
+    profile.add_argument(
+        "--class", dest="gpu", required=True, metavar="CLASS", help="what this machine's device is called"
+    )
+    profile.add_argument("--batches", type=int, default=4, metavar="N", help="measure batches of 1 to N (4)")
+    profile.add_argument(
+        "--blocks", type=int, default=10, metavar="N", help="blocks of a model that was not cut yet (10)"
+    )
+    profile.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads, as members have (1)")
+    profile.add_argument("--out", required=True, metavar="DIR", help="folder of profiles; what it has of others stays")
+
+
+def _profile(args: argparse.Namespace) -> int:
+    import torch
+
+    from edge_offload.models import registry
+    from edge_offload.server.pool import profile, stages
+    from edge_offload.subcommands import options
+
+    if not 1 <= args.batches <= stages.MAX_BATCH or not 1 <= args.blocks <= 100 or args.threads < 1:
+        raise BadInput(f"--batches is 1 to {stages.MAX_BATCH}, --blocks 1 to 100, --threads at least 1")
+    torch.set_num_threads(args.threads)
+    given = dict(options(args.option, form="NAME=VALUE"))
+    module = registry.build_module(args.model, **given)
+    network = stages.BatchedNetwork(module, stages.inputs_of(args.input))
+    folder = pathlib.Path(args.out)
+    models = stages.load_models(folder) if (folder / stages.CUTS_FILE).exists() else {}
+    known = profile.load(folder) if (folder / profile.LATENCIES).exists() else {}
+    found, state_hash = models.get(args.model), registry.state_hash(module)
+    if found is None or found.state_hash != state_hash or found.cuts.inputs != network.inputs:
+        known.pop(args.model, None)
+        found = stages.Model(args.model, given, state_hash, stages.cut(network, args.blocks))
+    taken, crossing = stages.measure(network, found.cuts, args.batches, print)
+    latency_s = dict(known[args.model].latency_s) if args.model in known else {}
+    latency_s[args.gpu] = {1: taken}
+    profile.save(folder, {**known, args.model: profile.Network(args.model, latency_s, crossing)})
+    stages.save_models(folder, {**models, args.model: found})
+    print(f"{found.cuts.blocks} blocks of {args.model} on {args.gpu}: {folder}")
+    return 0
 
 
 def _add_plan(plan: argparse.ArgumentParser) -> None:
@@ -79,6 +130,8 @@ def _add_plan(plan: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See :mod:`edge_offload.commands`."""
+    if args.what == "profile":
+        return _profile(args)
     from edge_offload.server.pool import profile
     from edge_offload.server.pool.baselines import PLANNERS
     from edge_offload.server.pool.columns import Cluster, Demand
@@ -187,6 +240,8 @@ def networks(texts: List[str]) -> Dict[str, float]:
     found: Dict[str, float] = {}
     for text in texts:
         name, _, weight = text.rpartition(":") if ":" in text else (text, "", "1")
+        if weight.isidentifier() and name.replace(".", "").isidentifier() and "." in name:
+            name, weight = text, "1"  # a factory of the user's own
         value = _positive(weight, f"--network {text}: weight {weight!r}")
         if not name or name in found:
             raise BadInput(f"--network {text}: {'twice' if name else 'no name'}", remedy="write NAME or NAME:WEIGHT")

@@ -100,6 +100,19 @@ class SequenceRunner:
             values.put(number, 0, _fitting(tensor, self.sequence.values[number]).to(self.device))
         return values
 
+    def resume(self, held: Mapping[int, torch.Tensor]) -> Values:
+        """The values of an inference of which others have computed a part: constants and ``held``, by number.
+
+        Raises:
+            BadInput: a value is not of the sequence, or has another dtype or shape.
+        """
+        values = Values(self._kernels, self._constants)
+        for number, tensor in held.items():
+            if number not in self.sequence.values:
+                raise BadInput(f"the sequence has no value {number}")
+            values.put(number, 0, _fitting(tensor, self.sequence.values[number]).to(self.device))
+        return values
+
     def run_range(self, values: Values, start: int, stop: int) -> None:
         """Run operators ``start`` to ``stop`` (exclusive) on ``values``, dropping what is not needed again."""
         values.run(((index, 0, 1) for index in range(start, stop)), self._free[start:stop])

@@ -2,6 +2,7 @@
 
 ``profile``: what blocks of a network take on each class of GPU. ``columns``: every way to cut a network into stages
 that answers in time. ``plan``: how many GPUs each gets, exactly. ``baselines``: plans without partitions, and in pairs.
+``stages``: blocks of a real network, and stages that run them, bit-equal to the whole.
 ``reserve``: which GPU and which link a batch gets, and when (Algorithms 3 and 4). ``simulate``: that scheduler in
-virtual time. All of it is pure: no clock, no thread, no socket.
+virtual time. All but ``stages`` is pure: no clock, no thread, no socket.
 """

@@ -1,0 +1,117 @@
+"""A network in stages gives the bits of the whole, one frame at a time, and stays near it in batches."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from edge_offload import cli
+from edge_offload.errors import BadInput, Unsupported
+from edge_offload.execute.module import as_tensors
+from edge_offload.execute.threads import pin
+from edge_offload.models import registry
+from edge_offload.server.pool import profile, stages
+
+CHAIN = "tests.server.pool.stage_nets:chain"
+NETWORKS = {
+    "kapao_n": "uint8[3,64,128]",
+    "movenet": "uint8[3,96,128]",
+    "resnet50": "float32[1,3,64,64]",
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    pin(threads=1)
+    yield
+    pin(threads=before)
+
+
+def through(network, cuts, frames, ends):
+    arrays = [stages.packed(tensor) for tensor in network.stack(frames)]
+    for first, end in zip((0, *ends), (*ends, cuts.blocks)):
+        arrays = stages.Stage(network, cuts, first, end).run(len(frames), arrays)
+    outputs = [stages.unpacked(parcel) for parcel in arrays]
+    each = len(outputs) // len(frames)
+    return [outputs[at * each : (at + 1) * each] for at in range(len(frames))]
+
+
+def frame(spec, seed):
+    source = torch.Generator().manual_seed(seed)
+    if spec.torch_dtype.is_floating_point:
+        return torch.randn(spec.shape, generator=source)
+    return torch.randint(0, 256, spec.shape, generator=source, dtype=spec.torch_dtype)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", NETWORKS)
+def test_stages_have_the_bits_of_the_whole_network(name, tmp_path):
+    try:
+        module = registry.build_module(name).eval()
+    except Exception as error:
+        pytest.skip(f"{name} cannot be built here: {error}")
+    network = stages.BatchedNetwork(module, stages.inputs_of(NETWORKS[name]))
+    cuts = stages.cut(network)
+    assert cuts.blocks >= 8
+    frames = [[frame(spec, seed) for spec in network.inputs] for seed in range(3)]
+    with torch.inference_mode():
+        wanted = [as_tensors(module(*one)) for one in frames]
+    for ends in ((), (3,), (2, 7)):
+        (found,) = through(network, cuts, frames[:1], ends)
+        assert all(torch.equal(one, other) for one, other in zip(found, wanted[0])), (name, ends)
+    for found, whole in zip(through(network, cuts, frames, (4,)), wanted):
+        for one, other in zip(found, whole):
+            if one.shape == other.shape and one.is_floating_point():  # read-outs keep what is above a threshold
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * max(float(other.abs().max()), 1.0))
+    assert stages.Cuts.parse(json.loads(json.dumps(cuts.to_dict()))) == cuts
+    with pytest.raises(BadInput, match="alive"):
+        stages.Stage(network, cuts, 3, 4).run(1, [])
+    with pytest.raises(BadInput, match="another network"):
+        stages.Stage(network, stages.Cuts("0", cuts.bounds, cuts.inputs), 0, 1)
+
+
+@given(st.permutations(range(4)), st.sampled_from([torch.float32, torch.uint8, torch.bfloat16]), st.booleans())
+def test_tensors_keep_their_bytes_and_their_order_in_memory(order, dtype, gaps):
+    tensor = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5).to(dtype).permute(order)
+    tensor = tensor[..., ::2] if gaps else tensor
+    found = stages.unpacked(stages.packed(tensor))
+    assert torch.equal(found, tensor)
+    assert gaps or found.stride() == tensor.stride()
+
+
+def test_bytes_that_are_not_of_the_shape_are_refused():
+    dtype, shape, order, raw = stages.packed(torch.zeros(2, 3))
+    for wrong in ((dtype, (2, 4), order, raw), (dtype, shape, (0, 0), raw), (dtype, shape, order, raw[:-1].copy())):
+        with pytest.raises(BadInput, match="bytes for"):
+            stages.unpacked(wrong)
+
+
+def test_a_network_without_frames_in_front_is_refused():
+    with pytest.raises(Unsupported, match="no batch of frames"):
+        stages.BatchedNetwork(nn.Linear(4, 4), stages.inputs_of("float32[4]"))
+
+
+@pytest.mark.parametrize("text", ["uint8", "uint8[3,x]", "uint8[-1]"])
+def test_bad_inputs_are_named(text):
+    with pytest.raises(BadInput):
+        stages.inputs_of(text)
+
+
+@pytest.mark.process
+def test_a_profile_is_measured_for_one_class_after_the_other(tmp_path, capsys):
+    command = ["pool", "profile", CHAIN, "--input", "float32[1,3,32,32]", "--batches", "2", "--out", str(tmp_path)]
+    assert cli.main([*command, "--class", "L4"]) == 0
+    assert cli.main([*command, "--class", "P4"]) == 0
+    network = profile.load(tmp_path)[CHAIN]
+    assert set(network.latency_s) == {"L4", "P4"}
+    assert network.latency_s["L4"][1].shape == (network.blocks, 2)
+    assert np.all(network.cut_bytes > 0)
+    assert stages.load_models(tmp_path)[CHAIN].cuts.blocks == network.blocks
+    plan = ["pool", "plan", "--profiles", str(tmp_path), "--cluster", "2xL4,2xP4", "--network", CHAIN, "--slo", "9"]
+    assert cli.main(plan) == 0
+    assert "frames per second" in capsys.readouterr().out
