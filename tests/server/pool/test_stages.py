@@ -33,7 +33,7 @@ def _one_thread():
 
 
 def through(network, cuts, frames, ends):
-    arrays = [stages.packed(tensor) for tensor in network.stack(frames)]
+    arrays = [stages.packed(tensor) for one in frames for tensor in one]
     for first, end in zip((0, *ends), (*ends, cuts.blocks)):
         arrays = stages.Stage(network, cuts, first, end).run(len(frames), arrays)
     outputs = [stages.unpacked(parcel) for parcel in arrays]

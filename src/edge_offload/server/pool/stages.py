@@ -184,9 +184,9 @@ class Stage:
 
     @torch.no_grad()
     def run(self, batch: int, arrays: Sequence[Parcel]) -> List[Parcel]:
-        """What is alive behind this stage, of what was alive before it: inputs for the first one.
+        """What is alive behind this stage, of what was alive before it.
 
-        The last stage gives the outputs of each frame, in a row.
+        The first stage takes the inputs of each frame, in a row; the last gives the outputs of each frame so.
 
         Raises:
             BadInput: sizes that are none of this network's.
@@ -194,10 +194,15 @@ class Stage:
         runner = self._runner(batch)
         sequence = runner.sequence
         bounds = self.cuts.bounds
+        tensors: Sequence[torch.Tensor] = [unpacked(parcel) for parcel in arrays]
         numbers = sequence.inputs if self.first == 0 else alive(sequence, bounds[self.first])
-        if len(arrays) != len(numbers):
+        if len(arrays) != len(numbers) * (batch if self.first == 0 else 1):
             raise BadInput(f"{len(arrays)} tensors where {len(numbers)} are alive")
-        values = runner.resume({number: unpacked(parcel) for number, parcel in zip(numbers, arrays)})
+        if self.first == 0:
+            tensors = self.network.stack(
+                [tensors[at : at + len(numbers)] for at in range(0, len(tensors), len(numbers))]
+            )
+        values = runner.resume(dict(zip(numbers, tensors)))
         runner.run_range(values, bounds[self.first], bounds[self.end])
         if self.end < self.cuts.blocks:
             return [packed(values.whole(number)) for number in alive(sequence, bounds[self.end])]
@@ -219,7 +224,8 @@ Parcel = Tuple[str, Tuple[int, ...], Tuple[int, ...], Array]
 
 def packed(tensor: torch.Tensor) -> Parcel:
     """A tensor with the order in which its dimensions lie in memory; copied only where there are gaps."""
-    order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim)))
+    strides = tensor.stride()
+    order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
     dense = tensor.detach().permute(order).contiguous()
     raw = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
     return TensorSpec.of(tensor).dtype, tuple(tensor.shape), order, raw
@@ -303,7 +309,7 @@ def measure(network: BatchedNetwork, cuts: Cuts, largest: int, progress: Callabl
         stages = [Stage(network, cuts, block, block + 1) for block in range(cuts.blocks)]
         runs: List[List[float]] = [[] for _ in stages]
         for _ in range(REPEATS + 1):
-            arrays = [packed(tensor) for tensor in network.stack([[spec.zeros() for spec in network.inputs]] * batch)]
+            arrays = [packed(spec.zeros()) for spec in network.inputs] * batch
             for block, stage in enumerate(stages):
                 began = time.perf_counter()
                 arrays = stage.run(batch, arrays)
