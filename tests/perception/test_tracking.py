@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Callable, Dict, List
 
 import numpy as np
@@ -279,3 +280,28 @@ def test_poses_tell_apart_people_in_the_same_place() -> None:
     second = {p.id: p.keypoints[0, 0] for p in tracker.update(pair(True), 0.1)}
     assert len(first) == 2
     assert second == pytest.approx(first, abs=1)
+
+
+def test_carried_boxes_are_where_people_are_looked_for_and_are_no_detections() -> None:
+    """Two who turn round between two looks of the network, 0.8 s apart: velocities would swap them."""
+    tracker = Tracker()
+    for step in range(4):
+        seen = tracker.update(people([box_at(100 + 40 * step), box_at(500 - 40 * step)]), 0.1 * step)
+    left, right = seen
+    back = [replace(left, box=box_at(150)), replace(right, box=box_at(450))]
+    found = tracker.update(people([box_at(452), box_at(152)]), 1.1, carried=back)
+    assert {p.id: int(p.box[0] + 20) for p in found} == {left.id: 152, right.id: 452}
+    gone = tracker.update(people([box_at(452)]), 1.2, carried=[replace(left, box=box_at(160)), *found[1:]])
+    assert gone[0].id == left.id
+    assert gone[0].coasting, "carried, but not seen"
+    assert gone[0].missed_s == pytest.approx(0.1)
+    assert gone[0].box[0] + 20 == pytest.approx(160, abs=15)
+
+
+def test_without_carried_boxes_nothing_is_different() -> None:
+    one, other = Tracker(), Tracker()
+    for step in range(6):
+        seen = people([box_at(100 + 9 * step), box_at(500 - 14 * step)][: 1 + step % 2])
+        for a, b in zip(one.update(seen, 0.1 * step), other.update(seen, 0.1 * step, carried=())):
+            assert a.id == b.id
+            assert (a.box == b.box).all()

@@ -16,6 +16,8 @@ BEFORE = pathlib.Path(__file__).parent / "bags" / "before_bandwidth.bag"
 BEFORE_ENGINES = BEFORE.with_name("before_engines.bag")
 #: Written with the messages as they were before forecasts named a task that takes turns.
 BEFORE_TURNS = BEFORE.with_name("before_turns.bag")
+#: Written with the messages as they were before results said whether they are carried along.
+BEFORE_ORIGIN = BEFORE.with_name("before_origin.bag")
 
 
 @pytest.mark.ros
@@ -72,3 +74,22 @@ def test_a_bag_of_before_turns_is_migrated(tmp_path):
     assert forecast.task == ""
     assert (forecast.mode, list(forecast.bytes_up), forecast.uplink) == (["local", "server"], [0, 7], 5.0)
     assert (forecast.latency[1].to_nsec(), forecast.link_age.to_nsec()) == (50_000_000, 1_000_000_000)
+
+
+@pytest.mark.ros
+def test_a_bag_of_before_results_said_their_origin_is_migrated(tmp_path):
+    rosbag = pytest.importorskip("rosbag")
+    from rosbag.migration import MessageMigrator, fixbag2
+
+    from edge_offload_msgs.msg import PersonArray, SemanticGrid
+
+    after = tmp_path / "after.bag"
+    assert fixbag2(MessageMigrator([str(RULES)], plugins=False), str(BEFORE_ORIGIN), str(after)) == []
+    with rosbag.Bag(str(after)) as bag:
+        people, scene = (message for _, message, _ in bag.read_messages())
+    assert (people._md5sum, scene._md5sum) == (PersonArray._md5sum, SemanticGrid._md5sum)
+    for message in (people, scene):
+        stamp = message.header.stamp
+        assert (message.result.origin, message.result.seen, message.result.expected_drop) == ("fresh", stamp, 0.0)
+    assert (people.people[0].id, people.people[0].keypoints[16].score, people.frame_seq) == (4, 0.5, 3)
+    assert (bytes(scene.data), scene.labels, scene.size_z) == (b"\0\1", ["empty", "car"], 2)

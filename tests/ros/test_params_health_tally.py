@@ -214,3 +214,24 @@ def test_two_versions_of_torch_are_told_on_diagnostics_and_reach_the_summary():
     network.module.torches = str
     network.refresh(needed=False)
     assert network._health.report().level == OK
+
+
+def test_results_that_are_carried_along_are_counted_apart_from_inferences():
+    tally = tally_of([1, 2, 3, 4, 5], [], [2, 4])
+    for stamp, origin in ((1, "none"), (2, "none"), (3, "carried"), (4, "local"), (5, "carried")):
+        tally.result(stamp, origin, 0.02)
+    assert tally.faults() == []
+    assert tally.complete == 5
+    record = tally.summary()
+    records.validate("run", record)
+    assert (record["frames_in"], record["results_out"], record["frames_superseded"]) == (5, 5, 0)
+    assert (record["inferences"], record["results_by_origin"]) == (2, {"none": 2, "carried": 2, "local": 1})
+    assert record["delay_s"]["p99"] == pytest.approx(0.02)
+    assert "from 2 inferences" in table(record)
+    tally.latency(6, InferenceReport(Mode.SERVER, "movenet", 0.1), 0.5, False)
+    tally.result(5, "carried")
+    assert [fault.split(" ", 1)[1] for fault in tally.faults()] == [
+        "stamps of results belong to no frame seen (first: 6 ns)",
+        "frames have several results (first: 5 ns)",
+        "frames have a latency, but no result (first: 6 ns)",
+    ]

@@ -177,6 +177,7 @@ def test_images_that_stay_away_are_told_with_the_topics_that_have_some(graph, mo
 
     from edge_offload.nodes.common.health import Health
     from edge_offload.nodes.inference import intake
+    from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue
 
     class Listener:
         health = Health()
@@ -188,7 +189,7 @@ def test_images_that_stay_away_are_told_with_the_topics_that_have_some(graph, mo
     monkeypatch.setattr(rospy, "logwarn", said.append)
     monkeypatch.setattr(intake, "SILENCE_S", 0.0)
     graph.publisher("front/image_raw", Image)
-    images = intake.ImageIntake(Listener(), f"{graph.ns}/frnt", "auto", intake.LatestFrameQueue(), keep_all=False)
+    images = intake.ImageIntake(Listener(), f"{graph.ns}/frnt", "auto", LatestFrameQueue(), keep_all=False)
     for _ in range(2):
         images.refresh()
     images.close()

@@ -66,7 +66,10 @@ def latency(message: Any, t_s: float) -> Optional[Record]:
 
 def people(message: Any, t_s: float) -> Optional[Record]:
     """Of PersonArray."""
-    return {"kind": "people", "t_s": t_s, "people": len(message.people)}
+    record: Record = {"kind": "people", "t_s": t_s, "people": len(message.people)}
+    # messages of earlier versions do not say it
+    origin = getattr(getattr(message, "result", None), "origin", "")
+    return {**record, "origin": origin} if origin in ("carried", "local", "none") else record
 
 
 def mode(message: Any, t_s: float) -> Optional[Record]:

@@ -178,7 +178,7 @@ def matching(pattern: str, advice: str) -> Rule:
 
 _POLICIES = (*POLICIES, *names())
 _RULES = (
-    (truth, "dashboard every_frame exact follow headless loop promises record respawn rviz turns virtual_device"),
+    (truth, "carry dashboard every_frame exact follow headless loop promises record respawn rviz turns virtual_device"),
     (number(0, whole=True), "frames robot_threads seed server_threads subscribers"),
     (number(0), "deadline duration progress record_limit runs_limit server_wait"),
     (number(0, 1000), "rate"),

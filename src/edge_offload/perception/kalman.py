@@ -46,10 +46,10 @@ class BoxFilter:
         self._pr = self._pr + dt * self._rr + noise * dt**2 / 2
         self._rr = self._rr + noise * dt
 
-    def update(self, box: Array) -> None:
-        """Take in a measured ``box`` [4], x1 y1 x2 y2."""
+    def update(self, box: Array, doubt: float = 1.0) -> None:
+        """Take in a measured ``box`` [4], x1 y1 x2 y2, which is ``doubt`` times as far off as a detection."""
         residual = _to_centre(box) - self.mean
-        spread = self._pp + (_MEASURED * self._height()) ** 2
+        spread = self._pp + (doubt * _MEASURED * self._height()) ** 2
         gain_p, gain_r = self._pp / spread, self._pr / spread
         self.mean = self.mean + gain_p * residual
         self.mean[2:] = np.maximum(self.mean[2:], _SMALLEST_SIDE)

@@ -222,17 +222,23 @@ class PeoplePipeline:
         detections = seen.found if self.estimator.trained else People.empty()
         people = self.tracker.update(detections, stamp_s, size)
         if locator is not None:
-            people = [self._located(locator, person, depth, depth_encoding) for person in people]
+            people = located(locator, people, depth, depth_encoding)
         tracked_s = self._clock() - seen.done_s
         stages = {**seen.report.stages_s, "compute_robot": seen.report.stages_s["compute_robot"] + tracked_s}
         report = replace(seen.report, total_s=seen.report.total_s + tracked_s, stages_s=stages)
         host = {**seen.host_s, "track": tracked_s}
         return FrameResult(stamp_s, prepared.inputs, people, detections, report, inference, host, seen.started_s)
 
-    @staticmethod
-    def _located(locator: Locator, person: TrackedPerson, depth: Optional[Array], encoding: str) -> TrackedPerson:
-        # a coasting person is a guess: what the depth image shows there is whoever stands in front
-        return person.at(locator.locate(person.box, person.keypoints, None if person.coasting else depth, encoding))
+
+def located(
+    locator: Locator, people: Sequence[TrackedPerson], depth: Optional[Array], encoding: str
+) -> List[TrackedPerson]:
+    """The same people with their positions, where they can be found."""
+    # a coasting person is a guess: what the depth image shows there is whoever stands in front
+    return [
+        person.at(locator.locate(person.box, person.keypoints, None if person.coasting else depth, encoding))
+        for person in people
+    ]
 
 
 def run_here(estimator: PersonEstimator) -> Run:

@@ -150,7 +150,11 @@ class Tracker:
         self._stamp_s = None
 
     def update(
-        self, people: People, stamp_s: float, image_size: Optional[Tuple[int, int]] = None
+        self,
+        people: People,
+        stamp_s: float,
+        image_size: Optional[Tuple[int, int]] = None,
+        carried: Sequence[TrackedPerson] = (),
     ) -> List[TrackedPerson]:
         """Take in the detections of one frame.
 
@@ -158,6 +162,8 @@ class Tracker:
             people: what was detected; boxes without area are ignored.
             stamp_s: the frame's stamp, seconds.
             image_size: width and height, px; people last seen leaving the image are then dropped at once.
+            carried: people of the last update, followed from there to this frame by other means. That is where they
+                are looked for. It is not a detection: who is only carried has not been seen.
 
         Returns:
             everyone known in this frame, in order of id.
@@ -167,7 +173,7 @@ class Tracker:
         """
         if not math.isfinite(stamp_s):
             raise BadInput(f"tracker: frame stamp is {stamp_s}")
-        first = self._advance(stamp_s, image_size)
+        first = self._advance(stamp_s, carried, image_size)
         sides = people.boxes[:, 2:] - people.boxes[:, :2]
         usable = (sides > 0).all(axis=1) & (people.scores >= self.config.low_score)
         people = people.select(np.flatnonzero(usable))
@@ -190,7 +196,7 @@ class Tracker:
         reported = [t for t in self._tracks if t.id and stamp_s - t.seen_s <= self.config.coast_s]
         return [track.report(stamp_s, self._frame) for track in sorted(reported, key=lambda track: track.id)]
 
-    def _advance(self, stamp_s: float, image_size: Optional[Tuple[int, int]]) -> bool:
+    def _advance(self, stamp_s: float, carried: Sequence[TrackedPerson], image_size: Optional[Tuple[int, int]]) -> bool:
         """Predict everyone to ``stamp_s`` and forget whom to forget; whether this is the first frame."""
         if self._stamp_s is not None and stamp_s < self._stamp_s - self.config.back_step_s:
             self.reset()
@@ -201,6 +207,10 @@ class Tracker:
         self._tracks = [t for t in self._tracks if stamp_s - t.seen_s <= self.config.max_lost_s]
         for track in self._tracks:
             track.filter.predict(step, hold_size=track.frame < self._frame - 1)
+        followed = {person.id: person.box for person in carried if not person.coasting}
+        for track in self._tracks:
+            if track.id in followed:
+                track.filter.update(followed[track.id], _CARRIED)
         if image_size is not None:
             self._tracks = [track for track in self._tracks if _inside(track.filter.mean[:2], image_size)]
         return first
@@ -282,6 +292,9 @@ class Tracker:
                 kept.append(track)
         self._tracks = kept
 
+
+_CARRIED = 2.0
+"""How much further off a box is that was carried along, than one that was detected."""
 
 _GATE = 4.0
 """Standard deviations beyond which a detection is not a predicted person."""

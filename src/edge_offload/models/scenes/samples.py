@@ -43,6 +43,11 @@ def pair(seed: int, held_out: bool = False) -> Pair:
     random = np.random.default_rng((seed, 6, int(held_out)))
     world, pose, lidar = _situation(seed, held_out, random)
     grid = around(lidar.height, forward=bool(random.random() < 0.5))
+    return scene(world, pose, lidar, grid, seed)
+
+
+def scene(world: World, pose: Pose, lidar: Lidar, grid: VoxelGrid, seed: int) -> Pair:
+    """One sweep from ``pose``, with noise from ``seed``, and the complete labels about it."""
     points, hits = sweep(world, pose, lidar, seed)
     occupancy = grid.occupancy(points)
     labels = truth.labels(world, pose, lidar, grid)

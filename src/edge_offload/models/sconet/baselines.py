@@ -20,8 +20,9 @@ def ground_level(occupancy: Array) -> Array:
 
     Hits more than 0.4 m (2 voxels) above the lowest within 5 m are not ground.
     """
-    hit = occupancy.any(axis=2)
-    lowest = np.where(hit, occupancy.argmax(axis=2), occupancy.shape[2])
+    first = (occupancy > 0).argmax(axis=2)
+    hit = np.take_along_axis(occupancy, first[:, :, None], axis=2)[:, :, 0] > 0
+    lowest = np.where(hit, first, occupancy.shape[2])
     near = ndimage.minimum_filter(lowest, size=51)
     ground = hit & (lowest <= near + 2)
     if not ground.any():
@@ -77,7 +78,8 @@ def columns(occupancy: Array) -> Array:
     full = _closed(occupancy > 0)
     heights, ground = _heights(full), level[:, :, None].astype(np.int16)
     low = full & (heights <= ground + 15)
-    top = (low * heights).max(axis=2)
+    top = low.shape[2] - 1 - low[:, :, ::-1].argmax(axis=2)
+    top = np.where(np.take_along_axis(low, top[:, :, None], axis=2)[:, :, 0], top, 0).astype(np.int16)
     full |= (heights <= np.maximum(top[:, :, None], ground)) & (heights >= ground)
     return by_height(full, level)
 

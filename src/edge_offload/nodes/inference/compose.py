@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 import rospy
 from std_msgs.msg import Header
@@ -13,8 +13,9 @@ from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, LinkReading
 from edge_offload.manager.forecast import Forecast as ModeForecast
 from edge_offload.manager.policy import Situation
 from edge_offload.mode import TABLE, Mode, parse_mode
+from edge_offload.runtime.carrying import FRESH, NONE, Along
 from edge_offload.timing import STAGES, InferenceReport
-from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode
+from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode, ResultOrigin
 
 MAX_DURATION_S = 2.0**31 - 1
 """Seconds; what a ROS duration holds."""
@@ -32,6 +33,17 @@ def duration(seconds: float) -> rospy.Duration:
 def copy_header(header: Any) -> Header:
     """A header of its own with the same stamp and frame (publishing writes a sequence number into the one it gets)."""
     return Header(stamp=header.stamp, frame_id=header.frame_id)
+
+
+NOTHING: Along[Any] = Along(None, NONE)
+"""Of a frame that could not be used."""
+
+
+def origin_message(header: Any, along: Optional[Along[Any]] = None) -> ResultOrigin:
+    """Where the result of the frame with ``header`` comes from; by default the network saw the frame itself."""
+    if along is None or along.origin == FRESH:
+        return ResultOrigin(origin=FRESH, seen=header.stamp, expected_drop=0.0)
+    return ResultOrigin(origin=along.origin, seen=rospy.Time(*divmod(along.source, 10**9)), expected_drop=along.drop)
 
 
 def latency_message(report: InferenceReport, header: Any) -> Latency:

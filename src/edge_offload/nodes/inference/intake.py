@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Optional, Tuple
+from typing import Any, Callable, Deque, Optional, Protocol, Tuple
 
 import rospy
 import tf2_ros
@@ -18,7 +18,6 @@ from edge_offload.manager.turn_taker import Claim
 from edge_offload.nodes.camera.calibration import camera_of, fitted
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.convert import depth_pixels, transform_of
-from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue
 from edge_offload.perception.geometry import Locator, PinholeCamera, Transform
 
 BUFFER_BYTES = 2**24
@@ -30,12 +29,26 @@ MAX_GAP = 1000
 
 @dataclass
 class Frame:
-    """A message, when it came on the monotonic clock (seconds), its place among the inferences, and its turn."""
+    """A message and when it came on the monotonic clock (seconds).
+
+    Attributes:
+        place: among the inferences.
+        claim: its turn at the server.
+        pixels: of an image, or the voxels that a sweep hit, where they are decoded already.
+    """
 
     message: Any
     received_s: float
     place: Optional[int] = None
     claim: Optional[Claim] = None
+    pixels: Optional[Array] = None
+
+
+class FrameSink(Protocol):
+    """Where frames are put."""
+
+    def put(self, item: Frame) -> bool:
+        """Offer a frame; whether it will be taken."""
 
 
 class ImageIntake:
@@ -44,7 +57,7 @@ class ImageIntake:
     Frames that were lost on the way (gaps in ``header.seq``) are counted as ``frames lost before this node``.
     """
 
-    def __init__(self, node: Node, topic: str, transport: str, slot: LatestFrameQueue[Frame], keep_all: bool) -> None:
+    def __init__(self, node: Node, topic: str, transport: str, slot: FrameSink, keep_all: bool) -> None:
         self._node = node
         self._topic = topic
         self._transport = transport

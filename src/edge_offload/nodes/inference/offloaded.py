@@ -21,6 +21,7 @@ from edge_offload.mode import TABLE, Mode, names, parse_mode
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, image_to_bgr
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.inference.carry import CarryThread
 from edge_offload.nodes.inference.compose import duration, forecast_message, latency_message, reading_of
 from edge_offload.nodes.inference.intake import CameraIntake, Frame, ImageIntake
 from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, Steps, Worker
@@ -51,13 +52,20 @@ class OffloadedNode(Node):
     computes = True
     #: What it does, in a word, unless ~task says another.
     task: ClassVar[str] = "network"
+    #: Gives every frame its result at once; None: its result is the network's own, when that comes.
+    carry: Optional[CarryThread[Any]] = None
     #: Seconds that a frame may still take after the end was asked for.
     drain_s: ClassVar[float] = 10.0
     shared: ClassVar[Tuple[Param, ...]] = (
         Param("mode", Mode.LOCAL.value, "mode until offload/mode says another", choices=(*names(), *POLICIES)),
         Param("server_wait", 0.0, "s that the start waits for the server, so that it gets the first frames", low=0.0),
-        Param("in_flight", 2, "frames under way at once while they go to the server; 1 while they are computed here",
-              low=1, high=MOST),
+        Param(
+            "in_flight",
+            2,
+            "frames under way at once while they go to the server; 1 while they are computed here",
+            low=1,
+            high=MOST,
+        ),
         Param("deadline", 0.0, "s from the arrival of a frame to its result; 0: none", low=0.0),
         Param(
             "turns", False, "other networks of this robot use the server, too: a frame goes when it is this one's turn"
@@ -224,10 +232,12 @@ class OffloadedNode(Node):
 
     def refresh_network(self, slot: LatestFrameQueue[Frame], what: str) -> None:
         """Say on /diagnostics how many frames came, which mode was asked for and how the link stands."""
-        counts = slot.counts
+        counts = slot.counts if self.carry is None else self.carry.counts
         for name in ("offered", "taken", "superseded", "waiting"):
             self.health.value(f"{what} {name}", getattr(counts, name))
-        self.health.value("results", self._results)
+        if self.carry is not None:
+            self.carry.refresh(what)
+        self.health.value("results" if self.carry is None else "inferences", self._results)
         self.health.value("in flight", self._network.module.pace.words())
         if self._turns is not None:
             self._turns.refresh()
@@ -309,19 +319,21 @@ class ImageNode(OffloadedNode):
         self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "overlay")
         self._worker.start()
         self._painter.start()
+        if self.carry is not None:
+            self.carry.start()
         self.listen(self._slot)
         size = self._camera.size(min(params["server_wait"], 5.0))
         if size is not None:
             empty = self._network.warm_up(self._mode, *size, wait_s=params["server_wait"])
             self.publish_forecast([empty], Header(stamp=rospy.Time.now()))
         # last: from now on frames come
-        self._images = ImageIntake(self, "camera/image_raw", params["transport"], self._slot, keep_all)
+        self._images = ImageIntake(self, "camera/image_raw", params["transport"], self.carry or self._slot, keep_all)
         rospy.loginfo(f"model {self._network.estimator.name} is ready, mode {self._mode}")
 
     def stop(self) -> None:
         if hasattr(self, "_images"):
             self._images.close()
-        self.end({name: getattr(self, name) for name in ("_worker", "_painter") if hasattr(self, name)})
+        self.end({name: getattr(self, name) for name in ("_worker", "carry", "_painter") if getattr(self, name, None)})
 
     def refresh(self) -> None:
         if not hasattr(self, "_images"):
@@ -333,8 +345,16 @@ class ImageNode(OffloadedNode):
         """One frame: exactly one result, whatever happens."""
         frame.place = place
         self.take_turn(frame)
-        yield from self.look(frame, image_to_bgr(frame.message))
+        yield from self.look(frame, image_to_bgr(frame.message) if frame.pixels is None else frame.pixels)
         self.health.clear("frame")
+
+    def _tell_failure(self, frame: Frame, error: BaseException) -> None:
+        """The network could not be run on a frame; where results are carried, one leaves by itself."""
+        if self.carry is None:
+            self._publish_failure(frame, error)
+        else:
+            report = InferenceReport(Mode.LOCAL, self._network.estimator.name, time.monotonic() - frame.received_s)
+            self.publish_latency(frame.message.header, report, float("nan"), False, str(error))
 
     def _publish_failure(self, frame: Frame, error: BaseException) -> None:
         """The result of a frame that could not be used: nothing, and why."""
@@ -354,7 +374,7 @@ class ImageNode(OffloadedNode):
             rospy.logwarn_throttle(5.0, f"frame {frame.message.header.seq}: {error}")
         else:
             self.fault("network", error)
-        self._publish_failure(frame, error)
+        self._tell_failure(frame, error)
 
     def paint(self, header: Any, bgr: Array, found: Any, report: InferenceReport, energy: float) -> None:
         """Have a picture drawn, if somebody looks at them."""

@@ -51,6 +51,7 @@ from edge_offload.nodes.monitor.run_folder import new_folder, prune
 from edge_offload.nodes.monitor.tally import Tally, table
 from edge_offload.outputs import check_folder, check_output
 from edge_offload.perception.video import VideoParts, write_png
+from edge_offload.runtime.carrying import FRESH
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import Latency, ObjectArray, PersonArray, Power, SemanticGrid
 
@@ -215,7 +216,9 @@ class RunRecorder(Node):
         with self._lock:
             if self._ended:
                 return
-            self._tally.result(stamp_ns)
+            # objects are never carried along
+            origin = message.result.origin if hasattr(message, "result") else FRESH
+            self._tally.result(stamp_ns, origin, (rospy.Time.now() - message.header.stamp).to_sec())
             self._found[stamp_ns] = self._kind.many(message)
             self._note_result()
 

@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from edge_offload import records
 from edge_offload.errors import BadInput
 from edge_offload.mode import Mode
+from edge_offload.runtime.carrying import CARRIED, FRESH, LOCAL
 from edge_offload.timing import InferenceReport
 
 
@@ -23,6 +24,9 @@ class Tally:
     published: Counter[Any] = field(default_factory=Counter)
     results: Counter[Any] = field(default_factory=Counter)
     latencies: Counter[Any] = field(default_factory=Counter)
+    #: Results by where they come from; only fresh ones, unless they are carried along.
+    origins: Counter[str] = field(default_factory=Counter)
+    delays_s: List[float] = field(default_factory=list)
     reports: List[InferenceReport] = field(default_factory=list)
     energies: List[float] = field(default_factory=list)
     energy_measured: bool = True
@@ -42,9 +46,11 @@ class Tally:
             # its result was received first
             self._answered[-1] = max(self._answered[-1], self.frames)
 
-    def result(self, stamp_ns: int) -> None:
-        """What the network found in a frame was published."""
+    def result(self, stamp_ns: int, origin: str = FRESH, delay_s: float = math.nan) -> None:
+        """What was found in a frame was published, ``delay_s`` after its stamp."""
         self._note(stamp_ns)
+        self.origins[origin] += 1
+        self.delays_s.append(delay_s)
         self.results[stamp_ns] += 1
         self._answered.append(max(self._answered[-1], self._number.get(stamp_ns, 0)))
 
@@ -62,18 +68,25 @@ class Tally:
         self._newest = max(self._newest, (self._number.get(stamp_ns, 0), stamp_ns))
 
     @property
+    def carried(self) -> bool:
+        """Whether results are carried along: every frame has one, and inferences are counted apart."""
+        return any(self.origins[origin] for origin in (CARRIED, LOCAL))
+
+    @property
     def settled(self) -> int:
         """Frames published up to the newest that has a result: what came later may still be under way."""
         return self._answered[-1]
 
     @property
     def complete(self) -> int:
-        """Frames that have a result and a latency."""
-        return sum((self.results & self.latencies).values())
+        """Frames that have a result, and a latency unless results are carried along."""
+        return sum((self.results if self.carried else self.results & self.latencies).values())
 
     def drop_half(self) -> None:
         """Forget the newest frame if only half of its answer is here: the count was stopped between the two."""
         _, newest = self._newest
+        if self.carried:
+            return
         results, latencies = self.results[newest], self.latencies[newest]
         if latencies > results:
             self.latencies[newest] -= 1
@@ -99,6 +112,11 @@ class Tally:
             doubled = sorted(stamp for stamp, count in counter.items() if count > max(1, self.published[stamp]))
             if doubled:
                 found.append(f"{len(doubled)} frames have several {name} (first: {doubled[0]} ns)")
+        if self.carried:
+            without = sorted(stamp for stamp in self.latencies if not self.results[stamp])
+            if without and final:
+                found.append(f"{len(without)} frames have a latency, but no result (first: {without[0]} ns)")
+            return found
         unpaired = sorted(stamp for stamp in answered if self.results[stamp] != self.latencies[stamp])
         if unpaired and final:
             found.append(f"{len(unpaired)} frames have a result or a latency, but not both (first: {unpaired[0]} ns)")
@@ -115,8 +133,9 @@ class Tally:
         modes = Counter(report.mode for report in self.reports)
         mode: Mode = modes.most_common(1)[0][0]
         count = len(self.reports)
-        taken = sum(self.latencies.values())
-        known = sum((self.latencies & self.published).values())
+        answers = self.results if self.carried else self.latencies
+        taken = sum(answers.values())
+        known = sum((answers & self.published).values())
         record: Dict[str, Any] = {
             "frames_in": taken,
             "frames_published": self.settled,
@@ -137,6 +156,12 @@ class Tally:
         }
         measured = "measured" if self.energy_measured else "model"
         record["energy_source"] = measured if self.energies else "unknown"
+        if self.carried:
+            record["inferences"] = count
+            record["results_by_origin"] = dict(self.origins.most_common())
+            delays = [delay for delay in self.delays_s if math.isfinite(delay) and delay >= 0]
+            if delays:
+                record["delay_s"] = records.latency_summary(delays)
         if link:
             record["link"] = link
         if self.two_torches:
@@ -157,6 +182,18 @@ def _cost(reports: List[InferenceReport]) -> Dict[str, Any]:
     }
 
 
+def _origins(record: Dict[str, Any]) -> str:
+    """What is to be said of results that are carried along."""
+    if "inferences" not in record:
+        return ""
+    origins = ", ".join(f"{origin} {count}" for origin, count in record["results_by_origin"].items())
+    delay = record.get("delay_s")
+    late = (
+        "" if delay is None else f"; p50 {delay['p50'] * 1e3:.0f} ms, p99 {delay['p99'] * 1e3:.0f} ms after the stamp"
+    )
+    return f" = {origins}, from {record['inferences']} inferences{late}"
+
+
 def table(record: Dict[str, Any]) -> str:
     """The summary as text for people."""
     latency = record["latency_s"]
@@ -165,7 +202,7 @@ def table(record: Dict[str, Any]) -> str:
     rows = [
         ("frames", f"{record['frames_published']} published = {record['frames_in']} taken up"
                    f" + {record['frames_superseded']} superseded by newer ones"),
-        ("results", f"{record['results_out']}"),
+        ("results", f"{record['results_out']}{_origins(record)}"),
         ("model, mode", f"{record['model']}, {modes}"),
         ("latency", f"mean {latency['mean'] * 1e3:.0f} ms, p50 {latency['p50'] * 1e3:.0f} ms,"
                     f" p99 {latency['p99'] * 1e3:.0f} ms"),

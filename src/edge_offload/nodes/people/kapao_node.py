@@ -27,6 +27,10 @@ Only the latest image is worked on; older ones that still wait are superseded, a
 ~in_flight of them are under way at once: one is prepared and sent while the server computes the one before. Results
 keep the order of the images; /diagnostics says which modes take one after the other, and why.
 
+With ~carry every image has its result within the time between two images: the network's own where that comes in time,
+else the newest one carried along by optical flow (PersonArray.result says which). There is one offload/latency for each
+inference then, not for each image.
+
 When the server cannot be reached the network runs on the robot; /diagnostics and Latency.fallback_reason say why.
 Sets the parameter ~weights_sha256 to the checksum of the model's weights.
 """
@@ -34,28 +38,46 @@ Sets the parameter ~weights_sha256 to the checksum of the model's weights.
 from __future__ import annotations
 
 import functools
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import rospy
 from visualization_msgs.msg import MarkerArray
 
 from edge_offload.arrays import Array
+from edge_offload.errors import BadInput
+from edge_offload.mode import Mode
+from edge_offload.models.people import People
+from edge_offload.nodes.common.convert import image_to_bgr
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.inference.carry import CarryThread
+from edge_offload.nodes.inference.compose import NOTHING
 from edge_offload.nodes.inference.intake import DepthIntake, Frame
 from edge_offload.nodes.inference.latest_frame_queue import Steps
 from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode, Picture
 from edge_offload.nodes.inference.vision import DetectionPublisher
-from edge_offload.nodes.people.people_messages import Motion, marker_message, people_message, place
+from edge_offload.nodes.people.people_messages import Motion, Placed, marker_message, people_message, place
 from edge_offload.perception.agreement import boxes_drop
+from edge_offload.perception.carry.flow import FlowCarrier
 from edge_offload.perception.geometry import Locator
 from edge_offload.perception.overlay import draw
-from edge_offload.perception.pipeline import FrameResult, PeoplePipeline
+from edge_offload.perception.pipeline import PeoplePipeline, located
 from edge_offload.perception.target import RULES, TargetSelector
-from edge_offload.perception.tracking import Tracker, TrackerConfig
+from edge_offload.perception.tracking import TrackedPerson, Tracker, TrackerConfig
+from edge_offload.runtime.carrying import Along, FrameLoop
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import PersonArray
+
+
+def boxes_of(people: Sequence[TrackedPerson]) -> Array:
+    """Boxes [n, 4] of people, x1 y1 x2 y2 in pixels."""
+    return np.array([person.box for person in people]).reshape(-1, 4)
+
+
+def people_drop(before: Sequence[TrackedPerson], after: Sequence[TrackedPerson]) -> float:
+    """What one result has lost against another one for the same image, 0 to 1; only people who were seen count."""
+    return boxes_drop(*(boxes_of([person for person in people if not person.coasting]) for people in (before, after)))
 
 
 class KapaoNode(ImageNode):
@@ -73,6 +95,7 @@ class KapaoNode(ImageNode):
         Param("target", "largest", "who to follow", choices=tuple(RULES)),
         Param("depth", False, "use an aligned depth image for positions"),
         Param("depth_tolerance", 0.05, "s between an image and its depth image", low=0.0),
+        Param("carry", False, "give every image its result at once, carried along from what the network saw last"),
         Param("world_frame", "map", "tf frame of the positions, its ground at z = 0"),
     )
 
@@ -83,6 +106,14 @@ class KapaoNode(ImageNode):
         self._pipeline = PeoplePipeline(network.estimator, tracker, allow_untrained=True)
         self._selector = TargetSelector(params["target"])
         self._motion = Motion()
+        if params["carry"]:
+            if params["every_frame"]:
+                raise BadInput("~carry and ~every_frame are both set", remedy="with ~carry every image has a result")
+            self._flow = FlowCarrier()
+            self.carry = CarryThread(
+                self._flow, self._see, self._leave, self._publish_failure, people_drop, params["slowdown"], self.health,
+                self.fault,
+            )  # fmt: skip
         self._people = rospy.Publisher("kapao/people", PersonArray, queue_size=100)
         self._markers = rospy.Publisher("kapao/markers", MarkerArray, queue_size=4)
         self._detections = DetectionPublisher("kapao/detections", ["person"], network.estimator.name, self.health)
@@ -93,52 +124,113 @@ class KapaoNode(ImageNode):
 
     def look(self, frame: Frame, bgr: Array) -> Steps:
         header, size = frame.message.header, (bgr.shape[1], bgr.shape[0])
-        depth, encoding = self._depth.at(header.stamp) if self._depth is not None else (None, "")
-        if depth is not None and depth.shape != bgr.shape[:2]:
-            self.health.warn("depth", f"depth image {depth.shape[::-1]} is not aligned with the image {list(size)}")
-            depth = None
+        depth, encoding = self._depth_at(header, size) if self.carry is None else (None, "")
         prepared = self._pipeline.prepare(bgr, frame.received_s)
         yield
         facts = {"frame_id": header.frame_id, "image": list(size), "options": self.params["model_options"]}
         outputs, inference = self.infer(frame, prepared.inputs, **facts)
         yield
-        make = functools.partial(Locator, keypoint_score=self.params["keypoint_score"])
-        locator = self._camera.locator(header, *size, make)
+        if self.carry is not None:
+            seen = prepared.interpret(self._network.estimator, outputs, inference)
+            energy, measured = self.energy(frame, seen.report)
+            self.account(header, prepared.inputs, seen.report, energy, measured)
+            found = seen.found if self._network.estimator.trained else People.empty()
+            self.carry.post(functools.partial(self._found, frame, found, size, (seen.report, energy), self.carry.loop))
+            return
+        locator = self._locator(header, size)
         stamp_s = header.stamp.to_sec()
-        result = self._pipeline.finish(
-            prepared, outputs, inference, stamp_s, size, locator, depth, encoding or "32FC1"
-        )  # fmt: skip
-        self._publish(frame, bgr, result, locator)
+        result = self._pipeline.finish(prepared, outputs, inference, stamp_s, size, locator, depth, encoding)
+        energy, measured = self.energy(frame, result.report)
+        placed, target = self._publish(frame, size, result.people, result.report, locator)
+        self.account(header, prepared.inputs, result.report, energy, measured)
+        self.compare(header, result.people, people_drop)
+        self._show(frame, bgr, result.people, placed, target, result.report, energy)
 
-    def _publish(self, frame: Frame, bgr: Array, result: FrameResult, locator: Optional[Locator]) -> None:
-        header, report = frame.message.header, result.report
-        energy, measured = self.energy(frame, report)
-        self._selector.select(result.people, result.stamp_s)
-        target = self._selector.target_id
-        placed = place(
-            result.people,
-            None if locator is None else locator.pose,
-            self.params["world_frame"],
-            header.frame_id,
-            self._motion,
-            result.stamp_s,
-        )
+    def _depth_at(self, header: Any, size: Tuple[int, int]) -> Tuple[Optional[Array], str]:
+        """The depth image that belongs to an image, and its encoding."""
+        depth, encoding = self._depth.at(header.stamp) if self._depth is not None else (None, "")
+        if depth is not None and depth.shape != size[::-1]:
+            self.health.warn("depth", f"depth image {depth.shape[::-1]} is not aligned with the image {list(size)}")
+            depth = None
+        return depth, encoding or "32FC1"
+
+    def _locator(self, header: Any, size: Tuple[int, int]) -> Optional[Locator]:
+        make = functools.partial(Locator, keypoint_score=self.params["keypoint_score"])
+        return self._camera.locator(header, *size, make)
+
+    def _see(self, frame: Frame) -> bool:
+        """An image has come: the flow sees it, and the network may (in the thread that carries)."""
+        frame.pixels = image_to_bgr(frame.message)
+        follows = self._flow.see(frame.message.header.stamp.to_nsec(), frame.pixels)
+        if not follows:
+            self._pipeline.tracker.reset()
+        self._slot.put(frame)
+        return follows
+
+    def _found(
+        self, frame: Frame, found: People, size: Tuple[int, int], tag: Any, loop: FrameLoop[Frame, List[TrackedPerson]]
+    ) -> None:
+        """The network's finds in an earlier image: who they are, where they are now (in the thread that carries)."""
+        stamp = frame.message.header.stamp
+        if not loop.outdated(stamp.to_nsec()):
+            before = loop.carrying.carried(stamp.to_nsec()) or []
+            people = self._pipeline.tracker.update(found, stamp.to_sec(), size, before)
+            loop.came(people, stamp.to_nsec(), frame.received_s, tag)
+
+    def _leave(self, frame: Frame, along: Along[List[TrackedPerson]]) -> None:
+        """The result of an image, whatever its origin (in the thread that carries)."""
+        header, bgr, people = frame.message.header, frame.pixels, along.result or []
+        assert bgr is not None
         size = (bgr.shape[1], bgr.shape[0])
-        self._people.publish(people_message(header, report, size, result.people, placed, target))
-        self.account(header, result.inputs, report, energy, measured)
-        seen = [person for person in result.people if not person.coasting]
-        boxes = np.array([person.box for person in seen]).reshape(-1, 4)
-        self.compare(header, boxes, boxes_drop)
+        report, energy = along.tag or (InferenceReport(Mode.LOCAL, self._network.estimator.name), float("nan"))
+        locator = self._locator(header, size)
+        if locator is not None:
+            people = located(locator, people, *self._depth_at(header, size))
+        placed, target = self._publish(frame, size, people, report, locator, along)
+        self._show(frame, bgr, people, placed, target, report, energy)
+
+    def _publish(
+        self,
+        frame: Frame,
+        size: Tuple[int, int],
+        people: List[TrackedPerson],
+        report: InferenceReport,
+        locator: Optional[Locator],
+        along: Optional[Along[Any]] = None,
+    ) -> Tuple[Dict[int, Placed], Optional[int]]:
+        """The one result of an image; where people are, and who the target is."""
+        header = frame.message.header
+        stamp_s = header.stamp.to_sec()
+        self._selector.select(people, stamp_s)
+        target = self._selector.target_id
+        pose = None if locator is None else locator.pose
+        placed = place(people, pose, self.params["world_frame"], header.frame_id, self._motion, stamp_s)
+        self._people.publish(people_message(header, report, size, people, placed, target, along))
+        return placed, target
+
+    def _show(
+        self,
+        frame: Frame,
+        bgr: Array,
+        people: List[TrackedPerson],
+        placed: Dict[int, Placed],
+        target: Optional[int],
+        report: InferenceReport,
+        energy: float,
+    ) -> None:
+        """What is published while somebody listens."""
+        header = frame.message.header
         if self._markers.get_num_connections():
             self._markers.publish(marker_message(header, placed, target))
         if self._detections.topic is not None and self._detections.topic.get_num_connections():
+            seen = [person for person in people if not person.coasting]
             self._detections.publish(
-                header, boxes, np.array([person.score for person in seen]), np.zeros(len(seen), int)
+                header, boxes_of(seen), np.array([person.score for person in seen]), np.zeros(len(seen), int)
             )
-        self.paint(header, bgr, (result.people, target), report, energy)
+        self.paint(header, bgr, (people, target), report, energy)
 
     def publish_nothing(self, header: Any, report: InferenceReport, size: Tuple[int, int]) -> None:
-        self._people.publish(people_message(header, report, size))
+        self._people.publish(people_message(header, report, size, along=NOTHING))
 
     def draw(self, picture: Picture) -> Array:
         people, target = picture.found

@@ -13,10 +13,11 @@ from std_msgs.msg import ColorRGBA
 from visualization_msgs.msg import Marker, MarkerArray
 
 from edge_offload.arrays import Array
-from edge_offload.nodes.inference.compose import copy_header
+from edge_offload.nodes.inference.compose import copy_header, origin_message
 from edge_offload.perception.geometry import Position, Transform
 from edge_offload.perception.overlay import colour_of
 from edge_offload.perception.tracking import TrackedPerson
+from edge_offload.runtime.carrying import Along
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import Keypoint, Person, PersonArray
 
@@ -78,14 +79,16 @@ def people_message(
     people: Sequence[TrackedPerson] = (),
     placed: Optional[Dict[int, Placed]] = None,
     target_id: Optional[int] = None,
+    along: Optional[Along[Any]] = None,
 ) -> PersonArray:
-    """The people in one frame; ``size`` is width and height of the image in pixels."""
+    """The people in one frame; ``size``: width and height of the image, px; ``along``: unless they are fresh."""
     placed = placed or {}
     return PersonArray(
         header=copy_header(header),
         frame_seq=header.seq,
         model=report.model,
         mode=report.mode.value,
+        result=origin_message(header, along),
         image_width=size[0],
         image_height=size[1],
         people=[_person(person, placed.get(person.id), person.id == target_id) for person in people],

@@ -22,17 +22,23 @@ and while somebody listens:
 
 For a planner that subscribes to /sdf_map/occupancy_inflate, remap agrnav/voxels to it.
 
-Only the latest sweep is worked on, or the latest few at once (~in_flight, as in kapao_node). The voxels that the sweep
-hit go to the server as bits, labels come back; when the server cannot be reached the network runs on the robot, and
-/diagnostics and Latency.fallback_reason say why. With random weights nothing is completed: grid and slice then hold
+With ~carry every sweep has its result within the time between two sweeps: the network's own where that comes in time,
+else the newest one moved by odometry (tf from ~odometry_frame to the sensor) and brought up to date by the sweep, or,
+where that is expected to be better, what can be made of the sweep without a network (SemanticGrid.result says which).
+There is one offload/latency for each inference then, not for each sweep.
+
+The network works on the latest sweep only, or the latest few at once (~in_flight, as in kapao_node). The voxels that a
+sweep hit go to the server as bits, labels come back; when the server cannot be reached the network runs on the robot,
+and /diagnostics and Latency.fallback_reason say why. With random weights nothing is completed: grid and slice then hold
 what the sweep hit, and the node says so.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from typing import Any, ClassVar, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, ClassVar, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import rospy
@@ -43,14 +49,18 @@ from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from std_msgs.msg import Header
 from visualization_msgs.msg import MarkerArray
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.mode import Mode
 from edge_offload.models.scenes.labels import COLOURS, GROUND, LABELS
+from edge_offload.models.sconet.baselines import nothing
 from edge_offload.models.sconet.completer import VOXEL_SIZE_M, SceneCompleter
 from edge_offload.models.voxels import VoxelGrid, around
 from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, cloud_to_points, transform_of
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.inference.carry import CarryThread
+from edge_offload.nodes.inference.compose import NOTHING
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, Frame
 from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Steps, Worker
 from edge_offload.nodes.inference.network import Network
@@ -58,13 +68,19 @@ from edge_offload.nodes.inference.offloaded import OffloadedNode
 from edge_offload.nodes.lidar.sweeps import WorldSweeps
 from edge_offload.nodes.scene import scene_messages, scene_report
 from edge_offload.perception.agreement import scene_drop
+from edge_offload.perception.carry.odometry import SceneCarrier
+from edge_offload.perception.geometry import Transform
 from edge_offload.perception.scene.pipeline import ScenePipeline, SceneResult
 from edge_offload.perception.scene.planning import Cell, Plan, find_path, occupancy_slice
 from edge_offload.perception.scene.view import draw_scene
+from edge_offload.runtime.carrying import Along, FrameLoop
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import SemanticGrid
 
 SILENCE_S = 5.0
+
+ODOMETRY_S = 0.02
+"""How long a sweep waits for its pose: tf comes by another connection."""
 
 
 class SceneNetwork(Network):
@@ -97,7 +113,9 @@ class _Picture(NamedTuple):
     """What is drawn: a completed sweep, the slice found free or not, the path through it from robot to goal (cells)."""
 
     header: Any
-    result: SceneResult
+    labels: Array
+    occupancy: Array
+    report: InferenceReport
     found: Any
     plan: Optional[Plan]
     robot: Cell
@@ -128,6 +146,9 @@ class AgrnavNode(OffloadedNode):
         Param("body_high", 1.6, "m above the ground: what begins higher is driven under", low=0.1),
         Param("step", 0.2, "m: ground that rises more from cell to cell is in the way", low=0.0),
         Param("jpeg_quality", 85, "of agrnav/overlay/compressed", low=1, high=100),
+        Param("carry", False, "give every sweep its result at once, carried along from what the network saw last"),
+        Param("local", True, "with ~carry: column fill, which needs no network, stands in where it is the better one"),
+        Param("odometry_frame", "odom", "with ~carry: tf frame that stands still while the robot moves"),
     )
 
     def start(self) -> None:
@@ -135,6 +156,7 @@ class AgrnavNode(OffloadedNode):
         self._goal: Optional[Any] = None
         self._goal_lock = threading.Lock()
         self._heard_s = time.monotonic()
+        self._told = 0
         self._buffer = tf2_ros.Buffer()
         self._listener = tf2_ros.TransformListener(self._buffer)
         self.begin(SceneNetwork(params, self.health))
@@ -148,6 +170,13 @@ class AgrnavNode(OffloadedNode):
         self._worker = self.lanes(self._slot, self._work, self._on_failure)
         self._pictures: LatestFrameQueue[_Picture] = LatestFrameQueue(capacity=1)
         self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "pictures")
+        if params["carry"]:
+            self._carrier = SceneCarrier(self._grid)
+            self.carry = CarryThread(
+                self._carrier, self._see, self._leave, self._publish_failure, scene_drop, params["slowdown"],
+                self.health, self.fault,
+            )  # fmt: skip
+            self.carry.start()
         self._worker.start()
         self._painter.start()
         self.listen(self._slot)
@@ -176,7 +205,7 @@ class AgrnavNode(OffloadedNode):
     def stop(self) -> None:
         if hasattr(self, "_sweeps"):
             self._sweeps.unregister()
-        self.end({name: getattr(self, name) for name in ("_worker", "_painter") if hasattr(self, name)})
+        self.end({name: getattr(self, name) for name in ("_worker", "carry", "_painter") if getattr(self, name, None)})
 
     def refresh(self) -> None:
         if not hasattr(self, "_sweeps"):
@@ -194,7 +223,7 @@ class AgrnavNode(OffloadedNode):
 
     def _on_sweep(self, message: Any) -> None:
         self._heard_s = time.monotonic()
-        self._slot.put(Frame(message, self._heard_s))
+        (self.carry or self._slot).put(Frame(message, self._heard_s))
 
     def _work(self, frame: Frame, place: int) -> Steps:
         """One sweep: exactly one result, whatever happens."""
@@ -206,29 +235,86 @@ class AgrnavNode(OffloadedNode):
         yield
         result = self._pipeline.finish(prepared, *ran)
         self.health.clear("sweep")
-        self._publish(frame, result)
+        if self.carry is None:
+            tell_seen = self._publish(frame, result.labels, result.occupancy, result.report)
+            self._account(frame, result)
+            self.compare(frame.message.header, result.labels, scene_drop)
+            tell_seen()
+        else:
+            self._account(frame, result)
+            self.carry.post(functools.partial(self._completed, frame, result, self.carry.loop))
 
-    def _publish(self, frame: Frame, result: SceneResult) -> None:
+    def _account(self, frame: Frame, result: SceneResult) -> None:
+        energy, measured = self.energy(frame, result.report)
+        self.account(frame.message.header, result.inputs, result.report, energy, measured)
+
+    def _see(self, frame: Frame) -> bool:
+        """A sweep has come: the carrier sees it, and the network may (in the thread that carries)."""
+        frame.pixels = self._grid.occupancy(cloud_to_points(frame.message))
+        stamp = frame.message.header.stamp
+        follows = self._carrier.see(stamp.to_nsec(), frame.pixels, self._pose(frame.message.header))
+        self._slot.put(frame)
+        if self.params["local"] and self.carry is not None:
+            alone = self._carrier.alone(stamp.to_nsec())
+            self.carry.loop.carrying.came_locally(alone, stamp.to_nsec())
+        return follows
+
+    def _pose(self, header: Any) -> Optional[Transform]:
+        """Where the sensor is in a frame that stands still; None while tf does not know it."""
+        frame = self.params["odometry_frame"]
+        try:
+            found = transform_of(
+                self._buffer.lookup_transform(frame, header.frame_id, header.stamp, rospy.Duration(ODOMETRY_S))
+            )
+        except (tf2_ros.TransformException, BadInput, ValueError) as error:
+            self.health.warn("odometry", f"no pose of {header.frame_id!r} in {frame!r}, scenes are held: {error}")
+            return None
+        self.health.clear("odometry")
+        return found
+
+    def _completed(self, frame: Frame, result: SceneResult, loop: FrameLoop[Frame, Array]) -> None:
+        """The network's result for an earlier sweep (in the thread that carries)."""
+        loop.came(result.labels, frame.message.header.stamp.to_nsec(), frame.received_s, result.report)
+
+    def _leave(self, frame: Frame, along: Along[Array]) -> None:
+        """The result of a sweep, whatever its origin."""
+        assert frame.pixels is not None
+        report = along.tag or InferenceReport(Mode.LOCAL, self._completer.name)
+        labels = nothing(frame.pixels) if along.result is None else along.result
+        self._publish(frame, labels, frame.pixels, report, along)()
+
+    def _publish(
+        self,
+        frame: Frame,
+        labels: Array,
+        occupancy: Array,
+        report: InferenceReport,
+        along: Optional[Along[Array]] = None,
+    ) -> Callable[[], object]:
+        """The one result of a sweep. Returns what shows it to whoever watches."""
         header, params = frame.message.header, self.params
-        found = occupancy_slice(
-            result.labels, self._grid, GROUND, params["body_low"], params["body_high"], params["step"]
-        )
+        found = occupancy_slice(labels, self._grid, GROUND, params["body_low"], params["body_high"], params["step"])
         robot, goal = self._grid.cell(0.0, 0.0), self._goal_cell(header)
         plan = None
         if goal is not None:
             plan = find_path(found, self._grid.voxel_size, robot, goal, params["robot_radius"])
             self._tell(plan)
-        self._semantic.publish(scene_messages.grid_message(header, result.labels, self._grid, LABELS))
+        self._semantic.publish(scene_messages.grid_message(header, labels, self._grid, LABELS, along))
         self._occupancy.publish(scene_messages.slice_message(header, found, self._grid))
         height_m = -params["sensor_height"] + 0.1
         self._path.publish(scene_messages.path_message(header, plan, self._grid, height_m))
+        if along is None or along.source != self._told:
+            # what was carried along is no news to them
+            self._told = 0 if along is None else along.source
+            self._tell_server(header, labels, found, plan, report, height_m)
+        return lambda: self._pictures.put(_Picture(header, labels, occupancy, report, found, plan, robot, goal))
+
+    def _tell_server(
+        self, header: Any, labels: Array, found: Array, plan: Optional[Plan], report: InferenceReport, height_m: float
+    ) -> None:
         told = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, "frame_id": header.frame_id}
         told.update(scene_report.facts(self._grid, height_m))
-        self._network.tell(scene_report.coded(result.labels, found, plan), result.report, told)
-        energy, measured = self.energy(frame, result.report)
-        self.account(header, result.inputs, result.report, energy, measured)
-        self.compare(header, result.labels, scene_drop)
-        self._pictures.put(_Picture(header, result, found, plan, robot, goal))
+        self._network.tell(scene_report.coded(labels, found, plan), report, told)
 
     def _tell(self, plan: Optional[Plan]) -> None:
         if plan is None:
@@ -263,12 +349,22 @@ class AgrnavNode(OffloadedNode):
         """The result of a sweep that could not be used: a grid and a slice in which nothing is known."""
         header = frame.message.header
         labels = np.zeros(self._grid.shape, dtype=np.uint8)
-        self._semantic.publish(scene_messages.grid_message(header, labels, self._grid, LABELS))
+        self._semantic.publish(scene_messages.grid_message(header, labels, self._grid, LABELS, NOTHING))
         unknown = np.full(self._grid.shape[:2], -1, dtype=np.int8)
         self._occupancy.publish(scene_messages.slice_message(header, unknown, self._grid))
         self._path.publish(scene_messages.path_message(header, None, self._grid, 0.0))
+        self._tell_latency(frame, error)
+
+    def _tell_failure(self, frame: Frame, error: BaseException) -> None:
+        """The network could not be run on a sweep; a result that is carried to it leaves by itself."""
+        if self.carry is None:
+            self._publish_failure(frame, error)
+        else:
+            self._tell_latency(frame, error)
+
+    def _tell_latency(self, frame: Frame, error: BaseException) -> None:
         report = InferenceReport(Mode.LOCAL, self._completer.name, time.monotonic() - frame.received_s)
-        self.publish_latency(header, report, float("nan"), False, str(error))
+        self.publish_latency(frame.message.header, report, float("nan"), False, str(error))
 
     def _on_failure(self, frame: Frame, error: BaseException) -> None:
         self.leave_turn(frame)
@@ -278,31 +374,28 @@ class AgrnavNode(OffloadedNode):
             rospy.logwarn_throttle(5.0, f"sweep {frame.message.header.seq}: {error}")
         else:
             self.fault("network", error)
-        self._publish_failure(frame, error)
+        self._tell_failure(frame, error)
 
     def _paint(self, picture: _Picture) -> None:
-        header, result, plan = picture.header, picture.result, picture.plan
+        header, labels, plan = picture.header, picture.labels, picture.plan
         if self._voxels.get_num_connections():
-            self._voxels.publish(scene_messages.voxels_message(header, result.labels, self._grid, COLOURS))
+            self._voxels.publish(scene_messages.voxels_message(header, labels, self._grid, COLOURS))
         if self._markers.get_num_connections():
-            self._markers.publish(
-                scene_messages.markers_message(header, result.labels, self._grid, COLOURS, GROUND, LABELS)
-            )
+            self._markers.publish(scene_messages.markers_message(header, labels, self._grid, COLOURS, GROUND, LABELS))
         if not (self._overlay.get_num_connections() or self._overlay_jpeg.get_num_connections()):
             return
         path = None if plan is None else plan.cells
         top = int((self.params["body_high"] + 1.2) / self._grid.voxel_size)
         image = draw_scene(
-            result.labels, COLOURS, result.occupancy, picture.found, path, picture.robot, picture.goal,
-            self._lines(result, plan), top=top,
+            labels, COLOURS, picture.occupancy, picture.found, path, picture.robot, picture.goal,
+            self._lines(picture.report, plan), top=top,
         )  # fmt: skip
         if self._overlay.get_num_connections():
             self._overlay.publish(bgr_to_image(image, header))
         if self._overlay_jpeg.get_num_connections():
             self._overlay_jpeg.publish(bgr_to_jpeg(image, header, self.params["jpeg_quality"]))
 
-    def _lines(self, result: SceneResult, plan: Optional[Plan]) -> List[str]:
-        report = result.report
+    def _lines(self, report: InferenceReport, plan: Optional[Plan]) -> List[str]:
         way = "no path" if plan is None else f"path {plan.length_m:.1f} m{'' if plan.reached else ' (not to the goal)'}"
         lines = [
             f"{report.model}, mode {report.mode}, {report.total_s * 1e3:.0f} ms, {report.bytes_up / 1e3:.1f} kB up, "

@@ -15,15 +15,18 @@ from visualization_msgs.msg import Marker, MarkerArray
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.models.voxels import MAX_VOXELS, VoxelGrid
-from edge_offload.nodes.inference.compose import copy_header
+from edge_offload.nodes.inference.compose import copy_header, origin_message
 from edge_offload.perception.scene.planning import Plan
+from edge_offload.runtime.carrying import Along
 from edge_offload_msgs.msg import SemanticGrid
 
 COMPRESSION = 1
 
 
-def grid_message(header: Any, labels: Array, grid: VoxelGrid, names: Sequence[str]) -> SemanticGrid:
-    """Labels uint8 [x, y, z] as one Zstandard frame."""
+def grid_message(
+    header: Any, labels: Array, grid: VoxelGrid, names: Sequence[str], along: Optional[Along[Any]] = None
+) -> SemanticGrid:
+    """Labels uint8 [x, y, z] as one Zstandard frame; ``along``: unless they are fresh."""
     coded = zstandard.ZstdCompressor(level=COMPRESSION).compress(np.ascontiguousarray(labels).tobytes())
     size_x, size_y, size_z = labels.shape
     return SemanticGrid(
@@ -36,6 +39,7 @@ def grid_message(header: Any, labels: Array, grid: VoxelGrid, names: Sequence[st
         labels=list(names),
         encoding=SemanticGrid.ZSTD,
         data=coded,
+        result=origin_message(header, along),
     )
 
 

@@ -100,6 +100,11 @@ class FlowCarrier:
             self._courses, self._first = [], stamp
         return follows
 
+    @property
+    def bytes_held(self) -> int:
+        """Of the frames in the ring."""
+        return self._ring.size
+
     def carry(self, result: Sequence[TrackedPerson], source: int, target: int) -> List[TrackedPerson]:
         """People of the frame ``source`` as they are in the frame ``target`` (stamps, ns), as a new list.
 

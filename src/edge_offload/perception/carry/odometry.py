@@ -53,6 +53,7 @@ class SceneCarrier:
         self.degraded = ""
         self._ring: Ring[_Sweep] = Ring(limit_bytes)
         self._sight = Sight(grid)
+        self._alone: Optional[Tuple[_Sweep, Array]] = None
 
     def see(self, stamp: int, occupancy: Array, pose: Optional[Transform] = None) -> bool:
         """Take a sweep in.
@@ -73,6 +74,11 @@ class SceneCarrier:
         bits = np.packbits(occupancy > 0)
         return self._ring.put(stamp, _Sweep(bits, pose), bits.nbytes + 1024)
 
+    @property
+    def bytes_held(self) -> int:
+        """Of the frames in the ring."""
+        return self._ring.size
+
     def carry(self, result: Array, source: int, target: int) -> Array:
         """Labels uint8 [x, y, z] of the sweep ``source`` as they are for the sweep ``target`` (stamps, ns).
 
@@ -91,14 +97,31 @@ class SceneCarrier:
         labels, inside = (result, None) if motion is None else moved(result, motion, self.grid)
         if now is None:
             return labels
-        hits = np.unpackbits(now.bits, count=result.size).reshape(result.shape)
+        hits = self._hits(now)
         labels = self._sight.cleared(labels, hits)
-        alone = columns(hits)
+        alone = self.alone(target)
         missed = (hits > 0) & (labels == 0)
         labels[missed] = alone[missed]
         if inside is not None:
             labels[~inside] = alone[~inside]
         return labels
+
+    def alone(self, stamp: int) -> Array:
+        """What can be made of a sweep that is held without a network: labels uint8 [x, y, z].
+
+        Raises:
+            BadInput: it is not held.
+        """
+        sweep = self._ring.get(stamp)
+        if sweep is None:
+            raise BadInput("a sweep that is not held")
+        if self._alone is None or self._alone[0] is not sweep:
+            self._alone = (sweep, columns(self._hits(sweep)))
+        return self._alone[1]
+
+    def _hits(self, sweep: _Sweep) -> Array:
+        voxels = int(np.prod(self.grid.shape))
+        return np.unpackbits(sweep.bits, count=voxels).reshape(self.grid.shape)
 
     def _motion(self, before: Optional[_Sweep], now: Optional[_Sweep], passed_s: float) -> Optional[Transform]:
         """Maps the sensor's frame of now into that of before; None where that is not known, and why."""
@@ -177,16 +200,16 @@ class Sight:
         row = np.clip((np.degrees(np.arctan2(z, flat)) + 90) / degrees, 0, rows - 1).astype(np.int32)
         turn = np.degrees(np.arctan2(y[None, :], x[:, None])) + 180
         self._direction = (row * turns + ((turn / degrees).astype(np.int32) % turns)[:, :, None]).ravel()
+        self._far_first = np.argsort(-self._distance).astype(np.int32)
         self._margin_m = margin_m
 
     def cleared(self, labels: Array, hits: Array) -> Array:
         """A copy of ``labels`` uint8 [x, y, z], 0 where a sweep sees through that hit ``hits`` (likewise)."""
-        hit = np.flatnonzero(hits)
-        far_first = hit[np.argsort(-self._distance[hit])]
+        far_first = self._far_first[np.flatnonzero((hits.ravel() > 0).take(self._far_first))]
         nearest = np.full(self._directions[0] * self._directions[1], np.inf, dtype=np.float32)
         nearest[self._direction[far_first]] = self._distance[far_first]
         around = np.pad(nearest.reshape(self._directions), ((0, 0), (1, 1)), "wrap")
         bound = cv2.erode(around, np.ones((3, 3), np.uint8))[:, 1:-1].ravel() - np.float32(self._margin_m)
         bound[~np.isfinite(bound)] = 0.0
-        kept = self._distance >= bound[self._direction]
+        kept = self._distance >= bound.take(self._direction)
         return np.asarray(labels * kept.reshape(labels.shape))

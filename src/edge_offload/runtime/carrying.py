@@ -1,0 +1,273 @@
+"""A result for every frame at once: the network's own where it comes in time, else the best that is carried there."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import Any, Callable, Deque, Generic, NamedTuple, Optional, TypeVar
+
+from edge_offload.manager.drop import DropCurve, DropEstimator
+from edge_offload.perception.carry.carrier import Carrier
+
+Result = TypeVar("Result")
+Frame = TypeVar("Frame")
+
+FRESH, CARRIED, LOCAL, NONE = "fresh", "carried", "local", "none"
+"""Origins of results: the network saw this very frame; an earlier one; the local algorithm; there is none."""
+
+IN_TIME = 0.6
+"""Share of the frame interval within which the network has usually answered where it is worth while to wait for it."""
+
+LATEST = 0.75
+"""Share of the frame interval after which a frame's result leaves, whatever comes later."""
+
+WAITING = 2
+"""Frames that may wait for the thread that carries; when more come the oldest are superseded: late is worse."""
+
+
+@dataclass(frozen=True, eq=False)
+class Along(Generic[Result]):
+    """A result for one frame.
+
+    Attributes:
+        result: None where there is none.
+        origin: one of those above.
+        source: stamp (ns) of the frame that the network, or the local algorithm, saw; 0: none.
+        drop: expected of it, 0 (as the network's own) to 1; NaN: unknown.
+        tag: what came with the result.
+        degraded: why it is carried less well than it could be; empty: it is not.
+    """
+
+    result: Optional[Result]
+    origin: str
+    source: int = 0
+    drop: float = math.nan
+    tag: Any = None
+    degraded: str = ""
+
+
+class _Held(NamedTuple):
+    result: Any
+    source: int
+    tag: Any
+
+
+class Carrying(Generic[Result]):
+    """Holds the newest results of the network and of the local algorithm, and gives the better one for each frame.
+
+    What was carried to a frame is compared with the network's own result for it, once that comes: that is where the
+    expected drops are from. One thread at a time.
+
+    Args:
+        carrier: moves results along.
+        loss: of one result against the network's own for the same frame, 0 to 1.
+        drops: learns and tells what carried and local results lose.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier[Result],
+        loss: Callable[[Result, Result], float],
+        drops: Optional[DropEstimator] = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._carrier, self._loss, self._clock = carrier, loss, clock
+        self.drops = drops or DropEstimator()
+        self._network: Optional[_Held] = None
+        self._local: Optional[_Held] = None
+        #: The local algorithm's recent results by stamp, to be compared with the network's.
+        self._locals: OrderedDict[int, Result] = OrderedDict()
+
+    def forget(self) -> None:
+        """Nothing that is held is of use any more: stamps or images have begun anew."""
+        self._network = self._local = None
+        self._locals.clear()
+
+    def carried(self, target: int) -> Optional[Result]:
+        """The network's newest result as it is in the frame ``target``; None if there is none of before."""
+        held = self._network
+        return None if held is None or held.source > target else self._carrier.carry(held.result, held.source, target)
+
+    def came(self, result: Result, source: int, newest: int, tag: Any = None) -> None:
+        """The network's result for the frame ``source`` has come; it is caught up to the frame ``newest``."""
+        held, now = self._network, self._clock()
+        if held is not None and source <= held.source:
+            return
+        if held is not None:
+            lost = self._loss(self._carrier.carry(held.result, held.source, source), result)
+            self.drops.compared(now, (source - held.source) / 1e9, lost)
+        if source in self._locals:
+            self.drops.compared_local(now, self._loss(self._locals[source], result))
+        self._network = _Held(result, source, tag)
+        self._carrier.carry(result, source, max(source, newest))
+
+    def came_locally(self, result: Result, source: int, tag: Any = None) -> None:
+        """The local algorithm's result for the frame ``source``."""
+        if self._local is None or source > self._local.source:
+            self._local = _Held(result, source, tag)
+            self._locals[source] = result
+            if len(self._locals) > 2 * WAITING:
+                self._locals.popitem(last=False)
+
+    def curve(self) -> DropCurve:
+        """What is expected now."""
+        return self.drops.curve(self._clock())
+
+    def at(self, target: int) -> Along[Result]:
+        """The better of what there is for the frame ``target``."""
+        network, local, curve = self._network, self._local, self.curve()
+        if network is not None and network.source == target:
+            return Along(network.result, FRESH, target, 0.0, network.tag)
+        choices = []
+        if network is not None and network.source < target:
+            choices.append((curve.carried((target - network.source) / 1e9), CARRIED, network))
+        if local is not None and local.source <= target:
+            lost = 0.5 if curve.local is None else curve.local
+            # what is carried over no time at all has lost nothing
+            lost += curve.slope * (target - local.source) / 1e9
+            choices.append((min(1.0, lost), LOCAL, local))
+        if not choices:
+            return Along(None, NONE)
+        drop, origin, held = min(choices, key=lambda choice: choice[0])
+        moved = self._carrier.carry(held.result, held.source, target)
+        return Along(moved, origin, held.source, drop, held.tag, self._carrier.degraded)
+
+
+class _Pending(NamedTuple):
+    frame: Any
+    stamp: int
+    leaves_s: float
+
+
+class FrameLoop(Generic[Frame, Result]):
+    """Lets every frame have its result within the frame interval, in the order of the frames. One thread at a time.
+
+    A frame waits for the network's own result where that has usually come in time; else, or when it is late, it leaves
+    with what is carried to it.
+
+    Args:
+        carrying: what there is for a frame.
+        leave: called with a frame and its result, exactly once for every frame.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        carrying: Carrying[Result],
+        leave: Callable[[Frame, Along[Result]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.carrying = carrying
+        self._leave, self._clock = leave, clock
+        self._pending: Optional[_Pending] = None
+        self._newest = 0
+        self._steps: Deque[float] = deque(maxlen=9)
+        self._took: Deque[float] = deque(maxlen=5)
+
+    @property
+    def interval_s(self) -> float:
+        """Median of the recent times between frames, seconds; 0: not known."""
+        return statistics.median(self._steps) if self._steps else 0.0
+
+    @property
+    def due_s(self) -> float:
+        """When the frame that waits has to leave, on the clock; infinity: none waits."""
+        return math.inf if self._pending is None else self._pending.leaves_s
+
+    def arrived(self, frame: Frame, stamp: int, received_s: float, follows: bool = True) -> None:
+        """A frame has come that the carrier has seen; ``follows``: it knows earlier ones."""
+        self.flush()
+        if not follows or stamp < self._newest:
+            self.carrying.forget()
+            self._steps.clear()
+        elif stamp > self._newest > 0:
+            self._steps.append((stamp - self._newest) / 1e9)
+        self._newest = stamp
+        interval = self.interval_s
+        in_time = bool(self._took) and interval > 0 and statistics.median(self._took) <= IN_TIME * interval
+        leaves_s = received_s + (LATEST * interval if in_time else 0.0)
+        self._pending = _Pending(frame, stamp, leaves_s)
+        if leaves_s <= self._clock():
+            self.flush()
+
+    def came(self, result: Result, source: int, received_s: float, tag: Any = None) -> None:
+        """The network's result has come for the frame ``source``, which was received at ``received_s``."""
+        if self.outdated(source):
+            return
+        self._took.append(max(0.0, self._clock() - received_s))
+        self.carrying.came(result, source, self._newest, tag)
+        if self._pending is not None and self._pending.stamp == source:
+            self.flush()
+
+    def came_locally(self, result: Result, source: int, tag: Any = None) -> None:
+        """Likewise the local algorithm's."""
+        if not self.outdated(source):
+            self.carrying.came_locally(result, source, tag)
+
+    def outdated(self, source: int) -> bool:
+        """Whether a frame was there before the stamps went back."""
+        return source > self._newest
+
+    def flush(self) -> None:
+        """Let the frame that waits leave."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._leave(pending.frame, self.carrying.at(pending.stamp))
+
+
+class Events:
+    """What one thread does, one after the other: calls that other threads post, and what is due at a time.
+
+    Args:
+        due_s: when :func:`when_due` is to be called, monotonic seconds.
+        when_due: does what is due then.
+        on_error: told what a call let through.
+    """
+
+    def __init__(
+        self, due_s: Callable[[], float], when_due: Callable[[], None], on_error: Callable[[BaseException], None]
+    ) -> None:
+        self._due_s, self._when_due, self._on_error = due_s, when_due, on_error
+        self._changed = threading.Condition()
+        self._calls: Deque[Callable[[], None]] = deque()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="carry", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have a call made, after those before it."""
+        with self._changed:
+            self._calls.append(call)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            with self._changed:
+                while not self._calls and not self._closed and self._due_s() > time.monotonic():
+                    left_s = self._due_s() - time.monotonic()
+                    self._changed.wait(None if math.isinf(left_s) else max(0.0, left_s))
+                # what is still due is done before the end
+                ended = not self._calls and self._closed
+                call = self._calls.popleft() if self._calls else self._when_due
+            try:
+                call()
+            except Exception as error:
+                self._on_error(error)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Make the calls that wait, then end; whether that was done in time."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()

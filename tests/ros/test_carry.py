@@ -1,0 +1,94 @@
+"""Nodes that carry results along: what leaves is counted outside."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.ros.ros_rig import wait_for
+from tests.ros.test_agrnav import CELLS, cloud, floor_and_wall
+from tests.ros.test_people_node import start
+
+
+def small(side: int) -> dict:
+    """Changes that make a grey image of that many pixels each way."""
+    return {"height": side, "width": side, "step": 3 * side, "data": bytes([90]) * (3 * side * side)}
+
+
+def test_every_image_has_one_result_at_once_though_the_network_is_slow(graph, images):
+    """Images that change size, cannot be read, or come with old stamps are among them."""
+    node, people, latency = start(graph, images, carry=True, model_options={"seconds": 0.25})
+    for number in range(60):
+        images.send(
+            x=40 + number // 2, **(small(64) if number in (40, 41) else {"encoding": "no"} if number == 50 else {})
+        )
+        time.sleep(0.03)
+    images.stamps.append(images.send(x=50, header=first_header(images)))
+    wait_for(lambda: graph.values(node).get("frames offered") == "61", "the arrival of all images")
+    taken = int(graph.values(node)["frames taken"])
+    wait_for(lambda: len(people) == taken, "a result for every image taken up")
+    results = [message for found in people.by_stamp().values() for message in found]
+    assert len(results) == taken
+    assert 55 <= taken <= 61, "superseded only where this machine was busy with something else"
+    assert 2 <= len(latency) < 0.5 * taken, "one for each inference, not for each image"
+    origins = [message.result.origin for message in results]
+    assert origins.count("carried") > 0.5 * taken
+    assert set(origins) <= {"fresh", "carried", "none"}
+    for message in results:
+        if message.result.origin == "carried":
+            assert 0 < message.result.seen.to_nsec() < message.header.stamp.to_nsec()
+            assert message.result.seen.to_nsec() in latency.by_stamp()
+            assert 0 <= message.result.expected_drop <= 1
+        elif message.result.origin == "none":
+            assert not message.people
+    late = [message for message in results if message.result.origin == "carried" and message.people]
+    assert len({message.people[0].id for message in late}) <= 3
+
+
+def first_header(images):
+    import rospy
+    from std_msgs.msg import Header
+
+    return Header(stamp=rospy.Time(*divmod(images.stamps[0] - 10**9, 10**9)), frame_id="camera_optical_frame")
+
+
+@pytest.mark.parametrize("odometry", [True, False])
+def test_every_sweep_has_one_scene_and_without_odometry_that_is_said(graph, odometry):
+    import rospy
+    import tf2_ros
+    from geometry_msgs.msg import Quaternion, TransformStamped, Vector3
+    from sensor_msgs.msg import PointCloud2
+    from std_msgs.msg import Header
+
+    from edge_offload_msgs.msg import Latency, SemanticGrid
+    from tests.ros.ros_rig import wait_for_readers
+
+    scenes, latency = graph.listen("agrnav/semantic_grid", SemanticGrid), graph.listen("offload/latency", Latency)
+    node = graph.node("agrnav_node", carry=True, cells=CELLS, sensor_height=0.5, threads=1, odometry_frame="still")
+    sweeps = graph.publisher("lidar/points", PointCloud2)
+    wait_for_readers(sweeps, timeout_s=120)
+    tf = tf2_ros.TransformBroadcaster()
+    wait_for_readers(tf.pub_tf)
+    points, began = floor_and_wall(), 1_700_000_000_000_000_000
+    for number in range(20):
+        stamp = began + number * 100_000_000
+        if odometry:
+            header = Header(stamp=rospy.Time(*divmod(stamp, 10**9)), frame_id="still")
+            moved = TransformStamped(header=header, child_frame_id="lidar_link")
+            moved.transform.translation, moved.transform.rotation = (
+                Vector3(0.02 * number, 0, 0.5),
+                Quaternion(0, 0, 0, 1),
+            )
+            tf.sendTransform(moved)
+            time.sleep(0.01)
+        sweeps.publish(cloud(points - [0.02 * number, 0, 0], stamp))
+        time.sleep(0.1)
+    wait_for(lambda: graph.values(node).get("sweeps offered") == "20", "the arrival of all sweeps")
+    taken = int(graph.values(node)["sweeps taken"])
+    wait_for(lambda: len(scenes) == taken, "a scene for every sweep taken up")
+    assert len(latency) < taken
+    origins = [found[0].result.origin for found in scenes.by_stamp().values()]
+    assert {len(found) for found in scenes.by_stamp().values()} == {1}
+    assert "carried" in origins or "local" in origins
+    assert graph.says(node, 1, "scenes are held") != odometry

@@ -1,0 +1,144 @@
+"""A result for every frame: what leaves, when, and what is learnt of it. Results are numbers that grow by the frame."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_offload.errors import BadInput
+from edge_offload.runtime.carrying import CARRIED, FRESH, LOCAL, NONE, Carrying, Events, FrameLoop
+
+FRAME = 100_000_000
+
+
+class Counting:
+    """Carries a number along: one more for every frame."""
+
+    degraded = ""
+
+    def carry(self, result: float, source: int, target: int) -> float:
+        if target < source:
+            raise BadInput("back in time")
+        return result + (target - source) / FRAME
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def made(clock: Clock):
+    left = []
+    carrying = Carrying(Counting(), lambda carried, own: min(1.0, abs(carried - own)), clock=clock)
+    return FrameLoop(carrying, lambda frame, along: left.append((frame, along)), clock), left
+
+
+def test_before_anything_came_there_is_nothing_then_what_came_is_carried():
+    clock = Clock()
+    loop, left = made(clock)
+    for number in range(6):
+        loop.arrived(f"frame {number}", number * FRAME, clock.now)
+        if number == 3:
+            loop.came(10.0, FRAME, clock.now - 0.2, "tag")
+        clock.now += 0.1
+    assert [(frame, along.result, along.origin) for frame, along in left] == [
+        ("frame 0", None, NONE), ("frame 1", None, NONE), ("frame 2", None, NONE), ("frame 3", None, NONE),
+        ("frame 4", 13.0, CARRIED), ("frame 5", 14.0, CARRIED),
+    ]  # fmt: skip
+    assert (left[-1][1].source, left[-1][1].tag) == (FRAME, "tag")
+
+
+def test_a_network_that_answers_in_time_is_waited_for_and_one_that_fails_to_is_not_waited_for_long():
+    clock = Clock()
+    loop, left = made(clock)
+    for number in range(8):
+        loop.arrived(number, number * FRAME, clock.now)
+        clock.now += 0.03
+        loop.came(float(number), number * FRAME, clock.now - 0.03)
+        clock.now += 0.07
+    assert [along.origin for _, along in left][-5:] == [FRESH] * 5
+    loop.arrived(8, 8 * FRAME, clock.now)
+    assert clock.now < loop.due_s < clock.now + 0.1
+    clock.now = loop.due_s
+    loop.flush()
+    assert (left[-1][0], left[-1][1].origin, left[-1][1].result) == (8, CARRIED, 8.0)
+    assert loop.due_s == math.inf
+
+
+@given(st.integers(0, 10_000))
+def test_every_frame_leaves_once_and_in_order_whatever_comes_when(seed):
+    chance = random.Random(seed)
+    clock = Clock()
+    loop, left = made(clock)
+    under_way, stamp, sent = [], 0, []
+    for number in range(60):
+        stamp = max(1, stamp + chance.choice((FRAME, FRAME, FRAME, 2 * FRAME, -20 * FRAME)))
+        loop.arrived(number, stamp, clock.now)
+        sent.append(number)
+        under_way.append((clock.now + chance.choice((0.02, 0.05, 0.35)), stamp, clock.now))
+        ends = clock.now + 0.1
+        while clock.now < ends:
+            clock.now += 0.01
+            for done, source, received in [each for each in under_way if each[0] <= clock.now]:
+                under_way.remove((done, source, received))
+                chance.choice((loop.came, lambda r, s, _: loop.came_locally(r, s)))(1.0, source, received)
+            if loop.due_s <= clock.now:
+                loop.flush()
+    loop.flush()
+    assert [frame for frame, _ in left] == sent
+    assert all(along.source <= stamp for _, along in left for stamp in [10**18])
+
+
+def test_drops_are_learnt_from_what_came_and_the_better_one_is_given():
+    clock = Clock()
+    carrying = Carrying(Counting(), lambda carried, own: min(1.0, abs(carried - own)), clock=clock)
+    for number in range(0, 400, 4):
+        # it grows by 1.1 a frame: what is carried over four has lost 0.4; the local one's is off by 0.2
+        carrying.came_locally(1.1 * number + 0.2, number * FRAME)
+        carrying.came(1.1 * number, number * FRAME, number * FRAME)
+        clock.now += 0.4
+    curve = carrying.curve()
+    assert curve.carried(0.4) == pytest.approx(0.4, abs=0.05)
+    assert curve.local == pytest.approx(0.2, abs=0.05)
+    last = 396
+    carrying.came_locally(7.0, (last + 5) * FRAME)
+    assert carrying.at(last * FRAME).origin == FRESH
+    assert carrying.at((last + 5) * FRAME).origin == LOCAL
+    assert carrying.at((last + 5) * FRAME).drop < curve.carried(0.5)
+
+
+def test_stamps_that_go_back_forget_and_a_result_of_before_is_not_taken():
+    clock = Clock()
+    loop, left = made(clock)
+    loop.arrived("a", 50 * FRAME, clock.now)
+    loop.came(1.0, 50 * FRAME, clock.now - 1)
+    loop.arrived("b", FRAME, clock.now)
+    loop.came(5.0, 50 * FRAME, clock.now - 1)
+    loop.arrived("c", 2 * FRAME, clock.now)
+    assert [along.origin for _, along in left] == [NONE, NONE, NONE]
+
+
+@pytest.mark.process
+def test_calls_are_made_one_after_the_other_and_all_before_the_end():
+    made_calls, due = [], [math.inf]
+    events = Events(lambda: due[0], lambda: (made_calls.append("due"), due.__setitem__(0, math.inf)), made_calls.append)
+    events.start()
+    for number in range(5):
+        events.post(lambda number=number: made_calls.append(number))
+
+    def fails() -> None:
+        due[0] = 0.0
+        raise ValueError("seen")
+
+    events.post(fails)
+    assert events.drain(5.0)
+    assert made_calls[:5] == list(range(5))
+    assert str(made_calls[5]) == "seen"
+    assert made_calls[6] == "due"
