@@ -355,6 +355,54 @@ def _adaptive_launch(records: Any) -> List[str]:
     return lines
 
 
+def _carry(record: Any) -> List[str]:
+    people, scenes = record["people"], record["scenes"]
+    return [
+        f"People found by {people['model']} in frames {people['frames'][0]} to {people['frames'][1] - 1} of "
+        f"{people['video']} and tracked, so many frames later; F1 at IoU 0.5 against people labelled by hand.",
+        "",
+        *_table(
+            people["rows"],
+            [
+                ("frames old", "late", str),
+                ("result", "method", str),
+                ("F1", "f1", _ratio),
+                ("95 %, from", "f1_interval.0", _ratio),
+                ("to", "f1_interval.1", _ratio),
+                ("recall", "recall", _ratio),
+                ("precision", "precision", _ratio),
+            ],
+        ),
+        "",
+        f"Scenes of {scenes['cells']}x{scenes['cells']}x32 voxels in {scenes['worlds']} streets and as many rooms; completion IoU.",
+        "",
+        *_table(
+            scenes["rows"],
+            [
+                ("robot", "motion", str),
+                ("sweeps old", "late", str),
+                ("held", "held", _ratio),
+                ("carried", "carried", _ratio),
+                ("fresh", "fresh", _ratio),
+                ("closed", "closed", _percent),
+                ("column fill", "local", _ratio),
+            ],
+        ),
+        "",
+        *_table(
+            record["cost"],
+            [
+                ("processor time", "what", str),
+                ("one frame, ms", "step_ms.p50", _s),
+                ("p99", "step_ms.p99", _s),
+                ("8 caught up, ms", "catch_up_ms.p50", _s),
+                ("p99", "catch_up_ms.p99", _s),
+                ("ring over 10,000 frames, MB", "ring_bytes", _mb),
+            ],
+        ),
+    ]
+
+
 def _in_flight(record: Any) -> List[str]:
     kinds = (("twice the rate that one reaches", "fast"), ("10 Hz", "camera"))
     rows = [
@@ -607,6 +655,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "fuzz_messages": _fuzz,
     "fuzz_strangers": _fuzz,
     "people": _people,
+    "carry": _carry,
     "sconet": _sconet,
     "papers": _papers,
     "codecs": _codecs,

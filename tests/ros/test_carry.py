@@ -30,7 +30,7 @@ def test_every_image_has_one_result_at_once_though_the_network_is_slow(graph, im
     wait_for(lambda: len(people) == taken, "a result for every image taken up")
     results = [message for found in people.by_stamp().values() for message in found]
     assert len(results) == taken
-    assert 55 <= taken <= 61, "superseded only where this machine was busy with something else"
+    assert taken + int(graph.values(node)["frames superseded"]) == 61
     assert 2 <= len(latency) < 0.5 * taken, "one for each inference, not for each image"
     origins = [message.result.origin for message in results]
     assert origins.count("carried") > 0.5 * taken
