@@ -374,7 +374,8 @@ def _carry(record: Any) -> List[str]:
             ],
         ),
         "",
-        f"Scenes of {scenes['cells']}x{scenes['cells']}x32 voxels in {scenes['worlds']} streets and as many rooms; completion IoU.",
+        f"Scenes of {scenes['cells']}x{scenes['cells']}x32 voxels in {scenes['worlds']} streets and as many rooms;"
+        " completion IoU.",
         "",
         *_table(
             scenes["rows"],

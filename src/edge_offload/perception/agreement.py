@@ -29,7 +29,8 @@ def boxes_drop(before: Array, after: Array) -> float:
         return 1.0
     overlaps = iou_matrix(before, after)
     pairs, _, _ = assign(1.0 - overlaps, 1.0)
-    return float(1.0 - 2.0 * sum(overlaps[i, j] for i, j in pairs) / total)
+    # rounding may say a little less than nothing
+    return max(0.0, float(1.0 - 2.0 * sum(overlaps[i, j] for i, j in pairs) / total))
 
 
 def scene_drop(before: Array, after: Array) -> float:

@@ -92,6 +92,30 @@ class TrackedPerson:
         return replace(self, position=position)
 
 
+def recognised(found: People, known: Sequence[TrackedPerson]) -> List[TrackedPerson]:
+    """Known people of a frame, as another network finds them there; in order of id.
+
+    Whoever it finds that nobody knows is left out, for only a tracker gives ids; so is who is known and not found.
+    """
+    if not len(found) or not known:
+        return []
+    overlap = iou_matrix(found.boxes, np.stack([person.box for person in known]))
+    pairs, _, _ = assign(1 - overlap, 1 - _SAME)
+    people = [
+        replace(
+            known[j],
+            box=found.boxes[i].astype(np.float32),
+            score=float(found.scores[i]),
+            keypoints=found.keypoints[i].astype(np.float32),
+            missed_s=0.0,
+            coasting=False,
+            position=None,
+        )
+        for i, j in pairs
+    ]
+    return sorted(people, key=lambda person: person.id)
+
+
 class _Track:
     """What is remembered of one person between frames."""
 
@@ -292,6 +316,9 @@ class Tracker:
                 kept.append(track)
         self._tracks = kept
 
+
+_SAME = 0.3
+"""Overlap from which on two networks have found the same person."""
 
 _CARRIED = 2.0
 """How much further off a box is that was carried along, than one that was detected."""

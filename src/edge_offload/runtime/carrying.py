@@ -67,6 +67,9 @@ class Carrying(Generic[Result]):
         loss: of one result against the network's own for the same frame, 0 to 1.
         drops: learns and tells what carried and local results lose.
         clock: monotonic seconds.
+
+    Attributes:
+        told: called with every comparison: stamp of the frame (ns), staleness (seconds), drop, what is expected now.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Carrying(Generic[Result]):
     ) -> None:
         self._carrier, self._loss, self._clock = carrier, loss, clock
         self.drops = drops or DropEstimator()
+        self.told: Callable[[int, float, float, DropCurve], None] = lambda *_: None
         self._network: Optional[_Held] = None
         self._local: Optional[_Held] = None
         #: The local algorithm's recent results by stamp, to be compared with the network's.
@@ -98,11 +102,13 @@ class Carrying(Generic[Result]):
         held, now = self._network, self._clock()
         if held is not None and source <= held.source:
             return
-        if held is not None:
-            lost = self._loss(self._carrier.carry(held.result, held.source, source), result)
-            self.drops.compared(now, (source - held.source) / 1e9, lost)
         if source in self._locals:
             self.drops.compared_local(now, self._loss(self._locals[source], result))
+        if held is not None:
+            lost = self._loss(self._carrier.carry(held.result, held.source, source), result)
+            stale_s = (source - held.source) / 1e9
+            self.drops.compared(now, stale_s, lost)
+            self.told(source, stale_s, lost, self.drops.curve(now))
         self._network = _Held(result, source, tag)
         self._carrier.carry(result, source, max(source, newest))
 
@@ -172,15 +178,26 @@ class FrameLoop(Generic[Frame, Result]):
     @property
     def interval_s(self) -> float:
         """Median of the recent times between frames, seconds; 0: not known."""
-        return statistics.median(self._steps) if self._steps else 0.0
+        steps = list(self._steps)  # another thread may ask
+        return statistics.median(steps) if steps else 0.0
 
     @property
     def due_s(self) -> float:
         """When the frame that waits has to leave, on the clock; infinity: none waits."""
         return math.inf if self._pending is None else self._pending.leaves_s
 
-    def arrived(self, frame: Frame, stamp: int, received_s: float, follows: bool = True) -> None:
-        """A frame has come that the carrier has seen; ``follows``: it knows earlier ones."""
+    def arrived(
+        self, frame: Frame, stamp: int, received_s: float, follows: bool = True, local: Optional[Result] = None
+    ) -> None:
+        """A frame has come that the carrier has seen.
+
+        Args:
+            frame: it.
+            stamp: its own, ns.
+            received_s: when, on the clock.
+            follows: the carrier knows earlier ones.
+            local: the local algorithm's result, if that is quick enough to be here already.
+        """
         self.flush()
         if not follows or stamp < self._newest:
             self.carrying.forget()
@@ -188,6 +205,8 @@ class FrameLoop(Generic[Frame, Result]):
         elif stamp > self._newest > 0:
             self._steps.append((stamp - self._newest) / 1e9)
         self._newest = stamp
+        if local is not None:
+            self.carrying.came_locally(local, stamp)
         interval = self.interval_s
         in_time = bool(self._took) and interval > 0 and statistics.median(self._took) <= IN_TIME * interval
         leaves_s = received_s + (LATEST * interval if in_time else 0.0)

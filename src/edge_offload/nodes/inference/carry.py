@@ -2,67 +2,106 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from typing import Callable, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Callable, Generic, Iterator, Optional, TypeVar
 
 from edge_offload.errors import EdgeOffloadError
+from edge_offload.execute.clocks import busy_clock
+from edge_offload.manager.drop import DropCurve
 from edge_offload.nodes.common.health import Health
 from edge_offload.nodes.inference.intake import Frame
-from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, SlotCounts
+from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, SlotCounts, Worker
 from edge_offload.perception.carry.carrier import Carrier
 from edge_offload.runtime.carrying import WAITING, Along, Carrying, Events, FrameLoop
 
 Result = TypeVar("Result")
 
 
-class _Slowed(Generic[Result]):
-    """A carrier on a robot that is slowed on purpose (emulation)."""
+class _Slow:
+    """Waits after work as if the machine were slower, on purpose (emulation)."""
 
-    def __init__(self, carrier: Carrier[Result], slowdown: float) -> None:
-        self._carrier, self._slowdown = carrier, slowdown
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+
+    @contextlib.contextmanager
+    def work(self) -> Iterator[None]:
+        """What is done here takes so many times as long."""
+        began = busy_clock()
+        yield
+        if self._factor > 1:
+            time.sleep((self._factor - 1) * (busy_clock() - began))
+
+
+class _Slowed(Generic[Result]):
+    """A carrier on a robot that is slowed."""
+
+    def __init__(self, carrier: Carrier[Result], slow: _Slow) -> None:
+        self._carrier, self._slow = carrier, slow
         self.degraded = ""
 
     def carry(self, result: Result, source: int, target: int) -> Result:
-        began = time.thread_time()
-        moved = self._carrier.carry(result, source, target)
+        with self._slow.work():
+            moved = self._carrier.carry(result, source, target)
         self.degraded = self._carrier.degraded
-        time.sleep((self._slowdown - 1) * (time.thread_time() - began))
         return moved
+
+
+@dataclass(frozen=True)
+class Task(Generic[Result]):
+    """What is to be known of a node's results so that they can be carried along.
+
+    Attributes:
+        carrier: moves them.
+        see: has the carrier see a frame, and offers the frame to the network; whether earlier frames are still known.
+        leave: publishes the result of a frame.
+        fail: publishes that a frame has none, and why.
+        drop: of one result against the network's own for the same frame, 0 to 1.
+        alone: the local algorithm, if it is quick: the result of a frame that the carrier has seen.
+        beside: the local algorithm, if it is slow: it works on the latest frame in a thread of its own.
+        adopt: makes a result of what ``beside`` found, where frames are carried.
+    """
+
+    carrier: Carrier[Result]
+    see: Callable[[Frame], bool]
+    leave: Callable[[Frame, Along[Result]], None]
+    fail: Callable[[Frame, BaseException], None]
+    drop: Callable[[Result, Result], float]
+    alone: Optional[Callable[[Frame], Result]] = None
+    beside: Optional[Callable[[Frame], Any]] = None
+    adopt: Optional[Callable[[Frame, Any], Result]] = None
 
 
 class CarryThread(Generic[Result]):
     """Takes every frame up, and lets it leave with its result within the frame interval.
 
     Args:
-        carrier: moves results along.
-        see: has the carrier see a frame, and offers the frame to the network; whether earlier frames are still known.
-        leave: publishes the result of a frame.
-        fail: publishes that a frame has none, and why.
-        loss: of one result against the network's own, 0 to 1.
+        task: what is carried.
         slowdown: factor by which this machine is slowed on purpose.
         health: says how results are carried.
         on_error: told of what should not happen.
     """
 
     def __init__(
-        self,
-        carrier: Carrier[Result],
-        see: Callable[[Frame], bool],
-        leave: Callable[[Frame, Along[Result]], None],
-        fail: Callable[[Frame, BaseException], None],
-        loss: Callable[[Result, Result], float],
-        slowdown: float,
-        health: Health,
-        on_error: Callable[[str, BaseException], None],
+        self, task: Task[Result], slowdown: float, health: Health, on_error: Callable[[str, BaseException], None]
     ) -> None:
-        self._see, self._publish, self._fail, self._health = see, leave, fail, health
+        self._task, self._health, self._slow = task, health, _Slow(slowdown)
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=WAITING)
-        self.loop: FrameLoop[Frame, Result] = FrameLoop(Carrying(_Slowed(carrier, slowdown), loss), self._leave)
+        carrying = Carrying(_Slowed(task.carrier, self._slow), task.drop)
+        self.loop: FrameLoop[Frame, Result] = FrameLoop(carrying, self._leave)
         self._events = Events(lambda: self.loop.due_s, self.loop.flush, lambda error: on_error("carry", error))
+        self._beside: Optional[Worker[Frame]] = None
+        if task.beside is not None:
+            self._latest: LatestFrameQueue[Frame] = LatestFrameQueue()
+            self._beside = Worker(self._latest, self._look, lambda _, error: on_error("local", error), "local")
 
-    def start(self) -> None:
-        """Begin."""
+    def start(self, told: Callable[[int, float, float, DropCurve], None]) -> None:
+        """Begin; ``told``: called with every comparison (:class:`Carrying`)."""
+        self.loop.carrying.told = told
         self._events.start()
+        if self._beside is not None:
+            self._beside.start()
 
     def put(self, frame: Frame) -> bool:
         """A frame has come; whether it will be taken up."""
@@ -83,13 +122,29 @@ class CarryThread(Generic[Result]):
         frame = self._slot.take(0.0)
         if frame is None:
             return
+        self.loop.flush()
         try:
-            follows = self._see(frame)
+            with self._slow.work():
+                follows = self._task.see(frame)
+                local = None if self._task.alone is None else self._task.alone(frame)
         except EdgeOffloadError as error:
-            self.loop.flush()
-            self._fail(frame, error)
+            self._task.fail(frame, error)
             return
-        self.loop.arrived(frame, frame.message.header.stamp.to_nsec(), frame.received_s, follows)
+        self.loop.arrived(frame, frame.message.header.stamp.to_nsec(), frame.received_s, follows, local)
+        if self._beside is not None:
+            self._latest.put(frame)
+
+    def _look(self, frame: Frame) -> None:
+        """The local algorithm's work, in its own thread."""
+        assert self._task.beside is not None
+        with self._slow.work():
+            found = self._task.beside(frame)
+        self.post(lambda: self._adopt(frame, found))
+
+    def _adopt(self, frame: Frame, found: Any) -> None:
+        stamp = frame.message.header.stamp.to_nsec()
+        if self._task.adopt is not None and not self.loop.outdated(stamp):
+            self.loop.came_locally(self._task.adopt(frame, found), stamp)
 
     def _leave(self, frame: Frame, along: Along[Result]) -> None:
         if along.degraded:
@@ -98,20 +153,18 @@ class CarryThread(Generic[Result]):
             self._health.clear("carry")
         self._health.count(f"results {along.origin}")
         try:
-            self._publish(frame, along)
+            self._task.leave(frame, along)
         except Exception as error:
-            self._fail(frame, error)
+            self._task.fail(frame, error)
             if not isinstance(error, EdgeOffloadError):
                 raise
 
     def refresh(self, what: str) -> None:
-        """Say on /diagnostics what carrying costs in accuracy; ``what`` the frames are."""
+        """Say on /diagnostics how far apart frames are; ``what`` they are."""
         self._health.value(f"time between {what}", f"{self.loop.interval_s * 1e3:.0f} ms")
-        curve = self.loop.carrying.curve()
-        local = "" if curve.local is None else f", local algorithm {curve.local:.2f}"
-        self._health.value("expected drop", f"{curve.intercept:.2f} + {curve.slope:.2f}/s{local}")
 
     def drain(self, timeout_s: float) -> bool:
         """Let the frames that wait leave; whether they have in time."""
         self._slot.close()
-        return self._events.drain(timeout_s)
+        ended = self._beside is None or self._beside.drain(timeout_s)
+        return self._events.drain(timeout_s) and ended

@@ -23,10 +23,11 @@ from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, image_t
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.carry import CarryThread
 from edge_offload.nodes.inference.compose import duration, forecast_message, latency_message, reading_of
+from edge_offload.nodes.inference.drops import Drops
 from edge_offload.nodes.inference.intake import CameraIntake, Frame, ImageIntake
 from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, Steps, Worker
 from edge_offload.nodes.inference.network import Network
-from edge_offload.nodes.inference.turns import Held, Turns
+from edge_offload.nodes.inference.turns import Turns, task_name
 from edge_offload.perception.overlay import Status
 from edge_offload.power.detect import CHOICES, open_meter
 from edge_offload.power.source import MEASURED
@@ -59,13 +60,8 @@ class OffloadedNode(Node):
     shared: ClassVar[Tuple[Param, ...]] = (
         Param("mode", Mode.LOCAL.value, "mode until offload/mode says another", choices=(*names(), *POLICIES)),
         Param("server_wait", 0.0, "s that the start waits for the server, so that it gets the first frames", low=0.0),
-        Param(
-            "in_flight",
-            2,
-            "frames under way at once while they go to the server; 1 while they are computed here",
-            low=1,
-            high=MOST,
-        ),
+        Param("in_flight", 2, "frames under way at once while they go to the server; 1 while they are computed here",
+              low=1, high=MOST),
         Param("deadline", 0.0, "s from the arrival of a frame to its result; 0: none", low=0.0),
         Param(
             "turns", False, "other networks of this robot use the server, too: a frame goes when it is this one's turn"
@@ -85,7 +81,7 @@ class OffloadedNode(Node):
         self._results = 0
         self._told_s = -math.inf
         self._turns: Optional[Turns] = None
-        self._held = Held()
+        self._drops: Optional[Drops] = None
         self._network = network
         network.aim(params["mode"], params["deadline"])
         if self._mode in network.absent:
@@ -99,11 +95,16 @@ class OffloadedNode(Node):
     def listen(self, slot: LatestFrameQueue[Frame]) -> None:
         """Obey offload/mode and offload/bandwidth from now on, and offload/turn with the frames of ``slot``."""
         topic = "offload/mode"
+        task, carry = task_name(self.params["task"] or self.task), self.carry
         if self.params["turns"]:
-            self._turns = Turns(self, self.params["task"] or self.task, slot.wake, self._ask)
+            turns = self._turns = Turns(self, task, slot.wake, self._ask)
+            self._drops = Drops(task, self.health, lambda: turns.interval_s)
             self._asking = Forecast(task=self._turns.task)
             topic = f"{topic}/{self._turns.task}"
             self._ask()
+        if carry is not None:
+            drops = self._drops = Drops(task, self.health, lambda: carry.loop.interval_s)
+            carry.start(drops.tell)
         rospy.Subscriber(topic, OffloadMode, self.callback(self._on_mode), queue_size=4)
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
 
@@ -179,8 +180,8 @@ class OffloadedNode(Node):
             found: the network's result for it.
             drop: of two results for the same frame, 0 to 1.
         """
-        if self._turns is not None:
-            self._held.compare(self._turns, header, found, drop)
+        if self._drops is not None:
+            self._drops.held(header, found, drop)
 
     def account(
         self, header: Any, inputs: Sequence[Any], report: InferenceReport, energy: float, measured: bool
@@ -241,6 +242,8 @@ class OffloadedNode(Node):
         self.health.value("in flight", self._network.module.pace.words())
         if self._turns is not None:
             self._turns.refresh()
+        if self._drops is not None:
+            self._drops.refresh()
         self.health.value("mode asked for", f"{self._mode} ({self._mode_reason})")
         # a policy that makes do without the server still misses it
         missed = TABLE[self._mode].needs_link or (self._chosen and bool(self.params["server"]))
@@ -319,8 +322,6 @@ class ImageNode(OffloadedNode):
         self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "overlay")
         self._worker.start()
         self._painter.start()
-        if self.carry is not None:
-            self.carry.start()
         self.listen(self._slot)
         size = self._camera.size(min(params["server_wait"], 5.0))
         if size is not None:

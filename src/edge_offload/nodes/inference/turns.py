@@ -1,4 +1,4 @@
-"""The turns of one node at the server, and what its results lose with staleness: topics in, topics out."""
+"""The turns of one node at the server: topics in, topics out."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import math
 import re
 import threading
 import time
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import rospy
-from std_msgs.msg import Header
 
 from edge_offload.errors import BadInput
-from edge_offload.manager.drop import DropEstimator
 from edge_offload.manager.turn_taker import Claim, TurnTaker
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.inference.compose import copy_header, duration
-from edge_offload_msgs.msg import Drop, Turn
+from edge_offload_msgs.msg import Turn
 
 #: Names of tasks become parts of topics.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
@@ -53,12 +51,11 @@ class Turns:
         self._name = rospy.get_name()
         self._lock = threading.Lock()
         self._taker = TurnTaker(self._name, time.monotonic())
-        self._drops = DropEstimator()
-        self._interval_s = math.nan
+        #: Between frames, seconds; NaN: not known.
+        self.interval_s = math.nan
         self._last: Optional[Tuple[int, rospy.Time]] = None
         self._manager = False
         self._taken = rospy.Publisher("offload/turn_taken", Turn, queue_size=100)
-        self._drop = rospy.Publisher("offload/drop", Drop, queue_size=100)
         self._given = rospy.Subscriber("offload/turn", Turn, node.callback(self._on_turn), queue_size=10)
         rospy.Subscriber("offload/turn_taken", Turn, node.callback(self._on_taken), queue_size=100)
 
@@ -120,7 +117,7 @@ class Turns:
         self._taken.publish(
             Turn(
                 header=copy_header(header), number=claim.number, task=self.task, node=self._name, state=state,
-                within=duration(self._interval_s), reason=reason,
+                within=duration(self.interval_s), reason=reason,
             )
         )  # fmt: skip
 
@@ -131,56 +128,17 @@ class Turns:
             return
         seconds = (header.stamp - last[1]).to_sec() / (header.seq - last[0])
         if 0 < seconds <= LONGEST_S:
-            known = math.isfinite(self._interval_s)
-            self._interval_s = self._interval_s + GAIN * (seconds - self._interval_s) if known else seconds
-
-    def compared(self, header: Any, stale_s: float, drop: float, content: Optional[Dict[str, float]] = None) -> None:
-        """What was left of an older result was compared with the network's own for the frame with this header.
-
-        Args:
-            header: of the frame.
-            stale_s: between the stamps of both frames (seconds); one that goes back tells nothing.
-            drop: 0 to 1.
-            content: features of what is seen.
-        """
-        if not 0 < stale_s < LONGEST_S:
-            return
-        with self._lock:
-            now = time.monotonic()
-            self._drops.compared(now, stale_s, drop, content)
-            curve = self._drops.curve(now, content)
-        self._drop.publish(
-            Drop(
-                header=copy_header(header), task=self.task, node=self._name, intercept=curve.intercept,
-                slope=curve.slope, slope_error=curve.slope_error,
-                local=math.nan if curve.local is None else curve.local, drop=drop, staleness=duration(stale_s),
-                interval=duration(self._interval_s),
-            )
-        )  # fmt: skip
+            known = math.isfinite(self.interval_s)
+            self.interval_s = self.interval_s + GAIN * (seconds - self.interval_s) if known else seconds
 
     def refresh(self) -> None:
         """Say on /diagnostics who gives the turns."""
         with self._lock:
             self._look()
-            alone, curve = self._taker.alone, self._drops.curve(time.monotonic())
+            alone = self._taker.alone
         health = self._node.health
         health.value("turns", f"taken by the clock: {alone}" if alone else "given by the manager")
-        health.value("drop", f"{curve.intercept:.2f} + {curve.slope:.2f}/s")
         if alone:
             health.warn("turns", f"{alone}: nodes take turns by themselves, by the clock")
         else:
             health.clear("turns")
-
-
-class Held:
-    """The newest result of a network, as it is held until the next one."""
-
-    def __init__(self) -> None:
-        self._last: Optional[Tuple[rospy.Time, Any]] = None
-
-    def compare(self, turns: Turns, header: Header, found: Any, drop: Callable[[Any, Any], float]) -> None:
-        """Compare it with the result for a later frame, and hold that from now on; ``drop``: of both, 0 to 1."""
-        if self._last is not None:
-            stamp, before = self._last
-            turns.compared(header, (header.stamp - stamp).to_sec(), drop(before, found))
-        self._last = (header.stamp, found)

@@ -28,8 +28,9 @@ Only the latest image is worked on; older ones that still wait are superseded, a
 keep the order of the images; /diagnostics says which modes take one after the other, and why.
 
 With ~carry every image has its result within the time between two images: the network's own where that comes in time,
-else the newest one carried along by optical flow (PersonArray.result says which). There is one offload/latency for each
-inference then, not for each image.
+else the newest one carried along by optical flow or, where that is expected to be better, that of a smaller network
+that runs here (~local): PersonArray.result says which. There is one offload/latency for each inference then, not for
+each image, and offload/drop says what results lose with staleness.
 
 When the server cannot be reached the network runs on the robot; /diagnostics and Latency.fallback_reason say why.
 Sets the parameter ~weights_sha256 to the checksum of the model's weights.
@@ -38,6 +39,7 @@ Sets the parameter ~weights_sha256 to the checksum of the model's weights.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -48,9 +50,10 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.mode import Mode
 from edge_offload.models.people import People
+from edge_offload.models.registry import build_estimator
 from edge_offload.nodes.common.convert import image_to_bgr
 from edge_offload.nodes.common.params import Param
-from edge_offload.nodes.inference.carry import CarryThread
+from edge_offload.nodes.inference.carry import CarryThread, Task
 from edge_offload.nodes.inference.compose import NOTHING
 from edge_offload.nodes.inference.intake import DepthIntake, Frame
 from edge_offload.nodes.inference.latest_frame_queue import Steps
@@ -64,8 +67,8 @@ from edge_offload.perception.geometry import Locator
 from edge_offload.perception.overlay import draw
 from edge_offload.perception.pipeline import PeoplePipeline, located
 from edge_offload.perception.target import RULES, TargetSelector
-from edge_offload.perception.tracking import TrackedPerson, Tracker, TrackerConfig
-from edge_offload.runtime.carrying import Along, FrameLoop
+from edge_offload.perception.tracking import TrackedPerson, Tracker, TrackerConfig, recognised
+from edge_offload.runtime.carrying import LOCAL, Along, FrameLoop
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import PersonArray
 
@@ -96,6 +99,8 @@ class KapaoNode(ImageNode):
         Param("depth", False, "use an aligned depth image for positions"),
         Param("depth_tolerance", 0.05, "s between an image and its depth image", low=0.0),
         Param("carry", False, "give every image its result at once, carried along from what the network saw last"),
+        Param("local", "", "with ~carry: a smaller network that runs here and stands in where it is the better one"),
+        Param("local_options", {}, "options of that network, such as {size: 320}"),
         Param("world_frame", "map", "tf frame of the positions, its ground at z = 0"),
     )
 
@@ -107,13 +112,7 @@ class KapaoNode(ImageNode):
         self._selector = TargetSelector(params["target"])
         self._motion = Motion()
         if params["carry"]:
-            if params["every_frame"]:
-                raise BadInput("~carry and ~every_frame are both set", remedy="with ~carry every image has a result")
-            self._flow = FlowCarrier()
-            self.carry = CarryThread(
-                self._flow, self._see, self._leave, self._publish_failure, people_drop, params["slowdown"], self.health,
-                self.fault,
-            )  # fmt: skip
+            self.carry = CarryThread(self._carried(), params["slowdown"], self.health, self.fault)
         self._people = rospy.Publisher("kapao/people", PersonArray, queue_size=100)
         self._markers = rospy.Publisher("kapao/markers", MarkerArray, queue_size=4)
         self._detections = DetectionPublisher("kapao/detections", ["person"], network.estimator.name, self.health)
@@ -121,6 +120,22 @@ class KapaoNode(ImageNode):
             DepthIntake(self, "camera/depth/image_raw", params["depth_tolerance"]) if params["depth"] else None
         )
         return network
+
+    def _carried(self) -> Task[List[TrackedPerson]]:
+        """How people are carried along, and what finds them without a server."""
+        params = self.params
+        if params["every_frame"]:
+            raise BadInput("~carry and ~every_frame are both set", remedy="with ~carry every image has a result")
+        self._flow = FlowCarrier()
+        task: Task[List[TrackedPerson]] = Task(
+            self._flow, self._see, self._leave, self._publish_failure, people_drop
+        )
+        if not params["local"]:
+            return task
+        local = self._local = build_estimator(params["local"], **params["local_options"])
+        if not local.trained:
+            raise BadInput(f"~local: {local.name} has random weights", remedy="name a trained model, or none")
+        return replace(task, beside=self._look_here, adopt=self._adopt)
 
     def look(self, frame: Frame, bgr: Array) -> Steps:
         header, size = frame.message.header, (bgr.shape[1], bgr.shape[0])
@@ -177,12 +192,24 @@ class KapaoNode(ImageNode):
             people = self._pipeline.tracker.update(found, stamp.to_sec(), size, before)
             loop.came(people, stamp.to_nsec(), frame.received_s, tag)
 
+    def _look_here(self, frame: Frame) -> People:
+        """What the local network finds (in a thread of its own)."""
+        assert frame.pixels is not None
+        return self._local.infer(frame.pixels)
+
+    def _adopt(self, frame: Frame, found: People) -> List[TrackedPerson]:
+        """Who they are that the local network has found (in the thread that carries)."""
+        assert self.carry is not None
+        known = self.carry.loop.carrying.carried(frame.message.header.stamp.to_nsec()) or []
+        return recognised(found.select(np.flatnonzero(found.scores >= self.params["min_score"])), known)
+
     def _leave(self, frame: Frame, along: Along[List[TrackedPerson]]) -> None:
         """The result of an image, whatever its origin (in the thread that carries)."""
         header, bgr, people = frame.message.header, frame.pixels, along.result or []
         assert bgr is not None
         size = (bgr.shape[1], bgr.shape[0])
-        report, energy = along.tag or (InferenceReport(Mode.LOCAL, self._network.estimator.name), float("nan"))
+        model = self._local.name if along.origin == LOCAL else self._network.estimator.name
+        report, energy = along.tag or (InferenceReport(Mode.LOCAL, model), float("nan"))
         locator = self._locator(header, size)
         if locator is not None:
             people = located(locator, people, *self._depth_at(header, size))

@@ -25,7 +25,8 @@ For a planner that subscribes to /sdf_map/occupancy_inflate, remap agrnav/voxels
 With ~carry every sweep has its result within the time between two sweeps: the network's own where that comes in time,
 else the newest one moved by odometry (tf from ~odometry_frame to the sensor) and brought up to date by the sweep, or,
 where that is expected to be better, what can be made of the sweep without a network (SemanticGrid.result says which).
-There is one offload/latency for each inference then, not for each sweep.
+There is one offload/latency for each inference then, not for each sweep, and offload/drop says what results lose with
+staleness.
 
 The network works on the latest sweep only, or the latest few at once (~in_flight, as in kapao_node). The voxels that a
 sweep hit go to the server as bits, labels come back; when the server cannot be reached the network runs on the robot,
@@ -59,7 +60,7 @@ from edge_offload.models.voxels import VoxelGrid, around
 from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, cloud_to_points, transform_of
 from edge_offload.nodes.common.params import Param
-from edge_offload.nodes.inference.carry import CarryThread
+from edge_offload.nodes.inference.carry import CarryThread, Task
 from edge_offload.nodes.inference.compose import NOTHING
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, Frame
 from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Steps, Worker
@@ -172,11 +173,9 @@ class AgrnavNode(OffloadedNode):
         self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "pictures")
         if params["carry"]:
             self._carrier = SceneCarrier(self._grid)
-            self.carry = CarryThread(
-                self._carrier, self._see, self._leave, self._publish_failure, scene_drop, params["slowdown"],
-                self.health, self.fault,
-            )  # fmt: skip
-            self.carry.start()
+            task = Task(self._carrier, self._see, self._leave, self._publish_failure, scene_drop,
+                        self._alone if params["local"] else None)  # fmt: skip
+            self.carry = CarryThread(task, params["slowdown"], self.health, self.fault)
         self._worker.start()
         self._painter.start()
         self.listen(self._slot)
@@ -254,10 +253,11 @@ class AgrnavNode(OffloadedNode):
         stamp = frame.message.header.stamp
         follows = self._carrier.see(stamp.to_nsec(), frame.pixels, self._pose(frame.message.header))
         self._slot.put(frame)
-        if self.params["local"] and self.carry is not None:
-            alone = self._carrier.alone(stamp.to_nsec())
-            self.carry.loop.carrying.came_locally(alone, stamp.to_nsec())
         return follows
+
+    def _alone(self, frame: Frame) -> Array:
+        """What can be made of a sweep without a network."""
+        return self._carrier.alone(frame.message.header.stamp.to_nsec())
 
     def _pose(self, header: Any) -> Optional[Transform]:
         """Where the sensor is in a frame that stands still; None while tf does not know it."""

@@ -16,6 +16,9 @@ from edge_offload.errors import BadInput
 from edge_offload.perception.carry.ring import LIMIT_BYTES, LIMIT_FRAMES, Ring
 from edge_offload.perception.tracking import TrackedPerson
 
+_OTHERS = 2
+"""Results on their way beside the newest one."""
+
 
 @dataclass(frozen=True)
 class FlowConfig:
@@ -133,10 +136,12 @@ class FlowCarrier:
     def _course(self, result: Sequence[TrackedPerson], source: int, target: int) -> _Course:
         for known, course in self._courses:
             if known is result and course.source == source and (course.at <= target or target in course.passed):
-                return course
-        course = _Course(result, source, self.config)
-        # that of the result before stays: what was carried is compared with what came
-        self._courses = [*self._courses[-1:], (result, course)]
+                break
+        else:
+            known, course = result, _Course(result, source, self.config)
+        # others stay: of the result before, with which what came is compared, and of the local algorithm's
+        others = [each for each in self._courses if each[1] is not course]
+        self._courses = [*others[-_OTHERS:], (known, course)]
         return course
 
     def _hop(self, course: _Course, stamp: int) -> None:

@@ -1,0 +1,74 @@
+"""What a node's results lose with staleness: told on ``offload/drop`` with every comparison, and on /diagnostics."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Any, Callable, Optional, Tuple
+
+import rospy
+from std_msgs.msg import Header
+
+from edge_offload.manager.drop import DropCurve, DropEstimator
+from edge_offload.nodes.common.health import Health
+from edge_offload.nodes.inference.compose import duration
+from edge_offload_msgs.msg import Drop
+
+#: Longest staleness that is believed (seconds).
+LONGEST_S = 10.0
+
+
+class Drops:
+    """Publishes what comparisons say. Where results are held from one to the next, :meth:`held` compares them, too.
+
+    Args:
+        task: what the node does.
+        health: is told the newest curve.
+        interval_s: seconds between frames; NaN or 0: not known.
+    """
+
+    def __init__(self, task: str, health: Health, interval_s: Callable[[], float]) -> None:
+        self._task, self._health, self._interval_s = task, health, interval_s
+        self._estimator = DropEstimator()
+        self._last: Optional[Tuple[rospy.Time, Any]] = None
+        self._lock = threading.Lock()
+        self._curve = self._estimator.curve(time.monotonic())
+        self._publisher = rospy.Publisher("offload/drop", Drop, queue_size=100)
+
+    def held(self, header: Header, found: Any, drop: Callable[[Any, Any], float]) -> None:
+        """Compare the newest result, as it is held, with the one for the frame with ``header``; hold that from now on.
+
+        Args:
+            header: of the frame.
+            found: the network's result for it.
+            drop: of two results for the same frame, 0 to 1.
+        """
+        last, self._last = self._last, (header.stamp, found)
+        if last is None:
+            return
+        stale_s = (header.stamp - last[0]).to_sec()
+        if 0 < stale_s < LONGEST_S:
+            lost, now = drop(last[1], found), time.monotonic()
+            self._estimator.compared(now, stale_s, lost)
+            self.tell(header.stamp.to_nsec(), stale_s, lost, self._estimator.curve(now))
+
+    def tell(self, stamp: int, stale_s: float, drop: float, curve: DropCurve) -> None:
+        """One comparison, for the frame with this ``stamp`` (ns), and what is expected since then."""
+        with self._lock:
+            self._curve = curve
+        self._publisher.publish(
+            Drop(
+                header=Header(stamp=rospy.Time(*divmod(stamp, 10**9))), task=self._task, node=rospy.get_name(),
+                intercept=curve.intercept, slope=curve.slope, slope_error=curve.slope_error,
+                local=math.nan if curve.local is None else curve.local, drop=drop, staleness=duration(stale_s),
+                interval=duration(self._interval_s()),
+            )
+        )  # fmt: skip
+
+    def refresh(self) -> None:
+        """Say on /diagnostics what is expected."""
+        with self._lock:
+            curve = self._curve
+        local = "" if curve.local is None else f", local algorithm {curve.local:.2f}"
+        self._health.value("drop", f"{curve.intercept:.2f} + {curve.slope:.2f}/s{local}")
