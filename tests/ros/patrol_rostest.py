@@ -131,10 +131,22 @@ class Patrol(unittest.TestCase):
         since = self.now()
         self.until(self.both(3, since), "three turns of each by the new manager")
         assert self.most == 1, "not even while managers change"
+        for topic in ("kapao/people", "agrnav/semantic_grid"):
+            self.has_one_result_for_each(topic)
+
+    def has_one_result_for_each(self, topic):
+        """Results are carried along: each frame has one, in order, and not each has an inference."""
         with self.lock:
-            results = len(self.got["kapao/people"]) + len(self.got["agrnav/semantic_grid"])
-            costs = len(self.got["offload/latency"])
-        assert abs(results - costs) <= 2, "one result and one Latency for each frame taken up"
+            results = list(self.got[topic])
+            seen = {message.header.stamp.to_nsec() for message in self.got["offload/latency"]}
+        stamps = [message.header.stamp.to_nsec() for message in results]
+        assert stamps == sorted(set(stamps)), f"{topic}: results are doubled, or out of order"
+        assert any(message.result.origin == "carried" for message in results), topic
+        for message in results:
+            source = message.result.seen.to_nsec()
+            assert source <= message.header.stamp.to_nsec(), topic
+            assert message.result.origin not in ("fresh", "carried") or source in seen, f"{topic}: who saw it?"
+        assert len(seen.intersection(stamps)) < len(stamps), topic
 
 
 if __name__ == "__main__":
