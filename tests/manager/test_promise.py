@@ -1,0 +1,168 @@
+"""Which frames a robot with a promise sends, and when it is on its own again."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import List, Optional, Tuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_offload.errors import BadInput
+from edge_offload.manager.forecast import Forecast
+from edge_offload.manager.policy import Situation
+from edge_offload.manager.promise import AGAIN_S, PACED, SILENT_S, PromisePolicy
+from edge_offload.mode import Mode
+from edge_offload.protocol.promises import Ask, Report, Turns
+
+FRAME_S = 1 / 30
+
+
+class Camera:
+    """Frames at their times; the policy is asked about each."""
+
+    def __init__(self, bound: float = 0.05, begin: float = 50.0) -> None:
+        self.policy = PromisePolicy(bound)
+        self.begin, self.count = begin, 0
+
+    @property
+    def now(self) -> float:
+        return self.begin + self.count * FRAME_S
+
+    def frame(self, jitter: float = 0.0) -> Optional[Report]:
+        captured = self.now + jitter
+        self.count += 1
+        return self.policy.report(captured) if self.policy.wants(captured, captured) else None
+
+    def promised(self) -> Ask:
+        for _ in range(PACED + 1):
+            assert self.policy.wants(self.now, self.now), "on its own every frame may go"
+            self.count += 1
+        ask = self.policy.ask(self.now, 3)
+        assert ask is not None
+        assert self.policy.ask(self.now, 3) is None, "once"
+        self.policy.admitted(self.now)
+        return ask
+
+    def told(self, number: int, *frames: int) -> None:
+        self.policy.told(self.now, Turns(number, tuple((frame, 0.1 * at) for at, frame in enumerate(frames))))
+
+
+def test_turns_are_followed_by_the_nearest_frame() -> None:
+    camera = Camera()
+    ask = camera.promised()
+    assert (ask.frame, ask.handle, ask.batched) == (0, 3, True)
+    assert ask.frame_interval == pytest.approx(FRAME_S)
+    assert ask.age == pytest.approx(FRAME_S)
+    camera.told(1, 3, 7, 8)
+    sent = [report.frame for report in (camera.frame() for _ in range(10)) if report is not None]
+    assert sent == [3, 7, 8]
+    assert (camera.policy.followed, camera.policy.missed) == (3, 0)
+
+
+@given(st.integers(0, 10**6), st.floats(0, 0.3))
+def test_frames_rise_and_are_near_whatever_the_camera_drops(seed: int, dropped: float) -> None:
+    draw = random.Random(seed)
+    camera = Camera()
+    camera.promised()
+    base = camera.now - FRAME_S
+    turns = sorted(draw.sample(range(2, 12), 4))
+    camera.told(1, *turns)
+    sent: List[Tuple[int, float]] = []
+    for _ in range(12):
+        if draw.random() < dropped:
+            camera.count += 1
+            continue
+        jitter = draw.uniform(-0.2, 0.2) * FRAME_S
+        captured = camera.now + jitter
+        report = camera.frame(jitter)
+        if report is not None:
+            sent.append((report.frame, (captured - base) / FRAME_S))
+    frames = [frame for frame, _ in sent]
+    assert frames == sorted(set(frames))
+    assert set(frames) <= set(turns)
+    assert all(-0.75 <= number - frame <= 1.75 for frame, number in sent)
+    assert dropped or frames == turns
+
+
+def test_a_server_that_is_silent_leaves_the_robot_on_its_own() -> None:
+    camera = Camera()
+    camera.promised()
+    camera.told(1, 40)
+    while camera.now < 50.0 + (PACED + 1) * FRAME_S + SILENT_S - FRAME_S:
+        assert not camera.policy.wants(camera.now, camera.now)
+        camera.count += 1
+    camera.count += 3
+    assert camera.policy.wants(camera.now, camera.now)
+    assert "has told no turns for" in camera.policy.alone(camera.now)
+    camera.told(2, 90)
+    assert not camera.policy.wants(camera.now, camera.now), "it is followed again"
+
+
+def test_plans_of_before_and_of_another_time_are_not_followed() -> None:
+    camera = Camera()
+    camera.promised()
+    camera.told(5, 2)
+    camera.told(5, 1)
+    camera.told(4, 1)
+    camera.told(6, 10**9)
+    assert camera.policy.outdated == 3
+    assert all(camera.frame() is None for _ in range(4)), "of plan 6, nothing is of now"
+    camera.policy.ended(camera.now, "over")
+    camera.told(7, 9)
+    assert camera.policy.alone(camera.now) == "over"
+
+
+def test_a_refusal_is_told_and_asked_again_later() -> None:
+    camera = Camera()
+    camera.promised()
+    camera.policy.ended(camera.now, "full: 0.08 could be promised now")
+    situation = Situation(camera.now, {Mode.SERVER: Forecast(0.1)})
+    decision = camera.policy.decide(situation)
+    assert decision.mode is Mode.SERVER
+    assert decision.reason == "on its own: full: 0.08 could be promised now"
+    assert camera.policy.ask(camera.now, 3) is None
+    assert camera.policy.ask(camera.now + AGAIN_S, 3) is not None
+    camera.policy.admitted(camera.now)
+    assert camera.policy.words(camera.now).startswith("promised: at most 0.05")
+
+
+def test_without_a_server_frames_run_here() -> None:
+    decision = PromisePolicy(0.1).decide(Situation(0.0, {}))
+    assert (decision.mode, decision.reason) == (Mode.LOCAL, "this robot has no server")
+
+
+def test_another_pace_is_told_by_asking_anew() -> None:
+    camera = Camera()
+    camera.promised()
+    now = camera.now
+    for _ in range(PACED + 1):
+        now += 2 * FRAME_S
+        camera.policy.wants(now, now)
+    ask = camera.policy.ask(now, 3)
+    assert ask is not None
+    assert ask.frame_interval == pytest.approx(2 * FRAME_S)
+
+
+def test_estimates_are_told_with_the_request() -> None:
+    camera = Camera()
+    camera.policy.loses(0.3, 0.06)
+    camera.policy.loses(math.nan, 0.0)
+    for number in range(100):
+        camera.policy.travelled(0.02 + 0.001 * (number % 10), 0.01)
+    camera.policy.travelled(math.inf, 0.0)
+    ask = camera.promised()
+    assert (ask.slope, ask.slope_error) == (pytest.approx(0.01), pytest.approx(0.002))
+    assert 0.027 <= ask.up <= 0.029, "as late as nearly all come"
+    assert ask.down == pytest.approx(0.01)
+    camera.policy.loses(1e9, 0.0)
+    camera.told(1, 1)
+    assert Report.parse(camera.frame().to_wire()).slope == 1.0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, 1.5])
+def test_bounds_that_cannot_be(bound: float) -> None:
+    with pytest.raises(BadInput, match="accuracy"):
+        PromisePolicy(bound)
