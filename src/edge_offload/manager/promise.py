@@ -94,9 +94,9 @@ class PromisePolicy:
         self._interval_s, self._base_s = interval_s, self._times[-1]
         self._turns.clear()
         self._plan = -1
-        slope, error, up, down = self._estimates()
+        estimates = self._estimates()
         age = min(max(0.0, now - self._base_s), MOST_WAY_S)
-        return Ask(handle, self.bound, interval_s, self.batched, 0, age, slope, error, up, down)
+        return Ask(handle, self.bound, interval_s, self.batched, 0, age, *estimates)
 
     def admitted(self, now: float) -> None:
         """The server has made the promise."""
@@ -187,8 +187,9 @@ class PromisePolicy:
         times = list(self._times)
         return statistics.median(later - earlier for earlier, later in zip(times, times[1:]))
 
-    def _estimates(self) -> Tuple[float, float, float, float]:
+    def _estimates(self) -> Tuple[float, float, float, float, float]:
         slope, error = (min(one * self._interval_s, MOST_SLOPE) for one in (self._slope_s, self._error_s))
         ups, downs = sorted(self._ups), sorted(self._downs)
         up = ups[int(NEARLY_ALL * (len(ups) - 1))] if ups else 0.0
-        return slope, error, up, statistics.median(downs) if downs else 0.0
+        down, usual = (statistics.median(ways) if ways else 0.0 for ways in (downs, ups))
+        return slope, error, up, down, usual

@@ -10,7 +10,7 @@ from collections import deque
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Protocol, Sequence
 
 import torch
 
@@ -45,6 +45,20 @@ BEFORE = 8
 _log = logging.getLogger(__name__)
 
 
+#: In a call's facts (``meta``): when its frame was captured, on this machine's monotonic clock (seconds).
+CAPTURED = "captured_s"
+
+
+class Follower(Protocol):
+    """Follows turns that a server gives: told of what is sent in them, and how long it travelled."""
+
+    def turn(self, captured: float) -> Dict[str, Any]:
+        """What to add to the request with the frame that was captured then."""
+
+    def travelled(self, captured: float, transfer: Transfer) -> None:
+        """Its result has come."""
+
+
 @dataclass(frozen=True)
 class _Packed:
     """Encoded inputs, when encoding began and how long it took (seconds)."""
@@ -71,6 +85,9 @@ class ServerRunner:
         exact: do not use a server that computes the model by an engine.
         own_engine: says what computed last on the robot.
         limits: bounds on the wait for a reply.
+
+    Attributes:
+        follower: of the server's turns; None: there are none.
     """
 
     mode = Mode.SERVER
@@ -96,6 +113,7 @@ class ServerRunner:
         self._codec = codec
         self._exact = exact
         self._own_engine = own_engine
+        self.follower: Optional[Follower] = None
         #: What the server said would compute, when it opened the model, and what did the last time it answered.
         self._opened_engine: Optional[str] = None
         self._answered = EAGER
@@ -113,6 +131,10 @@ class ServerRunner:
     def prepare(self, specs: Specs) -> None:
         """Open the model for these inputs as soon as the link allows; returns at once."""
         self._handles.unavailable_reason(specs, lambda: functools.partial(self._open, specs))
+
+    def handle(self, specs: Specs) -> Optional[int]:
+        """What the model is open under for these inputs; None: it is not."""
+        return self._handles.get(specs)
 
     def link_changed(self, state: LinkState, _cause: str) -> None:
         """Open again what was open before the connection broke. For the client's ``on_state``; returns at once."""
@@ -226,8 +248,11 @@ class ServerRunner:
             "inputs": packed.descriptors,
             "codec": self._codec,
             "wait_s": wait_s,
-            "meta": dict(meta),
+            "meta": {key: value for key, value in meta.items() if key != CAPTURED},
         }
+        captured = meta.get(CAPTURED)
+        if self.follower is not None and captured is not None:
+            body.update(self.follower.turn(captured))
         future = self._client.request("infer", body, packed.buffers, timeout_s=max(GIVE_UP_S, 2 * wait_s))
         # on the link's thread: it is there before the reply to the next request is
         future.add_done_callback(self._through)
@@ -239,6 +264,8 @@ class ServerRunner:
         attempt = self._attempt(reply, packed.encode_s, time.monotonic())
         self._answered = attempt.engine
         self._full = 0
+        if self.follower is not None and captured is not None:
+            self.follower.travelled(captured, reply.transfer)
         self.patience.note(time.monotonic() - packed.began_s - sum(attempt.behind_s.values()))
         return attempt
 

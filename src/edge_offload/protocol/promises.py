@@ -42,6 +42,7 @@ class Report(_Map):
         slope, slope_error: accuracy that it loses for each frame that a result is older, and one standard deviation.
         up: from the capture of a frame to its arrival at the server, as late as nearly all come (seconds).
         down: from the server's answer to the result's use (seconds).
+        usual: as ``up``, of a usual frame.
     """
 
     frame: int
@@ -49,6 +50,7 @@ class Report(_Map):
     slope_error: float = 0.0
     up: float = 0.0
     down: float = 0.0
+    usual: float = 0.0
 
     @classmethod
     def parse(cls, raw: object) -> Report:
@@ -72,7 +74,7 @@ class Ask(_Map):
         batched: whether results may differ in the last digits from those of frames computed alone.
         frame: number of its newest frame.
         age: seconds since that was captured.
-        slope, slope_error, up, down: as in :class:`Report`.
+        slope, slope_error, up, down, usual: as in :class:`Report`.
     """
 
     handle: int
@@ -85,6 +87,7 @@ class Ask(_Map):
     slope_error: float = 0.0
     up: float = 0.0
     down: float = 0.0
+    usual: float = 0.0
 
     @classmethod
     def parse(cls, raw: object) -> Ask:
@@ -180,11 +183,11 @@ def whole(facts: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _estimates(facts: Mapping[str, Any]) -> Tuple[float, float, float, float]:
+def _estimates(facts: Mapping[str, Any]) -> Tuple[float, float, float, float, float]:
     slope = number(facts, "slope", 0.0, MOST_SLOPE)
     error = number({"slope_error": 0.0, **facts}, "slope_error", 0.0, MOST_SLOPE)
-    up, down = (number({key: 0.0, **facts}, key, 0.0, MOST_WAY_S) for key in ("up", "down"))
-    return slope, error, up, down
+    up, down, usual = (number({key: 0.0, **facts}, key, 0.0, MOST_WAY_S) for key in ("up", "down", "usual"))
+    return slope, error, up, down, usual
 
 
 def _facts(raw: object, what: str) -> Mapping[str, Any]:

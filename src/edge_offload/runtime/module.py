@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from edge_offload.companion.process import ExecutorProcess
+from edge_offload.errors import BadInput
 from edge_offload.execute.engines.base import EAGER
 from edge_offload.execute.engines.table import chosen
 from edge_offload.execute.module import Inputs, as_inputs, canonical_input
@@ -24,6 +25,7 @@ from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.forecast import Forecaster
 from edge_offload.manager.in_flight import TOGETHER, Pace, Row
 from edge_offload.manager.policy import BRIDGE, BRIDGED, CANDIDATES, Situation, bridged
+from edge_offload.manager.promise import PromisePolicy
 from edge_offload.manager.refresh import Refresher
 from edge_offload.mode import Mode
 from edge_offload.models import registry
@@ -31,12 +33,13 @@ from edge_offload.models.entry import Scalar
 from edge_offload.modes.local import LocalRunner
 from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.modes.runner import Attempt, Runner
-from edge_offload.modes.server import ServerRunner
+from edge_offload.modes.server import CAPTURED, ServerRunner
 from edge_offload.power.states import StatePowers
 from edge_offload.runtime.hedge import Hedge, Outcome, apart
 from edge_offload.runtime.joining import WORTH_JOINING_S, run_and_join
 from edge_offload.runtime.link_monitor import EVERY_S, LinkMonitor, Watch
 from edge_offload.runtime.preparation import Preparation
+from edge_offload.runtime.promise import Promise
 from edge_offload.runtime.results import tell_result
 from edge_offload.runtime.robot_device import executor_of, split_runner
 from edge_offload.runtime.server_load import ServerLoad
@@ -140,6 +143,19 @@ class OffloadedModule:
     def add_runner(self, runner: Runner) -> None:
         """Let ``runner`` run its mode from now on."""
         self._runners[runner.mode] = runner
+
+    def follow(self, policy: PromisePolicy) -> Promise:
+        """Ask the server for a promise and follow its turns from now on; wire it to the client.
+
+        Raises:
+            BadInput: there is no server.
+        """
+        if self._server is None or self._client is None:
+            raise BadInput("a bound on accuracy is promised by a server", remedy="start with server:=host:port")
+        server = self._server
+        promise = Promise(policy, self._client, lambda: server.handle(specs_of(as_inputs(self._inputs))))
+        server.follower = promise
+        return promise
 
     def modes(self) -> Tuple[Mode, ...]:
         """The modes that can be asked for."""
@@ -270,7 +286,8 @@ class OffloadedModule:
         report = self._account(replace(outcome, waited_s=waited_s), mode, reason, time.monotonic() - began)
         outputs = outcome.attempt.outputs
         if self._report_results and meta is not None and report.mode is not Mode.SERVER:
-            tell_result(self._client, self.name, outputs, report, meta)
+            facts = {key: value for key, value in meta.items() if key != CAPTURED}
+            tell_result(self._client, self.name, outputs, report, facts)
         return outputs, report
 
     def _outcome(

@@ -98,7 +98,7 @@ class Promise:
         if self._client.state is not LinkState.READY:
             return
         now = self._clock()
-        if not self._client.welcome.get("promises"):
+        if not self._client.welcome.get("promises", False):
             with self._lock:
                 self.policy.ended(now, "this server makes no promises; start it with: serve --promises")
             return

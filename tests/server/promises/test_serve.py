@@ -83,11 +83,12 @@ def test_promises_over_real_sockets(own_server: Any, keys: pathlib.Path, table: 
     assert robot.infer(frame)["engine"] == f"emulated:{table}"
     assert robot.infer(frame - 1000)["engine"] == f"emulated:{table}", "a frame without a turn is computed, too"
     command = [sys.executable, "-m", "edge_offload.cli", "status", "--server", server.address, "--keys", str(keys)]
-    status = json.loads(subprocess.run([*command, "--json"], stdout=subprocess.PIPE, check=True, text=True).stdout)
-    assert (status["device"], len(status["promises"])) == (f"emulated:{table}", 1)
-    assert "0.2" in subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    status = robot.ask("status", {})
+    assert (status["device"], len(status["promises"]), status["promises"][0]["bound"]) == (f"emulated:{table}", 1, 0.2)
     assert robot.ask("give_back", {}) == {"had": True}
     assert robot.ask("status", {})["promises"] == []
+    shown = json.loads(subprocess.run([*command, "--json"], stdout=subprocess.PIPE, check=True, text=True).stdout)
+    assert (shown["device"], shown["promises"], shown["inferences"]) == (f"emulated:{table}", [], 2)
     robot.client.close()
 
 

@@ -67,7 +67,7 @@ class _Robot:
     #: Mean drop of its plans so far, those of long ago counting less; None before the first.
     mean: Optional[float] = None
 
-    def at(self, begin: float, latencies: Latencies) -> Client:
+    def at(self, begin: float, latencies: Latencies, horizon_s: float, most_spare: float) -> Client:
         """On the clock of a plan that begins then, with what earlier plans have left of its bound.
 
         Who has had no plan yet does without until then; its first turn is due at once.
@@ -77,7 +77,7 @@ class _Robot:
             frames = math.floor((begin - self.arrival) / wish.frame_interval) - settle(wish, latencies).interval
             arrival = self.arrival + frames * wish.frame_interval
             return replace(self.client, frame=self.frame + frames, arrival=arrival, fresh=True)
-        spare = min(max(wish.bound - self.mean, 0.0) * MEMORY_S / HORIZON_S, MOST_SPARE * wish.bound)
+        spare = min(max(wish.bound - self.mean, 0.0) * MEMORY_S / horizon_s, most_spare * wish.bound)
         return replace(self.client, frame=self.frame, arrival=self.arrival, spare=spare)
 
     def cost(self, drop: float) -> None:
@@ -91,11 +91,20 @@ class Board:
     Args:
         latencies: seconds that a batch takes on this device.
         other: share of the device's time that is kept for robots without a promise, 0 to below 1.
+        horizon_s: that is planned ahead (seconds).
+        most_spare: share of a bound by which a plan may exceed it, if plans of before cost less.
     """
 
-    def __init__(self, latencies: Latencies, other: float = 0.0) -> None:
+    def __init__(
+        self,
+        latencies: Latencies,
+        other: float = 0.0,
+        horizon_s: float = HORIZON_S,
+        most_spare: float = MOST_SPARE,
+    ) -> None:
         self.latencies = latencies
         self.other = other
+        self._horizon_s, self._most_spare = horizon_s, most_spare
         self.drops: Dict[str, float] = {}
         self._robots: Dict[str, _Robot] = {}
         self._plan: List[PlannedBatch] = []
@@ -122,8 +131,8 @@ class Board:
             raise Refused(f"full: {MAX_ROBOTS} robots have promises", remedy="use another server")
         newcomer = Client(robot, wish, frame, arrival)
         begin = self._begin(now)
-        others = [replace(one.at(begin, self.latencies), spare=0.0) for one in self._robots.values()]
-        first = _Robot(newcomer, frame, arrival).at(begin, self.latencies)
+        others = [replace(self._at(one, begin), spare=0.0) for one in self._robots.values()]
+        first = self._at(_Robot(newcomer, frame, arrival), begin)
         plan, bound = admit(first, others, self.latencies, self._moment(begin))
         if plan is None:
             raise Refused(
@@ -167,7 +176,7 @@ class Board:
         kept = [batch for batch in self._plan if batch.start < now + FIXED_S and batch.turns]
         self._plan = kept
         begin = self._begin(now)
-        clients = [one.at(begin, self.latencies) for one in self._robots.values()]
+        clients = [self._at(one, begin) for one in self._robots.values()]
         plan, gone = hold(clients, self.latencies, self._moment(begin))
         reasons = []
         for client in gone:
@@ -238,6 +247,9 @@ class Board:
                 begin = max(begin, batch.start + self.latencies.batch(len(batch.turns)) * (1 + GRACE))
         return begin
 
+    def _at(self, robot: _Robot, begin: float) -> Client:
+        return robot.at(begin, self.latencies, self._horizon_s, self._most_spare)
+
     def _note(self, batch: PlannedBatch) -> None:
         for turn in batch.turns:
             found = self._robots.get(turn.robot)
@@ -249,7 +261,7 @@ class Board:
         return GRACE * self.latencies.batch(len(batch.members))
 
     def _moment(self, begin: float) -> Moment:
-        return Moment(begin, HORIZON_S, GRACE, self.other)
+        return Moment(begin, self._horizon_s, GRACE, self.other)
 
 
 def _offer(bound: float) -> str:

@@ -76,7 +76,12 @@ def simulate(paces: Sequence[Pace], until: float) -> Iterator[int]:
 
 
 def adjust(
-    paces: Sequence[Pace], requests: Sequence[int], latencies: Latencies, begin: float, grace: float = 0.0
+    paces: Sequence[Pace],
+    requests: Sequence[int],
+    latencies: Latencies,
+    begin: float,
+    grace: float = 0.0,
+    wait: bool = False,
 ) -> List[Batch]:
     """Batches back to back from ``begin`` on, in the order of ``requests`` (Algorithm 2).
 
@@ -86,6 +91,8 @@ def adjust(
         latencies: what a batch takes.
         begin: when the device is free.
         grace: share of a batch's time that is left open after it, for members that come late.
+        wait: where a device would be idle, a request whose frame has been asked for already is moved half its interval
+            on, instead of falling away: batches are not back to back there.
     """
     plan: List[Batch] = []
     newest: Dict[int, int] = {}
@@ -100,6 +107,10 @@ def adjust(
             if place in inside or len(members) >= pace.batch:
                 break
             frame = pace.frame_at(start)
+            if wait and not members and frame <= newest.get(place, pace.frame):
+                frame = newest.get(place, pace.frame) + max(1, pace.interval // 2)
+                start = max(start, pace.arrival_of(frame))
+                frame = max(frame, pace.frame_at(start))
             if frame > newest.get(place, pace.frame):
                 members.append((place, frame))
                 inside.add(place)

@@ -121,7 +121,7 @@ def _schedule(clients: Sequence[Client], paces: Sequence[Pace], latencies: Laten
     wishes = [client.wish for client in clients]
     requests = list(simulate(paces, moment.begin + moment.horizon))
     stretched = (1.0 + moment.grace) / (1.0 - moment.other) - 1.0
-    batches = adjust(paces, requests, latencies, moment.begin, stretched)
+    batches = adjust(paces, requests, latencies, moment.begin, stretched, wait=True)
     strides = mean_strides(batches, paces, wishes, latencies, [client.fresh for client in clients])
     drops = tuple(wish.drop(stride, latencies) for wish, stride in zip(wishes, strides))
     overfull = bool(batches) and batches[-1].start > moment.begin + moment.horizon

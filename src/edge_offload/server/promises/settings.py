@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Optional
 
 from edge_offload.errors import BadInput
 from edge_offload.server.promises.latencies import Latencies
@@ -21,9 +22,10 @@ class Wish:
         bound: accuracy that sharing the server may cost it, over having the server alone.
         slope: accuracy that it loses for each frame that a result is older.
         frame_interval: time between two of its frames, in the unit of the latencies.
-        up: from the capture of a frame to its arrival.
+        up: from the capture of a frame to its arrival, as late as nearly all come.
         down: from the end of a batch to the result's use.
         batch: the largest batch that is exact enough for it.
+        usual: as ``up``, of a usual frame: so long it takes where nobody waits for those that come late; None: as long.
     """
 
     bound: float
@@ -32,6 +34,7 @@ class Wish:
     up: float = 0.0
     down: float = 0.0
     batch: int = 1
+    usual: Optional[float] = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -40,8 +43,11 @@ class Wish:
             ("frame_interval", True),
             ("up", False),
             ("down", False),
+            ("usual", False),
         ):
             value = getattr(self, name)
+            if name == "usual" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise BadInput(f"{name} is {value!r}", remedy="give a finite number")
             if value < 0 or (least and value == 0):
@@ -49,9 +55,9 @@ class Wish:
         if isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1:
             raise BadInput(f"batch is {self.batch!r}", remedy="1 is the least")
 
-    def age(self, service: float) -> int:
+    def age(self, service: float, up: Optional[float] = None) -> int:
         """Frames from a capture to the use of its result, if the server takes ``service``."""
-        return max(1, math.ceil((self.up + service + self.down) / self.frame_interval - _NEAR))
+        return max(1, math.ceil(((self.up if up is None else up) + service + self.down) / self.frame_interval - _NEAR))
 
     def planned_stride(self, service: float, interval: int) -> float:
         """How old a result is on average, in frames, if batches begin at any time.
@@ -66,7 +72,7 @@ class Wish:
 
         Nothing waits there: strides ``age`` to ``2 * age - 1``.
         """
-        alone = self.age(latencies.batch(1))
+        alone = self.age(latencies.batch(1), self.usual)
         return alone + (alone - 1) / 2
 
     def drop(self, mean_stride: float, latencies: Latencies) -> float:

@@ -23,7 +23,7 @@ from edge_offload.server.status import PromiseStatus, StatusBook
 #: A robot that sends none of its turns for so long, and for so many intervals, loses its promise.
 SILENT_S, SILENT_TURNS = 3.0, 4
 #: What is planned with is the slope that a robot tells and so many of its standard deviations.
-SIGMAS = 0.5
+SIGMAS = 0.15
 #: A robot's frames that may wait for their batches.
 MOST_WAITING = 8
 
@@ -136,7 +136,7 @@ class Promises:
                     f"{', '.join(map(str, self._subject.opened.specs))} here",
                     remedy="use the same model and shape as the other robots, or another server",
                 )
-            wish = Wish(ask.bound, _careful(ask), ask.frame_interval, ask.up, ask.down, largest)
+            wish = Wish(ask.bound, _careful(ask), ask.frame_interval, ask.up, ask.down, largest, ask.usual)
             self._board.join(now, name, wish, ask.frame, received - ask.age)
             self._robots[name] = _Promised(peer, subject.opened, largest, now)
 
@@ -222,7 +222,16 @@ class Promises:
                 return False
             robot.heard = self._clock()
             self._board.told(
-                name, replace(wish, slope=_careful(report), up=report.up, down=report.down, batch=robot.largest)
+                name,
+                Wish(
+                    wish.bound,
+                    _careful(report),
+                    wish.frame_interval,
+                    report.up,
+                    report.down,
+                    robot.largest,
+                    report.usual,
+                ),
             )
             self._board.arrived(name, report.frame, inference.request.received_s)
             key = (name, report.frame)

@@ -1,0 +1,278 @@
+"""How many robots one device holds under a bound on accuracy, in virtual time: ours, and every baseline at its best.
+
+A cell is what robots see, a bound, and a table of batch latencies. In each, every system has the same robots, cameras
+and links (5G and LTE as in the dissertation, 3.6.1, and Wi-Fi, in turn). Robots are held if every session's mean true
+drop over the robot alone on this device is within the bound, and 95 % of windows of 5 s within 1.5 times it. Each
+baseline's interval, batch and margin are searched on the same load.
+
+  edge-offload bench fleet --latencies gpu.csv --json fleet.json
+  edge-offload bench fleet --latencies gpu.csv --latencies cpu.csv --tables drops.npz --json fleet.json --plot fleet.png
+
+--latencies (batch,latency_ms; repeatable): without it a made-up device of 8 + 4.5 ms for each frame. --tables: what
+carried results have lost (npz: TASK/carried [frame, age], made at 10 frames per second); without it robots whose drops
+rise by a rate of their own, which stays (linear), alone. The device is emulated by its table: nothing is computed.
+
+ours: serve --promises. fixed: our packing, one interval and batch for all. ARISE: single measurements, 1 s ahead, no
+memory. ARISE-alpha: as Step 1 says, uncoordinated. Chameleon-like: the same without batches. Clipper-like: one
+interval, the server batches what has come. Static: one interval, one batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pathlib
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from edge_offload.errors import BadInput
+from edge_offload.outputs import add_output
+from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.tables import load_csv
+from edge_offload_benchmarks.simulation.fleet import (
+    BEYOND,
+    LINKS,
+    WINDOWS,
+    Content,
+    Lines,
+    Robot,
+    Tables,
+    alone,
+    kept,
+    windows,
+)
+from edge_offload_benchmarks.simulation.fleet_systems import Run, System, systems
+
+LINEAR_FPS, TABLES_FPS = 30.0, 10.0
+#: Accuracy that linear robots lose for each frame, on average; each has 0.5 to 1.5 times it.
+RATE = 0.006
+#: Bounds of each content.
+BOUNDS = {"linear": (0.02, 0.04), "people": (0.05, 0.1), "scene": (0.02, 0.05)}
+MADE_UP = tuple(0.008 + 0.0045 * size for size in range(1, 9))
+#: Searched for each baseline that has them.
+INTERVALS, BATCHES = (1, 2, 3, 4, 6, 8, 12, 16), (1, 2, 4, 8)
+#: Robots that a cell has at most.
+MOST = 96
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a fleet is run on."""
+
+    content: str
+    bound: float
+    device: str
+    latencies: Latencies
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See the module."""
+    parser.add_argument("--latencies", type=pathlib.Path, action="append", metavar="CSV", help="of a device")
+    parser.add_argument("--tables", type=pathlib.Path, metavar="NPZ", help="what carried results have lost")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of a session (30)")
+    parser.add_argument("--seed", type=int, default=0, help="of robots and links (0)")
+    add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record here")
+    add_output(parser, "--plot", type=pathlib.Path, metavar="FILE", help="draw robots held (needs matplotlib)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """See the module."""
+    if not 20 <= args.seconds <= 3600:
+        raise BadInput("--seconds is from 20 to 3600")
+    devices = {path.stem: load_csv(path) for path in args.latencies or []} or {"made up": Latencies(MADE_UP)}
+    measured = {} if args.tables is None else _tables(args.tables, args.seconds)
+    cells = [
+        Cell(content, bound, device, latencies)
+        for content in ("linear", *measured)
+        for bound in BOUNDS[content]
+        for device, latencies in devices.items()
+    ]
+    record: Dict[str, Any] = {
+        "seconds": args.seconds,
+        "seed": args.seed,
+        "devices": {name: list(table.of) for name, table in devices.items()},
+        "cells": [],
+    }
+    for cell in cells:
+        row = measure(cell, measured, args.seconds, args.seed)
+        record["cells"].append(row)
+        shown = ", ".join(f"{name} {one['held']}" for name, one in row["systems"].items())
+        print(f"{cell.content}, bound {cell.bound:g}, {cell.device}: {shown}", flush=True)
+        record["summary"] = summary(record["cells"])
+        if args.json:  # after each, so that a run that is stopped has something to show
+            args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for name, value in record["summary"].items():
+        print(f"{name}: {value:.2f}")
+    if args.plot:
+        _draw(args.plot, record["cells"])
+    return 0
+
+
+def measure(cell: Cell, measured: Dict[str, Any], seconds: float, seed: int) -> Dict[str, Any]:
+    """Robots held by every system in one cell."""
+    fleet = _Fleet(cell, measured, seconds, seed)
+    return {
+        "content": cell.content,
+        "bound": cell.bound,
+        "device": cell.device,
+        "analytic": fleet.analytic(),
+        "systems": {system.name: fleet.held(system) for system in systems(INTERVALS, BATCHES)},
+    }
+
+
+def summary(cells: Sequence[Dict[str, Any]]) -> Dict[str, float]:
+    """Ours over the best baseline and over fixed intervals, and over the analytic bound where drops are linear."""
+    best, fixed, analytic = [], [], []
+    for row in cells:
+        held = {name: one["held"] for name, one in row["systems"].items()}
+        ours = held["ours"]
+        best.append(ours / max(1, *(count for name, count in held.items() if name not in ("ours", "fixed"))))
+        fixed.append(ours / max(1, held["fixed"]))
+        if row["analytic"]:
+            analytic.append(ours / row["analytic"])
+    found = {
+        "ours over the best baseline, geometric mean": math.exp(float(np.mean(np.log(np.maximum(best, 1e-3))))),
+        "ours over the best baseline, least": min(best),
+        "ours over fixed intervals packed, least": min(fixed),
+    }
+    if analytic:
+        found["ours over the analytic bound, least"] = min(analytic)
+    return found
+
+
+class _Fleet:
+    """The robots of a cell, and how many of them a system holds."""
+
+    def __init__(self, cell: Cell, measured: Dict[str, Any], seconds: float, seed: int) -> None:
+        self.cell, self.seconds, self.seed = cell, seconds, seed
+        draw = np.random.default_rng(seed)
+        if cell.content == "linear":
+            rates = tuple(float(rate) for rate in RATE * draw.uniform(0.5, 1.5, MOST))
+            self.content: Content = Lines(1 / LINEAR_FPS, rates)
+        else:
+            table = measured[cell.content]
+            last = len(table) - table.shape[1] - round((seconds + 1) * TABLES_FPS)
+            begins = tuple(int(begin) for begin in draw.integers(30, max(31, last), MOST))
+            self.content = Tables(1 / TABLES_FPS, table, begins)
+        self.phases = [float(phase) for phase in draw.uniform(0, self.content.interval, MOST)]
+        self._references: Dict[int, Robot] = {}
+
+    def robots(self, count: int) -> List[Robot]:
+        """The first ones."""
+        links = list(LINKS.values())
+        return [
+            Robot(
+                number, self.phases[number], self.content, links[number % len(links)],
+                np.random.default_rng([self.seed, number]),
+            )
+            for number in range(count)
+        ]  # fmt: skip
+
+    def judged(self, run: Run, count: int) -> Dict[str, Any]:
+        """How a system does with so many robots."""
+        cell, robots = self.cell, self.robots(count)
+        counts = run(robots, cell.latencies, cell.bound, self.seconds)
+        there = [robot for robot in robots if not robot.evicted]
+        means, parts, broken = [], [], 0
+        for robot in there:
+            if robot.number not in self._references:
+                self._references[robot.number] = alone(robot, cell.latencies, self.seconds)
+            reference = self._references[robot.number]
+            fine, mean = kept(robot, reference, cell.bound, self.seconds)
+            broken += not fine
+            means.append(mean)
+            parts += windows(robot, reference, self.seconds)
+        within = float(np.mean([part <= BEYOND * cell.bound for part in parts])) if parts else 1.0
+        return {
+            "offered": count,
+            "held": len(there) if broken == 0 and within >= WINDOWS else 0,
+            "there": len(there),
+            "broken": broken,
+            "drop_mean": float(np.mean(means)) if means else 0.0,
+            "drop_most": max(means, default=0.0),
+            "windows_within": within,
+            "late": counts["late"] / max(1.0, counts["members"]),
+            "busy": min(1.0, counts["busy_s"] / self.seconds),
+            "batch": (counts["members"] - counts["late"]) / max(1.0, counts["batches"]),
+        }
+
+    def held(self, system: System) -> Dict[str, Any]:
+        """Of all its settings the one that holds most."""
+        best: Optional[Tuple[Dict[str, Any], str]] = None
+        for words, run in system.variants:
+            found = self._most(run, system.adaptive, 0 if best is None else int(best[0]["held"]))
+            if best is None or found["held"] > best[0]["held"]:
+                best = found, words
+        assert best is not None
+        return {**best[0], "settings": best[1]}
+
+    def _most(self, run: Run, adaptive: bool, least: int) -> Dict[str, Any]:
+        if adaptive:
+            # it says itself whom it can hold: more robots ask than any system could hold
+            return self.judged(run, MOST)
+        found = self.judged(run, least + 1)
+        if not found["held"]:
+            return found
+        good, step = found, 4
+        while good["offered"] < MOST:
+            tried = self.judged(run, min(MOST, good["offered"] + step))
+            if tried["held"]:
+                good = tried
+            elif step == 1:
+                break
+            else:
+                step //= 2
+        return good
+
+    def analytic(self) -> float:
+        """Robots that a device could hold if requests fell as they please: batch / latency * interval / rate of frames.
+
+        Only where drops are linear; of the mean rate and of the links' mean way.
+        """
+        if not isinstance(self.content, Lines):
+            return 0.0
+        from edge_offload.server.promises.settings import Wish, settle
+
+        latencies, robots = self.cell.latencies, self.robots(len(LINKS))
+        ups = float(np.mean([robot.usual for robot in robots]))
+        downs = float(np.mean([robot.downs for robot in robots]))
+        rate = float(np.mean(self.content.rates))
+        wish = Wish(self.cell.bound, rate, self.content.interval, ups, downs, latencies.largest)
+        settings = settle(wish, latencies)
+        return settings.batch / latencies.batch(settings.batch) * settings.interval * self.content.interval
+
+
+def _tables(path: pathlib.Path, seconds: float) -> Dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as kept_tables:
+            found = {
+                name.split("/")[0]: np.array(kept_tables[name], float)
+                for name in kept_tables.files
+                if name.endswith("/carried") and name.split("/")[0] in BOUNDS
+            }
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot read {path}: {error}", remedy="give what 'bench multitask' has kept") from error
+    if not found:
+        raise BadInput(f"{path} has no tables of carried results", remedy="give what 'bench multitask' has kept")
+    for task, table in found.items():
+        if table.ndim != 2 or len(table) < seconds * TABLES_FPS + table.shape[1] + 32:
+            raise BadInput(f"{task}: {table.shape} are too few frames for {seconds:g} s", remedy="--seconds 20, say")
+    return found
+
+
+def _draw(path: pathlib.Path, cells: Sequence[Dict[str, Any]]) -> None:
+    from edge_offload_benchmarks.plotting import panels
+
+    names = list(cells[0]["systems"])
+    with panels(path, 1, 1, (9, 3.6)) as grid:
+        axes = grid[0, 0]
+        for place, name in enumerate(names):
+            heights = [row["systems"][name]["held"] for row in cells]
+            axes.bar(np.arange(len(cells)) + place * 0.8 / len(names), heights, 0.8 / len(names), label=name)
+        labels = [f"{row['content']}\n{row['bound']:g}\n{row['device']}" for row in cells]
+        axes.set_xticks(np.arange(len(cells)) + 0.35, labels, fontsize=7)
+        axes.set_ylabel("robots held")
+        axes.legend(fontsize=8, ncol=4)

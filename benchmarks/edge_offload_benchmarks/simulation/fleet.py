@@ -1,0 +1,358 @@
+"""Many robots that share one device, in virtual time: cameras, links, what results lose, and who is computed when.
+
+A robot's frame is captured, travels, is computed alone or in a batch, and its result travels back; from then on the
+robot uses it, carried along, until the next one. What that costs comes from the truth (:class:`Content`); the systems
+see only what a robot measures: what a carried result had lost when the network's own came.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Protocol, Tuple
+
+import numpy as np
+
+from edge_offload.arrays import Array
+from edge_offload.manager.drop import DropEstimator, Habits
+from edge_offload.server.promises.board import PERIOD_S
+from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.settings import Wish
+
+_NEAR = 1e-9
+
+
+class Content(Protocol):
+    """What is true of what robots see."""
+
+    @property
+    def interval(self) -> float:
+        """Seconds between frames."""
+
+    @property
+    def habits(self) -> Habits:
+        """What is believed of the task before anything was measured."""
+
+    def drop(self, robot: int, frames: Array, ages: Array) -> Array:
+        """Drop in ``frames`` [n] of results that are ``ages`` [n] frames older."""
+
+
+#: Of lines through zero that stay, and of tasks of which nothing is known.
+STEADY, USUAL = Habits(intercept=0.0, intercept_error=0.01, slope_s=60.0, noise=0.02), Habits()
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Drops rise by a rate for each frame, which stays: the dissertation's assumption.
+
+    Attributes:
+        interval: seconds between frames.
+        rates: of each robot.
+        habits: the line goes through zero, and stays.
+    """
+
+    interval: float
+    rates: Tuple[float, ...]
+    habits: Habits = STEADY
+
+    def drop(self, robot: int, frames: Array, ages: Array) -> Array:
+        """See :class:`Content`."""
+        del frames
+        return np.minimum(1.0, self.rates[robot] * ages)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Measured drops, which robots replay from frames of their own.
+
+    Attributes:
+        interval: seconds between frames.
+        table: [frame, age]: what the result of a frame has lost so many frames later.
+        begins: first frame of each robot.
+        habits: of the task.
+    """
+
+    interval: float
+    table: Array
+    begins: Tuple[int, ...]
+    habits: Habits = USUAL
+
+    def drop(self, robot: int, frames: Array, ages: Array) -> Array:
+        """See :class:`Content`. Results older than the table knows have lost what the oldest it knows have."""
+        far = self.table.shape[1] - 1
+        shown = np.clip(ages, 0, far).astype(int)
+        source = np.maximum(self.begins[robot] + frames - shown, 0).astype(int)
+        found: Array = self.table[source, shown]
+        return np.where(shown == 0, 0.0, np.nan_to_num(found, nan=1.0))
+
+
+@dataclass(frozen=True)
+class Link:
+    """Means and standard deviations: megabits per second up and down, round trip in seconds."""
+
+    up: Tuple[float, float]
+    down: Tuple[float, float]
+    round_trip: Tuple[float, float]
+
+
+#: The first two as in the dissertation (3.6.1), the third of phones at one access point.
+LINKS = {
+    "5G": Link((152, 6), (1715, 57), (0.014, 0.002)),
+    "LTE": Link((44, 8), (110, 17), (0.032, 0.005)),
+    "Wi-Fi": Link((180, 40), (180, 40), (0.004, 0.002)),
+}
+#: Bytes of a frame and of a result.
+UP_BYTES, DOWN_BYTES = 100_000, 10_000
+
+
+@dataclass
+class Robot:
+    """A camera and a link.
+
+    Attributes:
+        number: among the robots.
+        phase: when its first frame is captured (seconds).
+        content: what it sees.
+        link: how it is connected.
+        random: of its link.
+        results: (frame, when it can be used), as they come.
+        evicted: it lost its promise.
+    """
+
+    number: int
+    phase: float
+    content: Content
+    link: Link
+    random: np.random.Generator
+    results: List[Tuple[int, float]] = field(default_factory=list)
+    evicted: bool = False
+
+    def __post_init__(self) -> None:
+        self.drops = DropEstimator(self.content.habits)
+        self.last: Optional[Tuple[float, float]] = None
+        ways = sorted(self.up() for _ in range(64))
+        self.usual = ways[32]
+        self.ups, self.downs = ways[60], float(np.median([self.down() for _ in range(16)]))
+
+    def _way(self, megabits: Tuple[float, float], size: int) -> float:
+        rate = max(0.2 * megabits[0], self.random.normal(*megabits))
+        trip = max(0.2 * self.link.round_trip[0], self.random.normal(*self.link.round_trip))
+        return size * 8e-6 / rate + trip / 2
+
+    def up(self) -> float:
+        """Seconds from a capture to the arrival at the server."""
+        return self._way(self.link.up, UP_BYTES)
+
+    def down(self) -> float:
+        """Seconds from the end of a batch to the result's use."""
+        return self._way(self.link.down, DOWN_BYTES)
+
+    def captured(self, frame: int) -> float:
+        """When a frame is captured."""
+        return self.phase + frame * self.content.interval
+
+    def frame(self, now: float) -> int:
+        """The newest frame."""
+        return math.floor((now - self.phase) / self.content.interval + _NEAR)
+
+    def computed(self, frame: int, done: float) -> None:
+        """A result leaves the server at ``done``; the robot compares it with what it had carried to that frame."""
+        usable = done + self.down()
+        before = [old for old, when in self.results[-4:] if old < frame]
+        if before:
+            stride = frame - before[-1]
+            lost = float(self.content.drop(self.number, np.array([frame]), np.array([stride]))[0])
+            self.drops.compared(usable, stride * self.content.interval, lost)
+            self.last = (lost, stride)
+        self.results.append((frame, usable))
+
+    def estimate(self, now: float, sigmas: float) -> float:
+        """What it says it loses for each frame that a result is older."""
+        curve = self.drops.curve(now)
+        return min(1.0, (curve.slope + sigmas * curve.slope_error) * self.content.interval)
+
+    def wish(self, bound: float, slope: float, batch: int) -> Wish:
+        """What it asks for."""
+        return Wish(bound, slope, self.content.interval, self.ups, self.downs, batch, self.usual)
+
+    def drop_by_frame(self, first: int, last: int) -> Array:
+        """True drop in frames ``first`` to ``last`` (excluded)."""
+        frames = np.arange(first, last)
+        captured = self.phase + frames * self.content.interval
+        order = sorted(self.results, key=lambda one: one[1])
+        usable = np.array([when for _, when in order])
+        newest = np.maximum.accumulate(np.array([frame for frame, _ in order])) if order else np.zeros(0)
+        at = np.searchsorted(usable, captured + _NEAR, side="right") - 1
+        source = np.where(at >= 0, newest[np.maximum(at, 0)], -1000) if order else np.full(len(frames), -1000)
+        return self.content.drop(self.number, frames, frames - source)
+
+    def twin(self) -> Robot:
+        """The same robot, which has not begun."""
+        return Robot(self.number, self.phase, self.content, self.link, np.random.default_rng(self.number))
+
+
+class Planner(Protocol):
+    """Who is computed when, and with whom: as :class:`~edge_offload.server.promises.board.Board`."""
+
+    latencies: Latencies
+
+    def told(self, robot: str, wish: Wish) -> None:
+        """What a robot says of itself."""
+
+    def arrived(self, robot: str, frame: int, arrival: float) -> None:
+        """A frame has come."""
+
+    def replan(self, now: float) -> List[Tuple[str, str]]:
+        """A new plan; who has to go."""
+
+    def due(self) -> Any:
+        """The next batch."""
+
+    def take(self, now: float, there: Optional[int] = None) -> Any:
+        """It begins."""
+
+
+def follow(planner: Planner, robots: List[Robot], wish_of: Any, seconds: float) -> Dict[str, float]:
+    """Robots follow the turns of a planner. Returns counts; results are with the robots."""
+    by_name = {str(robot.number): robot for robot in robots}
+    counts = dict.fromkeys(("batches", "members", "late", "busy_s"), 0.0)
+    now = free = replan_at = 0.0
+    late: List[Tuple[float, Robot, int]] = []
+    lat = planner.latencies
+    while True:
+        batch = planner.due()
+        begin = math.inf if batch is None else max(batch.start, free)
+        if late and max(free, late[0][0]) + lat.batch(1) <= min(begin, replan_at):
+            # what missed its batch is computed in what is left
+            arrival, robot, frame = late.pop(0)
+            free = max(free, arrival) + lat.batch(1)
+            robot.computed(frame, free)
+            counts["busy_s"] += lat.batch(1)
+            continue
+        if min(begin, replan_at) >= seconds:
+            return counts
+        if replan_at <= begin:
+            now = replan_at
+            for robot in robots:
+                if not robot.evicted:
+                    planner.told(str(robot.number), wish_of(robot, now))
+            for name, _ in planner.replan(now):
+                by_name[name].evicted = True
+            replan_at += PERIOD_S
+            continue
+        now = begin
+        latest = max(batch.latest, now)
+        there, start = [], now
+        for turn in batch.turns:
+            robot = by_name[turn.robot]
+            arrival = robot.captured(turn.frame) + robot.up()
+            planner.arrived(turn.robot, turn.frame, arrival)
+            if arrival <= latest:
+                there.append((robot, turn.frame))
+                start = max(start, arrival)
+            else:
+                late.append((arrival, robot, turn.frame))
+        counts["late"] += len(batch.turns) - len(there)
+        counts["members"] += len(batch.turns)
+        planner.take(now, len(there))
+        if there:
+            free = start + lat.batch(len(there))
+            counts["busy_s"] += free - start
+            counts["batches"] += 1
+            for robot, frame in there:
+                robot.computed(frame, free)
+        else:
+            free = max(free, now)
+
+
+def react(
+    robots: List[Robot], latencies: Latencies, interval_of: Any, batch_of: Any, seconds: float, full: bool = False
+) -> Dict[str, float]:
+    """Robots send by themselves, every ``interval_of(robot, now)`` frames; the server takes what has come.
+
+    Args:
+        robots: who.
+        latencies: of batches.
+        interval_of: frames from one request to the next (robot, now).
+        batch_of: the largest batch of a robot (robot, now).
+        seconds: of virtual time.
+        full: a batch begins only when there are as many as it may have.
+    """
+    counts = dict.fromkeys(("batches", "members", "late", "busy_s"), 0.0)
+    requests: List[Tuple[float, int, int, int]] = []
+    for robot in robots:
+        frame = 0
+        while robot.captured(frame) < seconds:
+            requests.append((robot.captured(frame) + robot.up(), robot.number, frame, 0))
+            frame += 10**9
+    import heapq
+
+    heapq.heapify(requests)
+    by_number = {robot.number: robot for robot in robots}
+    queue: List[Tuple[Robot, int]] = []
+    free = 0.0
+
+    def pull(until: float) -> None:
+        while requests and requests[0][0] <= until:
+            arrival, number, frame, _ = heapq.heappop(requests)
+            robot = by_number[number]
+            queue.append((robot, frame))
+            following = frame + max(1, int(interval_of(robot, arrival)))
+            if robot.captured(following) < seconds:
+                heapq.heappush(requests, (max(arrival, robot.captured(following) + robot.up()), number, following, 0))
+
+    while requests or queue:
+        pull(free)
+        if not queue or (full and requests and len(queue) < batch_of(queue[0][0], free)):
+            if not requests:
+                break
+            free = max(free, requests[0][0])
+            pull(free)
+            if full and requests and len(queue) < batch_of(queue[0][0], free):
+                continue
+        limit = latencies.largest
+        members: List[Tuple[Robot, int]] = []
+        while queue and len(members) < limit:
+            limit = min(limit, max(1, batch_of(queue[0][0], free)))
+            if len(members) >= limit:
+                break
+            members.append(queue.pop(0))
+        free += latencies.batch(len(members))
+        counts["busy_s"] += latencies.batch(len(members))
+        counts["batches"] += 1
+        counts["members"] += len(members)
+        for robot, frame in members:
+            robot.computed(frame, free)
+    return counts
+
+
+def alone(robot: Robot, latencies: Latencies, seconds: float) -> Robot:
+    """The robot alone on this server: batch 1, the next frame when the last result has come. That is the reference."""
+    twin = robot.twin()
+    frame = 0
+    while twin.captured(frame) < seconds:
+        twin.results.append((frame, twin.captured(frame) + twin.up() + latencies.batch(1) + twin.down()))
+        frame = max(frame + 1, math.ceil((twin.results[-1][1] - twin.phase) / twin.content.interval - _NEAR))
+    return twin
+
+
+#: A session is judged from this time on (its first result has to come), in windows of so many seconds, ...
+FIRST_S, WINDOW_S = 2.0, 5.0
+#: ... of which so many have to be within so much of the bound.
+WINDOWS, BEYOND = 0.95, 1.5
+
+
+def kept(robot: Robot, reference: Robot, bound: float, seconds: float) -> Tuple[bool, float]:
+    """Whether the session was within its bound, on average and in windows; its mean drop over the reference."""
+    first, last = robot.frame(FIRST_S), robot.frame(seconds - 1.0)
+    over = robot.drop_by_frame(first, last) - reference.drop_by_frame(first, last)
+    mean = float(over.mean())
+    return mean <= bound + _NEAR, mean
+
+
+def windows(robot: Robot, reference: Robot, seconds: float) -> List[float]:
+    """Mean drop over the reference in each window."""
+    first, last = robot.frame(FIRST_S), robot.frame(seconds - 1.0)
+    over = robot.drop_by_frame(first, last) - reference.drop_by_frame(first, last)
+    size = round(WINDOW_S / robot.content.interval)
+    return [float(over[begin : begin + size].mean()) for begin in range(0, len(over) - size + 1, size)]

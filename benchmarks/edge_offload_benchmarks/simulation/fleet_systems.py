@@ -1,0 +1,168 @@
+"""Ways to share one device between robots under a bound on accuracy: ours, and others (dissertation, 3.6.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from edge_offload.errors import Refused
+from edge_offload.server.promises.board import FIXED_S, GRACE, Board, PlannedBatch, Turn
+from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.packing import Pace, adjust, simulate
+from edge_offload.server.promises.settings import Wish, settle
+from edge_offload.server.services.promise.scheduler import SIGMAS
+from edge_offload_benchmarks.simulation.fleet import Robot, follow, react
+
+#: What a system is run on: robots, the device, the bound, seconds. Returns counts; results are with the robots.
+Run = Callable[[List[Robot], Latencies, float, float], Dict[str, float]]
+#: Slope that a robot says of itself before it has measured one.
+UNKNOWN = 0.01
+
+
+@dataclass(frozen=True)
+class System:
+    """One way.
+
+    Attributes:
+        name: of it.
+        variants: settings that are searched, in words, with what runs them.
+        adaptive: it says by itself whom it can hold; else all that are there are held.
+    """
+
+    name: str
+    variants: Tuple[Tuple[str, Run], ...]
+    adaptive: bool = False
+
+
+class FixedBoard(Board):
+    """Turns as the board gives them, but every robot has the same interval and batch: what packing alone gives."""
+
+    def __init__(self, latencies: Latencies, interval: int, batch: int) -> None:
+        super().__init__(latencies)
+        self._interval, self._batch = interval, batch
+
+    def join(self, now: float, robot: str, wish: Wish, frame: int, arrival: float) -> None:
+        """Everybody is let in."""
+        super().join(now, robot, replace(wish, bound=1e6, slope=0.0), frame, arrival)
+
+    def told(self, robot: str, wish: Wish) -> None:
+        """Nothing follows from it."""
+
+    def replan(self, now: float) -> List[Tuple[str, str]]:
+        """See :class:`Board`; nobody has to go."""
+        self._plan = [batch for batch in self._plan if batch.start < now + FIXED_S and batch.turns]
+        begin = self._begin(now)
+        clients = [self._at(one, begin) for one in self._robots.values()]
+        paces = [
+            Pace(
+                one.robot, self._interval, min(self._batch, self.latencies.largest), one.frame, one.arrival,
+                one.wish.frame_interval, late=0.0,
+            )
+            for one in clients
+        ]  # fmt: skip
+        requests = list(simulate(paces, begin + self._horizon_s))
+        for batch in adjust(paces, requests, self.latencies, begin, GRACE, wait=True):
+            turns = tuple(Turn(paces[place].robot, frame) for place, frame in batch.members)
+            self._plan.append(PlannedBatch(batch.start, batch.start + self._grace_of(len(turns)), turns))
+        for one in self._robots.values():
+            one.cost(0.0)
+        return []
+
+    def _grace_of(self, size: int) -> float:
+        return GRACE * self.latencies.batch(size)
+
+
+def joined(board: Board, robots: List[Robot], bound: float, slope_of: Callable[[Robot, float], float]) -> None:
+    """Let robots ask, one after the other; who is refused is evicted."""
+    for robot in robots:
+        try:
+            wish = robot.wish(bound, slope_of(robot, 0.0), board.latencies.largest)
+            board.join(0.0, str(robot.number), wish, 0, robot.captured(0) + robot.ups)
+        except Refused:
+            robot.evicted = True
+
+
+def _promised(sigmas: float) -> Run:
+    def run(robots: List[Robot], latencies: Latencies, bound: float, seconds: float) -> Dict[str, float]:
+        board = Board(latencies)
+
+        def slope_of(robot: Robot, now: float) -> float:
+            return robot.estimate(now, sigmas)
+
+        joined(board, robots, bound, slope_of)
+        return _followed(board, robots, bound, slope_of, seconds)
+
+    return run
+
+
+def _fixed(interval: int, batch: int) -> Run:
+    def run(robots: List[Robot], latencies: Latencies, bound: float, seconds: float) -> Dict[str, float]:
+        board = FixedBoard(latencies, interval, batch)
+        joined(board, robots, bound, lambda robot, now: 0.0)
+        return _followed(board, robots, bound, lambda robot, now: 0.0, seconds)
+
+    return run
+
+
+def _as_written(margin: float) -> Run:
+    def run(robots: List[Robot], latencies: Latencies, bound: float, seconds: float) -> Dict[str, float]:
+        board = Board(latencies, horizon_s=1.0, most_spare=0.0)
+        joined(board, robots, bound * margin, _single)
+        return _followed(board, robots, bound * margin, _single, seconds)
+
+    return run
+
+
+def _single(robot: Robot, _now: float) -> float:
+    """A single measurement over its stride, as in the text (3.4.3)."""
+    return UNKNOWN if robot.last is None else robot.last[0] / robot.last[1]
+
+
+def _followed(
+    board: Board, robots: List[Robot], bound: float, slope_of: Callable[[Robot, float], float], seconds: float
+) -> Dict[str, float]:
+    def wish_of(robot: Robot, now: float) -> Wish:
+        return robot.wish(bound, slope_of(robot, now), board.latencies.largest)
+
+    return follow(board, robots, wish_of, seconds)
+
+
+def _reactive(
+    interval: Optional[int], batch: Optional[int], margin: float = 1.0, full: bool = False, dynamic: int = 64
+) -> Run:
+    """Requests are not coordinated; an interval or a batch that is None follows from Step 1 by the robot's estimate."""
+
+    def run(robots: List[Robot], latencies: Latencies, bound: float, seconds: float) -> Dict[str, float]:
+        def settings(robot: Robot, now: float) -> Any:
+            slope = robot.estimate(now, 0.0)
+            return settle(robot.wish(bound * margin, slope, min(dynamic, latencies.largest)), latencies)
+
+        def interval_of(robot: Robot, now: float) -> int:
+            return settings(robot, now).interval if interval is None else interval
+
+        def batch_of(robot: Robot, now: float) -> int:
+            return settings(robot, now).batch if batch is None else batch
+
+        return react(robots, latencies, interval_of, batch_of, seconds, full)
+
+    return run
+
+
+def systems(intervals: Tuple[int, ...], batches: Tuple[int, ...]) -> List[System]:
+    """All of them; baselines with every interval, batch and margin that is searched."""
+    margins = (1.0, 0.75, 0.5)
+    pairs = [(interval, batch) for interval in intervals for batch in batches]
+    return [
+        System("ours", (("", _promised(SIGMAS)),), adaptive=True),
+        System("fixed", tuple((f"interval {i}, batch {b}", _fixed(i, b)) for i, b in pairs)),
+        System("ARISE", tuple((f"margin {margin:g}", _as_written(margin)) for margin in margins), adaptive=True),
+        System(
+            "ARISE-alpha", tuple((f"margin {margin:g}", _reactive(None, None, margin)) for margin in margins)
+        ),
+        System(
+            "Chameleon-like",
+            tuple((f"margin {margin:g}", _reactive(None, 1, margin, dynamic=1)) for margin in margins),
+        ),
+        System("Clipper-like", tuple((f"interval {i}", _reactive(i, 64)) for i in intervals)),
+        System("Static", tuple((f"interval {i}, batch {b}", _reactive(i, b, full=b > 1)) for i, b in pairs)),
+    ]  # fmt: skip
