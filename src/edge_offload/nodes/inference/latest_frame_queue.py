@@ -35,6 +35,9 @@ class LatestFrameQueue(Generic[T]):
     Args:
         capacity: frames that may wait. When one more comes, the oldest gives way to it, unless ``keep_all``.
         keep_all: nothing gives way; :meth:`put` waits for room instead, which holds up the subscriber's connection.
+
+    Attributes:
+        wanted: asked of each frame that is offered; those that are not count as superseded.
     """
 
     def __init__(self, capacity: int = 1, keep_all: bool = False) -> None:
@@ -43,12 +46,17 @@ class LatestFrameQueue(Generic[T]):
         self._items: Deque[T] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self.wanted: Callable[[T], bool] = lambda _: True
         self._offered = self._taken = self._superseded = 0
 
     def put(self, item: T) -> bool:
-        """Offer a frame; whether it waits to be taken (False: the slot is closed, nobody will)."""
+        """Offer a frame; whether it waits to be taken (False: it is not wanted, or the slot is closed)."""
+        wanted = self.wanted(item)
         with self._changed:
             self._offered += 1
+            if not wanted:
+                self._superseded += 1
+                return False
             while self._keep_all and len(self._items) >= self._capacity and not self._closed:
                 self._changed.wait()
             if self._closed:

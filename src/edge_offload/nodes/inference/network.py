@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from typing import Any, ClassVar, Mapping, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, Mapping, Optional, Sequence, Tuple
 
 import rospy
 
@@ -20,6 +20,7 @@ from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.policy import BRIDGE, BRIDGED, CANDIDATES, POLICIES, EnergyPolicy, Situation, chooses
+from edge_offload.manager.promise import PromisePolicy
 from edge_offload.mode import Mode, parse_mode
 from edge_offload.models.registry import build_estimator, state_hash
 from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
@@ -31,6 +32,7 @@ from edge_offload.nodes.inference.compose import duration
 from edge_offload.nodes.inference.link_watch import LinkWatch
 from edge_offload.power.states import powers_of
 from edge_offload.runtime.module import OffloadedModule
+from edge_offload.runtime.promise import Promise
 from edge_offload.runtime.results import tell_result
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.networks import synthetic_frame
@@ -94,9 +96,10 @@ class Network:
         if params["exact"]:
             candidates = [mode for mode in candidates if mode is not Mode.SPLIT]
         self._client: Optional[Client] = None
+        self._promise: Optional[Promise] = None
         if params["server"]:
             keys = KeyStore(params["keys"]) if params["keys"] else None
-            self._client = Client(params["server"], keys=keys, on_state=self._link_changed)
+            self._client = Client(params["server"], keys=keys, on_state=self._link_changed, on_notify=self._told)
         engine = EAGER if params["exact"] else chosen(params["engine"], self.name)
         device, companion = choose(params["device"], engine, params["threads"])
         self.module = OffloadedModule(
@@ -162,6 +165,21 @@ class Network:
 
     def _link_changed(self, state: LinkState, cause: str) -> None:
         self.module.link_changed(state, cause)
+        if self._promise is not None:
+            self._promise.link_changed(state, cause)
+
+    def _told(self, kind: str, body: Dict[str, Any], buffers: Any) -> None:
+        if self._promise is not None:
+            self._promise.notified(kind, body, buffers)
+
+    def promised(self, policy: PromisePolicy) -> Promise:
+        """Ask the server for a promise from now on.
+
+        Raises:
+            BadInput: there is no server.
+        """
+        self._promise = self.module.follow(policy)
+        return self._promise
 
     def warm_up(self, mode: Mode, width: int, height: int, wait_s: float) -> Any:
         """Compute once with a made-up image of this size, and wait up to ``wait_s`` until ``mode`` can run it.

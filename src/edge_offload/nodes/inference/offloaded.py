@@ -5,6 +5,7 @@ And what every node does besides whose network looks at the images of a camera: 
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from typing import Any, Callable, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
@@ -15,9 +16,12 @@ from std_msgs.msg import Header
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.manager.drop import DropCurve
 from edge_offload.manager.in_flight import MOST
 from edge_offload.manager.policy import POLICIES, chooses
+from edge_offload.manager.promise import PromisePolicy
 from edge_offload.mode import TABLE, Mode, names, parse_mode
+from edge_offload.modes.server import CAPTURED
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, image_to_bgr
 from edge_offload.nodes.common.params import Param
@@ -32,6 +36,7 @@ from edge_offload.perception.overlay import Status
 from edge_offload.power.detect import CHOICES, open_meter
 from edge_offload.power.source import MEASURED
 from edge_offload.power.states import COMPUTE, WATTS, StateTimeline
+from edge_offload.runtime.promise import Promise
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode, Power
 
@@ -66,6 +71,9 @@ class OffloadedNode(Node):
         Param(
             "turns", False, "other networks of this robot use the server, too: a frame goes when it is this one's turn"
         ),
+        Param("accuracy", 0.0, "with ~carry: accuracy that sharing the server may cost, of 1; 0: nothing is promised",
+              low=0.0, high=1.0),
+        Param("batched", False, "with ~accuracy: results may differ in the last digits from frames computed alone"),
         Param("task", "", "name of what this node does, where there are turns; none: people, scene or objects"),
         Param("power_source", "auto", "what the energy per frame is read from", choices=CHOICES),
         Param("power", {}, f"{', '.join(WATTS)} of this machine; none: what no sensor measures is NaN"),
@@ -82,6 +90,7 @@ class OffloadedNode(Node):
         self._told_s = -math.inf
         self._turns: Optional[Turns] = None
         self._drops: Optional[Drops] = None
+        self._promise: Optional[Promise] = None
         self._network = network
         network.aim(params["mode"], params["deadline"])
         if self._mode in network.absent:
@@ -104,9 +113,29 @@ class OffloadedNode(Node):
             self._ask()
         if carry is not None:
             drops = self._drops = Drops(task, self.health, lambda: carry.loop.interval_s)
-            carry.start(drops.tell)
+            if self.params["accuracy"]:
+                self._promise = self._network.promised(PromisePolicy(self.params["accuracy"], self.params["batched"]))
+                slot.wanted = self._wanted
+            carry.start(functools.partial(self._compared, drops))
+        elif self.params["accuracy"]:
+            raise BadInput("~accuracy is promised for results that are carried along", remedy="start with carry:=true")
         rospy.Subscriber(topic, OffloadMode, self.callback(self._on_mode), queue_size=4)
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
+
+    def _wanted(self, frame: Frame) -> bool:
+        """Whether a frame is one of those that the server's turns ask for."""
+        return self._promise is None or self._promise.wants(frame.received_s)
+
+    def _compared(self, drops: Drops, *told: Any) -> None:
+        """What was carried along has been compared with the network's own."""
+        drops.tell(*told)
+        if self._promise is not None:
+            curve: DropCurve = told[-1]
+            self._promise.loses(curve.slope, curve.slope_error)
+
+    def _follows(self) -> bool:
+        """Whether frames go to the server in the turns that it gives."""
+        return self._promise is not None and not self._promise.alone
 
     def lanes(
         self,
@@ -118,6 +147,8 @@ class OffloadedNode(Node):
         module = self._network.module
 
         def wait_s(taken_s: List[float]) -> float:
+            if self._follows():
+                return 0.0
             if self._turns is not None and TABLE[self._mode].needs_link:
                 # a turn is one frame's
                 return math.inf if taken_s else self._turns.wait_s()
@@ -153,7 +184,11 @@ class OffloadedNode(Node):
         header = frame.message.header
         told: Dict[str, Any] = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, **meta}
         mode, refresh = self._mode, self._chosen
-        if self._turns is not None and frame.claim is None:
+        if self._promise is not None:
+            told[CAPTURED] = frame.received_s
+        if self._follows():
+            mode, refresh = Mode.SERVER, False
+        elif self._turns is not None and frame.claim is None:
             # nothing goes to the server without a turn, not even to see how it is
             mode, refresh = Mode.LOCAL, False
         try:
@@ -244,6 +279,13 @@ class OffloadedNode(Node):
             self._turns.refresh()
         if self._drops is not None:
             self._drops.refresh()
+        if self._promise is not None:
+            words = self._promise.words()
+            self.health.value("promise", words)
+            if self._promise.alone:
+                self.health.warn("promise", words)
+            else:
+                self.health.clear("promise")
         self.health.value("mode asked for", f"{self._mode} ({self._mode_reason})")
         # a policy that makes do without the server still misses it
         missed = TABLE[self._mode].needs_link or (self._chosen and bool(self.params["server"]))
