@@ -156,3 +156,24 @@ def test_what_the_first_of_several_uploads_was_made_into_is_found_from_each_posi
                 assert plan.signature == form
                 assert plan.node.live_at(program.base, 0) == ([(0, first)] if form == 11 else [])
             program.step(form, upload=form == 10, live=(first,) if form == 11 else ())
+
+
+def test_an_inference_that_finds_nothing_to_read_is_over_when_something_new_is_uploaded() -> None:
+    program = Program()
+    for turn in range(8):
+        assert turn < 3 or program.predictor.opens()
+        first = program.base
+        program.step(10, upload=True, reason=DYNAMIC, live=(0,))
+        assert turn < 1 or program.predictor.start == first
+        for _ in range(3):
+            program.step(11, kind=(0,), reason=DYNAMIC, live=(first,))
+
+
+def test_an_upload_that_joins_what_was_computed_before_begins_no_inference() -> None:
+    program = Program()
+    for _ in range(8):
+        first = program.base
+        program.step(10, upload=True, live=(0,), reason=DYNAMIC)
+        assert not program.predictor.opens()
+        program.step(11, upload=True, live=(first,))
+        assert program.predictor.start == first

@@ -111,7 +111,7 @@ class Predictor:
         self._sites: Dict[Site, StepModel] = {}
         self._opened = 0
         self._log: Deque[LoggedStep] = deque(maxlen=MAX_HISTORY)
-        self._after_read = True
+        self._ended = READ
         self._constants = ConstantUploads()
         self._contexts = Contexts(self._reason, MAX_STEPS)
         self._place = self._contexts.first()
@@ -137,23 +137,39 @@ class Predictor:
         return tuple(self._cycle)
 
     def opens(self) -> bool:
-        """Whether the next step begins an inference if it uploads something: after a read, unless it is a constant."""
+        """Whether the next step begins an inference if it uploads something: see :meth:`begin`."""
         return self._ahead()[1]
 
     def _ahead(self) -> Tuple[State, bool]:
         """Where the next step stands if it uploads something, and :meth:`opens`."""
         state = self._state()
-        if not self._after_read:
-            return state, False
-        expected = self._next(state)
-        if expected is not None and self._constants.expected(expected):
-            return state, False
-        return replace(state, steps=0), True
+        opened = replace(state, steps=0)
+        if self._ended == READ:
+            expected = self._next(state)
+            constant = expected is not None and self._constants.expected(expected)
+            return (state, False) if constant else (opened, True)
+        expected = self._next(opened) if self._ended == DYNAMIC else None
+        opens = expected is not None and self._opened_last(expected)
+        return (opened, True) if opens else (state, False)
+
+    def _opened_last(self, signature: int) -> bool:
+        last = self._known[signature].last if signature in self._known else None
+        return last is not None and last.opens
 
     def begin(self, done: CompletedStep) -> None:
-        """``done`` is the next step; its outcome is not known yet. Says of it whether it begins an inference."""
-        if done.payloads and self._after_read:
+        """``done`` is the next step; its outcome is not known yet. Says of it whether it begins an inference.
+
+        One does that uploads something after a read, unless it is a constant; or after a size that depends on data, if
+        the upload varies and what is done with it uses nothing but what it used last time: an inference that finds
+        nothing has nothing to read.
+        """
+        if done.payloads and self._ended == READ:
             done.opens = not self._constants.note(done.signature.number, done.payloads)
+        elif done.payloads and self._ended == DYNAMIC:
+            known = self._known.get(done.signature.number)
+            last = known.last if known is not None else None
+            if last is not None and last.live == done.live:
+                done.opens = last.opens or None in done.payloads or last.payloads != done.payloads
         self._steps += 1
         if (done.opens and not self._announced) or self._steps >= MAX_STEPS:
             self._renew()
@@ -192,7 +208,7 @@ class Predictor:
         if place.note(signature):
             self._version += 1
         self._log.append(LoggedStep(signature, done.reason in (READ, DYNAMIC), done.opens))
-        self._after_read = done.reason == READ
+        self._ended = done.reason
         self._place = self._contexts.after(place, signature, done.kind)
         if self._cycle:
             if self._cycle[self._position] == signature:
