@@ -12,7 +12,7 @@ from edge_offload.cli import main
 from edge_offload.errors import BadInput
 from edge_offload_benchmarks.chaos.scenarios import SCENARIOS
 from edge_offload_benchmarks.chaos.usage import usage
-from edge_offload_benchmarks.chaos.verdict import Fault, judge
+from edge_offload_benchmarks.chaos.verdict import Fault, Verdict, judge, judge_carried
 from edge_offload_benchmarks.commands.chaos import merged, record, run_scenario
 
 USED = {"descriptors": 20, "sockets": 5, "threads": 8, "memory": 200 << 20, "children": 0}
@@ -42,6 +42,29 @@ def test_a_run_without_blemish_passes_and_fits_the_schema():
     found = verdict(*good())
     assert found.passed, found.failures
     records.validate("chaos", record(found))
+
+
+def carried():
+    left = [{"frame": n, "origin": "carried" if n % 2 else "fresh", "late_s": 0.01, "equal": True} for n in range(200)]
+    return {"carried": left, "offered": 210, "taken": 200, "superseded": 10}
+
+
+CARRIED_FAULTS = {
+    "200 frames taken, 199": lambda told: told["carried"].pop(),
+    "doubled": lambda told: told["carried"].insert(3, told["carried"].pop(4)),
+    "of the frame that they name": lambda told: told["carried"][9].update(equal=False),
+    "210 frames came": lambda told: told.update(superseded=9),
+    "above a frame interval": lambda told: [one.update(late_s=0.06) for one in told["carried"][:5]],
+}
+
+
+@pytest.mark.parametrize("words", [None, *CARRIED_FAULTS])
+def test_carried_results_are_judged(words):
+    told, found = carried(), Verdict("calm")
+    if words is not None:
+        CARRIED_FAULTS[words](told)
+    judge_carried(found, told, 20.0)
+    assert [words in failure for failure in found.failures] == [True] * (words is not None)
 
 
 def _lose(frames, summary):

@@ -14,7 +14,7 @@ from edge_offload.errors import BadInput
 from edge_offload.models.people import People
 from edge_offload.perception.assignment import assign, iou_matrix
 from edge_offload.perception.kalman import BoxFilter
-from edge_offload.perception.tracking import TrackedPerson, Tracker, TrackerConfig
+from edge_offload.perception.tracking import TrackedPerson, Tracker, TrackerConfig, recognised
 from edge_offload_benchmarks.tracking_metrics import TrackingScore
 from tests.perception.scenes import box_at, noisy, people
 
@@ -305,3 +305,13 @@ def test_without_carried_boxes_nothing_is_different() -> None:
         for a, b in zip(one.update(seen, 0.1 * step), other.update(seen, 0.1 * step, carried=())):
             assert a.id == b.id
             assert (a.box == b.box).all()
+
+
+def test_another_network_names_known_people_and_nobody_new() -> None:
+    known = Tracker().update(people([box_at(100, 200), box_at(300, 200)]), 0.0)
+    found = people([box_at(305, 200), box_at(600, 200)])
+    (person,) = recognised(found, known)
+    assert person.id == known[1].id
+    assert person.box.tolist() == pytest.approx(box_at(305, 200).tolist())
+    assert (person.coasting, person.velocity.tolist()) == (False, known[1].velocity.tolist())
+    assert recognised(found, []) == recognised(People.empty(), known) == []

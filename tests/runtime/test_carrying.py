@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -123,6 +124,39 @@ def test_stamps_that_go_back_forget_and_a_result_of_before_is_not_taken():
     loop.came(5.0, 50 * FRAME, clock.now - 1)
     loop.arrived("c", 2 * FRAME, clock.now)
     assert [along.origin for _, along in left] == [NONE, NONE, NONE]
+
+
+def test_what_a_network_says_that_has_lost_its_mind_is_not_learnt_from_and_the_next_is():
+    carrying = Carrying(Counting(), lambda carried, own: abs(carried - own), clock=Clock())
+    told = []
+    carrying.told = lambda *comparison: told.append(comparison[:3])
+    carrying.came(0.0, 0, 0)
+    carrying.came_locally(1.0, FRAME)
+    carrying.came(math.nan, FRAME, FRAME)
+    assert (told, carrying.curve().local) == ([], None)
+    carrying.came(5.0, 2 * FRAME, 2 * FRAME)
+    carrying.came(6.25, 3 * FRAME, 3 * FRAME)
+    assert told == [(3 * FRAME, 0.1, 0.25)]
+    assert carrying.at(4 * FRAME).result == 7.25
+
+
+def test_what_is_held_stays_small_over_ten_thousand_frames():
+    clock = Clock()
+    loop, left = made(clock)
+    sizes = []
+    tracemalloc.start()
+    try:
+        for number in range(10_000):
+            loop.arrived(number, number * FRAME, clock.now, local=float(number))
+            if number % 4 == 3:
+                loop.came(float(number), (number - 3) * FRAME, clock.now - 0.3)
+            clock.now += 0.1
+            left.clear()
+            if number % 1000 == 999:
+                sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert max(sizes[1:]) < sizes[0] + 20_000
 
 
 @pytest.mark.process

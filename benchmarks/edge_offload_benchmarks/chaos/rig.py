@@ -126,6 +126,11 @@ class Rig:
             time.sleep(0.02)
         return None
 
+    def carried(self) -> Optional[Dict[str, Any]]:
+        """What the robot told of results that were carried along, after it has ended; None: nothing."""
+        line = next((line for line in self.robot.lines if line.startswith('{"carried"')), None)
+        return None if line is None else dict(json.loads(line))
+
     def summary(self) -> Dict[str, Any]:
         """End the robot; its last line, with its exit code."""
         code = self.robot.end()

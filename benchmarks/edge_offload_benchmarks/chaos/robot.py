@@ -12,9 +12,10 @@ import json
 import sys
 import threading
 import time
-from typing import Any, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, Steps
+from edge_offload.runtime.carrying import NONE, WAITING, Along, Carrying, Events, FrameLoop
 from edge_offload_benchmarks.chaos import wall_clock
 
 MODEL = "edge_offload_benchmarks.chaos.net:factory"
@@ -22,14 +23,78 @@ MODEL = "edge_offload_benchmarks.chaos.net:factory"
 REMOTE = ("server", "split", "replay")
 #: Largest difference of a result of ``split``, as a share of the largest value.
 TOLERANCE = 1e-5
+#: Of the camera.
+FPS = 20.0
 #: Planning a split takes the time of a busy machine.
 READY_S = 120.0
+
+
+class Held:
+    """Carries results as they are: the pictures of a chaos run stand still."""
+
+    degraded = ""
+
+    def carry(self, result: Any, source: int, target: int) -> Any:
+        """See :class:`~edge_offload.perception.carry.carrier.Carrier`."""
+        return result
+
+
+class Carried:
+    """Every frame leaves at once with the newest result there is, as in a node with ``carry``.
+
+    Args:
+        slot: of the frames for the network.
+        period_s: between frames.
+        right: whether the outputs are those of the frame.
+    """
+
+    def __init__(self, slot: LatestFrameQueue[int], period_s: float, right: Callable[[Any, int], bool]) -> None:
+        self._slot, self._period_ns, self._right = slot, round(period_s * 1e9), right
+        self._received_s: Dict[int, float] = {}
+        self.frames: LatestFrameQueue[int] = LatestFrameQueue(capacity=WAITING)
+        self.left: List[Dict[str, Any]] = []
+        self.failed: List[str] = []
+        self.loop: FrameLoop[int, Any] = FrameLoop(Carrying(Held(), lambda *_: 0.0), self._leave)
+        self.events = Events(lambda: self.loop.due_s, self.loop.flush, lambda error: self.failed.append(repr(error)))
+
+    def put(self, number: int) -> bool:
+        """A frame comes."""
+        received_s = time.monotonic()
+        taken = self.frames.put(number)
+        self.events.post(lambda: self._take(received_s))
+        return taken
+
+    def _take(self, received_s: float) -> None:
+        number = self.frames.take(0.0)
+        if number is None:
+            return
+        self._received_s[number] = received_s
+        self._slot.put(number)
+        self.loop.arrived(number, self._stamp(number), received_s)
+
+    def came(self, number: int, outputs: Any, taken_s: float) -> None:
+        """The network's result for a frame that it took at ``taken_s``."""
+        self.events.post(lambda: self.loop.came(outputs, self._stamp(number), taken_s))
+
+    def _stamp(self, number: int) -> int:
+        return (number + 1) * self._period_ns
+
+    def _leave(self, number: int, along: Along[Any]) -> None:
+        seen = along.source // self._period_ns - 1
+        self.left.append(
+            {
+                "frame": number,
+                "origin": along.origin,
+                "late_s": time.monotonic() - self._received_s.pop(number),
+                "equal": along.origin == NONE or (seen <= number and self._right(along.result, seen)),
+            }
+        )
 
 
 class Camera:
     """Puts a frame number into a slot at a fixed rate."""
 
-    def __init__(self, fps: float, slot: LatestFrameQueue[int]) -> None:
+    def __init__(self, fps: float, slot: Union[LatestFrameQueue[int], Carried]) -> None:
         self._period_s = 1 / fps
         self._slot = slot
         self._stop = threading.Event()
@@ -70,12 +135,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server", required=True)
     parser.add_argument("--keys", required=True)
-    parser.add_argument("--fps", type=float, default=20.0)
+    parser.add_argument("--fps", type=float, default=FPS)
     parser.add_argument("--slowdown", type=float, default=30.0)
     parser.add_argument("--size", type=int, help="pixels of a picture's side")
     parser.add_argument("--mode", choices=REMOTE, default=REMOTE[0])
     parser.add_argument("--managers", type=int, default=1, help="2: another one asks for other modes, frame by frame")
     parser.add_argument("--in-flight", type=int, default=1)
+    parser.add_argument("--carry", action="store_true", help="every frame leaves at once, with the newest result")
     args = parser.parse_args()
     if wall_clock.faked():
         time.sleep = _sleep  # type: ignore[assignment]
@@ -145,11 +211,9 @@ def main() -> int:
         # results leave in their order: the wait for that is part of the frame's time
         total_s = max(report.total_s, time.monotonic() - began)
         offloaded.pace.note(report)
-        pairs = list(zip(outputs, expected[number % len(pictures)]))
-        if report.mode is Mode.SPLIT:
-            equal = all(bool((one - other).abs().max() <= TOLERANCE * other.abs().max()) for one, other in pairs)
-        else:
-            equal = all(torch.equal(one, other) for one, other in pairs)
+        exact = report.mode is not Mode.SPLIT
+        if carried is not None:
+            carried.came(number, outputs, taken)
         say(
             frame=number,
             t=taken,
@@ -161,7 +225,7 @@ def main() -> int:
             round_trips=report.round_trips,
             way_s=[report.stages_s["uplink"], report.stages_s["downlink"]],
             behind_s=report.behind_s,
-            equal=equal and len(outputs) == len(expected[0]),
+            equal=right(outputs, number, exact),
             compute_s=report.stages_s["compute_robot"],
             reason=report.fallback_reason,
             forecast_s=forecast.latency_s if forecast is not None and forecast.known else None,
@@ -173,16 +237,29 @@ def main() -> int:
         )
         results.append(number)
 
+    def right(outputs: Any, number: int, exact: bool = remote is not Mode.SPLIT) -> bool:
+        wanted = expected[number % len(pictures)]
+        if len(outputs) != len(wanted):
+            return False
+        if exact:
+            return all(torch.equal(one, other) for one, other in zip(outputs, wanted))
+        return all(
+            bool((one - other).abs().max() <= TOLERANCE * other.abs().max()) for one, other in zip(outputs, wanted)
+        )
+
     slot: LatestFrameQueue[int] = LatestFrameQueue()
+    carried: Optional[Carried] = Carried(slot, 1 / args.fps, right) if args.carry else None
     results: List[int] = []
     lanes = Lanes(
         slot, work, lambda number, error: failed.append(f"frame {number}: {error!r}"), offloaded.row,
         lambda taken_s: offloaded.pace.wait_s(time.monotonic(), asked[0], taken_s), args.in_flight, "frames",
         lambda: pin(threads=1),
     )  # fmt: skip
-    camera = Camera(args.fps, slot)
+    camera = Camera(args.fps, carried or slot)
     say(ready=True, local_s=local_s, t=time.monotonic())
     lanes.start()
+    if carried is not None:
+        carried.events.start()
     camera.start()
     sys.stdin.read()
     camera.stop()
@@ -190,6 +267,11 @@ def main() -> int:
     counts = {
         "published": found.offered, "taken": found.taken, "superseded": found.superseded, "results": len(results),
     }  # fmt: skip
+    if carried is not None:
+        drained = carried.events.drain(READY_S) and drained
+        came = carried.frames.counts
+        say(carried=carried.left, offered=came.offered, taken=came.taken, superseded=came.superseded)
+        failed += carried.failed
     say(summary=counts, probes=prober.sent, clock=client.clock.warning)
     prober.close()
     client.close()

@@ -115,6 +115,34 @@ def judge(
     return verdict
 
 
+def judge_carried(verdict: Verdict, told: Mapping[str, Any], fps: float, timing: bool = True) -> None:
+    """Whether every frame taken up left once, in order, with what the network said of it or of an earlier one.
+
+    Args:
+        verdict: is added to.
+        told: the robot's line ``carried``.
+        fps: of its camera.
+        timing: whether the 99th percentile of the time from a frame to its result has to be within a frame interval.
+    """
+    fail, left = verdict.failures.append, told["carried"]
+    numbers = [frame["frame"] for frame in left]
+    if told["offered"] != told["taken"] + told["superseded"]:
+        fail(f"{told['offered']} frames came, {told['taken']} taken and {told['superseded']} superseded")
+    if told["taken"] != len(left):
+        fail(f"{told['taken']} frames taken, {len(left)} results left")
+    if numbers != sorted(set(numbers)):
+        fail("carried results are doubled, or out of order")
+    wrong = [frame["frame"] for frame in left if not frame["equal"]]
+    if wrong:
+        fail(f"{len(wrong)} carried results are not those of the frame that they name (first: frame {wrong[0]})")
+    late_s = float(np.percentile([frame["late_s"] for frame in left], 99)) if left else math.nan
+    verdict.figures.update(
+        left=len(left), late_p99_s=late_s, origins=dict(Counter(frame["origin"] for frame in left).most_common())
+    )
+    if timing and not late_s <= 1 / fps:
+        fail(f"p99 from a frame to its result {late_s * 1e3:.0f} ms, above a frame interval")
+
+
 def _leaks(verdict: Verdict, faults: Sequence[Fault]) -> None:
     """Compare what both processes held after the first fault with what they held after the last."""
     allowed = {

@@ -16,6 +16,7 @@ Each scenario starts a server process, a robot process with a camera and the aut
   edge-offload chaos --json chaos.json --resume             go on with a run that was cut off
   edge-offload chaos --mode split blackhole   frames are split between robot and server, results within its tolerance
   edge-offload chaos --in-flight 2            two frames under way at once, both with their results in an outage
+  edge-offload chaos --in-flight 2 --carry    and every frame leaves at once, with the newest result there is
   edge-offload chaos --list
 
 On a machine that is busy with something else, latencies say little: --no-timing reports them and judges the rest.
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     modes = ("server", "split", "replay")
     parser.add_argument("--mode", choices=modes, default=modes[0], help="where frames go but local")
     parser.add_argument("--in-flight", type=int, default=1, metavar="N", help="frames under way at once (1)")
+    parser.add_argument("--carry", action="store_true", help="every frame leaves at once, carried along")
     add_output(parser, "--json", metavar="FILE", help="write the records chaos here; - for standard output")
     parser.add_argument("--update", action="store_true", help="keep what the file holds of other scenarios")
     parser.add_argument("--resume", action="store_true", help="--update, without what the file holds as passed")
@@ -93,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         for name in args.scenario or names():
             if args.resume and any(item["scenario"] == labelled(name, args.mode) and item["passed"] for item in held):
                 continue
-            verdict = run_scenario(name, hold_s, args.repeat, not args.no_timing, args.mode, args.in_flight)
+            verdict = run_scenario(name, hold_s, args.repeat, not args.no_timing, args.mode, args.in_flight, args.carry)
             verdicts.append(verdict)
             print(line(verdict), file=sys.stderr if to_stdout else sys.stdout, flush=True)
             if file is not None:
@@ -122,18 +124,20 @@ def labelled(name: str, mode: str) -> str:
 
 
 def run_scenario(
-    name: str, hold_s: float, repeat: int = 1, timing: bool = True, mode: str = "server", in_flight: int = 1
+    name: str, hold_s: float, repeat: int = 1, timing: bool = True, mode: str = "server", in_flight: int = 1,
+    carry: bool = False
 ) -> Verdict:
     """Run one scenario, its fault ``repeat`` times, and judge it; frames go to the server in ``mode``."""
     from edge_offload.errors import Unsupported
     from edge_offload_benchmarks.chaos.rig import Rig
+    from edge_offload_benchmarks.chaos.robot import FPS
     from edge_offload_benchmarks.chaos.scenarios import SCENARIOS
-    from edge_offload_benchmarks.chaos.verdict import Fault, Verdict, judge
+    from edge_offload_benchmarks.chaos.verdict import Fault, Verdict, judge, judge_carried
 
     scenario = SCENARIOS[name]
     name = labelled(name, mode)
     try:
-        options = (*scenario.robot_options, "--mode", mode, "--in-flight", str(in_flight))
+        options = (*scenario.robot_options, "--mode", mode, "--in-flight", str(in_flight), *["--carry"] * carry)
         made = Rig(options, scenario.server_prefix(), scenario.clocks)
     except Unsupported as error:
         return Verdict(name, skipped=str(error))
@@ -153,6 +157,11 @@ def run_scenario(
             return Verdict(name, failures=died)
         summary = rig.summary()
         verdict = judge(name, rig.frames(), summary, rig.ready["local_s"], faults, scenario.outage, timing, in_flight)
+        carried = rig.carried()
+        if carry and carried is None:
+            verdict.failures.append("the robot did not say what left")
+        elif carried is not None:
+            judge_carried(verdict, carried, FPS, timing)
         if not verdict.figures:
             verdict.failures.append(rig.robot.said()[-500:])
     return verdict
@@ -170,6 +179,8 @@ def line(verdict: Verdict) -> str:
         if "during_p99_s" in figures:
             worst, slowest = figures["during_p99_s"], figures["during_max_s"]
             words.append(f"during the fault p99 {worst * 1e3:.0f} ms, max {slowest * 1e3:.0f} ms")
+        if "left" in figures:
+            words.append(f"{figures['left']} left, p99 {figures['late_p99_s'] * 1e3:.0f} ms after the frame")
         if figures["back_s"] is not None:
             words.append(f"back after {figures['back_s']:.2f} s")
         for side in ("robot", "server"):

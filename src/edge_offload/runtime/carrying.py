@@ -103,12 +103,16 @@ class Carrying(Generic[Result]):
         if held is not None and source <= held.source:
             return
         if source in self._locals:
-            self.drops.compared_local(now, self._loss(self._locals[source], result))
+            lost = self._loss(self._locals[source], result)
+            if math.isfinite(lost):
+                self.drops.compared_local(now, lost)
         if held is not None:
             lost = self._loss(self._carrier.carry(held.result, held.source, source), result)
             stale_s = (source - held.source) / 1e9
-            self.drops.compared(now, stale_s, lost)
-            self.told(source, stale_s, lost, self.drops.curve(now))
+            # a network that has lost its mind says nothing of what is carried
+            if math.isfinite(lost):
+                self.drops.compared(now, stale_s, lost)
+                self.told(source, stale_s, lost, self.drops.curve(now))
         self._network = _Held(result, source, tag)
         self._carrier.carry(result, source, max(source, newest))
 
