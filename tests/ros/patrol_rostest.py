@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Two networks take turns at one server, by the manager's word and, while it is away, by themselves."""
+"""Networks take turns at one server, by the manager's word and, while it is away, by themselves; one is the user's."""
 
 import os
 import signal
@@ -17,7 +17,9 @@ from diagnostic_msgs.msg import DiagnosticArray
 from sensor_msgs.msg import Image
 from std_msgs.msg import Header
 
-from edge_offload_msgs.msg import Drop, Latency, OffloadMode, PersonArray, SemanticGrid, Turn
+from edge_offload_msgs.msg import Drop, Latency, ObjectArray, OffloadMode, PersonArray, SemanticGrid, Turn
+
+TASKS = ("people", "scene", "objects")
 
 
 class Patrol(unittest.TestCase):
@@ -29,8 +31,8 @@ class Patrol(unittest.TestCase):
         for topic, kind in (
             ("kapao/people", PersonArray), ("agrnav/semantic_grid", SemanticGrid), ("offload/latency", Latency),
             ("offload/turn", Turn), ("offload/turn_taken", Turn), ("offload/drop", Drop),
-            ("offload/mode/people", OffloadMode), ("offload/mode/scene", OffloadMode),
-            ("/diagnostics", DiagnosticArray),
+            ("detector/objects", ObjectArray),
+            ("/diagnostics", DiagnosticArray), *((f"offload/mode/{task}", OffloadMode) for task in TASKS),
         ):  # fmt: skip
             self.got[topic] = []
             rospy.Subscriber(topic, kind, lambda message, topic=topic: self.keep(topic, message), queue_size=1000)
@@ -81,7 +83,7 @@ class Patrol(unittest.TestCase):
         return [turn.task for turn in taken if (turn.number == 0) == alone]
 
     def both(self, number, since=0, alone=False):
-        return lambda: all(self.turns(since, alone).count(task) >= number for task in ("people", "scene"))
+        return lambda: all(self.turns(since, alone).count(task) >= number for task in TASKS)
 
     def now(self):
         with self.lock:
@@ -102,15 +104,15 @@ class Patrol(unittest.TestCase):
             numbers = [turn.number for turn in given]
             last = given[-1]
         assert numbers == sorted(numbers), "turns are numbered"
-        assert sorted(last.nodes) == ["/agrnav_node", "/kapao_node"]
-        assert len(last.latency) == 2
+        assert sorted(last.nodes) == ["/agrnav_node", "/detector_node", "/kapao_node"]
+        assert len(last.latency) == 3
         assert "plan: " in last.reason, last.reason
         assert "people" in last.reason
         assert "times 2" in last.reason, "the weight is in the reason"
         assert self.most == 1, "never two offloads are outstanding"
-        for topic in ("offload/mode/people", "offload/mode/scene"):
+        for topic in (f"offload/mode/{task}" for task in TASKS):
             self.until(lambda topic=topic: self.got[topic] and self.got[topic][-1].mode == "server", topic)
-        self.until(lambda: {drop.task for drop in self.got["offload/drop"]} == {"people", "scene"}, "drops of both")
+        self.until(lambda: {drop.task for drop in self.got["offload/drop"]} == set(TASKS), "drops of all")
         drop = next(drop for drop in self.got["offload/drop"] if drop.task == "people")
         assert 0 < drop.staleness.to_sec() < 10
         assert 0 <= drop.drop <= 1
@@ -133,6 +135,9 @@ class Patrol(unittest.TestCase):
         assert self.most == 1, "not even while managers change"
         for topic in ("kapao/people", "agrnav/semantic_grid"):
             self.has_one_result_for_each(topic)
+        with self.lock:
+            objects = [message.header.stamp.to_nsec() for message in self.got["detector/objects"]]
+        assert objects == sorted(set(objects)), "the third network's results are not carried, and one for each"
 
     def has_one_result_for_each(self, topic):
         """Results are carried along: each frame has one, in order, and not each has an inference."""

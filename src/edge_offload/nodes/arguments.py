@@ -198,7 +198,10 @@ _RULES = (
     (matching("|".join((*_POLICIES, ".+:.+")), f"use one of: {', '.join(_POLICIES)}, or module:Class"), "policy"),
     (choice("around", "forward"), "extent"),
     (choice("kapao_node", "detector_node"), "node"),
-    (matching(r"none|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", "give package.module:Class, or none"), "detector"),
+    (
+        matching(r"none|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", "give package.module:Class, or none"),
+        "detector third third_detector",
+    ),
     (choice("street", "room", "none"), "world"),
     (matching(r"auto|cpu|cuda(:\d+)?", "use one of: auto, cpu, cuda, cuda:n"), "robot_device"),
     (matching(r"auto|cpu|cuda(:\d+)?|emulated:/.+", "use one of: auto, cpu, cuda, cuda:n, emulated:/TABLE.csv"),

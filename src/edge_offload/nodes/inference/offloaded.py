@@ -106,10 +106,12 @@ class OffloadedNode(Node):
         topic = "offload/mode"
         task, carry = task_name(self.params["task"] or self.task), self.carry
         if self.params["turns"]:
+            # a manager may have asked for it before Turns is made
+            self._asking = Forecast(task=task)
             turns = self._turns = Turns(self, task, slot.wake, self._ask)
-            self._drops = Drops(task, self.health, lambda: turns.interval_s)
-            self._asking = Forecast(task=self._turns.task)
-            topic = f"{topic}/{self._turns.task}"
+            if carry is None:
+                self._drops = Drops(task, self.health, lambda: turns.interval_s)
+            topic = f"{topic}/{task}"
             self._ask()
         if carry is not None:
             drops = self._drops = Drops(task, self.health, lambda: carry.loop.interval_s)
