@@ -51,6 +51,7 @@ STAYS: List[Tuple[str, str]] = [
     (r"^roslaunch .* input:=", r"progress no result"),
     # the first process is the master, which does not answer yet
     (r"^roslaunch \S+ (robot|server)\.launch", r"process\[(?!master|rosout)\S+\]: started with pid"),
+    (r"^roslaunch \S+ patrol\.launch", r"model sconet is ready"),
     (r"^roslaunch (?!\S+ regress\.launch)", r"progress [1-9]\d* (of \d+ )?results"),
     # "WARNING: topic [...] does not appear to be published yet" is no message
     (r"^rostopic echo", r"(?m)^(?!WARNING|ERROR)\w+:"),
