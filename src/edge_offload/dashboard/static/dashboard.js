@@ -146,7 +146,7 @@
     const shares = Object.entries(ran).sort((a, b) => b[1] - a[1]).map(([name, number]) => `${name} ${Math.round((100 * number) / count)} %`).join(", ");
     tile("mode", mode ? mode.mode : "–", mode ? [shares ? `ran: ${shares}` : "", mode.reason].filter(Boolean).join(" · ") : waits("mode"));
     const sorted = [...rows.total].sort((a, b) => a - b), seconds = count > 1 ? rows.t[count - 1] - rows.t[0] : 0;
-    tile("latency", count ? `${round(rank(sorted, 0.5) * 1e3)} ms` : "–", count ? [age("latency", now), `p99 ${round(rank(sorted, 0.99) * 1e3)} ms`, seconds ? `${round((count - 1) / seconds, 2)} frames/s` : ""].filter(Boolean).join(" · ") : waits("latency"), age("latency", now) ? "warn" : "");
+    tile("latency", count ? `${round(rank(sorted, 0.5) * 1e3)} ms` : "–", count ? [age("latency", now), `p99 ${round(rank(sorted, 0.99) * 1e3)} ms`, seconds ? `${round((count - 1) / seconds, 2)} ${kept.newest.people && kept.newest.people.origin ? "inferences/s" : "frames/s"}` : ""].filter(Boolean).join(" · ") : waits("latency"), age("latency", now) ? "warn" : "");
     const back = rows.fallback.filter(Boolean).length, late = rows.late.filter(Boolean).length;
     const deadline = latency && latency.deadline_s > 0 ? `${late} later than ${round(latency.deadline_s * 1e3)} ms` : "no deadline set";
     tile("faults", count ? `${back} of ${count}` : "–", count ? deadline : "", back || late ? "warn" : "");
@@ -162,7 +162,7 @@
     tile("server", server ? `${round(server.load * 100)} %` : "–", server ? [age("server", now) || server.state, `${server.robots} robot${server.robots === 1 ? "" : "s"}`, `queue ${server.queue_length}`].join(" · ") : waits("server"), server && server.state === "stopping" ? "warn" : "");
     byId("power-source").textContent = power ? `W, ${{ measured: "measured", model: "modelled" }[power.source] || "source unknown"} (${power.sensor || "?"})` : "W";
     const people = kept.newest.people;
-    byId("camera-caption").textContent = [people ? `${people.people} ${people.people === 1 ? "person" : "people"}` : "", kept.pictureAt && now != null && now - kept.pictureAt > SILENT_S ? `picture is ${Math.round(now - kept.pictureAt)} s old` : ""].filter(Boolean).join(" · ");
+    byId("camera-caption").textContent = [people ? `${people.people} ${people.people === 1 ? "person" : "people"}` : "", people && people.origin && people.origin !== "none" ? people.origin : "", kept.pictureAt && now != null && now - kept.pictureAt > SILENT_S ? `picture is ${Math.round(now - kept.pictureAt)} s old` : ""].filter(Boolean).join(" · ");
     byId("camera-empty").textContent = byId("camera").hidden ? (state.status && ["playing", "ended"].includes(state.status.state) ? "a file of records holds no pictures" : waits("picture")) : "";
   }
 
