@@ -112,6 +112,25 @@ def network_on_a_stream():
     return torch.equal(found[:, :8], expected) and torch.equal(found[:, 8:], expected)
 
 
+@torch.no_grad()
+def fused_attention_on_a_stream():
+    """An operator that torch itself calls by a handle of the moment."""
+    x, weight, bias = torch.randn(1, 10, 24), torch.randn(72, 24), torch.randn(72)
+    out, last = torch.randn(24, 24), torch.randn(24)
+
+    def attend(device):
+        rows = x.to(device)
+        given = [tensor.to(device) for tensor in (weight, bias, out, last)]
+        return torch.ops.aten._native_multi_head_attention(rows, rows, rows, 24, 4, *given, None, False)[0]
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        found = attend("cuda")
+        event = stream.record_event()
+    event.synchronize()
+    return torch.equal(found.cpu(), attend("cpu"))
+
+
 print(json.dumps({
     "to the host, waited for": to_host(there, True), "to the host": to_host(there, False),
     "stream, waited for": on_a_stream(True) == EXPECTED, "stream": on_a_stream(False) == EXPECTED,
@@ -120,4 +139,5 @@ print(json.dumps({
     "in place, waited for": in_place(True) == EXPECTED, "in place": in_place(False) == EXPECTED,
     "given back, recorded": given_back(True) == EXPECTED, "given back": given_back(False) == EXPECTED,
     "timed, waited for": timed(True), "timed": timed(False), "network": network_on_a_stream(),
+    "attention": fused_attention_on_a_stream(),
 }))  # fmt: skip

@@ -209,7 +209,7 @@ inline bool queued(const c10::OperatorHandle& op, const Facts& facts, Stack* sta
     c10::SmallVector<IValue, 2> written;
     for (auto position : facts.written) written.push_back((*stack)[first + position]);
     if (written.size() != schema.returns().size()) { Streams::all().run(stream); return false; }
-    Streams::all().put(stream, hosts.uses, [&op, operands] { Stack mine = operands; again(op, &mine); });
+    Streams::all().put(stream, hosts.uses, [op, operands] { Stack mine = operands; again(op, &mine); });
     torch::jit::drop(*stack, schema.arguments().size());
     for (auto& one : written) stack->push_back(std::move(one));
     return true;
@@ -234,7 +234,7 @@ inline bool queued(const c10::OperatorHandle& op, const Facts& facts, Stack* sta
       if (operand.storage().unsafeGetStorageImpl() == one.storage().unsafeGetStorageImpl()) { one = Tensor(); break; }  // a view
     if (one.defined()) { poison(one); uses.push_back(one); }
   }
-  Streams::all().put(stream, uses, [&op, operands, results] {
+  Streams::all().put(stream, uses, [op, operands, results] {
     Stack mine = operands;
     again(op, &mine);
     size_t i = 0;
