@@ -404,6 +404,30 @@ def _carry(record: Any) -> List[str]:
     ]
 
 
+def _modes(records: Any) -> List[str]:
+    lines: List[str] = []
+    for record in records:
+        lines += [f"## {record['model']}, {record['mbps']:g} Mbit/s, {record['rtt_ms']:g} ms, robot slowed "
+                  f"{record['slowdown']:g} times", "", f"{record['rounds']} rounds; load average "
+                  f"{record['load_average']:.1f} on {record['cores']} cores.", ""]  # fmt: skip
+        lines += _table(
+            record["rows"],
+            [("mode", "mode", str), ("median, ms", "median_s", _ms), ("mean, ms", "mean_s", _ms),
+             ("x server [95 %]", "ratio", _interval), ("fell back", "fell_back", str)],
+        )  # fmt: skip
+        doubt = "" if record["beyond_doubt"] else ", not beyond doubt"
+        shares = ", ".join(f"{mode} {share:.0%}" for mode, share in record["chosen"].items())
+        lines += ["", f"Best: {record['best']}, {_interval(record['best_over_next'])} x the next{doubt}. "
+                  f"Plan of split: {record['plan'] or 'none'}. `auto` ran {shares}, "
+                  f"{_interval(record['auto_over_best'])} x the best.", ""]  # fmt: skip
+        lines += [f"* {mode} could not run: {why}" for mode, why in record["lacks"].items()]
+    return lines
+
+
+def _interval(found: Any) -> str:
+    return f"{found[0]:.3f} [{found[1]:.3f}, {found[2]:.3f}]"
+
+
 def _in_flight(record: Any) -> List[str]:
     kinds = (("twice the rate that one reaches", "fast"), ("10 Hz", "camera"))
     rows = [
@@ -647,6 +671,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "split_exactness": _exactness,
     "adaptive": _adaptive,
     "adaptive_launch": _adaptive_launch,
+    "modes": _modes,
     "busy": _busy,
     "in_flight": _in_flight,
     "chaos": _chaos,

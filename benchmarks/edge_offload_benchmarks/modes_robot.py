@@ -1,0 +1,133 @@
+"""The robot of ``bench modes``, started by ``edge-offload exec``: rounds of one frame in each mode and one by ``auto``.
+
+A line of JSON ``{"rounds": n}`` on standard input asks for so many; they come back as one line. A frame is what a node
+asks an :class:`OffloadedModule` for, without hedging: each mode has to finish what it began.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import sys
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+
+from edge_offload.execute.threads import pin
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client
+from edge_offload.link.transport.connection import Timings
+from edge_offload.manager.policy import make_policy
+from edge_offload.mode import Mode
+from edge_offload.models.registry import build_estimator
+from edge_offload.models.video import read_frames, sample_video
+from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
+from edge_offload.modes.remote import TimeoutLimits
+from edge_offload.modes.split.robot.runner import SplitRunner, ways
+from edge_offload.runtime.module import OffloadedModule
+
+AUTO = "auto"
+FRAMES, WARM = 24, 6
+OPEN_S = 400.0
+PATIENT = TimeoutLimits(first_s=60.0, floor_s=60.0, cap_s=60.0)
+
+
+class Robot:
+    """The network of a node in every mode, and a policy."""
+
+    def __init__(self, model: str, client: Client, slowdown: float) -> None:
+        estimator = build_estimator(model)
+        images = read_frames(sample_video(), range(FRAMES)).values()
+        self.inputs = itertools.cycle([estimator.prepare(image)[0] for image in images])
+        self.module = OffloadedModule(
+            model, estimator.module, client, robot_slowdown=slowdown, hedging=False, patience=PATIENT,
+            candidates=(Mode.LOCAL, Mode.REPLAY, Mode.SPLIT),
+        )  # fmt: skip
+        device = installed_device()
+        assert device is not None, "started by edge-offload exec"
+        on_device = DeviceModule(device, estimator.module, client, limits=PATIENT)
+        self.module.add_runner(DeviceRunner(Mode.REPLAY, on_device))
+        self.policy = make_policy(AUTO)
+        self.modes: List[Mode] = []
+        self.lacks: Dict[str, str] = {}
+
+    def ready(self) -> None:
+        """Learn and plan, and see what there is to choose among."""
+        ends = time.monotonic() + OPEN_S
+        wanted = [Mode.LOCAL, Mode.SERVER, Mode.REPLAY, Mode.SPLIT]
+        for _ in range(2):
+            self.module.run([next(self.inputs)], Mode.LOCAL)
+        while time.monotonic() < ends:
+            tensor = next(self.inputs)
+            self.module.situation([tensor])
+            lacking = {mode.value: self.module.unavailable_reason(mode, [tensor]) or "" for mode in wanted}
+            if not any(lacking.values()):
+                break
+            time.sleep(0.2)
+        self.modes = [mode for mode in wanted if not lacking[mode.value]]
+        self.lacks = {name: why for name, why in lacking.items() if why}
+        for _ in range(WARM):
+            for mode in self.modes:
+                self.module.run([next(self.inputs)], mode)
+
+    def frame(self, mode: str, tensor: torch.Tensor) -> Tuple[float, str, str, str]:
+        """Seconds, the mode that ran, why not another, and what was decided."""
+        began, reason = time.monotonic(), ""
+        asked = Mode(mode) if mode != AUTO else Mode.LOCAL
+        if mode == AUTO:
+            decision = self.policy.decide(self.module.situation([tensor]))
+            asked, reason = decision.mode, decision.reason
+        _, report = self.module.run([tensor], asked)
+        return time.monotonic() - began, report.mode.value, report.fallback_reason, reason
+
+    def rounds(self, rounds: int) -> Dict[str, Any]:
+        """One frame in each mode and one by ``auto``, on the same picture; who begins changes."""
+        names = [*(mode.value for mode in self.modes), AUTO]
+        found: List[Dict[str, Any]] = []
+        orders = itertools.cycle(itertools.permutations(names))
+        for order in itertools.islice(orders, 0, None, 7):  # neighbours differ
+            tensor = next(self.inputs)
+            found.append({name: self.frame(name, tensor) for name in order})
+            if len(found) == rounds:
+                break
+        return {"rounds": found, "lacks": self.lacks, "plan": self.plan(tensor), "load": os.getloadavg()[0]}
+
+    def plan(self, tensor: torch.Tensor) -> str:
+        """What mode ``split`` does at the bandwidth of now."""
+        runner = self.module._runners.get(Mode.SPLIT)
+        planned = runner.planned([tensor]) if isinstance(runner, SplitRunner) else None
+        if planned is None or not isinstance(runner, SplitRunner):
+            return ""
+        return ways(planned.plans[planned.choose(runner._bandwidth())].plan)
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Run until standard input closes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--keys", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--slowdown", type=float, required=True)
+    args = parser.parse_args(argv)
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    pin(threads=1)
+    timings = Timings(connect_s=5.0, handshake_s=20.0, silence_s=20.0)
+    keys = KeyStore(args.keys)
+    client = Client(args.server, keys=keys, timings=timings, on_state=lambda *state: robot.module.link_changed(*state))
+    robot = Robot(args.model, client, args.slowdown)
+    with contextlib.closing(client), contextlib.closing(robot.module):
+        client.start()
+        client.wait_ready(60.0)
+        robot.ready()
+        for line in sys.stdin:
+            print(json.dumps(robot.rounds(**json.loads(line))), file=out, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
