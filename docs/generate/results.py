@@ -514,6 +514,15 @@ def _split(record: Any) -> List[str]:
             ],
         )
         lines.append("")
+        if "pairs" in model:
+            lines += ["What mode `split` runs against the best plan that divides no operator, in turns:", ""]
+            lines += _table(
+                [{**row, "times": "the same plan" if row["ratio"] is None else _interval(row["ratio"])}
+                 for row in model["pairs"]],
+                [("MB/s", "bytes_per_s", _mb), ("plan", "kind", str), ("undivided", "undivided", str),
+                 ("pairs", "pairs", str), ("ratio [95 %]", "times", str), ("fell back", "fell_back", str)],
+            )  # fmt: skip
+            lines.append("")
     return lines
 
 

@@ -7,11 +7,14 @@ latency is set beside what the simulation had predicted.
 
   edge-offload bench split --model movenet --option size=256 --json split.json --plot split.png
   edge-offload bench split --model movenet --bandwidth 2 --bandwidth 8 --planner loss_beam --no-codecs
+  edge-offload bench split --model movenet --pairs 50     per bandwidth, what auto runs against the best undivided plan
 
 Each side has one thread, and a core of its own where the machine has two (the emulator runs beside the robot, which
 sleeps most of its time). Planners that choose the same plan for the same bandwidth share its measurement. Read the
-figures as those of a busy machine where it was one (the load average is part of the record). Records of other models
-that --json holds are kept, and --plot draws all of them.
+figures as those of a busy machine where it was one (the load average is part of the record). With --pairs the plan
+that mode split uses at a bandwidth and the best plan that divides no operator (layer cuts included, by what they are
+expected to take) run in turns, inference by inference; the ratio is the median of the pairs', with its 95 % interval.
+Records of other models that --json holds are kept, and --plot draws all of them.
 """
 
 from __future__ import annotations
@@ -22,11 +25,13 @@ import os
 import pathlib
 import statistics
 import tempfile
-from typing import Any, Dict, List, Sequence
+from dataclasses import replace
+from typing import Any, Dict, List, Sequence, Tuple
 
 from edge_offload.outputs import add_output
 from edge_offload_benchmarks.processes import Process, Server, edge_offload, patient_client, wait_open
 
+UNDIVIDED, DEFAULT = ("device_only", "server_only", "dsccs"), "loss_beam"
 BANDWIDTHS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 OPEN_S = 900.0
 
@@ -42,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--planner", action="append", help="only this planner (may be repeated)")
     parser.add_argument("--no-codecs", action="store_true", help="also run every planner without codecs")
     parser.add_argument("--repeats", type=int, default=7, help="inferences per plan and bandwidth (7)")
+    parser.add_argument("--pairs", type=int, default=0, metavar="N",
+                        help="run the plan in force and the best undivided one N times in turns (0: not)")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=4.0, help="search time of a planner per table (4)")
     parser.add_argument("--video", type=pathlib.Path, help="video whose first frame is the input (the sample video)")
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the records `split_bench` here")
@@ -73,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             words = ["--listen", "127.0.0.1:0", "--to", address, "--rate-mbps", "240", "--rtt-ms", str(args.rtt_ms)]
             try:
                 with Process(edge_offload("link", "emulate", *words), cores=core) as emulator:
-                    rows = measure(args, planners, json.loads(emulator.wait_line("{")), keys)
+                    rows, pairs = measure(args, planners, json.loads(emulator.wait_line("{")), keys)
             finally:
                 os.sched_setaffinity(0, set(cores))
     record = {
@@ -83,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         "rtt_s": args.rtt_ms / 1e3,
         "load_average": before,
         "rows": rows,
+        **({"pairs": pairs} if args.pairs else {}),
         **errors_of(rows),
     }
     others = [item for item in records.read_list(args.json, "split_bench") if item["model"] != args.model]
@@ -101,8 +109,8 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(
     args: argparse.Namespace, planners: Sequence[str], about: Dict[str, Any], keys: str
-) -> List[Dict[str, Any]]:
-    """One row per planner, codecs on or off, and bandwidth.
+) -> Tuple[List[Dict[str, Any]], List[Dict[str, Any]]]:
+    """One row per planner, codecs on or off, and bandwidth; and pairs, one cell per bandwidth.
 
     Args:
         args: of the command line.
@@ -157,8 +165,68 @@ def measure(
                         })  # fmt: skip
                     rows.append({**what, **known[key]})
                     print(_line(rows[-1]), flush=True)
+        pairs: List[Dict[str, Any]] = []
+        if args.pairs:
+            tables = {name: runner.replan(inputs, name) for name in (*UNDIVIDED, DEFAULT)}
+            for bandwidth in args.bandwidth or BANDWIDTHS:
+                control.do("set", mbps=bandwidth * 8)
+                pairs.append(_pair(args.pairs, module, runner, inputs, tables, bandwidth * 1e6))
+                print(_pair_line(pairs[-1]), flush=True)
         module.close()
-    return rows
+    return rows, pairs
+
+
+def _pair(
+    count: int, module: Any, runner: Any, inputs: Sequence[Any], tables: Dict[str, Any], bytes_per_s: float
+) -> Dict[str, Any]:
+    """The plan in force and the best undivided one, ``count`` times in turns."""
+    from edge_offload.mode import Mode
+    from edge_offload.modes.split.robot.runner import ways
+    from edge_offload.split.model.simulate import simulate
+    from edge_offload_benchmarks.experiments.modes import interval
+
+    chosen = {name: planned.plans[planned.choose(bytes_per_s)] for name, planned in tables.items()}
+    model = tables[DEFAULT].model
+    expected = {name: simulate(item.plan, model, bytes_per_s).makespan_s for name, item in chosen.items()}
+    undivided = [name for name in UNDIVIDED if not chosen[name].plan.splits_an_operator]
+    best = min(undivided, key=lambda name: expected[name])
+    mine, other = chosen[DEFAULT].plan, chosen[best].plan
+    row: Dict[str, Any] = {
+        "bytes_per_s": bytes_per_s, "kind": ways(mine), "undivided": ways(other), "expected_s": expected[DEFAULT],
+        "undivided_expected_s": expected[best], "pairs": 0, "fell_back": 0, "ratio": None,
+    }  # fmt: skip
+    if (mine.robot, mine.server, mine.transfers) == (other.robot, other.server, other.transfers):
+        return row
+
+    def both(planned: Any) -> Any:
+        table = replace(planned.table, bandwidths=(1.0, 2.0), plans=(mine, other))
+        return replace(planned, table=table, plans=(chosen[DEFAULT], chosen[best]), place=(0, 1))
+
+    runner.put_in_force(inputs, both)
+    seconds: List[List[float]] = [[], []]
+    for number in range(count + 2):
+        found = {}
+        for place in (0, 1) if number % 2 else (1, 0):
+            runner.bandwidth = 1.0 + place
+            _, report = module.run(inputs, Mode.SPLIT)
+            found[place] = report.total_s
+            row["fell_back"] += report.mode is not Mode.SPLIT
+        if number >= 2:  # the first ones find cold caches
+            for place in (0, 1):
+                seconds[place].append(found[place])
+    row.update(
+        pairs=count, median_s=statistics.median(seconds[0]), undivided_median_s=statistics.median(seconds[1]),
+        ratio=list(interval(*seconds)),
+    )  # fmt: skip
+    return row
+
+
+def _pair_line(row: Dict[str, Any]) -> str:
+    told = f"{row['bytes_per_s'] / 1e6:5.1f} MB/s {row['kind']} against {row['undivided']}: "
+    if row["ratio"] is None:
+        return told + "the same plan"
+    ratio, low, high = row["ratio"]
+    return told + f"{ratio:.3f} [{low:.3f}, {high:.3f}] over {row['pairs']} pairs, {row['fell_back']} fell back"
 
 
 def _repeat(args: argparse.Namespace, module: Any, runner: Any, inputs: Sequence[Any],

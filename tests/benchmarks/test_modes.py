@@ -1,0 +1,80 @@
+"""What is made of rounds and of launches: ratios of pairs with their intervals, the best mode, and what is held."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import random
+from typing import List, Tuple
+
+import pytest
+
+from edge_offload import records
+from edge_offload.errors import RemoteError
+from edge_offload_benchmarks import launched
+from edge_offload_benchmarks.experiments import modes
+
+SETTING = {"model": "net", "mbps": 8.0, "rtt_ms": 2.6, "slowdown": 4.0}
+FACTORS = {"local": 2.0, "server": 1.0, "replay": 0.8, "split": 1.3, "auto": 0.8}
+
+
+def test_pairs_say_which_mode_is_best_on_a_machine_whose_speed_changes() -> None:
+    chooser, rounds = random.Random(1), []
+    for _ in range(60):
+        machine = chooser.uniform(0.1, 1.0)  # both of a pair meet it
+        rounds.append({
+            name: [machine * factor * chooser.uniform(0.97, 1.03), "replay" if name == "auto" else name, "", "why"]
+            for name, factor in FACTORS.items()
+        })  # fmt: skip
+    record = modes.judge(SETTING, {"rounds": rounds, "plan": "split", "lacks": {}, "load": 3.0})
+    records.validate("modes_bench", record)
+    assert (record["best"], record["beyond_doubt"], record["chosen"]) == ("replay", True, {"replay": 1.0})
+    ratios = {row["mode"]: row["ratio"] for row in record["rows"]}
+    for name, factor in FACTORS.items():
+        middle, low, high = ratios[name]
+        assert low <= middle <= high
+        assert middle == pytest.approx(factor, rel=0.03)
+    names = ("local", "server", "auto")
+    same = [{name: [chooser.uniform(0.9, 1.1), "local", "", ""] for name in names} for _ in range(9)]
+    assert not modes.judge(SETTING, {"rounds": same, "plan": "", "lacks": {}, "load": 0.0})["beyond_doubt"]
+
+
+def run(mode: str, latency_s: float, first_s: float = 5.0, ran: str = "", rate: float = 1e6) -> launched.Launched:
+    frames = [(0.5 * number, latency_s, ran or mode) for number in range(60)]
+    return launched.Launched(first_s, frames, [rate] * 20, 60, 60, 4, 4)
+
+
+def test_launches_are_held_to_the_best_mode() -> None:
+    latencies = {"auto": 0.208, "local": 0.4, "server": 0.22, "replay": 0.2, "split": 0.3}
+    found = {name: [run(name, seconds, ran="replay" if name == "auto" else "") for _ in range(2)]
+             for name, seconds in latencies.items()}  # fmt: skip
+    record = launched.judge(found, 10.0, 20.0, {"link": "wifi_93mbps"}, 1.1e6)
+    records.validate("adaptive_launch", record)
+    assert {bar["name"].split(" <")[0]: bar["met"] for bar in record["bars"]} == dict.fromkeys(
+        (bar["name"].split(" <")[0] for bar in record["bars"]), True
+    )
+    assert record["bars"][0]["value"] == "1.040 [1.040, 1.040] x replay"
+    found["auto"] = [run("auto", 0.25, 7.0, "server", 2e6)] * 2
+    bars = launched.judge(found, 10.0, 20.0, {}, 1.1e6)["bars"]
+    assert [bar["met"] for bar in bars] == [False, False, False, False, True, True, False]
+
+
+def test_a_launch_is_read_from_its_records(tmp_path: pathlib.Path) -> None:
+    lines: List[Tuple[str, float, dict]] = [
+        ("mode", 1.0, {"reason": "set by the parameter ~mode"}),
+        ("latency", 12.0, {"total_s": 0.2, "mode": "server"}),
+        ("bandwidth", 13.0, {"uplink_bytes_per_s": 3e6}),
+        ("mode", 14.0, {"reason": "split is expected to finish first: 2.1 MB/s up"}),
+        ("mode", 15.0, {"reason": "because"}),
+        ("latency", 22.0, {"total_s": 0.1, "mode": "split"}),
+        ("bandwidth", 23.0, {"uplink_bytes_per_s": 2e6}),
+    ]
+    (tmp_path / "summary.jsonl").write_text(
+        "".join(json.dumps({"kind": kind, "t_s": at, **rest}) + "\n" for kind, at, rest in lines)
+    )
+    (tmp_path / "summary.json").write_text(json.dumps({"frames_in": 3, "results_out": 2}))
+    found = launched.read(tmp_path / "summary.json", 10.0)
+    assert found == launched.Launched(2.0, [(0.0, 0.2, "server"), (10.0, 0.1, "split")], [2e6], 3, 2, 2, 1)
+    (tmp_path / "summary.jsonl").write_text(json.dumps({"kind": "about", "t_s": 1.0}) + "\n")
+    with pytest.raises(RemoteError, match="without a result"):
+        launched.read(tmp_path / "summary.json", 10.0)
