@@ -15,6 +15,9 @@ rise by a rate of their own, which stays (linear), alone. The device is emulated
 ours: serve --promises. fixed: our packing, one interval and batch for all. ARISE: single measurements, 1 s ahead, no
 memory. ARISE-alpha: as Step 1 says, uncoordinated. Chameleon-like: the same without batches. Clipper-like: one
 interval, the server batches what has come. Static: one interval, one batch.
+
+--real: a server process on each emulated device and --robots of them in another, over real sockets, beside what virtual
+time says of the same robots (linear, cameras of --rate frames per second).
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from edge_offload_benchmarks.simulation.fleet import (
     WINDOWS,
     Content,
     Lines,
+    Link,
     Robot,
     Tables,
     alone,
@@ -74,6 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tables", type=pathlib.Path, metavar="NPZ", help="what carried results have lost")
     parser.add_argument("--seconds", type=float, default=30.0, help="of a session (30)")
     parser.add_argument("--seed", type=int, default=0, help="of robots and links (0)")
+    parser.add_argument("--real", action="store_true", help="real processes and sockets beside virtual time")
+    parser.add_argument("--robots", type=int, default=16, metavar="N", help="that ask, with --real (16)")
+    parser.add_argument("--rate", type=float, default=10.0, metavar="HZ", help="of their cameras, with --real (10)")
+    parser.add_argument("--bound", type=float, default=0.04, help="that they ask for, with --real (0.04)")
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record here")
     add_output(parser, "--plot", type=pathlib.Path, metavar="FILE", help="draw robots held (needs matplotlib)")
 
@@ -83,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
     if not 20 <= args.seconds <= 3600:
         raise BadInput("--seconds is from 20 to 3600")
     devices = {path.stem: load_csv(path) for path in args.latencies or []} or {"made up": Latencies(MADE_UP)}
+    if args.real:
+        return _real(args)
     measured = {} if args.tables is None else _tables(args.tables, args.seconds)
     cells = [
         Cell(content, bound, device, latencies)
@@ -108,6 +118,36 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name}: {value:.2f}")
     if args.plot:
         _draw(args.plot, record["cells"])
+    return 0
+
+
+def _real(args: argparse.Namespace) -> int:
+    """Real processes beside virtual time."""
+    from edge_offload_benchmarks import fleet_robots
+
+    if not args.latencies or not 1 <= args.robots <= 50 or not 1 <= args.rate <= 60 or not 0 < args.bound <= 1:
+        raise BadInput("--real needs --latencies, --robots 1 to 50, --rate 1 to 60, --bound above 0 to 1")
+    record: Dict[str, Any] = {"seconds": args.seconds, "rate": args.rate, "real": []}
+    slope = RATE * LINEAR_FPS / args.rate / 2
+    for path in args.latencies:
+        latencies = load_csv(path)
+        real = fleet_robots.measure(
+            path.resolve(), latencies, args.robots, args.bound, 1 / args.rate, slope, args.seconds
+        )
+        draw = np.random.default_rng(0)
+        rates = tuple(float(rate) for rate in slope * draw.uniform(0.5, 1.5, args.robots))
+        content, loopback = Lines(1 / args.rate, rates), Link((1e5, 0.0), (1e5, 0.0), (0.002, 0.0))
+        robots = [
+            Robot(number, float(draw.uniform(0, 1 / args.rate)), content, loopback, np.random.default_rng(number))
+            for number in range(args.robots)
+        ]
+        systems(INTERVALS, BATCHES)[0].variants[0][1](robots, latencies, args.bound, args.seconds)
+        virtual = sum(not robot.evicted for robot in robots)
+        record["real"].append({"device": path.stem, "virtual": virtual, **real})
+        shown = ", ".join(f"{name} {value}" for name, value in record["real"][-1].items() if name != "device")
+        print(f"{path.stem}: {shown}", flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
@@ -213,7 +253,7 @@ class _Fleet:
         if adaptive:
             # it says itself whom it can hold: more robots ask than any system could hold
             return self.judged(run, MOST)
-        found = self.judged(run, least + 1)
+        found = self.judged(run, min(MOST, least + 1))
         if not found["held"]:
             return found
         good, step = found, 4

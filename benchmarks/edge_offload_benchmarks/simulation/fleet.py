@@ -342,17 +342,19 @@ FIRST_S, WINDOW_S = 2.0, 5.0
 WINDOWS, BEYOND = 0.95, 1.5
 
 
-def kept(robot: Robot, reference: Robot, bound: float, seconds: float) -> Tuple[bool, float]:
+def kept(
+    robot: Robot, reference: Robot, bound: float, seconds: float, first_s: float = FIRST_S
+) -> Tuple[bool, float]:
     """Whether the session was within its bound, on average and in windows; its mean drop over the reference."""
-    first, last = robot.frame(FIRST_S), robot.frame(seconds - 1.0)
+    first, last = robot.frame(first_s), robot.frame(seconds - 1.0)
     over = robot.drop_by_frame(first, last) - reference.drop_by_frame(first, last)
     mean = float(over.mean())
     return mean <= bound + _NEAR, mean
 
 
-def windows(robot: Robot, reference: Robot, seconds: float) -> List[float]:
+def windows(robot: Robot, reference: Robot, seconds: float, first_s: float = FIRST_S) -> List[float]:
     """Mean drop over the reference in each window."""
-    first, last = robot.frame(FIRST_S), robot.frame(seconds - 1.0)
+    first, last = robot.frame(first_s), robot.frame(seconds - 1.0)
     over = robot.drop_by_frame(first, last) - reference.drop_by_frame(first, last)
     size = round(WINDOW_S / robot.content.interval)
     return [float(over[begin : begin + size].mean()) for begin in range(0, len(over) - size + 1, size)]

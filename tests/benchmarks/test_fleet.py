@@ -1,0 +1,72 @@
+"""Fleets in virtual time (bench fleet): what is counted, and that systems are judged by what is true."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from edge_offload.errors import BadInput
+from edge_offload.server.promises.latencies import Latencies
+from edge_offload_benchmarks.experiments import fleet as bench
+from edge_offload_benchmarks.simulation.fleet import LINKS, Lines, Robot, Tables, alone, kept, react
+from edge_offload_benchmarks.simulation.fleet_systems import systems
+
+GPU = Latencies((0.0125, 0.0185, 0.0245, 0.031))
+
+
+def robot(number: int = 0, rate: float = 0.006, phase: float = 0.0) -> Robot:
+    content = Lines(1 / 30, (rate,) * (number + 1))
+    return Robot(number, phase, content, LINKS["Wi-Fi"], np.random.default_rng(number))
+
+
+def test_drops_are_those_of_the_results_that_are_used() -> None:
+    one = robot()
+    # frame 0 can be used from frame 3 on, frame 6 from frame 8 on; a late result of an older frame changes nothing
+    one.results = [(0, 0.09), (6, 7.5 / 30), (3, 8.5 / 30)]
+    ages = one.drop_by_frame(3, 11) / 0.006
+    assert ages.round(6).tolist() == [3, 4, 5, 6, 7, 2, 3, 4]
+
+
+def test_one_robot_that_sends_back_to_back_is_its_own_reference() -> None:
+    lone, reference = robot(), alone(robot(), GPU, 30.0)
+    react([lone], GPU, lambda *_: 1, lambda *_: 1, 30.0)
+    fine, mean = kept(lone, reference, 0.002, 30.0)
+    assert fine
+    assert abs(mean) < 0.002
+
+
+def test_tables_are_replayed_from_a_frame_of_the_robots_own() -> None:
+    table = np.arange(12.0).reshape(4, 3) / 100
+    content = Tables(0.1, table, (1,))
+    # ages 0, 1, 2 and beyond, of sources 2, 1, 0
+    assert content.drop(0, np.array([1, 1, 1, 1]), np.array([0, 1, 2, 9])).tolist() == [0.0, 0.04, 0.02, 0.02]
+
+
+def test_a_cell_has_every_system_and_ours_keeps_its_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "MOST", 9)
+    monkeypatch.setattr(bench, "INTERVALS", (4, 8))
+    monkeypatch.setattr(bench, "BATCHES", (2,))
+    row = bench.measure(bench.Cell("linear", 0.02, "gpu", GPU), {}, 20.0, seed=3)
+    assert list(row["systems"]) == [system.name for system in systems((1,), (1,))]
+    ours = row["systems"]["ours"]
+    assert ours["held"] >= 6
+    assert 0 < ours["drop_mean"] <= ours["drop_most"] <= 0.02
+    assert ours["late"] < 0.03
+    assert row["analytic"] > ours["held"]
+    assert bench.summary([row])["ours over the best baseline, least"] > 0
+
+
+@pytest.mark.parametrize("made", ["nothing", "other", "short"])
+def test_files_that_hold_no_tables_are_told(tmp_path: pathlib.Path, made: str) -> None:
+    path = tmp_path / "drops.npz"
+    if made == "other":
+        np.savez(path, other=np.zeros(3))
+    elif made == "short":
+        np.savez(path, **{"people/carried": np.zeros((50, 31))})
+    with pytest.raises(BadInput):
+        bench._tables(path, 20.0)
+    np.savez(path, **{"people/carried": np.zeros((300, 31))})
+    assert json.dumps(list(bench._tables(path, 20.0))) == '["people"]'
