@@ -688,7 +688,7 @@ def _codecs(record: Any) -> List[str]:
 
 def _programs(record: Any) -> List[str]:
     rows = [
-        {"program": item["program"], "mode": mode, "plain_error": item["plain_error"], **row}
+        {"mode": mode, **{key: item.get(key) for key in ("program", "plain_error", "sources")}, **row}
         for item in record["programs"]
         for mode, row in item["modes"].items()
     ]
@@ -703,9 +703,58 @@ def _programs(record: Any) -> List[str]:
         ("round trips, first", "first_trips", str),
         ("steady", "steady_trips", str),
         ("ms, steady", "median_s", _ms),
+        ("sources", "sources", str),
         ("why not", "reason", str),
     ]
-    return [said, "", *_table(rows, columns)]
+    date = max(item["date"] for item in record["programs"])
+    last = [item for item in record["programs"] if item["date"] == date]
+    return [said, "", f"Of the {len(last)} that were run on {date}:", "", *_steadiness(last), *_table(rows, columns)]
+
+
+def _steadiness(programs: Sequence[Any]) -> List[str]:
+    """How many programs are as they are promised to be in mode replay."""
+    pairs = [(item["modes"]["lazy"], item["modes"]["replay"], item["program"]) for item in programs]
+    both = [(lazy, replay, name) for lazy, replay, name in pairs if replay["steady_trips"] and lazy["steady_trips"]]
+    one = [name for _, replay, name in both if replay["steady_trips"] == 1.0]
+    soon = [name for lazy, replay, name in both if replay["first_trips"] <= 1.5 * lazy["steady_trips"] + 10]
+    more = ", ".join(f"{name} {replay['steady_trips']:g}" for _, replay, name in both if name not in one)
+    late = ", ".join(f"{name} {replay['first_trips']}" for _, replay, name in both if name not in soon)
+    passed = sum(row["verdict"] == "passed" for item in programs for row in item["modes"].values())
+    return [
+        f"- Equal bits and no failure: {passed} of {sum(len(item['modes']) for item in programs)} runs.",
+        f"- One round trip a steady inference in mode replay: {len(one)} of {len(both)}; more: {more or 'none'}.",
+        f"- First inference within 1.5 times the steady round trips of lazy and 10 more: {len(soon)} of {len(both)};"
+        f" not: {late or 'none'}.",
+        "",
+    ]
+
+
+def _programs_link(record: Any) -> List[str]:
+    ran = [row for row in record["programs"] if "ratio" in row]
+    failed = [f"{row['program']} ({row['problem']})" for row in record["programs"] if "problem" in row]
+    mine, other = record["modes"]
+    ratios, sure = sorted(row["ratio"] for row in ran), [row for row in ran if row["low"] <= 1.1]
+    said = (
+        f"{len(ran)} programs over {record['link']}, {ran[0]['pairs']} pairs each: up to 1.1 in "
+        f"{sum(ratio <= 1.1 for ratio in ratios)}, or within the interval in {len(sure)}; worst {ratios[-1]:.2f}. "
+        f"Bits equal in {sum(row['equal'] == row['inferences'] for row in ran)}; failed: {', '.join(failed) or 'none'}."
+    )
+    columns: List[Column] = [
+        ("program", "program", str),
+        ("inputs vary in size or course", "varies", _yes),
+        (f"time, {mine} over {other}", "ratio", _s),
+        ("from", "low", _s),
+        ("to", "high", _s),
+        (f"ms, {mine}", f"modes.{mine}.median_s", _ms),
+        (f"ms, {other}", f"modes.{other}.median_s", _ms),
+        (f"round trips, {mine}", f"modes.{mine}.steady_trips", str),
+        (other, f"modes.{other}.steady_trips", str),
+        ("first time of a fourth length", f"modes.{mine}.new_trips", str),
+        ("learning, share of time", "learning_share", _s),
+        ("ms at most", "learning_s", _ms),
+        ("load of the machine", "load", _s),
+    ]
+    return [said, "", *_table(ran, columns)]
 
 
 TABLES: Dict[str, Callable[[Any], List[str]]] = {
@@ -735,6 +784,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "papers": _papers,
     "codecs": _codecs,
     "programs": _programs,
+    "programs_link": _programs_link,
     "pool": _pool,
     "fleet": _fleet,
 }

@@ -17,6 +17,7 @@ from edge_offload.ir.trace.segments import Outcome
 from edge_offload.ir.trace.symbols import Formula, evaluate, facts_of, parse_formula, summands
 from edge_offload.ir.trace.symbols import explain as explaining
 from edge_offload.ir.trace.trace_graph import Patch, TraceGraph, TraceStep, follow, parse_graph, parse_step
+from edge_offload.replay.signatures import upload_sizes
 from tests.replay.test_definitions import number, tensor
 
 OutcomeHistory = List[Tuple[int, ...]]
@@ -193,3 +194,15 @@ def test_an_edge_of_a_graph_leads_somewhere(data: list) -> None:
     except (ValueError, TypeError):
         return
     assert all(node < len(graph.nodes) for _, edges in graph.nodes or () for _, node in edges)
+
+
+@given(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=20), st.data())
+def test_sizes_of_uploads_stand_in_the_same_places_before_the_last_of_them_are_there(
+    shapes: List[List[int]], data: st.DataObject
+) -> None:
+    payloads = [torch.zeros(shape) for shape in shapes]
+    made = data.draw(st.integers(0, len(payloads)))
+    whole = upload_sizes(payloads)
+    begun = upload_sizes(payloads[:made], [bytes(payload.nbytes) for payload in payloads[made:]])
+    assert whole[: len(begun)] == begun
+    assert len(begun) >= len(payloads)
