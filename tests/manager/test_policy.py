@@ -451,3 +451,13 @@ def test_a_local_computation_that_was_overtaken_teaches_that_it_takes_longer():
 def test_the_reason_is_for_people(seconds, error_s, energy_j, words):
     made = forecasts((20.0, 900.0), (seconds, energy_j), error=error_s)
     assert words in [part.strip() for part in decide(LatencyPolicy(), made).reason.replace(":", ",").split(",")]
+
+
+def test_a_mode_that_is_tried_says_on_what_link():
+    made = {**forecasts((0.4, 1.0), (0.1, 0.5)), Mode.REPLAY: Forecast(Mode.REPLAY)}
+    link = LinkReading(uplink=2.1e6, uplink_error=0.08)
+    decision = decide(make_policy("auto"), made, link=link, source="offload/bandwidth")
+    assert decision.mode is Mode.REPLAY
+    assert decision.reason.startswith("replay has not run yet and is tried: 2.1 MB/s±8% up by offload/bandwidth, local")
+    alone = {Mode.LOCAL: Forecast(Mode.LOCAL)}
+    assert decide(make_policy("auto"), alone).reason == "local has not run yet and is tried"

@@ -203,7 +203,8 @@ class _Choosing(abc.ABC):
             return Decision(Mode.LOCAL, "no other mode can run", self.name)
         for mode, forecast in able.items():
             if not forecast.known:
-                return Decision(mode, f"{mode} has not run yet: it is tried", self.name)
+                why = f"{mode} has not run yet and is tried"
+                return Decision(mode, self._words(mode, mode, why, situation), self.name)
         within = {
             mode: forecast
             for mode, forecast in able.items()
@@ -241,7 +242,7 @@ class _Choosing(abc.ABC):
         if math.isfinite(situation.power_budget_w):
             parts.append(f"budget {situation.power_budget_w:.1f} W")
         held = "" if mode is best else f"; {best} looks better, but not by enough or not for long enough"
-        return f"{why}: {', '.join(parts)}{held}"
+        return f"{why}{': ' if parts else ''}{', '.join(parts)}{held}"
 
 
 def _span(seconds: float, error_s: float) -> str:
