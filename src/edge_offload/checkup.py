@@ -37,7 +37,7 @@ def check(server: Optional[str] = None, keys: Optional[str] = None, build: bool 
     """
     checks: Tuple[Callable[[], Iterator[Finding]], ...] = (
         *((_built,) if build else ()), _python, _torch, _packages, _devices, _compiler, _virtual_device, _executor,
-        _codecs, _engines, _ros, _npm, lambda: _keys(keys), _cache, lambda: _link(server, keys),
+        _codecs, _engines, _pool, _ros, _npm, lambda: _keys(keys), _cache, lambda: _link(server, keys),
     )  # fmt: skip
     findings: List[Finding] = []
     for one in checks:
@@ -157,6 +157,13 @@ def _engines() -> Iterator[Finding]:
     for one in table.engines()[1:]:
         words = f"{one.version} {one.precision}, class {one.accuracy}" if one.present else one.detail
         yield Finding(OK, f"engine {one.name}", words, f"optional: {one.remedy}" if one.remedy else "")
+
+
+def _pool() -> Iterator[Finding]:
+    from edge_offload.server.pool import cluster
+
+    why = cluster.unavailable_reason()
+    yield Finding(OK, "pool", why or "Ray is there", "optional" if why else "")
 
 
 def _ros() -> Iterator[Finding]:

@@ -1,5 +1,9 @@
 """Plan what runs where on a pool of unlike GPUs, and try the plan in virtual time: profiles do, no cluster is needed.
 
+  edge-offload pool head                      on one machine; prints what to type on the others
+  edge-offload pool join ADDRESS --class P4 --gpus 2
+  edge-offload pool status ADDRESS
+  edge-offload serve --pool ADDRESS --model kapao_s --slo 0.2 --profiles DIR
   edge-offload pool profile kapao_s --input 'uint8[3,448,640]' --class L4 --batches 8 --out DIR
                                               cut it into blocks, and measure these here; once for each class of GPU
 
@@ -28,7 +32,8 @@ from edge_offload.errors import BadInput
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See :mod:`edge_offload.commands`."""
-    kinds = parser.add_subparsers(dest="what", required=True, metavar="profile|plan|simulate")
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="head|join|status|profile|plan|simulate")
+    _add_members(kinds)
     _add_profile(kinds.add_parser("profile", help="what blocks of a model take on this machine",
                                   description="Cut a model into blocks and measure them on this machine."))  # fmt: skip
     plan = kinds.add_parser(
@@ -54,6 +59,105 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     simulated.add_argument(
         "--spread", type=float, default=0.0, metavar="X", help="stages take up to this share longer or shorter (0)"
     )
+
+
+def _add_members(kinds: Any) -> None:
+    head = kinds.add_parser("head", help="begin a pool on this machine",
+                            description="Begin a pool; ends on Ctrl-C or SIGTERM.")  # fmt: skip
+    head.add_argument("--port", type=int, default=5790, help="for members and servers (5790)")
+    join = kinds.add_parser("join", help="bring this machine's GPUs into a pool",
+                            description="Join a pool; ends on Ctrl-C or SIGTERM.")  # fmt: skip
+    join.add_argument("address", metavar="ADDRESS", help="HOST:PORT that 'edge-offload pool head' printed")
+    join.add_argument("--class", dest="gpu", required=True, metavar="CLASS", help="as profiles call these GPUs: P4")
+    join.add_argument("--gpus", type=int, default=1, metavar="N", help="how many (1)")
+    join.add_argument("--emulated", default="", metavar="DIR",
+                      help="emulate them: take the times of this folder of profiles, compute nothing")  # fmt: skip
+    join.add_argument("--times", type=float, default=1.0, metavar="X", help="emulated: so many times as long (1)")
+    status = kinds.add_parser("status", help="members, plan, load, what was in time",
+                              description="What a pool's head and its servers say.")  # fmt: skip
+    status.add_argument("address", metavar="ADDRESS", help="HOST:PORT that 'edge-offload pool head' printed")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    for each in (head, join):
+        each.add_argument("--store-mb", type=int, default=256, metavar="MB", help="of shared memory for tensors (256)")
+    for each in (head, join, status):
+        each.add_argument("--pool-keys", default="", metavar="DIR", help="folder with the pool's token (the user's)")
+
+
+def _member(args: argparse.Namespace) -> int:
+    """Begin a head or a member, and stay with it."""
+    import signal
+    import threading
+
+    from edge_offload.server.pool import cluster
+
+    if not 1 <= getattr(args, "gpus", 1) <= 1024 or not 80 <= args.store_mb <= 1 << 20:
+        raise BadInput("--gpus is 1 to 1024, --store-mb at least 80")
+    if not 0 < getattr(args, "times", 1.0) < math.inf:
+        raise BadInput("--times is a positive number")
+    cluster.check_available()
+    folder = _keys(args)
+    stop = threading.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: stop.set())
+    if args.what == "head":
+        started = cluster.start_head(args.port, cluster.Machine(store_mb=args.store_mb), folder)
+        print(f"pool on port {args.port} pid {started.pid}; its token is {folder / 'token'}", flush=True)
+        print(
+            f"on a machine with GPUs: edge-offload pool join 127.0.0.1:{args.port} --class CLASS --gpus N", flush=True
+        )
+    else:
+        if args.emulated:
+            from edge_offload.server.pool import profile
+
+            known = profile.load(pathlib.Path(args.emulated))
+            if not any(args.gpu in network.latency_s for network in known.values()):
+                raise BadInput(f"{args.emulated} has no class {args.gpu}")
+        machine = cluster.Machine(args.gpu, args.gpus, args.emulated, args.times, args.store_mb)
+        started = cluster.start_member(args.address, machine, folder)
+        kind = f"emulated {args.gpu}, {args.times:g} times as long" if args.emulated else args.gpu
+        print(f"joined {args.address} with {args.gpus} {kind} pid {started.pid}", flush=True)
+    try:
+        while not stop.is_set():
+            if not started.wait(0.2):
+                raise BadInput("Ray has ended", remedy="see its logs, and whether the head still runs")
+    finally:
+        started.close()
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    from edge_offload.server.pool import cluster
+
+    folder = _keys(args)
+    ray = cluster.connect(args.address, folder)
+    nodes = cluster.nodes(ray)
+    ray.shutdown()
+    fronts = cluster.told(folder, args.address)
+    if args.json:
+        print(json.dumps({"nodes": [vars(node) for node in nodes], "servers": fronts}, indent=1))
+        return 0
+    for node in nodes:
+        kind = f"emulated, {node.times:g} times as long" if node.times else "computes"
+        print(f"{node.name[:8]}  {node.gpus} {node.gpu}  {node.problem or kind}")
+    for front in fronts:
+        in_time = front["in_time"] / max(front["answered"] + front["refused"], 1)
+        print(f"{front['model']} within {front['slo_s']:g} s: plan for {front['rate']:.1f} /s; {front['why']}")
+        print(f"  {front['requests']} requests, {100 * in_time:.2f} % answered in time, {front['refused']} refused")
+        for stage in front["stages"]:
+            share = f" / {round(1 / stage['share'])}" if stage["share"] < 1 else ""
+            print(
+                f"  blocks {stage['blocks'][0]}-{stage['blocks'][1] - 1} on {stage['gpus']} {stage['class']}{share}, "
+                f"batches of {stage['batch']}: {stage['workers_there']} of {stage['workers']} there, "
+                f"busy {100 * stage['busy']:.0f} %"
+            )
+    print(f"{len(nodes)} members, {len(fronts)} servers")
+    return 0
+
+
+def _keys(args: argparse.Namespace) -> pathlib.Path:
+    from edge_offload.server.pool import cluster
+
+    return pathlib.Path(args.pool_keys).resolve() if args.pool_keys else cluster.default_folder()
 
 
 def _add_profile(profile: argparse.ArgumentParser) -> None:
@@ -130,8 +234,10 @@ def _add_plan(plan: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See :mod:`edge_offload.commands`."""
-    if args.what == "profile":
-        return _profile(args)
+    if args.what in ("head", "join"):
+        return _member(args)
+    if args.what in ("profile", "status"):
+        return _profile(args) if args.what == "profile" else _status(args)
     from edge_offload.server.pool import profile
     from edge_offload.server.pool.baselines import PLANNERS
     from edge_offload.server.pool.columns import Cluster, Demand

@@ -76,6 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="most disk that they take; the least recently used go first (16384)")  # fmt: skip
     parser.add_argument("--promises", action="store_true",
                         help="let robots ask for a bound on the accuracy that sharing may cost them")  # fmt: skip
+    parser.add_argument("--pool", default="", metavar="ADDR",
+                        help="have --model computed by the pool of GPUs there (see 'edge-offload pool')")  # fmt: skip
+    parser.add_argument("--model", default="", metavar="MODEL", help="what the pool computes")
+    parser.add_argument("--slo", type=positive, default=0.2, metavar="S",
+                        help="seconds from a request's arrival to the pool's answer (0.2)")  # fmt: skip
+    parser.add_argument("--profiles", default="", metavar="DIR", help="what 'edge-offload pool profile' wrote of it")
+    parser.add_argument("--pool-keys", default="", metavar="DIR", help="folder with the pool's token (the user's)")
     parser.add_argument("--drain", action="store_true",
                         help="start nothing: the server of this machine that listens on --bind answers what it was "
                         "asked, sends robots to their other servers, and ends")  # fmt: skip
@@ -133,10 +140,11 @@ def run(args: argparse.Namespace) -> int:
             message_s=args.device_seconds,
             lease_s=args.lease,
         ),
+        gpus=pool_settings(args) if args.pool else None,
         blobs=BlobStore(pathlib.Path(args.weights_cache) if args.weights_cache else None, args.weights_cache_mb << 20),
         promises=args.promises,
     )
-    for name in args.preload:
+    for name in [*args.preload, *([args.model] if args.pool else [])]:
         if stop.is_set():
             return 0
         say(f"building {name}")
@@ -155,6 +163,34 @@ def run(args: argparse.Namespace) -> int:
             say(f"drained: {f'{left} robots know no other server' if left else 'every robot has gone on'}")
         say("stopping")
     return 0
+
+
+def pool_settings(args: argparse.Namespace) -> Any:
+    """What the arguments say of a pool.
+
+    Raises:
+        BadInput: a part is missing, or the profile lacks the model.
+        Unsupported: no Ray, or too old a Python.
+    """
+    import pathlib
+
+    from edge_offload.errors import BadInput
+    from edge_offload.server.pool import cluster, gateway
+
+    cluster.check_available()
+    if not args.model or not args.profiles:
+        raise BadInput("--pool needs --model and --profiles", remedy="measure with 'edge-offload pool profile'")
+    if args.promises:
+        raise BadInput("--pool and --promises are two ways to share a GPU", remedy="choose one")
+    cluster.parse_address(args.pool)
+    folder = pathlib.Path(args.pool_keys) if args.pool_keys else cluster.default_folder()
+    cluster.environment(folder)
+    found = gateway.Settings(
+        args.pool, "", args.model, args.slo, str(pathlib.Path(args.profiles).resolve()), str(folder.resolve()),
+        threads=args.threads or 1,
+    )  # fmt: skip
+    gateway.network_of(found)
+    return found
 
 
 def drain(bind: str) -> int:

@@ -234,7 +234,11 @@ class ServerRunner:
             raise ProtocolError("the server opened the model without a handle")
         self._opened_engine = _engine(opened) if "engine" in opened else None
         probe = self._pack([spec.zeros() for spec in specs])
-        self._ask(handle, probe, GIVE_UP_S, {"probe": True})
+        try:
+            self._ask(handle, probe, GIVE_UP_S, {"probe": True})
+        except EdgeOffloadError:
+            self._client.request("close_model", {"handle": handle})  # another attempt opens another one
+            raise
         return handle
 
     def _pack(self, inputs: Sequence[torch.Tensor]) -> _Packed:

@@ -7,7 +7,7 @@ import pathlib
 import platform
 import time
 from dataclasses import replace
-from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional, Tuple
 
 from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused, Unsupported
 from edge_offload.execute import devices
@@ -32,6 +32,10 @@ from edge_offload.server.services.split.service import SplitService
 from edge_offload.server.status import ServerStatus, StatusBook
 from edge_offload.server.worker import FairQueue, Worker
 
+if TYPE_CHECKING:
+    from edge_offload.server.pool.gateway import Settings
+    from edge_offload.server.services.replica.pooled import Pooled
+
 Handler = Callable[[Request], None]
 _log = logging.getLogger(__name__)
 
@@ -45,6 +49,14 @@ def _emulated(device: str) -> Optional[Emulation]:
     """The emulated device that is meant by ``emulated:TABLE.csv``; None: a real one is."""
     kind, _, path = device.partition(":")
     return Emulation(device, load_csv(pathlib.Path(path)).of) if kind == EMULATED else None
+
+
+def _pooled(gpus: Settings, replicas: ReplicaService) -> Pooled:
+    from edge_offload.server.services.replica.pooled import Pooled
+
+    made = Pooled(gpus, replicas.scheduler, replicas.failed)
+    replicas.scheduler, replicas.engine_of = made, made.engine_of
+    return made
 
 
 class OffloadServer:
@@ -68,6 +80,7 @@ class OffloadServer:
         device_quota: what virtual devices may take.
         blobs: where their weights are kept; by default in the user's cache.
         promises: whether robots may ask for promises of accuracy (:mod:`edge_offload.server.promises`).
+        gpus: a pool of GPUs that computes one of the models.
 
     Raises:
         BadInput, Unsupported: the device is unknown or absent, or the engine unknown.
@@ -91,6 +104,7 @@ class OffloadServer:
         device_quota: Optional[DeviceQuota] = None,
         blobs: Optional[BlobStore] = None,
         promises: bool = False,
+        gpus: Optional[Settings] = None,
     ) -> None:
         self._emulated = _emulated(device)
         self._device_name = devices.pick("cpu" if self._emulated else device)
@@ -114,6 +128,7 @@ class OffloadServer:
         )
         self._splits = SplitService(self.pool, self._device, self._loader, self._book, blobs)
         self._promises = PromiseService(self._replicas, self._device, self._book, self._tell) if promises else None
+        self._pooled = None if gpus is None else _pooled(gpus, self._replicas)
         self._handlers: Dict[str, Handler] = {
             **({} if self._promises is None else self._promises.handlers),
             **self._splits.handlers,
@@ -145,6 +160,8 @@ class OffloadServer:
             self._loader.start()
             self._splits.start()
             self._feed.start()
+            if self._pooled is not None:
+                self._pooled.start()
             self._listener.start()
             if self._promises is not None:
                 self._promises.start()
@@ -156,6 +173,8 @@ class OffloadServer:
     def close(self, timeout_s: float = 5.0) -> None:
         """Stop. An inference that runs is waited for, at most ``timeout_s``; robots fall back to local."""
         self._listener.close()
+        if self._pooled is not None:
+            self._pooled.close()
         if self._promises is not None:
             self._promises.close()
         for worker in (self._loader, self._device):
@@ -214,7 +233,13 @@ class OffloadServer:
         Engines of models that are loaded come first; why one of these is with torch all the same follows in words.
         """
         amber = [f"{model}: {words}" for model, (words, wrong) in self.pool.engines().items() if wrong]
-        return "; ".join([*(self.pool.engines_meant() or [self._default_engine]), *amber])
+        pooled = [] if self._pooled is None else [self._pooled.words()]
+        return "; ".join([*pooled, *(self.pool.engines_meant() or [self._default_engine]), *amber])
+
+    @property
+    def gpus(self) -> Dict[str, Any]:
+        """What the pool of GPUs says of itself; empty where there is none."""
+        return {} if self._pooled is None else self._pooled.status
 
     def _name_engine(self) -> Tuple[str, str]:
         """The engine of models that are not named, for people; and what the fingerprint says of it."""

@@ -168,9 +168,15 @@ class Batcher:
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = routes
         self._waiting: Deque[Tuple[int, float]] = deque()
+        #: Mean time between requests, where it is known: what would wait in vain for a full batch does not wait.
+        self.interval_s: Optional[float] = None
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def reroute(self, routes: Sequence[Route]) -> None:
+        """Another plan: what waits goes by its routes."""
+        self._routes = routes
 
     def arrive(self, request: int, deadline: float) -> None:
         """A request comes; deadlines rise with arrival."""
@@ -190,12 +196,17 @@ class Batcher:
                 dropped.append(self._waiting.popleft()[0])
             elif len(self._waiting) < way.batch:
                 more = way if way.batch == len(self._waiting) + 1 else route.probe(now, len(self._waiting) + 1)
-                return let_in, dropped, now + max(deadline - more.end, 0.0) + 1e-6
+                wait_s = max(deadline - more.end, 0.0)
+                if self.interval_s is None or self.interval_s * (way.batch - len(self._waiting)) <= wait_s:
+                    return let_in, dropped, now + wait_s + 1e-6
+                let_in.append(self._let_in(route, route.probe(now, len(self._waiting))))
             else:
-                route.reserve(way)
-                requests = tuple(self._waiting.popleft()[0] for _ in range(way.batch))
-                let_in.append(Dispatch(route, way, requests))
+                let_in.append(self._let_in(route, way))
         return let_in, dropped, math.inf
+
+    def _let_in(self, route: Route, way: Way) -> Dispatch:
+        route.reserve(way)
+        return Dispatch(route, way, tuple(self._waiting.popleft()[0] for _ in range(way.batch)))
 
     def _choose(self, now: float, deadline: float) -> Tuple[Route, Optional[Way]]:
         """The route where a full batch waits least, and the largest batch that it answers by the deadline."""

@@ -209,6 +209,15 @@ class Stage:
         outputs = tuple(values.whole(number) for number in sequence.outputs)
         return [packed(tensor) for frame in self.network.read_out(outputs, batch) for tensor in frame]
 
+    def warm_up(self, batch: int) -> None:
+        """Record and run once, on zeros: the first run is slow."""
+        sequence = self._runner(batch).sequence
+        if self.first == 0:
+            self.run(batch, [packed(spec.zeros()) for spec in self.network.inputs] * batch)
+            return
+        values = [sequence.values[number] for number in alive(sequence, self.cuts.bounds[self.first])]
+        self.run(batch, [packed(TensorSpec(value.dtype, value.shape).zeros()) for value in values])
+
     def _runner(self, batch: int) -> SequenceRunner:
         if batch not in self._runners:
             if not 1 <= batch <= MAX_BATCH:

@@ -74,6 +74,11 @@ class Inference:
         self._feed = feed
         self._taken_s = self._decoded_s = 0.0
 
+    @property
+    def taken_s(self) -> float:
+        """When its turn came (monotonic)."""
+        return self._taken_s
+
     def take(self) -> Tuple[torch.Tensor, ...]:
         """The inputs: its turn has come.
 
@@ -195,6 +200,7 @@ class ReplicaService(Service):
 
     Attributes:
         scheduler: decides when what robots ask for is computed.
+        engine_of: what computes a replica, as robots are told when they open it.
     """
 
     def __init__(
@@ -213,6 +219,7 @@ class ReplicaService(Service):
         self._feed = feed
         self._quota = quota or Quota()
         self.scheduler: Scheduler = OneByOne(device, book, self.submit)
+        self.engine_of: Callable[[Replica], str] = _engine_of
         self._opened: OpenHandles[Opened] = OpenHandles("model", lambda item: pool.release(item.replica))
 
     @property
@@ -303,7 +310,11 @@ class ReplicaService(Service):
             raise
         handle = self._opened.add(request, Opened(replica, specs))
         if handle:
-            engine = replica.executor.engine_facts().get(ENGINE, EAGER)
+            engine = self.engine_of(replica)
             request.reply(
                 {"handle": handle, "state_hash": replica.state_hash, "warm_up_s": warm_up_s, "engine": engine}
             )
+
+
+def _engine_of(replica: Replica) -> str:
+    return replica.executor.engine_facts().get(ENGINE, EAGER)

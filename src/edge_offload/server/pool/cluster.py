@@ -1,0 +1,363 @@
+"""The machines of a pool: Ray's processes, begun and ended here by their ids, never without a token.
+
+Ray listens on all interfaces, whatever address it is told, and runs code for whoever connects; with
+``RAY_AUTH_MODE=token`` it asks for the token first. Off this machine a pool also needs TLS, or the token travels plain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from edge_offload.errors import BadInput, Refused, Unsupported
+from edge_offload.server.pool.member import TABLE, TIMES
+
+#: Releases of Ray before this one have no token, or not everywhere.
+LEAST_RAY = (2, 52)
+LEAST_PYTHON = (3, 10)
+#: Bytes of one argument that travel with the call instead of through the object store.
+INLINE_BYTES = 4 << 20
+DEFAULT_PORT = 5790
+#: Seconds that a machine may take to join.
+START_S = 90.0
+#: For so long a server's word counts.
+TOLD_S = 10.0
+#: A resource of Ray for each class of GPU.
+RESOURCE = "edge_offload_"
+_STARTED = "Ray runtime started"
+
+
+def unavailable_reason() -> str:
+    """Why there can be no pool with this Python, in words; empty: there can."""
+    if sys.version_info < LEAST_PYTHON:
+        found = ".".join(map(str, sys.version_info[:2]))
+        return (
+            f"a pool needs Python 3.10 or newer, and this is {found}: the last Ray for 3.8 is 2.10, which serves "
+            "whoever connects"
+        )
+    from importlib import metadata
+
+    try:
+        version = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        return "a pool needs Ray, which is not installed: pip install 'edge_offload[pool]'"
+    if tuple(int(part) for part in version.split(".")[:2]) < LEAST_RAY:
+        return f"a pool needs Ray 2.52 or newer, and this is {version}: pip install 'edge_offload[pool]'"
+    return ""
+
+
+def check_available() -> None:
+    """Raises Unsupported with :func:`unavailable_reason`."""
+    why = unavailable_reason()
+    if why:
+        raise Unsupported(why, remedy="robots need no Ray: they reach a pool through a server")
+
+
+def default_folder() -> pathlib.Path:
+    """Where the token is kept unless said otherwise."""
+    config = os.environ.get("XDG_CONFIG_HOME")
+    return (pathlib.Path(config) if config else pathlib.Path.home() / ".config") / "edge_offload" / "pool"
+
+
+def make_token(folder: pathlib.Path) -> None:
+    """Make the pool's token, readable by this user alone, if there is none."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.suppress(FileExistsError):
+        handle = os.open(folder / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as stream:
+            stream.write(secrets.token_hex(32))
+
+
+def environment(folder: pathlib.Path, base: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
+    """The environment of every process of the pool.
+
+    Raises:
+        BadInput: there is no token, or others can read it.
+    """
+    token = folder / "token"
+    try:
+        mode = token.stat().st_mode
+    except OSError:
+        raise BadInput(
+            f"there is no token of a pool in {folder}",
+            remedy="on the head, 'edge-offload pool head' makes it; copy it from there, with mode 0600",
+        ) from None
+    if mode & 0o077:
+        raise BadInput(f"others can read {token}", remedy=f"chmod 600 {token}, or make a new one: it may be known")
+    found = dict(os.environ if base is None else base)
+    found.update(
+        RAY_AUTH_MODE="token",
+        RAY_AUTH_TOKEN_PATH=str(token),
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_max_direct_call_object_size=str(INLINE_BYTES),
+        RAY_task_rpc_inlined_bytes_limit=str(10 * INLINE_BYTES),
+        RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+    )
+    found.pop("RAY_AUTH_TOKEN", None)
+    found.pop("RAY_ADDRESS", None)
+    if all((folder / name).exists() for name in ("tls.crt", "tls.key", "ca.crt")):
+        found.update(
+            RAY_USE_TLS="1",
+            RAY_TLS_SERVER_CERT=str(folder / "tls.crt"),
+            RAY_TLS_SERVER_KEY=str(folder / "tls.key"),
+            RAY_TLS_CA_CERT=str(folder / "ca.crt"),
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What one machine brings in.
+
+    Attributes:
+        gpu: class; empty for a head without GPUs.
+        gpus: how many.
+        table: folder of the profile whose times it emulates; empty: it computes.
+        times: by how much these are dilated.
+        store_mb: of its object store.
+    """
+
+    gpu: str = ""
+    gpus: int = 0
+    table: str = ""
+    times: float = 1.0
+    store_mb: int = 256
+
+
+class Started:
+    """Ray's processes of one machine, begun here.
+
+    Args:
+        options: of ``ray start``.
+        machine: what it brings in.
+        folder: with the token.
+
+    Raises:
+        Unsupported: no Ray, or too old a Python.
+        BadInput: no token, or Ray did not start; with what it said.
+    """
+
+    def __init__(self, options: List[str], machine: Machine, folder: pathlib.Path) -> None:
+        check_available()
+        env = environment(folder)
+        labels = [f"edge_offload={version()}"]
+        if machine.table:
+            env[TABLE], env[TIMES] = str(pathlib.Path(machine.table).resolve()), repr(machine.times)
+            labels += [f"emulated={machine.times:g}"]
+        else:
+            env.pop(TABLE, None)
+        resources = f'{{"{RESOURCE}{machine.gpu}": {machine.gpus}}}' if machine.gpus else "{}"
+        command = [
+            sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--block", "--num-cpus", "0",
+            "--num-gpus", "0", "--object-store-memory", str(machine.store_mb << 20), "--resources", resources,
+            "--labels", ",".join(labels), "--disable-usage-stats",
+        ]  # fmt: skip
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True
+        )
+        self._said: List[str] = []
+        end_s = time.monotonic() + START_S
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        while not any(_STARTED in line for line in self._said):
+            line = self._process.stdout.readline()
+            if line:
+                self._said.append(line.strip())
+            elif self._process.poll() is not None or time.monotonic() > end_s:
+                self.close()
+                raise BadInput(
+                    f"Ray did not start: {self._why()}", remedy="see that the port is free, the head reached"
+                )
+            else:
+                time.sleep(0.05)
+
+    @property
+    def pid(self) -> int:
+        """Of the process whose children the others are."""
+        return self._process.pid
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it still runs after so long; what it says is read meanwhile."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        assert self._process.stdout is not None
+        while self._process.stdout.readline():
+            pass
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End the processes that were begun here, by their ids; another cluster on the machine is left alone."""
+        import psutil
+
+        own = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            own = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10.0)
+        for process in (*own, self._process):
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                process.kill()
+        self._process.wait()
+
+    def _why(self) -> str:
+        telling = [
+            line for line in self._said if any(word in line for word in ("rror", "fail", "refus", "nable", "oken"))
+        ]
+        return (telling or self._said or ["it said nothing"])[-1][:300]
+
+
+def start_head(port: int, machine: Machine, folder: pathlib.Path) -> Started:
+    """Begin a pool on this machine. Raises as :class:`Started`."""
+    import psutil
+
+    if any(each.laddr.port == port for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN):
+        raise BadInput(f"port {port} is in use: there may be a head already", remedy="join that one, or take --port")
+    make_token(folder)
+    short = f"/tmp/edge-offload-pool-{os.getuid()}-{port}"  # sockets have at most 107 characters
+    options = ["--head", "--port", str(port), "--include-dashboard", "false", "--temp-dir", short]
+    return Started([*options, "--node-ip-address", "127.0.0.1"], machine, folder)
+
+
+def start_member(address: str, machine: Machine, folder: pathlib.Path) -> Started:
+    """Bring this machine into the pool of ``address``.
+
+    Raises:
+        Refused: the head is another machine, and the pool has no TLS.
+        BadInput, Unsupported: as :class:`Started`.
+    """
+    host, port = parse_address(address)
+    if not _is_this_machine(host) and environment(folder).get("RAY_USE_TLS") != "1":
+        raise Refused(
+            f"{host} is another machine, and {folder} holds no certificates: the token would travel in the clear",
+            remedy="put ca.crt, tls.crt and tls.key there, on all machines (docs/how-to/pool.md)",
+        )
+    options = ["--address", f"{host}:{port}"]
+    try:
+        return Started(options, machine, folder)
+    except BadInput as slow:
+        if "timed out during startup" not in str(slow):
+            raise
+        return Started(options, machine, folder)  # Ray itself waits 30 s, which a busy machine may need
+
+
+def parse_address(text: str) -> Tuple[str, int]:
+    """Host and port of ``host[:port]``.
+
+    Raises:
+        BadInput: it is neither.
+    """
+    host, colon, port = text.partition(":")
+    if not host or (colon and not port.isdigit()) or int(port or DEFAULT_PORT) > 65535:
+        raise BadInput(
+            f"{text!r} is no address of a pool", remedy="write HOST:PORT as 'edge-offload pool head' prints it"
+        )
+    return host, int(port or DEFAULT_PORT)
+
+
+def tell(folder: pathlib.Path, status: Mapping[str, Any]) -> None:
+    """Leave a server's state where ``pool status`` of this machine finds it."""
+    path = folder / f"server-{os.getpid()}.json"
+    with contextlib.suppress(OSError):
+        path.with_suffix(".new").write_text(json.dumps(status), encoding="utf-8")
+        path.with_suffix(".new").replace(path)
+
+
+def told(folder: pathlib.Path, address: str) -> List[Dict[str, Any]]:
+    """What servers of this machine have said of the pool in the last seconds."""
+    found = []
+    for path in sorted(folder.glob("server-*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            if time.time() - path.stat().st_mtime < TOLD_S:
+                found.append(json.loads(path.read_text(encoding="utf-8")))
+            else:
+                path.unlink()
+    return [each for each in found if parse_address(each["address"]) == parse_address(address)]
+
+
+def _is_this_machine(host: str) -> bool:
+    import psutil
+
+    own = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
+    return host == "localhost" or host in own
+
+
+def version() -> str:
+    """Of edge_offload: all members have the same."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("edge_offload")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A member, as the head knows it.
+
+    Attributes:
+        name: Ray's id.
+        gpu, gpus: class and number of its GPUs; none for a head alone.
+        times: by how much it is dilated if it is emulated; 0: it computes.
+        problem: why it is not used; empty: it is.
+    """
+
+    name: str
+    gpu: str
+    gpus: int
+    times: float
+    problem: str = ""
+
+
+def connect(address: str, folder: pathlib.Path) -> Any:
+    """Ray, connected to the pool from this process; which is to do nothing else.
+
+    Raises:
+        Unsupported, BadInput: no Ray, no token, no pool there, or another token.
+    """
+    check_available()
+    os.environ.update(environment(folder))
+    host, port = parse_address(address)
+    import ray
+
+    try:
+        ray.init(
+            address=f"{host}:{port}", namespace="edge_offload", log_to_driver=False, logging_level=logging.ERROR,
+            configure_logging=False,
+        )  # fmt: skip
+    except Exception as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise BadInput(
+            f"no pool at {address}: {said[0][:300]}", remedy="see that 'edge-offload pool head' runs there, same token"
+        ) from error
+    return ray
+
+
+def nodes(ray: Any) -> List[Node]:
+    """Members that Ray believes to be alive, in a lasting order."""
+    found = []
+    own = version()
+    for raw in ray.nodes():
+        classes = {
+            name[len(RESOURCE) :]: count for name, count in raw["Resources"].items() if name.startswith(RESOURCE)
+        }
+        if not raw["Alive"] or not classes:
+            continue
+        ((gpu, gpus),) = list(classes.items())[:1]
+        labels = raw.get("Labels", {})
+        theirs = labels.get("edge_offload", "another")
+        problem = "" if theirs == own else f"it has edge_offload {theirs}, the server {own}"
+        found.append(Node(raw["NodeID"], gpu, int(gpus), float(labels.get("emulated", 0)), problem))
+    return sorted(found, key=lambda node: (node.gpu, node.name))

@@ -1,0 +1,259 @@
+"""Inferences of one model go to a pool of GPUs; its driver runs in a process of its own and is begun anew when it ends.
+
+Nothing here imports Ray. Whatever happens to the driver, each request is answered once: with its result, or with words
+on which the robot computes by itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+
+import numpy as np
+import torch
+import zmq
+
+from edge_offload.errors import EdgeOffloadError, ProtocolError, Refused
+from edge_offload.execute.engines.base import EAGER, ENGINE
+from edge_offload.execute.module import Execution
+from edge_offload.execute.tensors import TensorSpec
+from edge_offload.link.sockets.descriptors import Wakeup
+from edge_offload.link.transport import messages
+from edge_offload.link.transport.messages import Message
+from edge_offload.link.transport.peers import Peer, Request
+from edge_offload.memory import flat_bytes
+from edge_offload.server.services.replica.replicas import Replica
+from edge_offload.server.services.replica.service import Inference, Scheduler
+
+if TYPE_CHECKING:
+    from edge_offload.server.pool.gateway import Settings
+
+#: Seconds between two drivers, and from a driver's last word to its end.
+AGAIN_S, MOST_AGAIN_S, SILENT_S = 1.0, 10.0, 15.0
+#: Requests that may wait for the pool.
+MOST_WAITING = 1024
+#: How often the driver hears from here (seconds).
+BEAT_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class Pooled:
+    """A scheduler that has one model computed by a pool, and leaves others to another scheduler.
+
+    Args:
+        settings: of the pool; the endpoint is chosen here.
+        others: computes what is of another model or shape.
+        fail: answers a request with an error.
+    """
+
+    def __init__(self, settings: Settings, others: Scheduler, fail: Callable[[Request, BaseException], None]) -> None:
+        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="edge-offload-pool-"))
+        self._settings = replace(settings, endpoint=f"ipc://{self._folder}/driver")
+        self._others, self._fail = others, fail
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._waiting: Dict[int, Tuple[Inference, float]] = {}
+        self._outbox: List[int] = []
+        self._kept: Dict[Tuple[TensorSpec, ...], Tuple[torch.Tensor, ...]] = {}
+        self._wakeup = Wakeup()
+        self._stop = threading.Event()
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._driver = b""
+        #: What the driver said last.
+        self.status: Dict[str, Any] = {}
+        self._heard_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="edge-offload-pool", daemon=True)
+
+    def start(self) -> None:
+        """Begin the driver."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the driver; what waits is refused."""
+        self._stop.set()
+        self._wakeup.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def words(self) -> str:
+        """How the pool stands, in one line."""
+        status = self.status
+        if not self._driver:
+            return f"pool {self._settings.address}: its driver is not there (yet)"
+        members: Dict[str, int] = {}
+        for node in status.get("nodes", []):
+            if not node["problem"]:
+                members[node["class"]] = members.get(node["class"], 0) + node["gpus"]
+        have = ", ".join(f"{count} {gpu}" for gpu, count in members.items()) or "no members"
+        emulated = "emulated " if any(node["emulated"] for node in status.get("nodes", [])) else ""
+        return f"{emulated}pool {self._settings.address}: {have}; {status.get('rate', 0.0):.1f} /s; {status.get('why')}"
+
+    def submit(self, inference: Inference) -> None:
+        """See :class:`~.service.Scheduler`."""
+        if inference.opened.replica.name != self._settings.model:
+            self._others.submit(inference)
+            return
+        if not self._driver:
+            raise Refused("full: the pool's driver is not there (yet)", remedy="compute locally meanwhile")
+        if len(self._waiting) >= MOST_WAITING:
+            raise Refused("full: too many requests wait for the pool")
+        number = next(self._numbers)
+        limit_s = self._settings.slo_s if inference.wait_s is None else inference.wait_s
+        with self._lock:
+            self._waiting[number] = inference, time.monotonic() + max(limit_s, self._settings.slo_s) + 1.0
+            self._outbox.append(number)
+        self._wakeup.wake()
+
+    def engine_of(self, replica: Replica) -> str:
+        """What computes a replica: the pool's bits are those of its members, which need not be this machine's."""
+        if replica.name == self._settings.model:
+            return f"{EAGER} pool"
+        return replica.executor.engine_facts().get(ENGINE, EAGER)
+
+    def drop(self, peer: Peer) -> None:
+        """See :class:`~.service.Scheduler`."""
+        self._others.drop(peer)
+        with self._lock:
+            for number in [each for each, (one, _) in self._waiting.items() if one.request.peer is peer]:
+                del self._waiting[number]
+
+    # ------------------------------------------------------------------ the pool's thread
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        socket: zmq.Socket[Any] = context.socket(zmq.ROUTER)
+        socket.linger = 0
+        socket.sndhwm = 0
+        socket.bind(self._settings.endpoint)
+        os.chmod(self._folder / "driver", 0o600)
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._wakeup.descriptor, zmq.POLLIN)
+        begun_s = beaten_s = -1e9
+        pause_s = AGAIN_S
+        while not self._stop.is_set():
+            now = time.monotonic()
+            if self._driver:
+                pause_s = AGAIN_S
+            if self._process is None and now - begun_s >= pause_s:
+                begun_s, pause_s = now, min(2 * pause_s, MOST_AGAIN_S)
+                self._begin()
+            elif self._process is not None and (
+                self._process.poll() is not None or (self._driver and now - self._heard_s > SILENT_S)
+            ):
+                self._lose()
+            if self._driver and now - beaten_s >= BEAT_S:
+                beaten_s = now
+                socket.send_multipart([self._driver, messages.pack_header(Message("ping"))])
+            self._give_up(now)
+            poller.poll(100)
+            self._wakeup.clear()
+            with self._lock:
+                outbox, self._outbox = self._outbox, []
+            for number in outbox:
+                self._forward(socket, number)
+            while True:
+                try:
+                    frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                except zmq.Again:
+                    break
+                self._take(frames)
+        self._lose()
+        context.destroy(linger=0)
+
+    def _forward(self, socket: zmq.Socket[Any], number: int) -> None:
+        with self._lock:
+            inference, _ = self._waiting.get(number, (None, 0.0))
+        if inference is None:
+            return
+        try:
+            inputs = inference.take()
+        except Exception as error:
+            with self._lock:
+                self._waiting.pop(number, None)
+            self._fail(inference.request, inference.failed(error))
+            return
+        body = {"inputs": [TensorSpec.of(tensor).to_dict() for tensor in inputs]}
+        header = messages.pack_header(Message("request", 0, number, "infer", body))
+        parts = [flat_bytes(tensor).numpy() for tensor in inputs]
+        socket.send_multipart([self._driver, header, *messages.byte_views(parts)])
+
+    def _begin(self) -> None:
+        command = [sys.executable, "-m", "edge_offload.server.pool.gateway", self._settings.to_json()]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+    def _lose(self) -> None:
+        """The driver has ended, or is to: what waits for it is answered with that."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.kill()
+            code = self._process.wait()
+            if not self._stop.is_set():
+                _log.warning("the pool's driver ended (%d); another one begins", code)
+        self._process, self._driver = None, b""
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+            self._outbox = []
+        for inference, _ in waiting.values():
+            self._fail(inference.request, Refused("full: the pool's driver ended", remedy="compute locally meanwhile"))
+
+    def _give_up(self, now: float) -> None:
+        with self._lock:
+            late = [number for number, (_, until_s) in self._waiting.items() if now > until_s]
+            found = [self._waiting.pop(number)[0] for number in late]
+        for inference in found:
+            self._fail(inference.request, Refused("full: the pool did not answer in time"))
+
+    def _take(self, frames: List[zmq.Frame]) -> None:
+        self._heard_s = time.monotonic()
+        message = messages.unpack_header(frames[1].buffer)
+        if message.type == "notify":
+            self._driver, self.status = frames[0].bytes, message.body
+            return
+        with self._lock:
+            inference, _ = self._waiting.pop(message.id, (None, 0.0))
+        if inference is None:
+            return
+        try:
+            if message.type == "error":
+                raise messages.error_from(message.body)
+            outputs = self._outputs(inference, message.body, [frame.buffer for frame in frames[2:]])
+            kind = "emulated pool" if message.body.get("emulated") else "pool"
+            words = f"{EAGER} {kind} batch {message.body.get('batch')}"
+            inference.answer(Execution(outputs, time.monotonic() - inference.taken_s, words))
+        except Exception as error:
+            told = error if isinstance(error, EdgeOffloadError) else ProtocolError(f"the pool's answer: {error}")
+            self._fail(inference.request, told)
+
+    def _outputs(self, inference: Inference, body: Dict[str, Any], parts: List[Any]) -> Tuple[torch.Tensor, ...]:
+        """Those of the pool; of an emulated one, what the model once gave for such shapes: nobody's results."""
+        if body.get("emulated"):
+            specs = inference.opened.specs
+            if specs not in self._kept:
+                self._kept[specs] = inference.opened.replica.executor.run([spec.zeros() for spec in specs]).outputs
+            return self._kept[specs]
+        found = []
+        if len(parts) != len(body["outputs"]):
+            raise ProtocolError("the pool's answer lacks a tensor")
+        for raw, part in zip(body["outputs"], parts):
+            spec = TensorSpec.parse(raw)
+            if memoryview(part).nbytes != spec.nbytes:
+                raise ProtocolError("the pool's answer has another size than it says")
+            data = torch.empty(spec.nbytes, dtype=torch.uint8)
+            data.numpy()[:] = np.frombuffer(part, np.uint8)
+            order = list(raw["order"])
+            inverse = [order.index(dim) for dim in range(len(order))]
+            shape = [spec.shape[dim] for dim in order]
+            found.append(data.view(spec.torch_dtype).reshape(shape).permute(inverse).contiguous())
+        return tuple(found)

@@ -1,0 +1,216 @@
+"""A pool is refused with the reason, keeps its token to itself, and serves robots whatever happens to its members."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from importlib import metadata
+from typing import Any, Iterator, List
+
+import psutil
+import pytest
+import torch
+
+from edge_offload.cli import main
+from edge_offload.errors import BadInput, Refused, Unsupported
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.sockets.ports import lasting_port
+from edge_offload.link.transport.client import Client
+from edge_offload.mode import Mode
+from edge_offload.modes.remote import TimeoutLimits
+from edge_offload.runtime.module import OffloadedModule
+from edge_offload.server.pool import cluster
+from edge_offload.server.pool.gateway import Settings
+from edge_offload.server.server import OffloadServer
+from tests.server.pool.stage_nets import chain
+from tests.server.server_rig import until
+
+ROOT = pathlib.Path(__file__).parents[3]
+CHAIN = "tests.server.pool.stage_nets:chain"
+X = [torch.zeros(1, 3, 32, 32)]
+CLI = [sys.executable, "-m", "edge_offload.cli", "pool"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.mark.unit
+class TestRefusals:
+    def test_an_old_python_is_refused_with_the_reason(self, monkeypatch):
+        monkeypatch.setattr(cluster.sys, "version_info", (3, 8, 10))
+        with pytest.raises(Unsupported, match=r"3\.10 or newer.*2\.10"):
+            cluster.check_available()
+
+    @pytest.mark.skipif(sys.version_info < (3, 10), reason="Python 3.8 is refused before")
+    def test_an_old_ray_and_none_are_refused(self, monkeypatch):
+        monkeypatch.setattr(metadata, "version", lambda _name: "2.51.1")
+        assert "2.52 or newer" in cluster.unavailable_reason()
+
+        def none(_name: str) -> str:
+            raise metadata.PackageNotFoundError
+
+        monkeypatch.setattr(metadata, "version", none)
+        assert "edge_offload[pool]" in cluster.unavailable_reason()
+
+    def test_the_token_is_private_and_asked_for_always(self, tmp_path):
+        folder = tmp_path / "pool"
+        with pytest.raises(BadInput, match="no token"):
+            cluster.environment(folder)
+        cluster.make_token(folder)
+        token = folder / "token"
+        assert token.stat().st_mode & 0o777 == 0o600
+        assert folder.stat().st_mode & 0o777 == 0o700
+        before = token.read_text()
+        cluster.make_token(folder)
+        assert token.read_text() == before
+        made = cluster.environment(folder, {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "other"})
+        assert (made["RAY_AUTH_MODE"], made["RAY_AUTH_TOKEN_PATH"]) == ("token", str(token))
+        assert "RAY_AUTH_TOKEN" not in made
+        assert before not in made.values(), "what is in an environment can be read"
+        token.chmod(0o644)
+        with pytest.raises(BadInput, match="others can read"):
+            cluster.environment(folder)
+
+    def test_another_machine_is_not_joined_without_tls(self, tmp_path):
+        cluster.make_token(tmp_path)
+        with pytest.raises(Refused, match="in the clear"):
+            cluster.start_member("203.0.113.9:5790", cluster.Machine("P4", 1), tmp_path)
+
+    @pytest.mark.parametrize("text", [":1", "a:b", "a:99999"])
+    def test_addresses_are_checked(self, text):
+        with pytest.raises(BadInput, match="address of a pool"):
+            cluster.parse_address(text)
+
+
+@pytest.mark.process
+def test_a_server_without_a_pool_imports_nothing_of_ray():
+    program = "import sys, edge_offload.server.server, edge_offload.commands.serve; " + (
+        "print([name for name in sys.modules if name.split('.')[0] == 'ray' or 'server.pool' in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+class Bot:
+    """A robot of the small network."""
+
+    def __init__(self, address: str, keys: pathlib.Path, opens: bool = True) -> None:
+        self.module = chain()
+        limits = TimeoutLimits(floor_s=20.0, cap_s=20.0, first_s=20.0)
+        self.client = Client(address, keys=KeyStore(keys), on_state=lambda *told: self.offloaded.link_changed(*told))
+        self.offloaded = OffloadedModule(
+            CHAIN, self.module, self.client, example=X, hedging=False, device="cpu", patience=limits
+        )
+        self.client.start()
+        until(lambda: not opens or self.offloaded.unavailable_reason(Mode.SERVER, X) is None, 60)
+
+    def run(self, seed: int = 0, mode: Mode = Mode.SERVER) -> Any:
+        inputs = [torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(seed))]
+        return self.offloaded.run(inputs, mode)
+
+
+@pytest.mark.process
+def test_without_its_driver_a_server_refuses_and_the_robot_computes(tmp_path):
+    cluster.make_token(tmp_path / "pool")
+    settings = Settings("127.0.0.1:9", "", CHAIN, 1.0, str(tmp_path), str(tmp_path / "pool"))
+    with OffloadServer(
+        device="cpu", threads=1, allow=[CHAIN], keys=KeyStore(tmp_path / "keys"), gpus=settings
+    ) as server:
+        bot = Bot(server.address, tmp_path / "keys", opens=False)
+        until(lambda: "driver is not there" in str(bot.run()[1].fallback_reason), 60)
+        outputs, report = bot.run()
+        assert report.mode is Mode.LOCAL
+        assert torch.equal(outputs[0], bot.run()[0][0])
+        assert "driver is not there" in server.engine
+        bot.client.close()
+
+
+needs_ray = pytest.mark.skipif(bool(cluster.unavailable_reason()), reason=cluster.unavailable_reason())
+
+
+class Cluster:
+    """Processes of ``edge-offload pool``."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.keys, self.profiles = folder / "pool", folder / "profiles"
+        self.address = f"127.0.0.1:{lasting_port()}"
+        self._started: List[Any] = []
+        head = ["head", "--port", self.address.split(":")[1], "--store-mb", "80"]
+        self.head = self.begin([*head, "--pool-keys", str(self.keys)], "pool on port")
+
+    def begin(self, command: List[str], says: str) -> Any:
+        process = subprocess.Popen([*CLI, *command], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        self._started.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith(says), line
+        return process
+
+    def join(self, gpu: str, *more: str) -> Any:
+        options = ["--class", gpu, "--store-mb", "80", "--pool-keys", str(self.keys), *more]
+        return self.begin(["join", self.address, *options], "joined")
+
+    def close(self) -> None:
+        for process in reversed(self._started):
+            if process.poll() is None:
+                process.terminate()
+            process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("ray"))
+    yield made
+    made.close()
+
+
+@needs_ray
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_a_pool_serves_robots_and_outlives_a_member(pool, tmp_path, monkeypatch):
+    profile = ["pool", "profile", CHAIN, "--input", "float32[1,3,32,32]", "--batches", "2", "--blocks", "4"]
+    for gpu in ("L4", "P4"):
+        assert main([*profile, "--class", gpu, "--out", str(pool.profiles)]) == 0
+    first, second = pool.join("L4"), pool.join("P4")
+    settings = Settings(pool.address, "", CHAIN, 5.0, str(pool.profiles), str(pool.keys))
+    keys = tmp_path / "keys"
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    with OffloadServer(device="cpu", threads=1, allow=[CHAIN], keys=KeyStore(keys), gpus=settings) as server:
+        bot = Bot(server.address, keys)
+
+        def there() -> int:
+            return sum(stage["workers_there"] for stage in server.gpus.get("stages", []))
+
+        until(lambda: there() >= 2, 120, lambda: str(server.gpus))
+        for seed in range(10):
+            outputs, report = bot.run(seed)
+            assert (report.mode, report.engine[:10]) == (Mode.SERVER, "eager pool"), report.fallback_reason
+            assert torch.equal(outputs[0], bot.run(seed, Mode.LOCAL)[0][0])
+        for child in psutil.Process(second.pid).children(recursive=True):
+            child.kill()
+        reports = []
+        end_s = time.monotonic() + 60
+        while time.monotonic() < end_s and (len(reports) < 20 or reports[-1].mode is not Mode.SERVER):
+            reports.append(bot.run(len(reports))[1])
+            time.sleep(0.05)
+        assert reports[-1].mode is Mode.SERVER, server.gpus
+        assert first.poll() is None
+        counts = server.gpus
+        assert counts["answered"] + counts["refused"] <= counts["requests"]
+        bot.client.close()
+
+
+@needs_ray
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_nothing_is_served_without_the_token(pool, tmp_path):
+    cluster.make_token(tmp_path)
+    done = subprocess.run(
+        [*CLI, "status", pool.address, "--pool-keys", str(tmp_path)], capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert done.returncode != 0
+    assert "no pool at" in done.stderr
+    assert "members" not in done.stdout

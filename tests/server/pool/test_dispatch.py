@@ -1,0 +1,158 @@
+"""Batches under faults, in virtual time: every request is answered or refused once, and late stages go elsewhere."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_offload.server.pool.columns import Cluster, Demand
+from edge_offload.server.pool.dispatch import Call, Dispatcher
+from edge_offload.server.pool.plan import most
+from edge_offload.server.pool.reserve import routes_of
+from tests.server.pool.pool_nets import a_network
+
+pytestmark = pytest.mark.unit
+SLO_S = 0.6
+
+
+class World:
+    """Workers that serve in turn; a test freezes, ends or brings back nodes of them."""
+
+    def __init__(self, seed: int, gpus: int = 3, load: float = 0.5) -> None:
+        self.source = random.Random(seed)
+        network = a_network(self.source, "net", ("H", "L"), 4, 3, 1)
+        cluster = Cluster({"H": gpus, "L": gpus}, 1e9)
+        plan = most([Demand(network, SLO_S)], cluster, 0.4, 2)
+        self.rate = plan.objective * load
+        self.routes = routes_of(plan, {"net": network}, cluster)["net"]
+        self.nodes = {
+            (r, s, w): f"{stage.gpu}{w}"
+            for r, route in enumerate(self.routes)
+            for s, stage in enumerate(route.pipeline.stages)
+            for w in range(stage.gpus)
+        }
+        self.dispatcher = Dispatcher(self.start, self.answer, self.refuse)
+        self.now = 0.0
+        self.events: List[Tuple[float, int, Callable[[], None]]] = []
+        self.numbers = itertools.count()
+        self.frozen: Set[str] = set()
+        self.dead: Set[str] = set()
+        self.free: Dict[Tuple[int, int, int], float] = {}
+        self.held: Dict[str, List[Call]] = {}
+        self.outcome: Dict[int, List[str]] = {}
+        self.arrived: Dict[int, float] = {}
+        self.dispatcher.use(self.routes, self.nodes, [])
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (when, next(self.numbers), what))
+
+    def where(self, call: Call) -> Tuple[int, int, int]:
+        return self.routes.index(call.track.route), call.stage, call.worker
+
+    def start(self, call: Call) -> None:
+        node = self.nodes[self.where(call)]
+        if node in self.dead:
+            self.at(self.now + 0.017, lambda: self.dispatcher.failed(call.number, "it died", True, self.now))
+        elif node in self.frozen:
+            self.held.setdefault(node, []).append(call)
+        else:
+            begin = max(self.now, self.free.get(self.where(call), 0.0))
+            self.free[self.where(call)] = begin + call.takes
+            self.at(begin + call.takes, lambda: self.end(call))
+
+    def end(self, call: Call) -> None:
+        node = self.nodes[self.where(call)]
+        if node in self.frozen:
+            self.held.setdefault(node, []).append(call)
+        elif node in self.dead:
+            self.dispatcher.failed(call.number, "it died", True, self.now)
+        else:
+            self.dispatcher.ended(call.number, list(call.track.payload), self.now)
+
+    def thaw(self, node: str) -> None:
+        self.frozen.discard(node)
+        for call in self.held.pop(node, []):
+            self.at(self.now, lambda call=call: self.dispatcher.ended(call.number, list(call.track.payload), self.now))
+
+    def answer(self, requests: Tuple[int, ...], payload: Any) -> None:
+        assert payload == list(requests), "the answer is of these requests"
+        for request in requests:
+            late = self.now > self.arrived[request] + SLO_S + 1e-9
+            self.outcome.setdefault(request, []).append("late" if late else "answered")
+
+    def refuse(self, requests: Sequence[int], _why: str) -> None:
+        for request in requests:
+            self.outcome.setdefault(request, []).append("refused")
+
+    def run(self, seconds: float) -> Dict[int, str]:
+        when, number = 0.0, 0
+        while when < seconds:
+            when += self.source.expovariate(self.rate)
+            number += 1
+            self.at(when, lambda number=number: self.arrive(number))
+        again = math.inf
+        while self.events or again < math.inf:
+            if self.events and self.events[0][0] <= again:
+                self.now, _, what = heapq.heappop(self.events)
+                what()
+            else:
+                self.now = max(self.now, again)
+            again = self.dispatcher.step(self.now)
+            assert again > self.now - 1e-9 or self.events
+        assert set(self.outcome) == set(self.arrived)
+        assert all(len(found) == 1 for found in self.outcome.values()), "once, and not more"
+        return {request: found[0] for request, found in self.outcome.items()}
+
+    def arrive(self, number: int) -> None:
+        self.arrived[number] = self.now
+        self.dispatcher.arrive(number, [number], self.now + SLO_S)
+
+
+def test_without_faults_nearly_all_is_in_time() -> None:
+    found = World(1).run(20.0)
+    assert list(found.values()).count("answered") >= 0.99 * len(found)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["freeze", "die", "blink"]))
+def test_every_request_has_one_outcome_whatever_happens(seed: int, fault: str) -> None:
+    world = World(seed)
+    names = sorted(set(world.nodes.values()))
+    for node in world.source.sample(names, min(2, len(names) - 1)):
+        when = world.source.uniform(0.5, 3.0)
+        world.at(when, lambda node=node: (world.dead if fault == "die" else world.frozen).add(node))
+        if fault != "die":
+            world.at(when + (0.2 if fault == "blink" else 2.0), lambda node=node: world.thaw(node))
+    found = world.run(5.0)
+    assert "answered" in found.values()
+
+
+def test_a_frozen_node_is_out_after_two_overdue_calls_until_it_answers() -> None:
+    world = World(3, load=0.3)
+    victim = world.nodes[0, 0, 0]
+    world.at(1.0, lambda: world.frozen.add(victim))
+    seen: List[float] = []
+    for tick in range(100, 500):
+        world.at(tick / 100, lambda: seen.append(world.now) if victim in world.dispatcher.out else None)
+    world.at(3.0, lambda: world.thaw(victim))
+    found = world.run(5.0)
+    assert seen, "it is taken out"
+    assert seen[0] < 1.0 + 2 * SLO_S
+    assert max(seen) <= 3.01, "and back when it answers"
+    lost = [number for number, words in found.items() if words != "answered"]
+    before = [number for number in lost if not 0.8 < world.arrived[number] < 1.0 + 2 * SLO_S]
+    assert len(before) <= 0.02 * len(found)
+
+
+def test_nobody_there_refuses_at_once() -> None:
+    world = World(4)
+    world.dispatcher.use(world.routes, world.nodes, list(world.nodes))
+    found = world.run(0.5)
+    assert set(found.values()) == {"refused"}
