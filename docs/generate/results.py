@@ -757,6 +757,38 @@ def _programs_link(record: Any) -> List[str]:
     return [said, "", *_table(ran, columns)]
 
 
+def _engines(record: Any) -> List[str]:
+    engines = ", ".join(f"{one['engine']} {one['version']}" for one in record["engines"])
+    lines = [f"{engines}; load average {record['load_average']:.1f} on {record['cores']} cores.", "", "## Networks", ""]
+    lines += _table(
+        record["networks"],
+        [
+            ("network", "model", str),
+            ("threads", "threads", str),
+            ("engine", "engine", str),
+            ("torch, ms of processor time", "eager_ms", _one),
+            ("engine, ms", "engine_ms", _one),
+            ("times as fast", "faster_cpu", _s),
+            ("by wall clock", "faster_wall", _s),
+            ("off torch", "error", _exponent),
+            ("off float64", "error64", _exponent),
+            ("torch off float64", "eager_error64", _exponent),
+            ("ready, s", "first_s", _one),
+            ("second start, s", "again_s", _one),
+        ],
+    )
+    calls: List[Column] = [("link", "link", str), ("mode", "mode", str), ("engine", "engine", str),
+                           ("torch, ms", "eager_ms", _one), ("engine, ms", "engine_ms", _one),
+                           ("times as fast", "faster", _s)]  # fmt: skip
+    lines += ["", f"## Calls of a robot, {record['model']}", "", *_table(record["links"], calls)]
+    lines += ["", "## What is held", ""]
+    return lines + _table(record["bars"], [("bar", "name", str), ("value", "value", str), ("met", "met", _yes)])
+
+
+def _one(value: float) -> str:
+    return f"{value:.1f}"
+
+
 TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "kapao_tracking": _run,
     "agrnav": _run,
@@ -771,6 +803,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "adaptive_launch": _adaptive_launch,
     "modes": _modes,
     "busy": _busy,
+    "engines": _engines,
     "in_flight": _in_flight,
     "chaos": _chaos,
     "chaos_split": _chaos,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
 import torch
 from torch import nn
 
+from edge_offload.execute.engines import cache as engines_cache
 from edge_offload.execute.engines import table
 from edge_offload.execute.engines.base import CLOSE, CPU, Built
 from edge_offload.execute.threads import pin
+from edge_offload.link.security.keys import KeyStore
+from edge_offload.link.transport.client import Client
+from edge_offload.models import cache as models_cache
+from edge_offload.server.server import OffloadServer
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +80,29 @@ class StandIn(Built):
 
     def close(self) -> None:
         pass
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """Makes a server in this process, and its client, for a network of the tests and an engine."""
+    # native libraries are where they always are; engines alone have a cache of the test's own
+    for module in (models_cache, engines_cache):
+        monkeypatch.setattr(module, "cache_dir", lambda: tmp_path)
+    monkeypatch.delenv("EDGE_OFFLOAD_CACHE")
+    keys, own = KeyStore(tmp_path / "server"), KeyStore(tmp_path / "robot")
+    public = keys.new_pair("server").public
+    keys.trust_client("robot", own.new_pair("client").public)
+    with contextlib.ExitStack() as stack:
+
+        def serve(engine: str, *allow: str) -> Client:
+            server = stack.enter_context(OffloadServer(keys=keys, device="cpu", threads=1, allow=allow, engine=engine))
+            own.trust_server(server.address, public)
+            client = stack.enter_context(Client(server.address, keys=own))
+            client.wait_ready(60.0)
+            client.server = server
+            return client
+
+        yield serve
 
 
 @pytest.fixture

@@ -1,52 +1,135 @@
-"""Each result says what computed it, on the robot and on a server."""
+"""A robot and a server, each with an engine: every frame has one right result, which says what computed it."""
 
 from __future__ import annotations
 
+import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
-from edge_offload.execute.engines import cache as engines_cache
+from edge_offload.execute.engines import seat as seats
 from edge_offload.execute.engines.base import EAGER
-from edge_offload.link.security.keys import KeyStore
-from edge_offload.link.transport.client import Client
+from edge_offload.manager.forecast import Forecast
+from edge_offload.manager.policy import BRIDGE_OVER
 from edge_offload.mode import Mode
-from edge_offload.models import cache as models_cache
+from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.runtime.module import OffloadedModule
-from edge_offload.server.server import OffloadServer
-from tests.server.small_nets import slow
+from tests.server.small_nets import dense, slow
 
-NET = "tests.server.small_nets:slow"
+pytestmark = pytest.mark.process
+NET, DENSE = "tests.server.small_nets:slow", "tests.server.small_nets:dense"
 AT_ONCE = {"seconds": 0.0}
+PATIENT = TimeoutLimits(floor_s=30.0, cap_s=60.0, first_s=60.0)
 
 
-@pytest.mark.process
-def test_an_answer_names_torch_until_an_engine_has_taken_over_and_then_the_engine(
-    engine, tmp_path, monkeypatch
-):
-    # native libraries are where they always are; engines alone have a cache of the test's own
-    for module in (models_cache, engines_cache):
-        monkeypatch.setattr(module, "cache_dir", lambda: tmp_path)
-    monkeypatch.delenv("EDGE_OFFLOAD_CACHE")
-    keys, own = KeyStore(tmp_path / "server"), KeyStore(tmp_path / "robot")
-    public = keys.new_pair("server").public
-    keys.trust_client("robot", own.new_pair("client").public)
-    with OffloadServer(keys=keys, device="cpu", threads=1, allow=[NET], engine=engine) as server:
-        own.trust_server(server.address, public)
-        assert server.engine.startswith(f"{engine} ")
-        with Client(server.address, keys=own) as client:
-            client.wait_ready(60.0)
-            module = OffloadedModule(NET, slow(**AT_ONCE), client, options=AT_ONCE)
-            ends, named = time.monotonic() + 60.0, []
-            while EAGER in named[-1:] or not named:
-                assert time.monotonic() < ends, named[-5:]
-                _, report = module.run([torch.rand(3, 8)], Mode.SERVER)
-                if report.mode is Mode.SERVER:
-                    named.append(report.engine)
-                else:
-                    time.sleep(0.05)
-            assert named[0] == EAGER
-            assert named[-1].startswith(server.engine)
-            _, report = module.run([torch.rand(3, 8)], Mode.LOCAL)
-            assert report.engine == EAGER
+def robot(client, **options) -> OffloadedModule:
+    return OffloadedModule(NET, slow(**AT_ONCE), client, options=AT_ONCE, hedging=False, patience=PATIENT, **options)
+
+
+def frame() -> torch.Tensor:
+    return torch.rand(3, 8)
+
+
+def until_computed_by(module, mode, engine: str, make=frame) -> list:
+    """What computed each frame, in their order, until one was computed by ``engine``."""
+    ends, named = time.monotonic() + 120.0, []
+    while True:
+        given = make()
+        _, report = module.run([given], mode)
+        if report.mode is mode:
+            named.append(report.engine)
+            if report.engine.startswith(engine):
+                return named
+        assert time.monotonic() < ends, (named[-5:], module.state())
+        time.sleep(0.02)
+
+
+def test_an_answer_names_torch_until_an_engine_has_taken_over_and_then_the_engine(engine, served):
+    client = served(engine, NET)
+    assert client.server.engine.startswith(f"{engine} ")
+    module = robot(client)
+    named = until_computed_by(module, Mode.SERVER, engine)
+    assert named[0] == EAGER
+    assert named[-1].startswith(client.server.engine)
+    assert module.run([frame()], Mode.LOCAL)[1].engine == EAGER
+    told = f"may differ in the last digits (engine: eager here, {client.server.engine} there)"
+    assert told in module.state()["server"]
+
+
+def test_equal_engines_give_equal_bits_in_modes_local_and_server(engine, served):
+    client = served(engine, DENSE)
+    module = OffloadedModule(DENSE, dense(), client, engine=engine, hedging=False, patience=PATIENT)
+
+    def fresh() -> torch.Tensor:
+        return torch.rand(1, 3, 32, 32)
+
+    for mode in (Mode.LOCAL, Mode.SERVER):
+        until_computed_by(module, mode, engine, fresh)
+    for _ in range(200):
+        given = fresh()
+        (mine, here), (theirs, there) = module.run([given], Mode.LOCAL), module.run([given], Mode.SERVER)
+        assert there.mode is Mode.SERVER
+        assert here.engine == there.engine
+        assert torch.equal(mine[0], theirs[0])
+    assert module.state()["server"].endswith("results are bit-equal to local")
+
+
+def test_who_asked_for_exact_results_uses_no_engine_here_nor_there(stand_in, served):
+    module = robot(served("stand-in", NET), engine="stand-in", exact=True)
+    ends = time.monotonic() + 60.0
+    while "exact" not in (reason := module.unavailable_reason(Mode.SERVER, [frame()]) or ""):
+        assert time.monotonic() < ends, reason
+    assert reason.startswith("exact results were asked for, and stand-in")
+    given = frame()
+    outputs, report = module.run([given], Mode.SERVER)
+    assert (report.mode, report.engine) == (Mode.LOCAL, EAGER)
+    assert torch.equal(outputs[0], 2 * given)
+
+
+def test_an_engine_of_one_model_is_refused_by_who_asked_for_exact_results(stand_in, served):
+    client = served(f"eager,{NET}=stand-in", NET)
+    assert client.server.engine == EAGER
+    module = robot(client, exact=True)
+    ends = time.monotonic() + 60.0
+    while "exact" not in (module.unavailable_reason(Mode.SERVER, [frame()]) or ""):
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+    assert module.run([frame()], Mode.SERVER)[1].mode is Mode.LOCAL
+
+
+@pytest.mark.parametrize("fault", ["raises", "hangs"])
+@pytest.mark.parametrize("mode", [Mode.LOCAL, Mode.SERVER])
+def test_an_engine_that_fails_at_a_frame_costs_no_frame(stand_in, served, monkeypatch, fault, mode):
+    monkeypatch.setattr(seats, "HANGS_S", 0.2)
+    module = robot(served("stand-in", NET), engine="stand-in")
+    until_computed_by(module, mode, "stand-in")
+    results = 0
+    for number in range(40):
+        if number == 13:
+            if fault == "raises":
+                stand_in.fails = True
+            else:
+                stand_in.may_run.clear()
+        given = frame()
+        outputs, report = module.run([given], mode)
+        assert torch.equal(outputs[0], 2 * given)
+        assert report.mode is mode
+        assert report.engine.startswith("stand-in" if number < 13 else EAGER)
+        results += 1
+    stand_in.may_run.set()
+    assert results == 40
+
+
+def test_where_an_engine_computes_on_the_server_its_mode_is_a_candidate_beside_replay(stand_in, served):
+    module = robot(served("stand-in", NET), candidates=(Mode.REPLAY,))
+    run = Forecast(Mode.LOCAL, 0.1, 0.01, math.nan)
+    made = {mode: replace(run, mode=mode) for mode in (Mode.LOCAL, Mode.SERVER, Mode.REPLAY)}
+    module.forecaster.forecasts = lambda *_: made
+    assert module.situation([frame()]).forecasts[Mode.SERVER].unavailable_reason == BRIDGE_OVER
+    until_computed_by(module, Mode.SERVER, "stand-in")
+    assert module.situation([frame()]).forecasts[Mode.SERVER].unavailable_reason == ""
+    stand_in.fails = True
+    module.run([frame()], Mode.SERVER)
+    assert module.situation([frame()]).forecasts[Mode.SERVER].unavailable_reason == BRIDGE_OVER

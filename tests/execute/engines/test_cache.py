@@ -1,8 +1,12 @@
 """Built engines on disk: told apart by all that decides them, never loaded when damaged, built once."""
 
 import os
+import resource
 import stat
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -136,3 +140,50 @@ def test_a_module_that_cannot_be_seen_into_has_no_identity():
     network.factor = 1.0
     network.register_forward_hook(lambda *_: None)
     assert identity(network, specs) is None
+
+
+def test_an_engine_that_was_lost_is_built_again(stand_in, cache):
+    run_once()
+    (path,) = cache.iterdir()
+    path.unlink()
+    run_once()
+    assert stand_in.builds == 2
+
+
+def test_a_disk_that_takes_no_more_bytes_leaves_nothing_behind(cache):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(Unsupported, match="its engine cannot be kept"):
+            EngineCache().get(KEY, lambda: Entry(bytes(5000), "digest"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.process
+def test_two_processes_build_one_engine_once(cache, tmp_path):
+    code = (
+        "import pathlib, sys, time\n"
+        "from edge_offload.execute.engines.cache import EngineCache, Entry\n"
+        "def build():\n"
+        "    with open(sys.argv[1], 'a') as stream: stream.write('built\\n')\n"
+        "    while pathlib.Path(sys.argv[1] + '.hold').exists(): time.sleep(0.01)\n"
+        "    return Entry(b'engine', 'digest')\n"
+        f"print('ready', flush=True); sys.stdin.readline(); print(EngineCache().get({KEY!r}, build).built)\n"
+    )
+    built = tmp_path / "built"
+    hold = built.with_suffix(".hold")
+    hold.touch()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen([sys.executable, "-c", code, str(built)], **pipes) for _ in range(2)]
+    for one in both:
+        assert one.stdout.readline() == "ready\n"
+    for one in both:
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    while not built.exists():
+        time.sleep(0.01)
+    hold.unlink()
+    assert [one.communicate(timeout=60)[0] for one in both] == ["b'engine'\n"] * 2
+    assert built.read_text() == "built\n"
