@@ -47,7 +47,8 @@ class Net(nn.Module):
 def dense(seed: int = 0) -> nn.Module:
     """A random small network on float [n, 3, H, W] whose sizes do not depend on data."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 4, 1))
+    first, second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3, 2)
+    return nn.Sequential(first, nn.SiLU(), second, nn.ReLU(), nn.Conv2d(16, 4, 1))
 
 
 class Slow(nn.Module):
