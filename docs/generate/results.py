@@ -773,8 +773,8 @@ def _engines(record: Any) -> List[str]:
             ("off torch", "error", _exponent),
             ("off float64", "error64", _exponent),
             ("torch off float64", "eager_error64", _exponent),
-            ("ready, s", "first_s", _one),
-            ("second start, s", "again_s", _one),
+            ("until ready, s of processor time", "first_cpu_s", _one),
+            ("at a second start", "again_cpu_s", _one),
         ],
     )
     calls: List[Column] = [("link", "link", str), ("mode", "mode", str), ("engine", "engine", str),

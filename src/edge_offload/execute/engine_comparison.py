@@ -27,8 +27,9 @@ class Measured:
     Attributes:
         engine: its name; ``facts``: with version and precision.
         why_not: why torch computes in its place, in words; empty where it computes.
-        first_s: seconds from the first frame until it was built and loaded (what was kept of it counts, too).
-        again_s: the same for a second start of the same module.
+        first_s: seconds from the first frame until it was built and loaded (what was kept of it counts, too), at the low
+            priority of building; ``first_cpu_s``: processor time of it.
+        again_s, again_cpu_s: the same for a second start of the same module.
         wall_s, cpu_s: seconds of each inference, and of processor time.
         error: of the dense part's outputs, from torch's, largest over outputs and inputs, as a share of the output's
             largest value.
@@ -41,7 +42,9 @@ class Measured:
     facts: str = EAGER
     why_not: str = ""
     first_s: float = 0.0
+    first_cpu_s: float = 0.0
     again_s: float = 0.0
+    again_cpu_s: float = 0.0
     wall_s: List[float] = field(default_factory=list)
     cpu_s: List[float] = field(default_factory=list)
     error: float = 0.0
@@ -72,11 +75,11 @@ def measure(
     found = [Measured(EAGER), *(Measured(name) for name in names)]
     executors = {EAGER: ModuleExecutor(module, device)}
     for one in found[1:]:
-        began = time.monotonic()
+        began, spent = time.monotonic(), time.process_time()
         executor = ModuleExecutor(module, device, one.engine)
         executor.run(inputs[0])
         executor.engine_ready(BUILD_S)
-        one.first_s = time.monotonic() - began
+        one.first_s, one.first_cpu_s = time.monotonic() - began, time.process_time() - spent
         for given in _first(inputs):
             executor.run(given)
         words, amber = executor.engine_state()
@@ -132,11 +135,11 @@ def _errors(
         if rival.engine == EAGER:
             outputs = eager
         else:
-            began = time.monotonic()
+            began, spent = time.monotonic(), time.process_time()
             executor = ModuleExecutor(dense, device, rival.engine)
             executor.run(given[0])
             executor.engine_ready(BUILD_S)
-            rival.again_s = time.monotonic() - began
+            rival.again_s, rival.again_cpu_s = time.monotonic() - began, time.process_time() - spent
             for one in _first(given):
                 executor.run(one)
             outputs = [executor.run(one).outputs for one in given]

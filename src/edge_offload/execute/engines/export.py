@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import io
 import json
+import os
 import sys
 import warnings
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -15,6 +16,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+import edge_offload
 from edge_offload.errors import Unsupported
 from edge_offload.execute.tensors import Specs
 from edge_offload.memory import flat_bytes
@@ -22,6 +24,12 @@ from edge_offload.memory import flat_bytes
 OPSET = 17
 #: torch.export knows no lower one.
 DYNAMO_OPSET = 18
+#: Where Python branches on sizes alone: torch's functions and its assertions, and our own networks.
+_LOOK_AT_SIZES = (
+    torch.nn.functional.__file__,
+    torch.__file__,
+    os.path.join(os.path.dirname(edge_offload.__file__), "models", ""),
+)
 _INPUT = "input"
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -79,8 +87,8 @@ def export(
         lines = str(error).strip().splitlines() or [""]
         raise Unsupported(f"it cannot be exported to ONNX: {type(error).__name__}: {lines[0][:300]}") from error
     for warning in caught:
-        if warning.filename == torch.nn.functional.__file__:
-            continue  # torch's own functions look at sizes, which are fixed here, and not at values
+        if warning.filename.startswith(_LOOK_AT_SIZES):
+            continue  # these look at sizes, which are fixed here, and not at values
         if issubclass(warning.category, torch.jit.TracerWarning):  # type: ignore[attr-defined]
             text = str(warning.message).split(". ")[0][:200]
             raise Unsupported(
@@ -90,6 +98,15 @@ def export(
 
 
 def _by_script(network: nn.Module, inputs: Tuple[torch.Tensor, ...]) -> bytes:
+    if any(isinstance(module, nn.MultiheadAttention) for module in network.modules()):
+        # with gradients, attention is made of operators that ONNX has instead of one that it has not
+        network = copy.deepcopy(network).requires_grad_(True)
+        with torch.enable_grad():
+            return _written(network, inputs)
+    return _written(network, inputs)
+
+
+def _written(network: nn.Module, inputs: Tuple[torch.Tensor, ...]) -> bytes:
     stream = io.BytesIO()
     options: Dict[str, Any] = {"opset_version": OPSET, "input_names": _names(inputs)}
     if "dynamo" in inspect.signature(torch.onnx.export).parameters:

@@ -14,8 +14,6 @@ from edge_offload.models import registry
 from edge_offload.split.networks import module_and_inputs, synthetic_frame
 from tests.execute.engines.driver import prepare
 
-#: They have operators that the exporter does not know, and stay with torch.
-NOT_EXPORTED = ("sconet", "vit_b_16")
 QUICK = ("kapao_vtest",)
 NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in registry.entries()]
 
@@ -31,10 +29,6 @@ def dense(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_as_the_product_exports_it(name, trt):
     network, inputs = dense(name)
-    if name in NOT_EXPORTED:
-        with pytest.raises(Unsupported, match="cannot be exported"):
-            export.export(network, inputs)
-        return
     onnx = export.export(network, inputs)
     assert len(TensorRT(bindings=lambda: trt).build(onnx, 1)) > len(onnx) / 2, "the weights are in it"
 
