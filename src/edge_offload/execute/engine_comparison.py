@@ -27,8 +27,8 @@ class Measured:
     Attributes:
         engine: its name; ``facts``: with version and precision.
         why_not: why torch computes in its place, in words; empty where it computes.
-        first_s: seconds from the first frame until it was built and loaded (what was kept of it counts, too), at the low
-            priority of building; ``first_cpu_s``: processor time of it.
+        first_s, first_cpu_s: seconds, and of processor time, from the first frame until it was built (at low priority)
+            and loaded; what was kept of it counts, too.
         again_s, again_cpu_s: the same for a second start of the same module.
         wall_s, cpu_s: seconds of each inference, and of processor time.
         error: of the dense part's outputs, from torch's, largest over outputs and inputs, as a share of the output's

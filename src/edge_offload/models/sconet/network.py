@@ -254,8 +254,10 @@ class SCONet(nn.Module):
         batch, _, x, y = flat.shape
         shaped = flat.reshape(batch, self.features, HEIGHT, x, y).permute(0, 1, 3, 4, 2)
         both = torch.cat((shaped, ground.unsqueeze(1)), dim=1)
-        # channels last: on a processor the 3D convolutions take two thirds of the time; nothing that ONNX could say
-        volume = both if torch.jit.is_tracing() else both.contiguous(memory_format=torch.channels_last_3d)
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            return both  # ONNX says nothing of the order in memory
+        # channels last: on a processor the 3D convolutions take two thirds of the time
+        volume: torch.Tensor = both.contiguous(memory_format=torch.channels_last_3d)
         return volume
 
     def logits(self, occupancy: torch.Tensor) -> torch.Tensor:
