@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import io
 import json
-import os
+import pathlib
 import sys
 import warnings
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -16,7 +16,6 @@ from unittest import mock
 import torch
 from torch import nn
 
-import edge_offload
 from edge_offload.errors import Unsupported
 from edge_offload.execute.tensors import Specs
 from edge_offload.memory import flat_bytes
@@ -28,7 +27,7 @@ DYNAMO_OPSET = 18
 _LOOK_AT_SIZES = (
     torch.nn.functional.__file__,
     torch.__file__,
-    os.path.join(os.path.dirname(edge_offload.__file__), "models", ""),
+    str(pathlib.Path(__file__).parents[2] / "models"),
 )
 _INPUT = "input"
 _PLAIN = (bool, int, float, str, type(None))
