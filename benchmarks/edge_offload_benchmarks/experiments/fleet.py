@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--real", action="store_true", help="real processes and sockets beside virtual time")
     parser.add_argument("--robots", type=int, default=16, metavar="N", help="that ask, with --real (16)")
     parser.add_argument("--rate", type=float, default=10.0, metavar="HZ", help="of their cameras, with --real (10)")
-    parser.add_argument("--bound", type=float, default=0.04, help="that they ask for, with --real (0.04)")
+    parser.add_argument("--bound", type=float, help="only this one; with --real, the one that they ask for (0.04)")
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record here")
     add_output(parser, "--plot", type=pathlib.Path, metavar="FILE", help="draw robots held (needs matplotlib)")
 
@@ -98,8 +98,11 @@ def run(args: argparse.Namespace) -> int:
         Cell(content, bound, device, latencies)
         for content in ("linear", *measured)
         for bound in BOUNDS[content]
+        if args.bound in (None, bound)
         for device, latencies in devices.items()
     ]
+    if not cells:
+        raise BadInput(f"no cell has the bound {args.bound}", remedy=f"use one of {BOUNDS}")
     record: Dict[str, Any] = {
         "seconds": args.seconds,
         "seed": args.seed,
@@ -125,14 +128,15 @@ def _real(args: argparse.Namespace) -> int:
     """Real processes beside virtual time."""
     from edge_offload_benchmarks import fleet_robots
 
-    if not args.latencies or not 1 <= args.robots <= 50 or not 1 <= args.rate <= 60 or not 0 < args.bound <= 1:
+    bound = 0.04 if args.bound is None else args.bound
+    if not args.latencies or not 1 <= args.robots <= 50 or not 1 <= args.rate <= 60 or not 0 < bound <= 1:
         raise BadInput("--real needs --latencies, --robots 1 to 50, --rate 1 to 60, --bound above 0 to 1")
     record: Dict[str, Any] = {"seconds": args.seconds, "rate": args.rate, "real": []}
     slope = RATE * LINEAR_FPS / args.rate / 2
     for path in args.latencies:
         latencies = load_csv(path)
         real = fleet_robots.measure(
-            path.resolve(), latencies, args.robots, args.bound, 1 / args.rate, slope, args.seconds
+            path.resolve(), latencies, args.robots, bound, 1 / args.rate, slope, args.seconds
         )
         draw = np.random.default_rng(0)
         rates = tuple(float(rate) for rate in slope * draw.uniform(0.5, 1.5, args.robots))
@@ -141,7 +145,7 @@ def _real(args: argparse.Namespace) -> int:
             Robot(number, float(draw.uniform(0, 1 / args.rate)), content, loopback, np.random.default_rng(number))
             for number in range(args.robots)
         ]
-        systems(INTERVALS, BATCHES)[0].variants[0][1](robots, latencies, args.bound, args.seconds)
+        systems(INTERVALS, BATCHES)[0].variants[0][1](robots, latencies, bound, args.seconds)
         virtual = sum(not robot.evicted for robot in robots)
         record["real"].append({"device": path.stem, "virtual": virtual, **real})
         shown = ", ".join(f"{name} {value}" for name, value in record["real"][-1].items() if name != "device")

@@ -275,9 +275,11 @@ def test_promises_are_made_for_one_model_and_shape_at_a_time() -> None:
     newcomer = rig.robot(1)
     with pytest.raises(Refused, match="promises are made for model 'net'"):
         rig.promises.join(newcomer.peer, newcomer.ask, other, 8, rig.now)
+    with pytest.raises(Refused, match="promises are made for model 'net'"):
+        rig.promises.check(other.opened)
     rig.promises.leave(robot.peer)
     rig.promises.join(newcomer.peer, newcomer.ask, other, 8, rig.now)
-    assert rig.promises.subject() is other.opened
+    rig.promises.check(other.opened)
 
 
 @pytest.mark.parametrize(

@@ -100,10 +100,20 @@ class Promises:
 
     # ------------------------------------------------------------------ who has a promise
 
-    def subject(self) -> Optional[Opened]:
-        """What promises are made for while there are any."""
+    def check(self, opened: Opened) -> None:
+        """Promises can be made for this model and shape.
+
+        Raises:
+            Refused: they are made for another one now.
+        """
         with self._lock:
-            return self._subject.opened if self._robots and self._subject is not None else None
+            now = self._subject
+            if self._robots and now is not None and _what(now.opened) != _what(opened):
+                raise Refused(
+                    f"full: promises are made for model {now.opened.replica.name!r} at "
+                    f"{', '.join(map(str, now.opened.specs))} here",
+                    remedy="use the same model and shape as the other robots, or another server",
+                )
 
     def join(self, peer: Peer, ask: Ask, subject: Subject, largest: int, received: float) -> None:
         """Make a robot a promise; its first turns are told with the next plan.
@@ -129,13 +139,7 @@ class Promises:
             now = self._clock()
             if not self._robots:
                 self._subject, self._board = subject, Board(subject.latencies)
-            assert self._subject is not None
-            if _what(self._subject.opened) != _what(subject.opened):
-                raise Refused(
-                    f"full: promises are made for model {self._subject.opened.replica.name!r} at "
-                    f"{', '.join(map(str, self._subject.opened.specs))} here",
-                    remedy="use the same model and shape as the other robots, or another server",
-                )
+            self.check(subject.opened)
             wish = Wish(ask.bound, _careful(ask), ask.frame_interval, ask.up, ask.down, largest, ask.usual)
             self._board.join(now, name, wish, ask.frame, received - ask.age)
             self._robots[name] = _Promised(peer, subject.opened, largest, now)

@@ -74,6 +74,7 @@ class PromiseService(Service):
 
     def _promise(self, request: Request, ask: Ask, opened: Opened) -> None:
         """On the device's thread: batches that are not known yet are measured first."""
+        self.promises.check(opened)  # before seconds of the device's time are spent
         batches, table = self._table(opened)
         largest = len(table.median_s) if ask.batched else table.equal
         self.promises.join(
