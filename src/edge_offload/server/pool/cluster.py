@@ -7,6 +7,7 @@ Ray listens on all interfaces, whatever address it is told, and runs code for wh
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -244,12 +245,15 @@ def start_member(address: str, machine: Machine, folder: pathlib.Path) -> Starte
             remedy="put ca.crt, tls.crt and tls.key there, on all machines (docs/how-to/pool.md)",
         )
     options = ["--address", f"{host}:{port}"]
-    try:
-        return Started(options, machine, folder)
-    except BadInput as slow:
-        if "timed out during startup" not in str(slow):
-            raise
-        return Started(options, machine, folder)  # Ray itself waits 30 s, which a busy machine may need
+    # one after the other: two that begin at once on one machine may take the same socket, and one of them fails
+    with open(folder / "start.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return Started(options, machine, folder)
+        except BadInput as slow:
+            if "timed out during startup" not in str(slow):
+                raise
+            return Started(options, machine, folder)  # Ray itself waits 30 s, which a busy machine may need
 
 
 def parse_address(text: str) -> Tuple[str, int]:
