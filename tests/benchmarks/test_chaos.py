@@ -200,7 +200,7 @@ def test_a_run_that_is_cut_off_keeps_what_it_found_and_goes_on_from_there(tmp_pa
     path, ran = tmp_path / "chaos.json", []
     frames, summary = good()
 
-    def scenario(name, hold_s, repeat, timing, mode, in_flight):
+    def scenario(name, hold_s, repeat, timing, mode, in_flight, carry):
         ran.append(name)
         if name == "reset" and ran.count("reset") == 1:
             raise KeyboardInterrupt
