@@ -170,6 +170,28 @@ def _chaos(record: Any) -> List[str]:
     )
 
 
+def _chaos_carry(record: Any) -> List[str]:
+    rows = [{**row, "from": ", ".join(f"{origin} {count}" for origin, count in row["figures"]["origins"].items())}
+            for row in record]  # fmt: skip
+    return [
+        "Frames come 20 times a second; each that is taken up leaves once, in order, with the newest result there is.",
+        "",
+        *_table(
+            rows,
+            [
+                ("scenario", "scenario", str),
+                ("passed", "passed", _yes),
+                ("frames left", "figures.left", str),
+                ("with results", "from", str),
+                ("p99 after the frame, ms", "figures.late_p99_s", _ms),
+                ("inferences", "figures.frames", str),
+                ("remote", "figures.remote", str),
+                ("back after, s", "figures.back_s", _s),
+            ],
+        ),
+    ]
+
+
 def _conformance(record: Any) -> List[str]:
     totals = [{"mode": mode, **counts} for mode, counts in record["totals"].items()]
     samples = sum(entry.get("samples", 0) for entry in record["entries"])
@@ -807,6 +829,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "in_flight": _in_flight,
     "chaos": _chaos,
     "chaos_split": _chaos,
+    "chaos_carry": _chaos_carry,
     "robots": _robots,
     "fuzz": _fuzz,
     "fuzz_messages": _fuzz,

@@ -46,6 +46,28 @@ def test_every_image_has_one_result_at_once_though_the_network_is_slow(graph, im
     assert len({message.people[0].id for message in late}) <= 3
 
 
+def test_a_network_of_the_robots_own_stands_in_where_it_is_the_better_one(graph, images):
+    """It is the same network, only quicker, so it loses nothing; offload/drop says so."""
+    from edge_offload_msgs.msg import Drop
+
+    drops = graph.listen("offload/drop", Drop)
+    options = {"local": "tiny_people:make", "local_options": {"seconds": 0.01}, "slowdown": 2.0}
+    node, people, _ = start(graph, images, carry=True, model_options={"seconds": 0.3}, **options)
+
+    def step():
+        images.send(x=40 + len(images.stamps) % 60)
+        time.sleep(0.05)
+        stood_in = any(message.result.origin == "local" and message.people for message in people.messages)
+        return stood_in and any(0 <= drop.local < 0.5 for drop in drops.messages)
+
+    wait_for(step, "a local result, and a comparison of it", 60)
+    (message, *_) = [message for message in people.messages if message.result.origin == "local"]
+    assert (message.model, message.mode) == ("tiny", "local")
+    assert 0 < message.result.seen.to_nsec() <= message.header.stamp.to_nsec()
+    assert {drop.task for drop in drops.messages} == {"people"}
+    wait_for(lambda: "local algorithm" in graph.values(node)["drop"], "the word of it on /diagnostics")
+
+
 def first_header(images):
     import rospy
     from std_msgs.msg import Header

@@ -279,11 +279,12 @@ def test_the_server_is_killed_in_mid_run_and_results_go_on(graph, images):
 
 
 @pytest.mark.slow
-def test_with_frames_in_flight_none_is_lost_or_overtaken_by_modes_an_outage_and_the_end(graph, images):
+@pytest.mark.parametrize("carry", [False, True])
+def test_with_frames_in_flight_none_is_lost_or_overtaken_by_modes_an_outage_and_the_end(graph, images, carry):
     """Images come all the time, twice as many as can be taken; the end comes while some are under way."""
     from edge_offload_msgs.msg import OffloadMode
 
-    options = {"model_options": {"seconds": 0.08}}
+    options = {"model_options": {"seconds": 0.08}, "carry": carry}
     address = f"tcp://127.0.0.1:{free_port()}"
     server = graph.node(
         "offload_server_node", bind=address, allow=["tiny_people:make"], threads=1, keys=str(graph.keys)
@@ -312,10 +313,16 @@ def test_with_frames_in_flight_none_is_lost_or_overtaken_by_modes_an_outage_and_
     wait_for(lambda: int(graph.values(node).get("frames offered", 0)) >= sent, "the arrival of all images")
     node.signal(signal.SIGINT)
     assert node.wait() == 0, node.output
-    wait_for(lambda: len(people) == len(latency) > 0, "an even number of answers")
-    results, _ = check_answers(images, people, latency)
     figures = graph.values(node)
-    assert len(results) == int(figures["frames taken"]) == int(figures["results"])
+    if carry:
+        wait_for(lambda: len(people) == int(figures["frames taken"]), "a result for every image taken up")
+        wait_for(lambda: len(latency) == int(figures["inferences"]), "a latency for every inference")
+        assert {len(found) for found in people.by_stamp().values()} == {1}
+        assert set(latency.by_stamp()) < set(people.by_stamp()) <= set(images.stamps)
+    else:
+        wait_for(lambda: len(people) == len(latency) > 0, "an even number of answers")
+        results, _ = check_answers(images, people, latency)
+        assert len(results) == int(figures["frames taken"]) == int(figures["results"])
     for listener in (people, latency):
         stamps = [message.header.stamp.to_nsec() for message in listener.messages]
         assert stamps == sorted(stamps)

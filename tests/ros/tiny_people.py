@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Sequence
+from typing import Sequence, Tuple
 
 import numpy as np
 import torch
@@ -29,9 +29,9 @@ class Blur(nn.Module):
 
 
 class Brightest(nn.Module):
-    def forward(self, blurred: torch.Tensor) -> torch.Tensor:
+    def forward(self, blurred: torch.Tensor) -> Tuple[torch.Tensor]:
         row, column = divmod(int(blurred.argmax()), blurred.shape[-1])
-        return torch.tensor([float(column), float(row), float(blurred.max()) / 255])
+        return (torch.tensor([float(column), float(row), float(blurred.max()) / 255]),)
 
 
 class TinyPeople(PersonEstimator):

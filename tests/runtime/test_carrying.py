@@ -115,6 +115,18 @@ def test_drops_are_learnt_from_what_came_and_the_better_one_is_given():
     assert carrying.at((last + 5) * FRAME).drop < curve.carried(0.5)
 
 
+def test_the_local_algorithm_is_compared_though_the_network_takes_many_frames():
+    clock = Clock()
+    loop, left = made(clock)
+    for number in range(60):
+        loop.arrived(number, number * FRAME, clock.now, local=1.5 * number)
+        if number >= 12:
+            loop.came(1.5 * (number - 12), (number - 12) * FRAME, clock.now - 1.2)
+        clock.now += 0.1
+    assert loop.carrying.curve().local == pytest.approx(0.0, abs=0.1)
+    assert {along.origin for _, along in left[30:]} == {LOCAL}
+
+
 def test_stamps_that_go_back_forget_and_a_result_of_before_is_not_taken():
     clock = Clock()
     loop, left = made(clock)

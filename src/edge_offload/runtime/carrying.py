@@ -28,6 +28,9 @@ LATEST = 0.75
 WAITING = 2
 """Frames that may wait for the thread that carries; when more come the oldest are superseded: late is worse."""
 
+LOCALS = 16
+"""Results of the local algorithm that are kept until the network's for the same frame comes; at most 2 MB each."""
+
 
 @dataclass(frozen=True, eq=False)
 class Along(Generic[Result]):
@@ -121,7 +124,7 @@ class Carrying(Generic[Result]):
         if self._local is None or source > self._local.source:
             self._local = _Held(result, source, tag)
             self._locals[source] = result
-            if len(self._locals) > 2 * WAITING:
+            if len(self._locals) > LOCALS:
                 self._locals.popitem(last=False)
 
     def curve(self) -> DropCurve:

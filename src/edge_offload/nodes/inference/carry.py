@@ -60,7 +60,7 @@ class Task(Generic[Result]):
         drop: of one result against the network's own for the same frame, 0 to 1.
         alone: the local algorithm, if it is quick: the result of a frame that the carrier has seen.
         beside: the local algorithm, if it is slow: it works on the latest frame in a thread of its own.
-        adopt: makes a result of what ``beside`` found, where frames are carried.
+        adopt: makes a result of what ``beside`` found, in the thread that carries; None: it cannot yet.
     """
 
     carrier: Carrier[Result]
@@ -70,7 +70,7 @@ class Task(Generic[Result]):
     drop: Callable[[Result, Result], float]
     alone: Optional[Callable[[Frame], Result]] = None
     beside: Optional[Callable[[Frame], Any]] = None
-    adopt: Optional[Callable[[Frame, Any], Result]] = None
+    adopt: Optional[Callable[[Frame, Any], Optional[Result]]] = None
 
 
 class CarryThread(Generic[Result]):
@@ -143,8 +143,9 @@ class CarryThread(Generic[Result]):
 
     def _adopt(self, frame: Frame, found: Any) -> None:
         stamp = frame.message.header.stamp.to_nsec()
-        if self._task.adopt is not None and not self.loop.outdated(stamp):
-            self.loop.came_locally(self._task.adopt(frame, found), stamp)
+        result = None if self._task.adopt is None or self.loop.outdated(stamp) else self._task.adopt(frame, found)
+        if result is not None:
+            self.loop.came_locally(result, stamp)
 
     def _leave(self, frame: Frame, along: Along[Result]) -> None:
         if along.degraded:

@@ -197,10 +197,12 @@ class KapaoNode(ImageNode):
         assert frame.pixels is not None
         return self._local.infer(frame.pixels)
 
-    def _adopt(self, frame: Frame, found: People) -> List[TrackedPerson]:
-        """Who they are that the local network has found (in the thread that carries)."""
+    def _adopt(self, frame: Frame, found: People) -> Optional[List[TrackedPerson]]:
+        """Who they are that the local network has found, once anybody is known (in the thread that carries)."""
         assert self.carry is not None
-        known = self.carry.loop.carrying.carried(frame.message.header.stamp.to_nsec()) or []
+        known = self.carry.loop.carrying.carried(frame.message.header.stamp.to_nsec())
+        if known is None:
+            return None
         return recognised(found.select(np.flatnonzero(found.scores >= self.params["min_score"])), known)
 
     def _leave(self, frame: Frame, along: Along[List[TrackedPerson]]) -> None:
