@@ -106,7 +106,7 @@ def _fixed(interval: int, batch: int) -> Run:
 
 def _as_written(margin: float) -> Run:
     def run(robots: List[Robot], latencies: Latencies, bound: float, seconds: float) -> Dict[str, float]:
-        board = Board(latencies, horizon_s=1.0, most_spare=0.0)
+        board = Board(latencies, horizon_s=1.0, most_spare=0.0, planned=1.0)
         joined(board, robots, bound * margin, _single)
         return _followed(board, robots, bound * margin, _single, seconds)
 

@@ -25,6 +25,8 @@ GRACE = 0.1
 MAX_ROBOTS = 256
 #: A promise is kept on average over about this many seconds; a single plan may cost up to half a bound more.
 MEMORY_S, MOST_SPARE = 5.0, 0.5
+#: Plans keep to this share of what was promised: links are uneven, and what a robot loses is learnt first.
+PLANNED = 0.95
 #: A frame that comes later than believed moves what is believed by the first share, an earlier one by the second:
 #: frames are expected when nearly all of them have come.
 _LATER, _EARLIER = 0.3, 0.02
@@ -67,18 +69,18 @@ class _Robot:
     #: Mean drop of its plans so far, those of long ago counting less; None before the first.
     mean: Optional[float] = None
 
-    def at(self, begin: float, latencies: Latencies, horizon_s: float, most_spare: float) -> Client:
+    def at(self, begin: float, latencies: Latencies, horizon_s: float, most_spare: float, planned: float) -> Client:
         """On the clock of a plan that begins then, with what earlier plans have left of its bound.
 
         Who has had no plan yet does without until then; its first turn is due at once.
         """
-        wish = self.client.wish
+        wish = replace(self.client.wish, bound=self.client.wish.bound * planned)
         if self.mean is None:
             frames = math.floor((begin - self.arrival) / wish.frame_interval) - settle(wish, latencies).interval
             arrival = self.arrival + frames * wish.frame_interval
-            return replace(self.client, frame=self.frame + frames, arrival=arrival, fresh=True)
+            return replace(self.client, wish=wish, frame=self.frame + frames, arrival=arrival, fresh=True)
         spare = min(max(wish.bound - self.mean, 0.0) * MEMORY_S / horizon_s, most_spare * wish.bound)
-        return replace(self.client, frame=self.frame, arrival=self.arrival, spare=spare)
+        return replace(self.client, wish=wish, frame=self.frame, arrival=self.arrival, spare=spare)
 
     def cost(self, drop: float) -> None:
         """Its next plan costs it this."""
@@ -93,6 +95,7 @@ class Board:
         other: share of the device's time that is kept for robots without a promise, 0 to below 1.
         horizon_s: that is planned ahead (seconds).
         most_spare: share of a bound by which a plan may exceed it, if plans of before cost less.
+        planned: share of a bound that plans keep to.
     """
 
     def __init__(
@@ -101,10 +104,11 @@ class Board:
         other: float = 0.0,
         horizon_s: float = HORIZON_S,
         most_spare: float = MOST_SPARE,
+        planned: float = PLANNED,
     ) -> None:
         self.latencies = latencies
         self.other = other
-        self._horizon_s, self._most_spare = horizon_s, most_spare
+        self._horizon_s, self._most_spare, self._planned = horizon_s, most_spare, planned
         self.drops: Dict[str, float] = {}
         self._robots: Dict[str, _Robot] = {}
         self._plan: List[PlannedBatch] = []
@@ -136,7 +140,8 @@ class Board:
         plan, bound = admit(first, others, self.latencies, self._moment(begin))
         if plan is None:
             raise Refused(
-                f"full: {len(self._robots)} robots have promises, and {wish.bound:g} would break one; {_offer(bound)}",
+                f"full: {len(self._robots)} robots have promises, and {wish.bound:g} would break one; "
+                f"{_offer(bound / self._planned)}",
                 remedy="ask for a looser bound, or use another server",
             )
         self._robots[robot] = _Robot(newcomer, frame, arrival)
@@ -185,8 +190,8 @@ class Board:
             reasons.append(
                 (
                     client.robot,
-                    f"the promise of {client.wish.bound:g} cannot be kept beside {len(plan.clients)} others; "
-                    f"{_offer(bound)}",
+                    f"the promise of {client.wish.bound / self._planned:g} cannot be kept beside "
+                    f"{len(plan.clients)} others; {_offer(bound / self._planned)}",
                 )
             )
         for batch in plan.batches:
@@ -248,7 +253,7 @@ class Board:
         return begin
 
     def _at(self, robot: _Robot, begin: float) -> Client:
-        return robot.at(begin, self.latencies, self._horizon_s, self._most_spare)
+        return robot.at(begin, self.latencies, self._horizon_s, self._most_spare, self._planned)
 
     def _note(self, batch: PlannedBatch) -> None:
         for turn in batch.turns:
