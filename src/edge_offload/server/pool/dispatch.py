@@ -110,7 +110,9 @@ class Dispatcher:
             absent: workers that are not there yet; see :meth:`present`.
         """
         self._routes = list(routes)
-        self._nodes = {self._key(worker): node for worker, node in nodes.items()}
+        under_way = {id(call.track.route) for call in self._calls.values()}
+        before = {key: node for key, node in self._nodes.items() if key[0] in under_way}
+        self._nodes = {**before, **{self._key(worker): node for worker, node in nodes.items()}}
         self._absent = {self._key(worker) for worker in absent}
         self._batcher.reroute(self._routes)
         for key, node in self._nodes.items():

@@ -35,13 +35,17 @@ from edge_offload.server.pool.reserve import Route, routes_of
 #: Seconds between looks at who is there, and from a node's end to the plan without it.
 SURVEY_S, REPLAN_S = 1.0, 3.0
 #: Seconds that a member's process may take to be there, before the plan is made without its node.
-ABSENT_S = 20.0
+ABSENT_S = 30.0
+#: Seconds after which a node that was left out for that is tried again, beside what serves.
+RETRY_S = 60.0
 #: Share of the SLO by which batches are to end early.
 SLACK = 0.1
 #: Weight of the latest interval between requests in their mean.
 LATEST = 0.1
 #: A driver without word from its front for so long ends.
 ORPHAN_S = 10.0
+#: Node, class, parts, first and end block, and which of these.
+_Kind = Tuple[str, str, int, int, int, int]
 _log = logging.getLogger(__name__)
 
 
@@ -110,6 +114,27 @@ def dilated(network: profile.Network, times: float) -> profile.Network:
     )
 
 
+@dataclass
+class _Course:
+    """A plan with its routes and members.
+
+    Attributes:
+        number: counts plans.
+        actors: by what they run and where.
+        places: who they are in the routes.
+        homes: node of each worker.
+        pending: workers that are not there yet, since when.
+    """
+
+    number: int
+    plan: Plan
+    routes: List[Route]
+    actors: Dict[_Kind, Any]
+    places: Dict[Tuple[int, int, int], Any]
+    homes: Dict[Worker, str]
+    pending: Dict[Worker, float]
+
+
 class Gateway:
     """Plans and actors of one network, and the requests of one front.
 
@@ -127,16 +152,14 @@ class Gateway:
         self._wakeup = Wakeup()
         self._happened: Deque[Tuple[str, Any]] = deque()
         self._dispatcher = Dispatcher(self._start, self._answer, self._refuse, SLACK * settings.slo_s)
-        self._pending: Dict[Worker, float] = {}
-        self._asked: Set[Worker] = set()
-        self._homes: Dict[Worker, str] = {}
+        self._asked: Set[Tuple[int, Worker]] = set()
         self._arrived_s = self._interval_s = math.inf
-        self._actors: Dict[Tuple[str, str, int, int, int, int], Any] = {}
-        self._places: Dict[Tuple[int, int, int], Any] = {}
-        self._routes: List[Route] = []
+        #: The plan that is served by, the next one while its members begin, and those whose calls are still under way.
+        self._course: Optional[_Course] = None
+        self._next: Optional[_Course] = None
+        self._old: List[Tuple[float, _Course]] = []
         self._nodes: List[cluster.Node] = []
         self._planned: Tuple[Tuple[str, int], ...] = ()
-        self._plan: Optional[Plan] = None
         self._why = "no member has joined"
         self._gone_s: Dict[str, float] = {}
         self._slo_s = settings.slo_s
@@ -233,7 +256,8 @@ class Gateway:
         """Nodes, plan, how well and how busy, for people and JSON."""
         seconds = max(time.monotonic() - self._began_s, 1e-9)
         stages: List[Dict[str, Any]] = []
-        for pipeline, route in zip(self._plan.pipelines if self._plan else (), self._routes):
+        course = self._course
+        for pipeline, route in zip(course.plan.pipelines if course else (), course.routes if course else ()):
             for stage, table in zip(pipeline.stages, route.stages):
                 there = int(np.isfinite(table.free).sum())
                 stages.append({
@@ -250,7 +274,7 @@ class Gateway:
                 }
                 for node in self._nodes
             ],
-            "rate": float(self._plan.objective) if self._plan else 0.0, "stages": stages, "why": self._why,
+            "rate": float(course.plan.objective) if course else 0.0, "stages": stages, "why": self._why,
             **self._counts,
         }  # fmt: skip
 
@@ -268,13 +292,21 @@ class Gateway:
             if node.name not in names:
                 self._dispatcher.node_lost(node.name, now)
         self._nodes = found
-        for key, actor in self._actors.items():
-            if key[0] in self._dispatcher.out and key[0] in names:
-                self._when(actor.ready.remote(), "heard", key[0])
-        for worker, since in self._pending.items():
-            if now - since > ABSENT_S:
-                self._dispatcher.node_lost(self._homes[worker], now)
-            self._ask(worker)
+        if self._course is not None:
+            for key, actor in self._course.actors.items():
+                if key[0] in self._dispatcher.out and key[0] in names:
+                    self._when(actor.ready.remote(), "heard", key[0])
+        for course in filter(None, (self._course, self._next)):
+            for worker, since in course.pending.items():
+                if now - since > ABSENT_S:
+                    self._dispatcher.node_lost(course.homes[worker], now)
+                self._ask(course, worker)
+        busy = {key[0] for course in filter(None, (self._course, self._next)) for key in course.actors}
+        for name, since in list(self._gone_s.items()):
+            if name in names and name not in busy and now - since > RETRY_S:
+                self._dispatcher.heard(name, now)
+        self._switch(now)
+        self._clear(now)
         for name in self._dispatcher.out:
             self._gone_s.setdefault(name, now)
         self._gone_s = {name: since for name, since in self._gone_s.items() if name in self._dispatcher.out}
@@ -282,11 +314,11 @@ class Gateway:
         staying = [node for node in usable if now - self._gone_s.get(node.name, now) < REPLAN_S]
         wanted = tuple((node.name, node.gpus) for node in staying)
         if wanted and wanted != self._planned:
-            self._replan(staying, wanted)
+            self._replan(staying, wanted, now)
         elif not wanted and not self._planned:
             self._why = next((node.problem for node in found if node.problem), "no member has joined")
 
-    def _replan(self, staying: Sequence[cluster.Node], wanted: Tuple[Tuple[str, int], ...]) -> None:
+    def _replan(self, staying: Sequence[cluster.Node], wanted: Tuple[Tuple[str, int], ...], now: float) -> None:
         settings = self._settings
         self._planned = wanted
         times = {node.times for node in staying}
@@ -308,18 +340,20 @@ class Gateway:
         except EdgeOffloadError as error:
             self._why = str(error)
             return
-        self._plan = plan
         self._counts["plans"] += 1
         self._why = f"plan {self._counts['plans']} for {', '.join(f'{count} {gpu}' for gpu, count in gpus.items())}"
         _log.info("%s", self._why)
-        self._routes = routes_of(plan, {network.name: network}, pool).get(network.name, [])
-        self._place(plan, own)
+        routes = routes_of(plan, {network.name: network}, pool).get(network.name, [])
+        if self._next is not None:
+            self._old.append((now, self._next))
+        self._next = self._begin_all(plan, routes, own, now)
+        self._switch(now)
 
-    def _place(self, plan: Plan, own: Dict[str, List[cluster.Node]]) -> None:
-        """Keep the actors that the plan wants, end the others, begin those that are missing."""
+    def _begin_all(self, plan: Plan, routes: List[Route], own: Dict[str, List[cluster.Node]], now: float) -> _Course:
+        """The members of a plan: those that are there already, and others that begin now."""
         slots = {gpu: [node for node in of for _ in range(node.gpus)] for gpu, of in own.items()}
         taken = dict.fromkeys(slots, 0)
-        wanted: Dict[Tuple[str, str, int, int, int, int], Worker] = {}
+        wanted: Dict[_Kind, Worker] = {}
         nodes: Dict[Worker, str] = {}
         counts: Dict[Tuple[str, str, int, int, int], int] = {}
         for number, pipeline in enumerate(plan.pipelines):
@@ -331,36 +365,65 @@ class Gateway:
                     wanted[(*kind, counts[kind])] = (number, at, worker)
                     nodes[number, at, worker] = node.name
                 taken[stage.gpu] += stage.gpus
-        for key in [key for key in self._actors if key not in wanted]:
-            self._ray.kill(self._actors.pop(key), no_restart=True)
-        missing = [key for key in wanted if key not in self._actors]
-        for key in missing:
-            self._actors[key] = self._begin(key, plan.pipelines[wanted[key][0]].stages[0].batch)
-        self._places = {}
-        for key, (number, at, worker) in wanted.items():
-            self._places[id(self._routes[number]), at, worker] = self._actors[key]
-        self._dispatcher.use(self._routes, nodes, [wanted[key] for key in missing])
-        self._homes, self._asked = nodes, set()
-        self._pending = {wanted[key]: time.monotonic() for key in missing}
-        for each in self._pending:
-            self._ask(each)
+        present = {} if self._course is None else self._course.actors
+        actors = {
+            key: present[key] if key in present else self._begin(key, plan.pipelines[number].stages[0].batch)
+            for key, (number, _, _) in wanted.items()
+        }
+        places = {(id(routes[number]), at, worker): actors[key] for key, (number, at, worker) in wanted.items()}
+        # a member that is there already may be one that is lost: it is asked like the others
+        pending = dict.fromkeys(wanted.values(), now)
+        made = _Course(self._counts["plans"], plan, routes, actors, places, nodes, pending)
+        for each in pending:
+            self._ask(made, each)
+        return made
 
-    def _ask(self, worker: Worker) -> None:
+    def _ask(self, course: _Course, worker: Worker) -> None:
         """Have a member say that it is there, once it is."""
-        if worker not in self._asked:
-            self._asked.add(worker)
-            actor = self._places[id(self._routes[worker[0]]), worker[1], worker[2]]
-            self._when(actor.ready.remote(), "present", (self._counts["plans"], worker))
+        if (course.number, worker) not in self._asked:
+            self._asked.add((course.number, worker))
+            actor = course.places[id(course.routes[worker[0]]), worker[1], worker[2]]
+            self._when(actor.ready.remote(), "present", (course.number, worker))
 
-    def _begin(self, key: Tuple[str, str, int, int, int, int], batches: int) -> Any:
+    def _switch(self, now: float) -> None:
+        """Serve by the next plan once its members are there; at once where nobody serves."""
+        course = self._next
+        if course is None:
+            return
+        serves = self._course is not None and any(
+            all(np.isfinite(stage.free).any() for stage in route.stages) for route in self._course.routes
+        )
+        late = all(now - since > ABSENT_S for since in course.pending.values())
+        if serves and not late:
+            return
+        if self._course is not None:
+            self._old.append((now + self._slo_s + 1.0, self._course))
+        self._course, self._next = course, None
+        self._dispatcher.use(course.routes, course.homes, list(course.pending))
+
+    def _clear(self, now: float) -> None:
+        """End members of earlier plans whose calls are through."""
+        for until, course in list(self._old):
+            if now < until:
+                continue
+            self._old.remove((until, course))
+            staying = [actor for kept in (self._course, self._next) if kept for actor in kept.actors.values()]
+            staying += [actor for _, kept in self._old for actor in kept.actors.values()]
+            for actor in course.actors.values():
+                if not any(actor is other for other in staying):
+                    self._ray.kill(actor, no_restart=True)
+
+    def _begin(self, key: _Kind, batches: int) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from edge_offload.server.pool.member import Member
 
         node, gpu, parts, first, end, _ = key
+        # half of what there is: the members of the next plan begin beside those of this one
+        share = math.floor(1e4 / (2 * parts)) / 1e4
         actor = self._ray.remote(Member).options(
             num_cpus=0,
-            resources={f"{cluster.RESOURCE}{gpu}": math.floor(1e4 / parts) / 1e4},
+            resources={f"{cluster.RESOURCE}{gpu}": share},
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             max_restarts=-1,
         )
@@ -370,7 +433,8 @@ class Gateway:
 
     def _start(self, call: Call) -> None:
         key = (id(call.track.route), call.stage, call.worker)
-        actor = self._places.get(key)
+        courses = [*filter(None, (self._course, self._next)), *(course for _, course in self._old)]
+        actor = next((course.places[key] for course in courses if key in course.places), None)
         last = call.stage == len(call.track.route.stages) - 1
         if actor is None:  # of a plan before this one
             self._happened.append(("failed", (call.number, key, "the plan has changed", True)))
@@ -405,22 +469,25 @@ class Gateway:
         elif what == "failed":
             number, key, words, gone = about
             self._dispatcher.failed(number, words, gone, now)
-            for place, route in enumerate(self._routes):
-                if gone and id(route) == key[0]:
-                    self._pending.setdefault((place, key[1], key[2]), now)
+            for place, route in enumerate(self._course.routes if self._course else ()):
+                if gone and id(route) == key[0] and self._course is not None:
+                    self._course.pending.setdefault((place, key[1], key[2]), now)
         elif what == "present":
             (plan, worker), _ = about
-            if plan == self._counts["plans"]:
-                self._pending.pop(worker, None)
-                self._asked.discard(worker)
-                self._dispatcher.heard(self._homes[worker], now)
-                self._dispatcher.present(worker, now)
+            self._asked.discard((plan, worker))
+            for course in filter(None, (self._course, self._next)):
+                if course.number == plan:
+                    course.pending.pop(worker, None)
+                    self._dispatcher.heard(course.homes[worker], now)
+                    if course is self._course:
+                        self._dispatcher.present(worker, now)
+            self._switch(now)
         elif what == "heard":
             self._dispatcher.heard(about[0], now)
         elif what == "absent":
             plan, worker, words = about
+            self._asked.discard((plan, worker))  # it is asked again with the next survey
             if plan == self._counts["plans"]:
-                self._asked.discard(worker)  # it is asked again with the next survey
                 self._why = f"a member is not there: {' '.join(words.split())}"
                 _log.warning("%s", self._why)
 
