@@ -519,6 +519,66 @@ def _in_flight(record: Any) -> List[str]:
     return lines + _table(record["bars"], [("bar", "name", str), ("value", "value", str), ("met", "met", _yes)])
 
 
+def _multitask(record: Any) -> List[str]:
+    def drop(value: Any) -> str:
+        return f"{value['mean']:.4f} ({value['low']:.4f} to {value['high']:.4f})"
+
+    def ratio(value: Any) -> str:
+        return f"{value['mean']:.3f} ({value['low']:.3f} to {value['high']:.3f})"
+
+    def weights(value: Any) -> str:
+        people, scene = value
+        return f"{people / scene:g}:1" if people > scene > 0 else f"1:{scene / people:g}" if people else "0:1"
+
+    frames = ", ".join(f"{task} {value}" for task, value in record["latency_frames"].items())
+    lines = [
+        f"Virtual time at {record['rate_hz']:g} Hz; frames from an offload to its result: {frames}. Drops are 0 to 1, "
+        "against the network's own result for the frame; intervals are 95 %, by bootstrap over blocks of 2 s.",
+        "",
+        "## Turns, the best fixed pattern and the ceiling",
+        "",
+        "Weighted drop on the held-out part, in that of the fixed pattern (people:scene) that was best on the training "
+        "part. true rates: turns that know the rates about now; ceiling: the offline optimum.",
+        "",
+    ]
+    for words, rows in (
+        ("Without local algorithms", record["weights"]),
+        ("With local algorithms", [{"weights": row["weights"], **row["with_local"]} for row in record["weights"]]),
+    ):
+        lines += [f"{words}:", ""]
+        columns: List[Column] = [("weights", "weights", weights), ("pattern", "pattern", str)]
+        columns += [("its drop", "best_pattern", drop), ("turns", "turns_ratio", ratio)]
+        columns += [("true rates", "true_rates_ratio", ratio), ("ceiling", "optimum_ratio", ratio)]
+        lines += [*_table(rows, columns), ""]
+    equal = [row for row in record["rows"] if row["weights"] == [0.5, 0.5]]
+    lines += ["## Every schedule at 1:1", ""]
+    lines += ["Labels: frames of the video with labelled people; what the streets are really like.", ""]
+    lines += _table(
+        equal,
+        [
+            ("schedule", "schedule", str),
+            ("local algorithm", "local", _yes),
+            ("weighted drop", "weighted", drop),
+            ("people", "people", lambda value: f"{value:.4f}"),
+            ("scene", "scene", lambda value: f"{value:.4f}"),
+            ("people's share of turns", "people_share", _percent),
+            ("kB a second", "bytes_per_s", _kb),
+            ("people, F1 by labels", "people_f1", _ratio),
+            ("scene, IoU by labels", "scene_iou", _ratio),
+        ],
+    )
+    lines += ["", "## Results that are old, by labels", "", "People: F1 at an overlap of 0.5.", ""]
+    methods = ("fresh", "held", "velocity", "carried")
+    columns = [("frames old", "age", str), ("labelled frames", "frames", str)]
+    lines += _table(record["people"], columns + [(method, f"f1.{method}", _ratio) for method in methods])
+    lines += ["", "Scene: completion IoU; carrying closes so much of the distance from held to fresh.", ""]
+    columns = [("sweeps old", "age", str), ("robot", "robot", str), ("sweeps", "sweeps", str)]
+    columns += [(method, method, _ratio) for method in ("fresh", "held", "carried")]
+    columns += [("closes", "closes", _percent), ("closes, by the network's own result", "closes_network", _percent)]
+    lines += [*_table(record["scene"], columns), "", "## What is held", ""]
+    return lines + _table(record["bars"], [("bar", "name", str), ("value", "value", str), ("met", "met", _yes)])
+
+
 def _robots(record: Any) -> List[str]:
     rows = [
         ("robots", record["robots"]),
@@ -827,6 +887,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "busy": _busy,
     "engines": _engines,
     "in_flight": _in_flight,
+    "multitask": _multitask,
     "chaos": _chaos,
     "chaos_split": _chaos,
     "chaos_carry": _chaos_carry,

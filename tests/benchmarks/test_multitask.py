@@ -1,0 +1,171 @@
+"""Turns in virtual time and their ceiling, on tables that are made up."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from edge_offload.cli import main
+from edge_offload.errors import BadInput
+from edge_offload_benchmarks.experiments import multitask
+from edge_offload_benchmarks.simulation.offline_optimum import optimum
+from edge_offload_benchmarks.simulation.staleness import FAR, METHODS, VERSION, Stretch, Table, load, save
+from edge_offload_benchmarks.simulation.turn_taking import (
+    Estimates,
+    Pair,
+    Pattern,
+    Turns,
+    by_frame,
+    drops_of,
+    replayed,
+    take_turns,
+)  # fmt: skip
+
+
+def a_table(task: str, rates: np.ndarray, seed: int = 0) -> Table:
+    """Results that lose ``rates`` per frame of staleness, by the frame where they end, and 0.1 at once."""
+    random = np.random.default_rng(seed)
+    count = len(rates)
+    lost = np.concatenate([[0.0], np.cumsum(rates)])
+    drop = np.full((count, FAR + 1), np.nan)
+    for later in range(FAR + 1):
+        here = lost[later + 1 :] - lost[1 : count - later + 1]
+        drop[: count - later, later] = np.minimum(1.0, (0.1 + here + random.uniform(0, 0.01, len(here))) * (later > 0))
+    arrays = {f"drop/{method}": drop for method in METHODS}
+    arrays["drop/local"] = np.full(count, 0.4)
+    if task == "scene":
+        arrays["phase"] = np.zeros(count)
+        arrays.update({"truth/held": 1 - drop, "truth/carried": 1 - drop, "truth/local": np.full(count, 0.6)})
+    else:
+        boxes = np.tile(np.array([[[100.0, 100, 150, 200]]]), (count, 1, 1))
+        arrays.update({"boxes/network": boxes, "boxes/local": boxes, "boxes/speed": np.zeros((count, 1, 2))})
+        arrays["boxes/carried"] = np.tile(boxes[:, None], (1, FAR + 1, 1, 1))
+    about = {"version": VERSION, "task": task, "name": task, "frames": count, "network_s": 0.1, "bytes": 1000.0}
+    return Table(about, arrays)
+
+
+def a_pair(first: np.ndarray, second: np.ndarray, latencies=(4, 4)) -> Pair:
+    return Pair((a_table("people", first), a_table("scene", second, 1)), latencies)
+
+
+def constant(rate: float, count: int = 160) -> np.ndarray:
+    return np.full(count, rate)
+
+
+def listed(costs, latencies, end, frame, stale) -> float:
+    """The least cost by trying everything."""
+    if frame >= end:
+        return 0.0
+    far = costs[0].shape[1] - 1
+
+    def until(passed: int) -> float:
+        nows = range(frame, min(end, frame + passed))
+        return sum(cost[now, min(far, age + now - frame)] for now in nows for cost, age in zip(costs, stale))
+
+    best = until(1) + listed(costs, latencies, end, frame + 1, [age + 1 for age in stale])
+    for k, latency in enumerate(latencies):
+        after = [latency if k == other else age + latency for other, age in enumerate(stale)]
+        best = min(best, until(latency) + listed(costs, latencies, end, frame + latency, after))
+    return float(best)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_optimum_is_the_best_of_everything_that_can_be_done(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    latencies = [int(random.integers(1, 4)), int(random.integers(1, 4))]
+    costs = [random.random((8, 5)) for _ in range(2)]
+    seen = [1 - int(random.integers(1, 7)) for _ in range(2)]
+    least, offloads = optimum(costs, latencies, 1, 8, seen)
+    assert least == pytest.approx(listed(costs, latencies, 8, 1, [1 - of for of in seen]), abs=1e-9)
+    for (frame, k), (after, _) in zip(offloads, offloads[1:]):
+        assert after >= frame + latencies[k]
+
+
+@pytest.mark.parametrize("latencies", [(4, 4), (2, 5), (1, 3)])
+def test_the_way_of_the_optimum_costs_what_it_says_and_nobody_beats_it(latencies) -> None:
+    random = np.random.default_rng(3)
+    pair = a_pair(random.uniform(0, 0.05, 120), random.uniform(0, 0.05, 120), latencies)
+    costs = pair.drops("carried")
+    least, offloads = optimum(costs, latencies, pair.begin, pair.end, pair.seen)
+    stale = replayed(pair, offloads)
+    assert drops_of(pair, "carried", stale, np.zeros_like(stale, dtype=bool)).sum() == pytest.approx(least)
+    for choose in (Pattern((1, 1)), Pattern((3, 1)), Pattern((1, 2)), Turns((1.0, 1.0))):
+        assert take_turns(pair, choose, Estimates(), False).drops.sum() >= least - 1e-9
+
+
+def test_a_result_is_shown_from_its_latency_on_and_not_a_frame_sooner() -> None:
+    pair = a_pair(constant(0.01), constant(0.01), (4, 2))
+    outcome = take_turns(pair, Pattern((1, 1)), Estimates(), False)
+    assert outcome.offloads[:4] == [(30, 0), (34, 1), (36, 0), (40, 1)]
+    assert outcome.stale[0, :11].tolist() == [4, 5, 6, 7, 4, 5, 6, 7, 8, 9, 4]
+    assert outcome.stale[1, :7].tolist() == [2, 3, 4, 5, 6, 7, 2]
+    assert (replayed(pair, outcome.offloads) == outcome.stale).all()
+    together = take_turns(pair, Pattern((1, 1)), Estimates(), False, together=True)
+    assert together.stale[:, :8].tolist() == [[4, 5, 6, 7, 8, 9, 6, 7], [2, 3, 4, 5, 6, 7, 6, 7]]
+
+
+def test_drops_are_those_of_the_frame_that_is_shown() -> None:
+    table = np.arange(100 * (FAR + 1), dtype=float).reshape(100, FAR + 1)
+    shown = by_frame(table)
+    assert shown[50, 7] == table[43, 7]
+    assert math.isnan(shown[6, 7])
+
+
+def test_the_local_algorithm_is_shown_where_it_is_expected_to_be_better() -> None:
+    pair = a_pair(constant(0.05), constant(0.0), (8, 8))
+    outcome = take_turns(pair, Pattern((1, 3)), Estimates(), True)
+    late = outcome.stale[0, 60:] > 8
+    assert outcome.local[0, 60:][late].mean() > 0.9
+    assert not outcome.local[1, 60:].any()
+    assert (outcome.drops[0, 60:][outcome.local[0, 60:]] == 0.4).all()
+
+
+def test_turns_go_to_the_task_that_loses_more() -> None:
+    pair = a_pair(constant(0.03), constant(0.001))
+    whose = [k for _, k in take_turns(pair, Turns((0.5, 0.5)), Estimates(), False).offloads]
+    assert whose.count(0) >= 2 * whose.count(1)
+    weighted = [k for _, k in take_turns(pair, Turns((0.001, 0.999)), Estimates(), False).offloads]
+    assert weighted.count(1) > weighted.count(0)
+
+
+def test_constant_rates_and_a_robot_that_stands() -> None:
+    for row in multitask.constant_rates([10], (4, 4), turns=60):
+        assert row["long_run"] <= 1.005 * row["best_period"]
+    assert multitask.standing((4, 4))["share"] >= 0.75
+
+
+def test_tables_are_kept_and_what_is_none_is_refused(tmp_path: pathlib.Path) -> None:
+    made = a_table("scene", constant(0.01, 60))
+    save(tmp_path / "t.npz", made)
+    again = load(tmp_path / "t.npz")
+    assert again.about == made.about
+    assert np.allclose(again.drop("carried"), made.drop("carried"), equal_nan=True, atol=1e-6)
+    (tmp_path / "bad.npz").write_bytes(b"no table")
+    with pytest.raises(BadInput, match="no table of staleness"):
+        load(tmp_path / "bad.npz")
+
+
+def test_the_command_on_small_tables(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture) -> None:
+    random = np.random.default_rng(5)
+    for stretch in (Stretch("people", 400, 100), Stretch("people", 601, 100), Stretch("scene", 1, 100),
+                    Stretch("scene", 2, 100, held_out=True)):  # fmt: skip
+        save(tmp_path / f"{stretch.name}.npz", a_table(stretch.task, random.uniform(0, 0.03, 100), stretch.number))
+    labelled, plotted = tmp_path / "labels.json", tmp_path / "m.png"
+    labels = {"frames": [{"frame": 660, "people": [{"box": [100, 100, 150, 200], "partial": False}]}]}
+    labelled.write_text(json.dumps(labels))
+    out = tmp_path / "multitask.json"
+    asked = ["--tables", str(tmp_path), "--train", "400:100/1", "--held-out", "601:100/2", "--weights", "1:1",
+             "--labels", str(labelled), "--json", str(out), "--plot", str(plotted)]  # fmt: skip
+    assert main(["bench", "multitask", *asked]) == 0
+    record = json.loads(out.read_text())
+    assert record["weights"][0]["optimum"]["mean"] <= record["weights"][0]["turns"]["mean"]
+    names = {row["schedule"] for row in record["rows"]}
+    assert {"today", "constant velocity", "local alone", "all at once", "round-robin", "turns", "optimum"} <= names
+    assert record["people"][0]["f1"]["carried"] == 1.0
+    assert plotted.stat().st_size > 1000
+    assert "turns" in capsys.readouterr().out
+    assert main(["bench", "multitask", "--tables", str(tmp_path), "--weights", "nan:1"]) == 1
