@@ -306,11 +306,11 @@ def _schedules(
                "train": _mean(before, weights), "people_share": judged.share, "bytes_per_s": judged.bytes_per_s,
                **_by_truth(judged, firsts, labels)}  # fmt: skip
         rows.append(row)
-    judgement = {"weights": list(weights)}
+    judgement: Dict[str, Any] = {"weights": list(weights)}
     for local in (False, True):
         best = min(PATTERNS, key=lambda name: _mean(runs[name, local][0], weights))
         pattern = runs[best, local][1]
-        part = {"pattern": best, "best_pattern": _interval(pattern, weights)}
+        part: Dict[str, Any] = {"pattern": best, "best_pattern": _interval(pattern, weights)}
         for name, key in (("turns", "turns"), ("turns, true rates", "true_rates"), ("optimum", "optimum")):
             part[key] = _interval(runs[name, local][1], weights)
             part[f"{key}_ratio"] = _interval(runs[name, local][1], weights, pattern)

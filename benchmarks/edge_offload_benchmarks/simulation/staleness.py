@@ -201,7 +201,8 @@ def _people_drops(arrays: Dict[str, Array]) -> Dict[str, Array]:
 
 def people(padded: Array) -> Array:
     """Boxes [n, 4] of those who are there."""
-    return padded[~np.isnan(padded[:, 0])]
+    there: Array = padded[~np.isnan(padded[:, 0])]
+    return there
 
 
 def shown(arrays: Dict[str, Array], method: str, number: int, later: int) -> Array:
