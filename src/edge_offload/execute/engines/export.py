@@ -86,7 +86,7 @@ def export(
         lines = str(error).strip().splitlines() or [""]
         raise Unsupported(f"it cannot be exported to ONNX: {type(error).__name__}: {lines[0][:300]}") from error
     for warning in caught:
-        if warning.filename.startswith(_LOOK_AT_SIZES):
+        if warning.filename.startswith(_LOOK_AT_SIZES) or _says_a_number(warning):
             continue  # these look at sizes, which are fixed here, and not at values
         if issubclass(warning.category, torch.jit.TracerWarning):  # type: ignore[attr-defined]
             text = str(warning.message).split(". ")[0][:200]
@@ -94,6 +94,12 @@ def export(
                 f"it cannot be exported to ONNX: it may depend on the values of a tensor in Python: {text}"
             )
     return document
+
+
+def _says_a_number(warning: warnings.WarningMessage) -> bool:
+    """Whether a tensor became a number for a text, such as that of an assertion."""
+    lines, first = inspect.getsourcelines(torch.Tensor.__format__)
+    return warning.filename == torch._tensor.__file__ and first <= warning.lineno < first + len(lines)
 
 
 def _by_script(network: nn.Module, inputs: Tuple[torch.Tensor, ...]) -> bytes:
