@@ -36,51 +36,58 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.enviro
 
 
 @pytest.mark.unit
-class TestRefusals:
-    def test_an_old_python_is_refused_with_the_reason(self, monkeypatch):
-        monkeypatch.setattr(cluster.sys, "version_info", (3, 8, 10))
-        with pytest.raises(Unsupported, match=r"3\.10 or newer.*2\.10"):
-            cluster.check_available()
+def test_an_old_python_is_refused_with_the_reason(monkeypatch):
+    monkeypatch.setattr(cluster.sys, "version_info", (3, 8, 10))
+    with pytest.raises(Unsupported, match=r"3\.10 or newer.*2\.10"):
+        cluster.check_available()
 
-    @pytest.mark.skipif(sys.version_info < (3, 10), reason="Python 3.8 is refused before")
-    def test_an_old_ray_and_none_are_refused(self, monkeypatch):
-        monkeypatch.setattr(metadata, "version", lambda _name: "2.51.1")
-        assert "2.52 or newer" in cluster.unavailable_reason()
 
-        def none(_name: str) -> str:
-            raise metadata.PackageNotFoundError
+@pytest.mark.unit
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="Python 3.8 is refused before")
+def test_an_old_ray_and_none_are_refused(monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda _name: "2.51.1")
+    assert "2.52 or newer" in cluster.unavailable_reason()
 
-        monkeypatch.setattr(metadata, "version", none)
-        assert "edge_offload[pool]" in cluster.unavailable_reason()
+    def none(_name: str) -> str:
+        raise metadata.PackageNotFoundError
 
-    def test_the_token_is_private_and_asked_for_always(self, tmp_path):
-        folder = tmp_path / "pool"
-        with pytest.raises(BadInput, match="no token"):
-            cluster.environment(folder)
-        cluster.make_token(folder)
-        token = folder / "token"
-        assert token.stat().st_mode & 0o777 == 0o600
-        assert folder.stat().st_mode & 0o777 == 0o700
-        before = token.read_text()
-        cluster.make_token(folder)
-        assert token.read_text() == before
-        made = cluster.environment(folder, {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "other"})
-        assert (made["RAY_AUTH_MODE"], made["RAY_AUTH_TOKEN_PATH"]) == ("token", str(token))
-        assert "RAY_AUTH_TOKEN" not in made
-        assert before not in made.values(), "what is in an environment can be read"
-        token.chmod(0o644)
-        with pytest.raises(BadInput, match="others can read"):
-            cluster.environment(folder)
+    monkeypatch.setattr(metadata, "version", none)
+    assert "edge_offload[pool]" in cluster.unavailable_reason()
 
-    def test_another_machine_is_not_joined_without_tls(self, tmp_path):
-        cluster.make_token(tmp_path)
-        with pytest.raises(Refused, match="in the clear"):
-            cluster.start_member("203.0.113.9:5790", cluster.Machine("P4", 1), tmp_path)
 
-    @pytest.mark.parametrize("text", [":1", "a:b", "a:99999"])
-    def test_addresses_are_checked(self, text):
-        with pytest.raises(BadInput, match="address of a pool"):
-            cluster.parse_address(text)
+@pytest.mark.unit
+def test_the_token_is_private_and_asked_for_always(tmp_path):
+    folder = tmp_path / "pool"
+    with pytest.raises(BadInput, match="no token"):
+        cluster.environment(folder)
+    cluster.make_token(folder)
+    token = folder / "token"
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
+    before = token.read_text()
+    cluster.make_token(folder)
+    assert token.read_text() == before
+    made = cluster.environment(folder, {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "other"})
+    assert (made["RAY_AUTH_MODE"], made["RAY_AUTH_TOKEN_PATH"]) == ("token", str(token))
+    assert "RAY_AUTH_TOKEN" not in made
+    assert before not in made.values(), "what is in an environment can be read"
+    token.chmod(0o644)
+    with pytest.raises(BadInput, match="others can read"):
+        cluster.environment(folder)
+
+
+@pytest.mark.unit
+def test_another_machine_is_not_joined_without_tls(tmp_path):
+    cluster.make_token(tmp_path)
+    with pytest.raises(Refused, match="in the clear"):
+        cluster.start_member("203.0.113.9:5790", cluster.Machine("P4", 1), tmp_path)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("text", [":1", "a:b", "a:99999"])
+def test_addresses_are_checked(text):
+    with pytest.raises(BadInput, match="address of a pool"):
+        cluster.parse_address(text)
 
 
 @pytest.mark.process
