@@ -75,8 +75,9 @@ def test_the_bar_says_mode_and_figures_and_the_note() -> None:
 
     base = bar()
     assert not changed(base, grey())[35:].any(), "the bar covers the top only"
-    for other in (bar(mode=Mode.LOCAL), bar(latency_s=0.2), bar(bytes_up=5), bar(model="kapao"), bar(joules=1.0)):
-        assert changed(base, other).any()
+    others = [{"mode": Mode.LOCAL}, {"latency_s": 0.2}, {"bytes_up": 5}, {"model": "kapao"}, {"joules": 1.0}]
+    others.append({"carried_s": 0.3})
+    assert all(changed(base, bar(**other)).any() for other in others)
     assert changed(bar(note="x" * 500), base)[35:60].any()
 
 

@@ -42,6 +42,7 @@ class Status:
         bytes_up, bytes_down: for this frame.
         joules: energy of this frame.
         note: a remark, in words: why a fallback happened, for one.
+        carried_s: how old the result is that was carried along to this frame, seconds.
     """
 
     mode: Mode
@@ -51,6 +52,7 @@ class Status:
     bytes_down: Optional[int] = None
     joules: Optional[float] = None
     note: str = ""
+    carried_s: Optional[float] = None
 
 
 def colour_of(person_id: int) -> Colour:
@@ -287,6 +289,8 @@ def draw_bar(image: Array, status: Status, counts: Sequence[Tuple[str, str]], sc
 def _figures(status: Status) -> List[Tuple[str, str]]:
     """What the bar says of the frame's cost, as pairs of a value and its unit or meaning."""
     figures = [(status.model, "")]
+    if status.carried_s is not None:
+        figures.append((f"{status.carried_s * 1e3:.0f}", "ms carried"))
     if status.latency_s is not None:
         figures.append((f"{status.latency_s * 1e3:.0f}", "ms"))
     if status.bytes_up is not None:

@@ -301,6 +301,7 @@ class Picture(NamedTuple):
         header, bgr: of the frame, and its pixels.
         found: what is drawn, as the node that made it knows.
         report, energy: what the frame cost (joules).
+        carried_s: how old the result is that was carried along to it, seconds.
     """
 
     header: Any
@@ -308,13 +309,14 @@ class Picture(NamedTuple):
     found: Any
     report: InferenceReport
     energy: float
+    carried_s: Optional[float] = None
 
     def status(self) -> Status:
         """The overlay's bar."""
         report = self.report
         return Status(
             report.mode, report.model, report.total_s, report.bytes_up, report.bytes_down, self.energy,
-            report.fallback_reason,
+            report.fallback_reason, self.carried_s,
         )  # fmt: skip
 
 
@@ -421,10 +423,10 @@ class ImageNode(OffloadedNode):
             self.fault("network", error)
         self._tell_failure(frame, error)
 
-    def paint(self, header: Any, bgr: Array, found: Any, report: InferenceReport, energy: float) -> None:
+    def paint(self, picture: Picture) -> None:
         """Have a picture drawn, if somebody looks at them."""
         if self._overlay.get_num_connections() or self._overlay_jpeg.get_num_connections():
-            self._pictures.put(Picture(header, bgr, found, report, energy))
+            self._pictures.put(picture)
 
     def _paint(self, picture: Picture) -> None:
         image = self.draw(picture)

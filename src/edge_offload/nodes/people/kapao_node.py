@@ -68,7 +68,7 @@ from edge_offload.perception.overlay import draw
 from edge_offload.perception.pipeline import PeoplePipeline, located
 from edge_offload.perception.target import RULES, TargetSelector
 from edge_offload.perception.tracking import TrackedPerson, Tracker, TrackerConfig, recognised
-from edge_offload.runtime.carrying import LOCAL, Along, FrameLoop
+from edge_offload.runtime.carrying import CARRIED, LOCAL, Along, FrameLoop
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import PersonArray
 
@@ -216,7 +216,8 @@ class KapaoNode(ImageNode):
         if locator is not None:
             people = located(locator, people, *self._depth_at(header, size))
         placed, target = self._publish(frame, size, people, report, locator, along)
-        self._show(frame, bgr, people, placed, target, report, energy)
+        age_s = (header.stamp.to_nsec() - along.source) / 1e9 if along.origin == CARRIED else None
+        self._show(frame, bgr, people, placed, target, report, energy, age_s)
 
     def _publish(
         self,
@@ -246,6 +247,7 @@ class KapaoNode(ImageNode):
         target: Optional[int],
         report: InferenceReport,
         energy: float,
+        carried_s: Optional[float] = None,
     ) -> None:
         """What is published while somebody listens."""
         header = frame.message.header
@@ -256,7 +258,7 @@ class KapaoNode(ImageNode):
             self._detections.publish(
                 header, boxes_of(seen), np.array([person.score for person in seen]), np.zeros(len(seen), int)
             )
-        self.paint(header, bgr, (people, target), report, energy)
+        self.paint(Picture(header, bgr, (people, target), report, energy, carried_s))
 
     def publish_nothing(self, header: Any, report: InferenceReport, size: Tuple[int, int]) -> None:
         self._people.publish(people_message(header, report, size, along=NOTHING))
