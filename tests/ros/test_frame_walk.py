@@ -21,7 +21,7 @@ ELSEWHERE = ("models/", "perception/", "power/", "link/transport/prober.py")
 ONLOOKERS = ("ticker", "diagnostics", "overlay", "edge-offload-results", "edge_offload-gate", "/camera/camera_info",
              "/offload", "/tf", "/rosout")  # fmt: skip
 """Threads that no frame passes through, by how their names begin."""
-MOST_FILES, MOST_LINES, MOST_BETWEEN = 48, 400, 4
+MOST_FILES, MOST_LINES, MOST_BETWEEN = 48, 450, 4
 
 
 def listed() -> list[str]:
@@ -76,7 +76,7 @@ def test_a_frame_enters_the_files_that_the_architecture_page_lists(master, tmp_p
     from edge_offload_msgs.msg import Latency
 
     where = str(tmp_path / "notes")
-    environment = {**os.environ, "ENTERED_FILES": where}
+    environment = {**os.environ, "ENTERED_FILES": where, "PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = f"{ROOT / 'tests/ros/entered'}:{environment.get('PYTHONPATH', '')}"
     arguments = ["mode:=server", "loop:=true", f"json:={tmp_path / 's.json'}"]
     launch = subprocess.Popen(["roslaunch", "edge_offload", "kapao_tracking.launch", *arguments], env=environment,
