@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.errors import BadInput
     from edge_offload.execute.engines import table
     from edge_offload.execute.engines.base import CLOSE as CLASS
+    from edge_offload.execute.threads import pin
     from edge_offload.models.video import read_frames, sample_video
     from edge_offload_benchmarks.engines_end_to_end import end_to_end, people
 
@@ -79,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
                 record["networks"].append(row)
                 print(_line(row), flush=True)
     if not args.no_end_to_end:
+        pin(1)  # as the servers
         model = MODELS[0]
         record["people"] = people(model, names, frames)
         record.update(end_to_end(model, names, given, args.calls, args.fresh))
