@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Optional, Protocol, Tuple
+from typing import Any, Callable, Deque, Dict, Optional, Protocol, Tuple
 
 import rospy
 import tf2_ros
@@ -63,6 +63,7 @@ class ImageIntake:
         self._transport = transport
         self._slot = slot
         self._last: Optional[Tuple[str, int]] = None
+        self._newest: Dict[Any, rospy.Time] = {}
         self._news_s = time.monotonic()
         self._closed = False
         # every message reaches the slot, which is where frames give way: 64 cannot come between two looks at it.
@@ -82,6 +83,12 @@ class ImageIntake:
 
     def _on_image(self, message: Any) -> None:
         self._news_s = time.monotonic()
+        if self._raw is not None and self._compressed is not None:
+            # until it is known whether there are plain images, each may come in both forms
+            kind, stamp = message._type, message.header.stamp
+            if any(stamp <= newest for other, newest in self._newest.items() if other != kind):
+                return
+            self._newest[kind] = stamp
         publisher, seq = message._connection_header.get("callerid", ""), message.header.seq
         if self._last is not None and self._last[0] == publisher and 1 < seq - self._last[1] < MAX_GAP:
             self._node.health.count("frames lost before this node", seq - self._last[1] - 1)

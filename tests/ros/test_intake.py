@@ -1,0 +1,38 @@
+"""An image that comes plain and compressed, while a node finds out which there are, is one image."""
+
+import types
+
+import pytest
+
+rospy = pytest.importorskip("rospy")
+pytestmark = pytest.mark.ros
+
+
+def test_an_image_that_comes_in_both_forms_is_taken_once(monkeypatch):
+    from sensor_msgs.msg import CompressedImage, Image
+
+    from edge_offload.nodes.inference import intake
+
+    subscriber = types.SimpleNamespace(get_num_connections=lambda: 0)
+    monkeypatch.setattr(intake.rospy, "Subscriber", lambda *_, **__: subscriber)
+    taken = []
+    node = types.SimpleNamespace(callback=lambda call: call, health=types.SimpleNamespace(count=lambda *_: None))
+    images = intake.ImageIntake(node, "image", "auto", types.SimpleNamespace(put=taken.append), False)
+
+    def come(kind, second):
+        message = kind()
+        message.header.stamp = rospy.Time(second)
+        message._connection_header = {}
+        images._on_image(message)
+
+    for second in (5, 4, 4):
+        come(Image, second)
+    assert len(taken) == 3, "stamps of one form may go back or stand"
+    images._compressed = images._subscribe("image/compressed", CompressedImage)
+    for kind, second in ((CompressedImage, 6), (Image, 6), (Image, 7), (CompressedImage, 7), (Image, 8), (Image, 9),
+                         (CompressedImage, 8), (CompressedImage, 9), (CompressedImage, 10)):  # fmt: skip
+        come(kind, second)
+    assert [frame.message.header.stamp.secs for frame in taken[3:]] == [6, 7, 8, 9, 10]
+    images._compressed = None
+    come(Image, 10)
+    assert len(taken) == 9, "one form alone again"
