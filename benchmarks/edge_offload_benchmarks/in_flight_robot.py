@@ -6,7 +6,6 @@ results come back as one line.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -28,7 +27,7 @@ from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQu
 from edge_offload.perception.pipeline import PeoplePipeline
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.timing import InferenceReport
-from edge_offload_benchmarks.processes import wait_open
+from edge_offload_benchmarks.processes import robot_arguments, wait_open
 
 #: Frames of the video that are played in turn.
 FRAMES = 40
@@ -125,12 +124,7 @@ def _figures(
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Run until standard input closes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--keys", required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--slowdown", type=float, required=True)
-    args = parser.parse_args(argv)
+    args = robot_arguments(__doc__).parse_args(argv)
     pin(threads=1)
     torch.set_num_threads(1)
     client = Client(args.server, keys=KeyStore(args.keys), on_state=lambda *state: robot.module.link_changed(*state))

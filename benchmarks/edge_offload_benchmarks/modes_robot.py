@@ -6,7 +6,6 @@ asks an :class:`OffloadedModule` for, without hedging: each mode has to finish w
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -29,6 +28,7 @@ from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_devi
 from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.modes.split.robot.runner import SplitRunner, ways
 from edge_offload.runtime.module import OffloadedModule
+from edge_offload_benchmarks.processes import robot_arguments
 
 AUTO = "auto"
 FRAMES, WARM = 24, 6
@@ -107,12 +107,7 @@ class Robot:
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Run until standard input closes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", required=True)
-    parser.add_argument("--keys", required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--slowdown", type=float, required=True)
-    args = parser.parse_args(argv)
+    args = robot_arguments(__doc__).parse_args(argv)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     pin(threads=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -23,6 +24,22 @@ if TYPE_CHECKING:
 START_S = 120.0
 #: What a robot or server of one thread is told.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def robot_arguments(description: Optional[str]) -> argparse.ArgumentParser:
+    """What the process of a robot is told: its server, keys, model and slowdown."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--keys", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--slowdown", type=float, required=True)
+    return parser
+
+
+def two_cores() -> Tuple[int, int]:
+    """A core for the robot and one for the server; the same where there is one."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[0], cores[min(1, len(cores) - 1)]
 
 
 def machine() -> str:

@@ -20,17 +20,26 @@ BEFORE_TURNS = BEFORE.with_name("before_turns.bag")
 BEFORE_ORIGIN = BEFORE.with_name("before_origin.bag")
 
 
-@pytest.mark.ros
-def test_a_bag_of_before_the_link_was_in_forecasts_is_migrated(tmp_path):
+@pytest.fixture
+def migrated(tmp_path):
+    """The messages of a bag after ``rosbag fix``."""
     rosbag = pytest.importorskip("rosbag")
     from rosbag.migration import MessageMigrator, fixbag2
 
+    def fix(before):
+        after = tmp_path / "after.bag"
+        assert fixbag2(MessageMigrator([str(RULES)], plugins=False), str(before), str(after)) == []
+        with rosbag.Bag(str(after)) as bag:
+            return [message for _, message, _ in bag.read_messages()]
+
+    return fix
+
+
+@pytest.mark.ros
+def test_a_bag_of_before_the_link_was_in_forecasts_is_migrated(migrated):
     from edge_offload_msgs.msg import Forecast
 
-    after = tmp_path / "after.bag"
-    assert fixbag2(MessageMigrator([str(RULES)], plugins=False), str(BEFORE), str(after)) == []
-    with rosbag.Bag(str(after)) as bag:
-        forecast, status = (message for _, message, _ in bag.read_messages())
+    forecast, status = migrated(BEFORE)
     assert forecast._md5sum == Forecast._md5sum
     assert (forecast.mode, forecast.obstacle, forecast.remedy) == (
         ["local", "server"], ["", "no server"], ["it lacks a device"]
@@ -43,16 +52,10 @@ def test_a_bag_of_before_the_link_was_in_forecasts_is_migrated(tmp_path):
 
 
 @pytest.mark.ros
-def test_a_bag_of_before_engines_is_migrated(tmp_path):
-    rosbag = pytest.importorskip("rosbag")
-    from rosbag.migration import MessageMigrator, fixbag2
-
+def test_a_bag_of_before_engines_is_migrated(migrated):
     from edge_offload_msgs.msg import Latency, ServerStatus
 
-    after = tmp_path / "after.bag"
-    assert fixbag2(MessageMigrator([str(RULES)], plugins=False), str(BEFORE_ENGINES), str(after)) == []
-    with rosbag.Bag(str(after)) as bag:
-        latency, status = (message for _, message, _ in bag.read_messages())
+    latency, status = migrated(BEFORE_ENGINES)
     assert (latency._md5sum, status._md5sum) == (Latency._md5sum, ServerStatus._md5sum)
     assert (latency.engine, status.engine) == ("", ""), "what was not recorded is unknown"
     assert (latency.mode, latency.compute_server.to_nsec(), latency.bytes_up) == ("server", 60_000_000, 246_000)
@@ -60,16 +63,10 @@ def test_a_bag_of_before_engines_is_migrated(tmp_path):
 
 
 @pytest.mark.ros
-def test_a_bag_of_before_turns_is_migrated(tmp_path):
-    rosbag = pytest.importorskip("rosbag")
-    from rosbag.migration import MessageMigrator, fixbag2
-
+def test_a_bag_of_before_turns_is_migrated(migrated):
     from edge_offload_msgs.msg import Forecast
 
-    after = tmp_path / "after.bag"
-    assert fixbag2(MessageMigrator([str(RULES)], plugins=False), str(BEFORE_TURNS), str(after)) == []
-    with rosbag.Bag(str(after)) as bag:
-        (forecast,) = (message for _, message, _ in bag.read_messages())
+    (forecast,) = migrated(BEFORE_TURNS)
     assert forecast._md5sum == Forecast._md5sum
     assert forecast.task == ""
     assert (forecast.mode, list(forecast.bytes_up), forecast.uplink) == (["local", "server"], [0, 7], 5.0)
@@ -77,16 +74,10 @@ def test_a_bag_of_before_turns_is_migrated(tmp_path):
 
 
 @pytest.mark.ros
-def test_a_bag_of_before_results_said_their_origin_is_migrated(tmp_path):
-    rosbag = pytest.importorskip("rosbag")
-    from rosbag.migration import MessageMigrator, fixbag2
-
+def test_a_bag_of_before_results_said_their_origin_is_migrated(migrated):
     from edge_offload_msgs.msg import PersonArray, SemanticGrid
 
-    after = tmp_path / "after.bag"
-    assert fixbag2(MessageMigrator([str(RULES)], plugins=False), str(BEFORE_ORIGIN), str(after)) == []
-    with rosbag.Bag(str(after)) as bag:
-        people, scene = (message for _, message, _ in bag.read_messages())
+    people, scene = migrated(BEFORE_ORIGIN)
     assert (people._md5sum, scene._md5sum) == (PersonArray._md5sum, SemanticGrid._md5sum)
     for message in (people, scene):
         stamp = message.header.stamp

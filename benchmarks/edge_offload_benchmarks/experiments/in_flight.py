@@ -67,10 +67,9 @@ def measure(model: str, pairs: int, camera_pairs: int, seconds: float) -> Dict[s
     """Run server, link and robot, and the blocks."""
     from edge_offload.link.emulate.emulator import Emulator
     from edge_offload.link.emulate.trace import named_link
-    from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server
+    from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, two_cores
 
-    cores = sorted(os.sched_getaffinity(0))
-    first, second = cores[0], cores[min(1, len(cores) - 1)]
+    first, second = two_cores()
     with tempfile.TemporaryDirectory() as keys, Server(
         "--keys", keys, environment=ONE_THREAD, cores=[second]
     ) as server:

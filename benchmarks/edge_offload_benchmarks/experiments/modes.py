@@ -68,10 +68,9 @@ def _parsed(text: str) -> Dict[str, Any]:
 
 def measure(setting: Dict[str, Any], rounds: int) -> Dict[str, Any]:
     """Run server, link and robot, and the rounds."""
-    from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, edge_offload
+    from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, edge_offload, two_cores
 
-    cores = sorted(os.sched_getaffinity(0))
-    first, second = cores[0], cores[min(1, len(cores) - 1)]
+    first, second = two_cores()
     with tempfile.TemporaryDirectory() as keys, Server(
         "--keys", keys, environment=ONE_THREAD, cores=[second]
     ) as server:
