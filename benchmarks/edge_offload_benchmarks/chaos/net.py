@@ -20,8 +20,12 @@ class _Net(nn.Module):
         )
 
     def forward(self, image: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        maps = self.body(image[None].float() / 255)
-        return maps.mean(dim=(2, 3)), maps.flatten()[:4096].clone()
+        return self.batch(image[None])
+
+    def batch(self, images: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Several pictures, as a pool takes them."""
+        maps = self.body(images.float() / 255)
+        return maps.mean(dim=(2, 3)), maps.flatten(1)[:, :4096].clone()
 
 
 def factory() -> nn.Module:

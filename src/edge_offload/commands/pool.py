@@ -22,12 +22,18 @@ its machines' links beyond --link-share. The plan is the best there is (IPIPE, 4
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import pathlib
+import sys
+import threading
 from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from edge_offload.errors import BadInput
+
+#: Seconds until Ray's processes are begun again that have ended.
+AGAIN_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +92,6 @@ def _add_members(kinds: Any) -> None:
 def _member(args: argparse.Namespace) -> int:
     """Begin a head or a member, and stay with it."""
     import signal
-    import threading
 
     from edge_offload.server.pool import cluster
 
@@ -100,7 +105,8 @@ def _member(args: argparse.Namespace) -> int:
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: stop.set())
     if args.what == "head":
-        started = cluster.start_head(args.port, cluster.Machine(store_mb=args.store_mb), folder)
+        begin = functools.partial(cluster.start_head, args.port, cluster.Machine(store_mb=args.store_mb), folder)
+        started = begin()
         print(f"pool on port {args.port} pid {started.pid}; its token is {folder / 'token'}", flush=True)
         print(
             f"on a machine with GPUs: edge-offload pool join 127.0.0.1:{args.port} --class CLASS --gpus N", flush=True
@@ -113,16 +119,32 @@ def _member(args: argparse.Namespace) -> int:
             if not any(args.gpu in network.latency_s for network in known.values()):
                 raise BadInput(f"{args.emulated} has no class {args.gpu}")
         machine = cluster.Machine(args.gpu, args.gpus, args.emulated, args.times, args.store_mb)
-        started = cluster.start_member(args.address, machine, folder)
+        begin = functools.partial(cluster.start_member, args.address, machine, folder)
+        started = begin()
         kind = f"emulated {args.gpu}, {args.times:g} times as long" if args.emulated else args.gpu
         print(f"joined {args.address} with {args.gpus} {kind} pid {started.pid}", flush=True)
     try:
         while not stop.is_set():
             if not started.wait(0.2):
-                raise BadInput("Ray has ended", remedy="see its logs, and whether the head still runs")
+                started.close()
+                print("Ray has ended; it is begun again", file=sys.stderr, flush=True)
+                started = _again(begin, stop) or started
     finally:
         started.close()
     return 0
+
+
+def _again(begin: Callable[[], Any], stop: threading.Event) -> Any:
+    """Begin Ray's processes until they run, or ``stop``."""
+    said = ""
+    while not stop.wait(AGAIN_S):
+        try:
+            return begin()
+        except BadInput as error:
+            if str(error) != said:
+                said = str(error)
+                print(said, file=sys.stderr, flush=True)
+    return None
 
 
 def _status(args: argparse.Namespace) -> int:

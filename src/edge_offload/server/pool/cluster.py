@@ -14,6 +14,7 @@ import os
 import pathlib
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -31,6 +32,8 @@ INLINE_BYTES = 4 << 20
 DEFAULT_PORT = 5790
 #: Seconds that a machine may take to join.
 START_S = 90.0
+#: Ray's processes wait so long for a head that is away, and end then (seconds).
+HEAD_S = 5
 #: For so long a server's word counts.
 TOLD_S = 10.0
 #: A resource of Ray for each class of GPU.
@@ -104,6 +107,7 @@ def environment(folder: pathlib.Path, base: Optional[Mapping[str, str]] = None) 
         RAY_task_rpc_inlined_bytes_limit=str(10 * INLINE_BYTES),
         RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+        RAY_gcs_rpc_server_reconnect_timeout_s=str(HEAD_S),
     )
     found.pop("RAY_AUTH_TOKEN", None)
     found.pop("RAY_ADDRESS", None)
@@ -244,6 +248,12 @@ def start_member(address: str, machine: Machine, folder: pathlib.Path) -> Starte
             f"{host} is another machine, and {folder} holds no certificates: the token would travel in the clear",
             remedy="put ca.crt, tls.crt and tls.key there, on all machines (docs/how-to/pool.md)",
         )
+    try:
+        socket.create_connection((host, port), 5.0).close()
+    except OSError as error:
+        raise BadInput(
+            f"no pool at {host}:{port}: {error}", remedy="begin it there with 'edge-offload pool head'"
+        ) from error
     options = ["--address", f"{host}:{port}"]
     # one after the other: two that begin at once on one machine may take the same socket, and one of them fails
     with open(folder / "start.lock", "w", encoding="utf-8") as lock:

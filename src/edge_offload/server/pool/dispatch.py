@@ -130,6 +130,12 @@ class Dispatcher:
         if self._nodes.get(key) not in self.out:
             self._free(key, now)
 
+    def absent(self, worker: Worker) -> None:
+        """A worker is not there until :meth:`present`."""
+        key = self._key(worker)
+        self._absent.add(key)
+        self._free(key, math.inf)
+
     def arrive(self, request: int, inputs: Any, deadline: float) -> None:
         """A request comes; deadlines rise with arrival."""
         self._inputs[request] = inputs, deadline

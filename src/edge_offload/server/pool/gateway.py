@@ -15,9 +15,9 @@ import os
 import pathlib
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import asdict, dataclass
-from typing import Any, Deque, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import zmq
@@ -29,23 +29,24 @@ from edge_offload.link.transport.messages import Message
 from edge_offload.server.pool import cluster, profile
 from edge_offload.server.pool.columns import Cluster, Demand
 from edge_offload.server.pool.dispatch import Call, Dispatcher, Worker
+from edge_offload.server.pool.member import Part
 from edge_offload.server.pool.plan import Plan, most
 from edge_offload.server.pool.reserve import Route, routes_of
+from edge_offload.server.pool.seats import GONE, Seat, Seats
 
-#: Seconds between looks at who is there, and from a node's end to the plan without it.
-SURVEY_S, REPLAN_S = 1.0, 3.0
-#: Seconds that a member's process may take to be there, before the plan is made without its node.
+#: Seconds between looks at who is there; from a member's end to the plan without it, while others serve and while
+#: nobody does; from a new member to a plan with it, while others begin.
+SURVEY_S, REPLAN_S, NOBODY_S, GROW_S = 1.0, 3.0, 0.3, 5.0
+#: Seconds for which the next plan waits for a member that is to run its stage once.
 ABSENT_S = 30.0
-#: Seconds after which a node that was left out for that is tried again, beside what serves.
-RETRY_S = 60.0
+#: Members hear from their driver so often (seconds).
+PING_S = 10.0
 #: Share of the SLO by which batches are to end early.
 SLACK = 0.1
 #: Weight of the latest interval between requests in their mean.
 LATEST = 0.1
 #: A driver without word from its front for so long ends.
 ORPHAN_S = 10.0
-#: Node, class, parts, first and end block, and which of these.
-_Kind = Tuple[str, str, int, int, int, int]
 _log = logging.getLogger(__name__)
 
 
@@ -119,20 +120,29 @@ class _Course:
     """A plan with its routes and members.
 
     Attributes:
-        number: counts plans.
-        actors: by what they run and where.
-        places: who they are in the routes.
-        homes: node of each worker.
-        pending: workers that are not there yet, since when.
+        plan: what runs where.
+        routes: its reservation tables.
+        seats: of each worker.
+        parts: what each worker runs.
+        pending: workers that have not run their stage yet, since when.
     """
 
-    number: int
     plan: Plan
     routes: List[Route]
-    actors: Dict[_Kind, Any]
-    places: Dict[Tuple[int, int, int], Any]
-    homes: Dict[Worker, str]
+    seats: Dict[Worker, Seat]
+    parts: Dict[Worker, Part]
     pending: Dict[Worker, float]
+
+    def serves(self) -> bool:
+        """Whether a route has a worker in every stage."""
+        return any(all(np.isfinite(stage.free).any() for stage in route.stages) for route in self.routes)
+
+    def worker(self, call: Call) -> Optional[Worker]:
+        """Who makes a call; None: nobody of this plan."""
+        for number, route in enumerate(self.routes):
+            if route is call.track.route:
+                return number, call.stage, call.worker
+        return None
 
 
 class Gateway:
@@ -151,23 +161,23 @@ class Gateway:
         self._ray = cluster.connect(settings.address, pathlib.Path(settings.folder))
         self._wakeup = Wakeup()
         self._happened: Deque[Tuple[str, Any]] = deque()
+        batches = max(table.shape[1] for of in self._network.latency_s.values() for table in of.values())
+        self._seats = Seats(self._ray, self._model, settings.threads, batches, self._post)
         self._dispatcher = Dispatcher(self._start, self._answer, self._refuse, SLACK * settings.slo_s)
-        self._asked: Set[Tuple[int, Worker]] = set()
         self._arrived_s = self._interval_s = math.inf
         #: The plan that is served by, the next one while its members begin, and those whose calls are still under way.
         self._course: Optional[_Course] = None
         self._next: Optional[_Course] = None
         self._old: List[Tuple[float, _Course]] = []
-        self._nodes: List[cluster.Node] = []
-        self._planned: Tuple[Tuple[str, int], ...] = ()
+        self._nodes: Dict[str, cluster.Node] = {}
+        self._planned: Tuple[Seat, ...] = ()
+        self._looks, self._served_s, self._pinged_s = True, -math.inf, -math.inf
         self._why = "no member has joined"
-        self._gone_s: Dict[str, float] = {}
         self._slo_s = settings.slo_s
         self._counts = {"requests": 0, "answered": 0, "in_time": 0, "refused": 0, "plans": 0}
         self._deadlines: Dict[int, float] = {}
-        self._epochs: Dict[int, int] = {}
         self._began_s = time.monotonic()
-        self._emulated = False
+        self._emulated = self._ended = False
         context: zmq.Context[Any] = zmq.Context.instance()
         self._front: zmq.Socket[Any] = context.socket(zmq.DEALER)
         self._front.linger = 0
@@ -180,14 +190,12 @@ class Gateway:
         poller.register(self._front, zmq.POLLIN)
         poller.register(self._wakeup.descriptor, zmq.POLLIN)
         surveyed_s, heard_s, again_s = -math.inf, time.monotonic(), 0.0
-        while True:
+        while not self._ended and time.monotonic() - heard_s <= ORPHAN_S:
             now = time.monotonic()
             if now - surveyed_s >= SURVEY_S:
                 surveyed_s = now
                 self._survey(now)
                 self._tell()
-            if now - heard_s > ORPHAN_S:
-                return
             wait_s = max(0.0, min(again_s, surveyed_s + SURVEY_S) - time.monotonic())
             poller.poll(math.ceil(wait_s * 1e3))
             self._wakeup.clear()
@@ -200,11 +208,15 @@ class Gateway:
                 self._take(messages.unpack_header(frames[0].buffer), frames[1:])
             while self._happened:
                 self._note(*self._happened.popleft())
-            again_s = self._dispatcher.step(time.monotonic())
+            now = time.monotonic()
+            again_s = self._dispatcher.step(now)
+            again_s = min(again_s, self._consider(now))
+        self._seats.end()
 
     # ------------------------------------------------------------------ the front
 
     def _take(self, message: Message, parts: Sequence[Any]) -> None:
+        self._ended = self._ended or message.type == "notify"
         if message.type != "request":
             return
         inputs = [
@@ -272,7 +284,7 @@ class Gateway:
                     "id": node.name[:8], "class": node.gpu, "gpus": node.gpus, "emulated": node.times,
                     "problem": node.problem or ("does not answer" if node.name in self._dispatcher.out else ""),
                 }
-                for node in self._nodes
+                for node in self._nodes.values()
             ],
             "rate": float(course.plan.objective) if course else 0.0, "stages": stages, "why": self._why,
             **self._counts,
@@ -281,59 +293,77 @@ class Gateway:
     # ------------------------------------------------------------------ members
 
     def _survey(self, now: float) -> None:
-        """Who is there; a plan for them where they are not those of the last one."""
-        try:
-            found = cluster.nodes(self._ray)
-        except Exception as error:  # the head is away: what is known goes on
-            self._why = f"the head does not answer: {type(error).__name__}"
-            return
-        names = {node.name for node in found}
-        for node in self._nodes:
-            if node.name not in names:
-                self._dispatcher.node_lost(node.name, now)
-        self._nodes = found
-        if self._course is not None:
-            for key, actor in self._course.actors.items():
-                if key[0] in self._dispatcher.out and key[0] in names:
-                    self._when(actor.ready.remote(), "heard", key[0])
-        for course in filter(None, (self._course, self._next)):
-            for worker, since in course.pending.items():
-                if now - since > ABSENT_S:
-                    self._dispatcher.node_lost(course.homes[worker], now)
-                self._ask(course, worker)
-        busy = {key[0] for course in filter(None, (self._course, self._next)) for key in course.actors}
-        for name, since in list(self._gone_s.items()):
-            if name in names and name not in busy and now - since > RETRY_S:
-                self._dispatcher.heard(name, now)
-        self._switch(now)
+        """Ask who is there, and members that are out whether they are."""
+        self._seats.look()
+        self._seats.again(now)
+        pings = now - self._pinged_s >= PING_S
+        if pings:
+            self._pinged_s = now
+        for seat in self._seats.sitting:
+            if pings or seat[0] in self._dispatcher.out:
+                self._seats.ask(seat)
         self._clear(now)
-        for name in self._dispatcher.out:
-            self._gone_s.setdefault(name, now)
-        self._gone_s = {name: since for name, since in self._gone_s.items() if name in self._dispatcher.out}
-        usable = [node for node in found if not node.problem]
-        staying = [node for node in usable if now - self._gone_s.get(node.name, now) < REPLAN_S]
-        wanted = tuple((node.name, node.gpus) for node in staying)
-        if wanted and wanted != self._planned:
-            self._replan(staying, wanted, now)
-        elif not wanted and not self._planned:
-            self._why = next((node.problem for node in found if node.problem), "no member has joined")
 
-    def _replan(self, staying: Sequence[cluster.Node], wanted: Tuple[Tuple[str, int], ...], now: float) -> None:
+    def _found(self, found: Sequence[cluster.Node], now: float) -> None:
+        """Nodes that the head knows: each GPU of theirs has a member."""
+        nodes = {node.name: node for node in found}
+        for name in [name for name in self._nodes if name not in nodes]:
+            self._dispatcher.node_lost(name, now)
+            self._seats.forget([seat for seat in self._seats.sitting if seat[0] == name], False)
+        self._nodes = nodes
+        if not self._course:
+            self._why = next((node.problem for node in found if node.problem), self._why)
+        for node in found:
+            for number in range(0 if node.problem else node.gpus):
+                self._seats.want((node.name, node.gpu, number, 0), now)
+
+    def _consider(self, now: float) -> float:
+        """Plan for those who are there, where they are not those of the last plan; when to look again at the latest."""
+        self._switch(now)
+        serves = self._course is not None and self._course.serves()
+        if serves:
+            self._served_s = now
+        here: List[Seat] = []
+        again_s, grows = math.inf, False
+        for seat, found in self._seats.sitting.items():
+            if seat[3]:
+                continue
+            out_s = self._dispatcher.out.get(seat[0])
+            if found.here and out_s is None:
+                here.append(seat)
+                grows = grows or (seat not in self._planned and now - found.since_s > GROW_S)
+                continue
+            away_s = found.since_s if not found.here else out_s or now
+            if serves and seat in self._planned and now - away_s < REPLAN_S:
+                here.append(seat)  # it may come back
+                again_s = min(again_s, away_s + REPLAN_S)
+        wanted = tuple(sorted(here, key=lambda seat: (seat[1], seat[0], seat[2])))
+        if not wanted or wanted == self._planned:
+            return again_s
+        if self._course is not None and not serves and now - self._served_s < NOBODY_S:
+            return self._served_s + NOBODY_S
+        if serves and set(wanted) >= set(self._planned) and not grows:
+            begins = any(not found.here and not found.prepared for found in self._seats.sitting.values())
+            if begins:  # one plan for all who come
+                return now + 0.5
+        self._replan(wanted, now)
+        return again_s
+
+    def _replan(self, wanted: Tuple[Seat, ...], now: float) -> None:
         settings = self._settings
         self._planned = wanted
-        times = {node.times for node in staying}
-        if len(times) > 1:
+        times = {self._nodes[seat[0]].times for seat in wanted if seat[0] in self._nodes}
+        if len(times) != 1:
             self._why = "some members are emulated and others are not, or otherwise dilated; nothing is planned"
             return
         (dilation,) = times
         self._emulated = dilation > 0
         network = dilated(self._network, dilation or 1.0)
-        gpus: Dict[str, int] = {}
-        own: Dict[str, List[cluster.Node]] = {}
-        for node in staying:
-            gpus[node.gpu] = gpus.get(node.gpu, 0) + node.gpus
-            own.setdefault(node.gpu, []).append(node)
-        together = {gpu: math.gcd(*(node.gpus for node in of)) for gpu, of in own.items()}
+        own: Dict[str, List[Seat]] = {}
+        for seat in wanted:
+            own.setdefault(seat[1], []).append(seat)
+        gpus = {gpu: len(of) for gpu, of in own.items()}
+        together = {gpu: math.gcd(*Counter(seat[0] for seat in of).values()) for gpu, of in own.items()}
         pool = Cluster(gpus, settings.bandwidth * 1e9 / 8, together, settings.link_share)
         try:
             plan = most([Demand(network, settings.slo_s)], pool, settings.margin, settings.partitions)
@@ -346,150 +376,139 @@ class Gateway:
         routes = routes_of(plan, {network.name: network}, pool).get(network.name, [])
         if self._next is not None:
             self._old.append((now, self._next))
-        self._next = self._begin_all(plan, routes, own, now)
+        self._next = self._prepared(plan, routes, own, now)
         self._switch(now)
 
-    def _begin_all(self, plan: Plan, routes: List[Route], own: Dict[str, List[cluster.Node]], now: float) -> _Course:
-        """The members of a plan: those that are there already, and others that begin now."""
-        slots = {gpu: [node for node in of for _ in range(node.gpus)] for gpu, of in own.items()}
-        taken = dict.fromkeys(slots, 0)
-        wanted: Dict[_Kind, Worker] = {}
-        nodes: Dict[Worker, str] = {}
-        counts: Dict[Tuple[str, str, int, int, int], int] = {}
+    def _prepared(self, plan: Plan, routes: List[Route], own: Mapping[str, List[Seat]], now: float) -> _Course:
+        """A plan's members; those that have not run their stage yet begin to."""
+        course = _Course(plan, routes, {}, {}, {})
+        taken = dict.fromkeys(own, 0)
         for number, pipeline in enumerate(plan.pipelines):
             for at, stage in enumerate(pipeline.stages):
-                for worker in range(stage.gpus * stage.parts):
-                    node = slots[stage.gpu][taken[stage.gpu] + worker // stage.parts]
-                    kind = (node.name, stage.gpu, stage.parts, stage.first, stage.end)
-                    counts[kind] = counts.get(kind, 0) + 1
-                    wanted[(*kind, counts[kind])] = (number, at, worker)
-                    nodes[number, at, worker] = node.name
+                for each in range(stage.gpus * stage.parts):
+                    node, gpu, place, _ = own[stage.gpu][taken[stage.gpu] + each // stage.parts]
+                    seat, worker = (node, gpu, place, each % stage.parts), (number, at, each)
+                    course.seats[worker] = seat
+                    course.parts[worker] = (stage.parts, stage.first, stage.end)
+                    self._seats.want(seat, now)
+                    if not self._seats.prepare(seat, course.parts[worker], stage.batch):
+                        course.pending[worker] = now
                 taken[stage.gpu] += stage.gpus
-        present = {} if self._course is None else self._course.actors
-        actors = {
-            key: present[key] if key in present else self._begin(key, plan.pipelines[number].stages[0].batch)
-            for key, (number, _, _) in wanted.items()
-        }
-        places = {(id(routes[number]), at, worker): actors[key] for key, (number, at, worker) in wanted.items()}
-        # a member that is there already may be one that is lost: it is asked like the others
-        pending = dict.fromkeys(wanted.values(), now)
-        made = _Course(self._counts["plans"], plan, routes, actors, places, nodes, pending)
-        for each in pending:
-            self._ask(made, each)
-        return made
-
-    def _ask(self, course: _Course, worker: Worker) -> None:
-        """Have a member say that it is there, once it is."""
-        if (course.number, worker) not in self._asked:
-            self._asked.add((course.number, worker))
-            actor = course.places[id(course.routes[worker[0]]), worker[1], worker[2]]
-            self._when(actor.ready.remote(), "present", (course.number, worker))
+        return course
 
     def _switch(self, now: float) -> None:
         """Serve by the next plan once its members are there; at once where nobody serves."""
         course = self._next
         if course is None:
             return
-        serves = self._course is not None and any(
-            all(np.isfinite(stage.free).any() for stage in route.stages) for route in self._course.routes
-        )
-        late = all(now - since > ABSENT_S for since in course.pending.values())
-        if serves and not late:
+        serves = self._course is not None and self._course.serves()
+        if serves and not all(now - since > ABSENT_S for since in course.pending.values()):
             return
+        busy = {}
         if self._course is not None:
             self._old.append((now + self._slo_s + 1.0, self._course))
+            for worker, seat in self._course.seats.items():
+                busy[seat] = float(self._course.routes[worker[0]].stages[worker[1]].free[worker[2]])
         self._course, self._next = course, None
-        self._dispatcher.use(course.routes, course.homes, list(course.pending))
+        for worker, seat in course.seats.items():  # what a member has begun goes first
+            until = busy.get(seat, 0.0)
+            course.routes[worker[0]].stages[worker[1]].free[worker[2]] = until if math.isfinite(until) else 0.0
+        nodes = {worker: seat[0] for worker, seat in course.seats.items()}
+        self._dispatcher.use(course.routes, nodes, list(course.pending))
 
     def _clear(self, now: float) -> None:
-        """End members of earlier plans whose calls are through."""
-        for until, course in list(self._old):
-            if now < until:
-                continue
-            self._old.remove((until, course))
-            staying = [actor for kept in (self._course, self._next) if kept for actor in kept.actors.values()]
-            staying += [actor for _, kept in self._old for actor in kept.actors.values()]
-            for actor in course.actors.values():
-                if not any(actor is other for other in staying):
-                    self._ray.kill(actor, no_restart=True)
-
-    def _begin(self, key: _Kind, batches: int) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        from edge_offload.server.pool.member import Member
-
-        node, gpu, parts, first, end, _ = key
-        # half of what there is: the members of the next plan begin beside those of this one
-        share = math.floor(1e4 / (2 * parts)) / 1e4
-        actor = self._ray.remote(Member).options(
-            num_cpus=0,
-            resources={f"{cluster.RESOURCE}{gpu}": share},
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-            max_restarts=-1,
-        )
-        return actor.remote(self._model, gpu, parts, first, end, self._settings.threads, batches)
+        """Forget plans whose calls are through, and shares of GPUs that no plan has."""
+        self._old = [(until, course) for until, course in self._old if now < until]
+        courses = [*filter(None, (self._course, self._next)), *(course for _, course in self._old)]
+        used = {seat for course in courses for seat in course.seats.values()}
+        self._seats.forget([seat for seat in self._seats.sitting if seat[3] and seat not in used], True)
 
     # ------------------------------------------------------------------ calls
 
     def _start(self, call: Call) -> None:
-        key = (id(call.track.route), call.stage, call.worker)
         courses = [*filter(None, (self._course, self._next)), *(course for _, course in self._old)]
-        actor = next((course.places[key] for course in courses if key in course.places), None)
-        last = call.stage == len(call.track.route.stages) - 1
-        if actor is None:  # of a plan before this one
-            self._happened.append(("failed", (call.number, key, "the plan has changed", True)))
-            self._wakeup.wake()
+        found = next(((course, worker) for course in courses if (worker := course.worker(call)) is not None), None)
+        seat = found[0].seats[found[1]] if found is not None else None
+        sitting = self._seats.sitting.get(seat) if seat is not None else None
+        if found is None or seat is None or sitting is None or sitting.actor is None:
+            self._post("failed", (call.number, seat, None, "its member is not there", True))
             return
-        ran = actor.run.options(num_returns=2).remote(len(call.track.job.requests), call.track.payload)
-        # the tensors go from stage to stage as a reference; only the last stage's are fetched
-        self._when(ran[1] if last else ran[0], "ended", (call.number, None if last else ran[1]), key)
-
-    def _when(self, reference: Any, what: str, about: Any, key: Any = None) -> None:
-        """Note it on this thread when ``reference`` is there."""
+        last = call.stage == len(call.track.route.stages) - 1
+        run = sitting.actor.run.options(num_returns=2)
+        ran = run.remote(found[0].parts[found[1]], len(call.track.job.requests), call.track.payload)
+        actor = sitting.actor
+        reference, kept = (ran[1], None) if last else (ran[0], ran[1])
 
         def done(future: Any) -> None:
             error = future.exception()
             if error is None:
-                self._happened.append((what, (about, future.result())))
-            elif what == "ended":
+                # the tensors go from stage to stage as a reference; only the last stage's are fetched
+                self._post("ended", (call.number, future.result() if last else kept))
+            else:
                 words = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"[:300]
-                gone = type(error).__name__ in ("ActorDiedError", "ActorUnavailableError", "RayActorError")
-                self._happened.append(("failed", (about[0], key, words, gone)))
-            elif what == "present":
-                self._happened.append(("absent", (*about, str(error)[-300:])))
-            self._wakeup.wake()
+                self._post("failed", (call.number, seat, actor, words, type(error).__name__ in GONE))
 
         reference.future().add_done_callback(done)
+
+    def _post(self, what: str, about: Any) -> None:
+        """Note it on the driver's thread."""
+        self._happened.append((what, about))
+        self._wakeup.wake()
 
     def _note(self, what: str, about: Any) -> None:
         now = time.monotonic()
         if what == "ended":
-            (number, reference), value = about
-            self._dispatcher.ended(number, value if reference is None else reference, now)
+            number, payload = about
+            self._dispatcher.ended(number, payload, now)
         elif what == "failed":
-            number, key, words, gone = about
+            number, seat, actor, words, gone = about
             self._dispatcher.failed(number, words, gone, now)
-            for place, route in enumerate(self._course.routes if self._course else ()):
-                if gone and id(route) == key[0] and self._course is not None:
-                    self._course.pending.setdefault((place, key[1], key[2]), now)
-        elif what == "present":
-            (plan, worker), _ = about
-            self._asked.discard((plan, worker))
-            for course in filter(None, (self._course, self._next)):
-                if course.number == plan:
-                    course.pending.pop(worker, None)
-                    self._dispatcher.heard(course.homes[worker], now)
+            if gone and seat is not None:
+                self._lose(seat, actor, words, now)
+        elif what == "nodes":
+            self._found(about, now)
+        elif what == "away":  # what is known goes on
+            self._why = f"the head does not answer: {about}"
+        elif what == "seated":
+            self._seats.seated(*about)
+            self._bring(about[0], now)
+        elif what == "here":
+            self._dispatcher.heard(about[0], now)
+            if self._seats.answered(about, now):
+                self._bring(about, now)
+        elif what == "prepared":
+            seat, part, batch = about
+            self._seats.prepared(seat, part, batch)
+            self._dispatcher.heard(seat[0], now)
+            self._bring(seat, now)
+        elif what == "lost":
+            seat, actor, words = about
+            self._lose(seat, actor, words, now)
+
+    def _bring(self, seat: Seat, now: float) -> None:
+        """A member is there (again): it prepares what plans have for it, and then it serves."""
+        for course in filter(None, (self._course, self._next)):
+            for worker in [worker for worker in course.pending if course.seats[worker] == seat]:
+                batch = course.plan.pipelines[worker[0]].stages[0].batch
+                if self._seats.prepare(seat, course.parts[worker], batch):
+                    del course.pending[worker]
                     if course is self._course:
                         self._dispatcher.present(worker, now)
-            self._switch(now)
-        elif what == "heard":
-            self._dispatcher.heard(about[0], now)
-        elif what == "absent":
-            plan, worker, words = about
-            self._asked.discard((plan, worker))  # it is asked again with the next survey
-            if plan == self._counts["plans"]:
-                self._why = f"a member is not there: {' '.join(words.split())}"
-                _log.warning("%s", self._why)
+        self._switch(now)
+
+    def _lose(self, seat: Seat, actor: Any, words: str, now: float) -> None:
+        """A member is lost."""
+        if not self._seats.lost(seat, actor, now):
+            return
+        _log.warning("a member on %s is not there: %s", seat[0][:8], words)
+        if self._course is None:
+            self._why = f"a member is not there: {words}"
+        for course in filter(None, (self._course, self._next)):
+            for worker, of in course.seats.items():
+                if of == seat:
+                    course.pending.setdefault(worker, now)
+                    if course is self._course:
+                        self._dispatcher.absent(worker)
 
 
 def main() -> int:

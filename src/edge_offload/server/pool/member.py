@@ -1,13 +1,16 @@
-"""What runs on a GPU of the pool: one stage of a network, real or emulated. An actor of Ray, one for each GPU or share.
+"""A member of the pool, as Ray's actors run it: one GPU, or a share of one.
 
-An emulated member takes the time of its table, dilated, and passes as many bytes as the network would; its outputs are
-nobody's results, and its answers say that they are emulated.
+It holds the network, and runs whichever of its blocks it is told, so that another plan needs no other process. It
+outlives the driver that began it, and waits for the next one for a while. An emulated member takes the time of its
+table, dilated, and passes as many bytes as the network would; its outputs are nobody's results, and its answers say
+that they are emulated.
 """
 
 from __future__ import annotations
 
 import os
 import pathlib
+import threading
 import time
 from typing import Any, Dict, List, Sequence, Tuple
 
@@ -17,30 +20,65 @@ from edge_offload.errors import BadInput
 
 #: Environment of a member: the folder of its table, and by how much its times are dilated.
 TABLE, TIMES = "EDGE_OFFLOAD_POOL_TABLE", "EDGE_OFFLOAD_POOL_TIMES"
+#: A member of which no driver has wanted anything for so long ends (seconds in which it ran).
+ORPHAN_S = 60.0
+
+#: What a member runs: parts that its GPU is divided into, first block, end block (excluded).
+Part = Tuple[int, int, int]
 
 
 class Member:
-    """One stage.
+    """Runs stages.
 
     Args:
         model: name, options, state_hash and cuts of the network, as in the profile's folder.
         gpu: class of this GPU.
-        parts: into which it is divided.
-        first, end: blocks of the stage.
         threads: torch's.
-        batches: sizes that are run once before the first request.
+        batches: sizes that are recorded before the first request.
 
     Raises:
         BadInput: other weights or another network than the plan is for, or the table lacks it.
     """
 
-    def __init__(
-        self, model: Dict[str, Any], gpu: str, parts: int, first: int, end: int, threads: int, batches: int
-    ) -> None:
+    def __init__(self, model: Dict[str, Any], gpu: str, threads: int, batches: int) -> None:
+        self._gpu = gpu
         self._emulated = os.environ.get(TABLE, "")
+        self._stages: Dict[Part, Any] = {}
+        self._idle_s = 0.0
         if self._emulated:
-            self._emulate(model["name"], gpu, parts, first, end)
-            return
+            self._emulate(model["name"])
+        else:
+            self._build(model, threads, batches)
+        threading.Thread(target=self._end_alone, daemon=True).start()
+
+    def ready(self) -> int:
+        """Answers once the network is there; its process."""
+        self._idle_s = 0.0
+        return os.getpid()
+
+    def prepare(self, part: Part, batch: int) -> None:
+        """Run these blocks once at each size up to ``batch``: first runs are slow."""
+        self._idle_s = 0.0
+        stage = self._stage(part)
+        for size in range(1, 1 if self._emulated else batch + 1):
+            stage.warm_up(size)
+
+    def run(self, part: Part, batch: int, arrays: Sequence[Any]) -> Tuple[float, List[Any]]:
+        """Seconds, and what is alive behind the stage."""
+        self._idle_s = 0.0
+        began = time.perf_counter()
+        stage = self._stage(part)
+        if self._emulated:
+            seconds, passes = stage
+            end = began + seconds[batch - 1]
+            while time.perf_counter() < end:
+                time.sleep(max(0.0, end - time.perf_counter()))
+            passed = [("uint8", (len(passes) * batch,), (0,), np.tile(passes, batch))]
+            return time.perf_counter() - began, passed
+        found = stage.run(batch, arrays)
+        return time.perf_counter() - began, found
+
+    def _build(self, model: Dict[str, Any], threads: int, batches: int) -> None:
         import torch
 
         from edge_offload.models import registry
@@ -53,34 +91,41 @@ class Member:
                 f"the plan is for other weights of {model['name']}",
                 remedy="install the same weights everywhere, and measure with 'edge-offload pool profile'",
             )
-        cuts = stages.Cuts.parse(model["cuts"])
-        self._stage = stages.Stage(stages.BatchedNetwork(module, cuts.inputs), cuts, first, end)
+        self._cuts = stages.Cuts.parse(model["cuts"])
+        self._network: Any = stages.BatchedNetwork(module, self._cuts.inputs)
         for batch in range(1, batches + 1):
-            self._stage.warm_up(batch)
+            self._network.program(batch)
 
-    def ready(self) -> int:
-        """Answers once the stage can run; its process."""
-        return os.getpid()
-
-    def run(self, batch: int, arrays: Sequence[Any]) -> Tuple[float, List[Any]]:
-        """Seconds, and what is alive behind the stage."""
-        began = time.perf_counter()
-        if self._emulated:
-            end = began + self._seconds[batch - 1]
-            while time.perf_counter() < end:
-                time.sleep(max(0.0, end - time.perf_counter()))
-            passed = [("uint8", (len(self._passes) * batch,), (0,), np.tile(self._passes, batch))]
-            return time.perf_counter() - began, passed
-        found = self._stage.run(batch, arrays)
-        return time.perf_counter() - began, found
-
-    def _emulate(self, name: str, gpu: str, parts: int, first: int, end: int) -> None:
+    def _emulate(self, name: str) -> None:
         from edge_offload.server.pool import profile
 
         table = profile.load(pathlib.Path(self._emulated))
-        if name not in table or parts not in table[name].latency_s.get(gpu, {}):
-            raise BadInput(f"{self._emulated} has no times of {name} on 1/{parts} of {gpu}")
-        network = table[name]
-        self._seconds = network.stage_s(gpu, parts, first, end) * float(os.environ.get(TIMES, "1"))
-        size = int(network.cut_bytes[end - 1]) if end < network.blocks else 1
-        self._passes = np.zeros(size, np.uint8)
+        if name not in table or self._gpu not in table[name].latency_s:
+            raise BadInput(f"{self._emulated} has no times of {name} on {self._gpu}")
+        self._network = table[name]
+
+    def _stage(self, part: Part) -> Any:
+        """Of an emulated member: seconds by batch - 1, and what it passes on for one frame."""
+        part = (part[0], part[1], part[2])
+        if part not in self._stages:
+            parts, first, end = part
+            network = self._network
+            if self._emulated:
+                if parts not in network.latency_s[self._gpu]:
+                    raise BadInput(f"{self._emulated} has no times of {network.name} on 1/{parts} of {self._gpu}")
+                seconds = network.stage_s(self._gpu, parts, first, end) * float(os.environ.get(TIMES, "1"))
+                size = int(network.cut_bytes[end - 1]) if end < network.blocks else 1
+                self._stages[part] = seconds, np.zeros(size, np.uint8)
+            else:
+                from edge_offload.server.pool.stages import Stage
+
+                self._stages[part] = Stage(network, self._cuts, first, end)
+        return self._stages[part]
+
+    def _end_alone(self) -> None:
+        """The driver asks now and then; nobody does where it was ended along with its front."""
+        step_s = 5.0
+        while self._idle_s < ORPHAN_S:
+            time.sleep(step_s)
+            self._idle_s += step_s  # not by the clock: one that was stopped has not been left
+        os._exit(0)

@@ -6,6 +6,7 @@ on which the robot computes by itself.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
     from edge_offload.server.pool.gateway import Settings
 
 #: Seconds between two drivers, and from a driver's last word to its end.
-AGAIN_S, MOST_AGAIN_S, SILENT_S = 1.0, 10.0, 15.0
+AGAIN_S, MOST_AGAIN_S, SILENT_S = 0.2, 3.0, 15.0
+#: Seconds that a driver may take to end.
+END_S = 5.0
 #: Requests that may wait for the pool.
 MOST_WAITING = 1024
 #: How often the driver hears from here (seconds).
@@ -169,6 +172,10 @@ class Pooled:
                 except zmq.Again:
                     break
                 self._take(frames)
+        if self._driver and self._process is not None:
+            socket.send_multipart([self._driver, messages.pack_header(Message("notify", 0, 0, "end"))])
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S)  # it ends its members
         self._lose()
         context.destroy(linger=0)
 
