@@ -136,7 +136,7 @@ def test_a_mode_that_looked_worse_long_ago_is_tried_again_once_its_forecast_has_
             forecaster.note(now, remote(mode, seconds), link)
             now += 0.1
     chosen = []
-    while now < 200.0:
+    while now < 400.0:
         found = forecaster.forecasts(now, (Mode.LOCAL, Mode.SERVER, Mode.SPLIT), link, {})
         mode = policy.decide(Situation(now, found)).mode
         chosen.append(mode)

@@ -9,6 +9,7 @@ The errors that these predictions turned out to have give the uncertainty. Pure:
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from edge_offload.timing import Expected, InferenceReport
 
 #: Share by which the cost wanders in one second, unseen.
 DRIFT_PER_S = 0.03
+#: Of this the cost of one mode alone, while others run that need the same machines and link.
+OWN_PER_S = 0.02
 #: The cost may be so far off, as a share of it, after however long a time.
 MOST_DOUBT = 0.7
 #: Spread of frames that is assumed until they have shown their own, as a share.
@@ -33,6 +36,8 @@ SURPRISE = 2.5
 STEP = 3
 #: After a step the average may be off by this share of it: three frames are not many.
 STEP_DOUBT = 0.5
+#: Frames of a mode whose changes tell of the mode alone.
+TRIED = 4
 #: Blur of the clocks that measure a frame (seconds, or whatever is followed).
 BLUR = 1e-3
 
@@ -47,6 +52,7 @@ class RobustMean:
         self._noise = math.inf
         self._updated_s = -math.inf
         self._aside: List[float] = []
+        self.stepped = False
 
     @property
     def unsure(self) -> bool:
@@ -67,7 +73,7 @@ class RobustMean:
         if math.isinf(self._variance):
             return self.start(now, found)
         variance = self._variance_at(now)
-        self._updated_s = now
+        self._updated_s, self.stepped = now, False
         apart = found - self.value
         expected = variance + self._noise
         if apart**2 > SURPRISE**2 * expected:
@@ -79,12 +85,25 @@ class RobustMean:
             middle = sum(self._aside) / STEP
             # a step, most likely; accidents in a row, if the next frames say so
             self._variance = self._noise + (STEP_DOUBT * (middle - self.value)) ** 2
-            self.value, self._aside = middle, []
+            self.value, self._aside, self.stepped = middle, [], True
             return
         gain = variance / expected
         self.value, self._aside = self.value + gain * apart, []
         self._variance = (1 - gain) * variance
         self._learn_noise(apart**2, variance)
+
+    def memory_s(self, now: float) -> float:
+        """Seconds of wandering that would make :attr:`value` as doubtful as it is."""
+        return self._variance_at(now) / (DRIFT_PER_S * max(abs(self.value), self._blur)) ** 2
+
+    def shift(self, now: float, factor: float, doubt: float) -> None:
+        """It has changed by ``factor`` unseen, as what wanders with it has, give or take a share of ``doubt``."""
+        if math.isinf(self._variance):
+            return
+        alone = OWN_PER_S**2 * max(0.0, now - self._updated_s)
+        self.value *= factor
+        self._variance += (doubt**2 + alone) * self.value**2
+        self._updated_s = max(now, self._updated_s)
 
     def _learn_noise(self, squared: float, variance: float) -> None:
         # what is apart because nobody looked is no noise
@@ -199,6 +218,21 @@ class _ModeHistory:
         self.frames += 1
         self.updated_s = now
         self.late_s = 0.0
+
+    def share(self, now: float, before: RobustMean, after: RobustMean) -> None:
+        """Another mode that needs the same machines and link has become slower or faster: so has this one, most likely.
+
+        As far as it has not run since, and half of a step, which may be the other mode's own.
+        """
+        if min(before.value, after.value) <= 0:
+            return
+        moved = math.log(after.value / before.value)
+        if after.stepped:
+            part = 0.5
+        else:
+            part = min(1.0, max(0.0, now - self.updated_s) / max(before.memory_s(now), 1e-3))
+        for level in (self.rest, self.bias):
+            level.shift(now, math.exp(part * moved), abs(moved) / 2 if after.stepped else 0.0)
 
     def transfer_s(self, reading: LinkReading) -> float:
         """Time on the link, both ways, at the bandwidth of ``reading``."""
@@ -392,7 +426,14 @@ class Forecaster:
         busy_s, reading = self.busy_s if TABLE[report.mode].needs_link else 0.0, reading.cautious
         expected = self._planned(report.mode, reading)
         planned_s = 0.0 if expected is None or expected.local else expected.seconds
-        self._of(report.mode).note(now, report, reading, planned_s, busy_s)
+        history = self._of(report.mode)
+        level = history.bias if planned_s > 0 else history.rest
+        before = copy.copy(level)
+        history.note(now, report, reading, planned_s, busy_s)
+        if TABLE[report.mode].needs_link and history.frames > TRIED:
+            for other in self._modes.values():
+                if other is not history and TABLE[other.mode].needs_link:
+                    other.share(now, before, level)
 
     def _of(self, mode: Mode) -> _ModeHistory:
         return self._modes.setdefault(mode, _ModeHistory(mode))

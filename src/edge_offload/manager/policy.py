@@ -27,6 +27,10 @@ LASTING = 12
 SURE = 1.5
 #: Of remote modes of which none is better beyond doubt, this one: the bits are those of the robot, at the least energy.
 EQUAL = Mode.REPLAY
+#: One that was better beyond doubt and runs is left for that when its gain is less than this share of the doubt, ...
+LEFT = 0.25
+#: ... and the doubt at most so many times what it would be if both had run as often.
+LOOKED = 1.3
 #: Modes that a policy chooses among unless it is told others. These two give the same bits and need no preparation;
 #: ``split`` has to be profiled and planned first, ``replay`` needs the virtual device, the rest are for comparison.
 CANDIDATES = (Mode.LOCAL, Mode.SERVER)
@@ -73,6 +77,29 @@ def bridged(forecasts: Mapping[Mode, Forecast]) -> Dict[Mode, Forecast]:
     if not bridge.known or replay.latency_s <= bridge.latency_s * (1 + SLOWER):
         found[BRIDGE] = replace(bridge, unavailable_reason=BRIDGE_OVER)
     return found
+
+
+def apart(one: Tuple[Forecast, float], other: Tuple[Forecast, float], link: LinkReading) -> float:
+    """Standard deviation of the difference of two costs, as averages; each stands behind the forecast it is made of.
+
+    What is not known of the link is the same for both, and counts as far as they use it differently.
+    """
+    owns, links = [], []
+    for forecast, cost in (one, other):
+        scale = cost / forecast.latency_s if forecast.latency_s > 0 else 0.0
+        of_link_s = min(_unknown_s(forecast, link), forecast.doubt_s)
+        owns.append(scale * math.sqrt(forecast.doubt_s**2 - of_link_s**2))
+        links.append(scale * of_link_s)
+    return math.hypot(*owns, links[0] - links[1])
+
+
+def _unknown_s(forecast: Forecast, link: LinkReading) -> float:
+    """Standard deviation of the time of a frame's bytes on the link."""
+    if not TABLE[forecast.mode].needs_link or link.uplink <= 0 or not math.isfinite(link.uplink_error):
+        return 0.0
+    rate = link.cautious
+    down = rate.downlink if rate.downlink > 0 else rate.uplink
+    return (forecast.bytes_up / rate.uplink + forecast.bytes_down / down) * min(1.0, link.uplink_error)
 
 
 @dataclass(frozen=True)
@@ -136,17 +163,17 @@ class _Hysteresis:
     count: int = 0
     patience: int = 0
 
-    def settle(self, best: Mode, costs: Mapping[Mode, float], doubts: Mapping[Mode, float]) -> Mode:
+    def settle(self, best: Mode, costs: Mapping[Mode, float], doubt: Callable[[Mode, Mode], float]) -> Mode:
         """``best`` has the lowest of ``costs``; the modes that may run now are its keys.
 
-        ``doubts`` are the standard deviations of the costs as averages, as shares of them.
+        ``doubt`` of two modes is the standard deviation of the difference of their costs, as averages.
         """
         held = self.mode
-        if best is not EQUAL and TABLE[best].needs_link and EQUAL in costs:
-            doubt = math.hypot(*(costs[mode] * doubts.get(mode, 0.0) for mode in (best, EQUAL)))
-            if costs[EQUAL] <= costs[best] + doubt:
+        if TABLE[best].needs_link and EQUAL in costs:
+            remotely = held is not None and TABLE[held].needs_link
+            if self._equal(best, costs, doubt):
                 best = EQUAL
-                if held is not None and TABLE[held].needs_link:
+                if remotely:
                     self._take(EQUAL)
                     return EQUAL
         if held is None or held not in costs:
@@ -158,17 +185,25 @@ class _Hysteresis:
                 self.rival, self.count, self.patience = best, 0, 0
             gain = costs[held] - costs[best]
             # a mode that has not run for long is tried before it is believed to be a little better
-            doubt = math.hypot(costs[held] * doubts.get(held, 0.0), costs[best] * doubts.get(best, 0.0))
-            sure = gain > doubt
-            beyond = sure and gain > costs[held] * self.knobs.margin / (1 + self.knobs.margin)
+            unsure = doubt(held, best)
+            beyond = gain > unsure and gain > costs[held] * self.knobs.margin / (1 + self.knobs.margin)
             self.count = self.count + 1 if beyond else 0
-            self.patience = self.patience + 1 if gain > SURE * doubt else 0
+            self.patience = self.patience + 1 if gain > SURE * unsure else 0
             # much better than the margin asks for is not noise, and neither is what lasts
             clearly = costs[best] * (1 + CLEARLY * self.knobs.margin) < costs[held]
             if self.count >= self.knobs.frames or clearly or self.patience >= LASTING:
                 self._take(self._familiar(best, costs))
         assert self.mode is not None
         return self.mode
+
+    def _equal(self, best: Mode, costs: Mapping[Mode, float], doubt: Callable[[Mode, Mode], float]) -> bool:
+        """Whether :data:`EQUAL` is about as good as ``best``."""
+        held = self.mode
+        if held is None or held is EQUAL or held not in costs or best not in (held, EQUAL):
+            return costs[EQUAL] <= costs[best] + doubt(EQUAL, best)
+        # what runs was better beyond doubt; that nobody has looked at the other one for long says nothing against it
+        unsure = doubt(EQUAL, held)
+        return unsure <= LOOKED * doubt(held, held) and costs[EQUAL] <= costs[held] + LEFT * unsure
 
     def _familiar(self, best: Mode, costs: Mapping[Mode, float]) -> Mode:
         """After an interruption, the remote mode of before it, if that is about as good as the best."""
@@ -213,8 +248,11 @@ class _Choosing(abc.ABC):
         best, costs, why = self._rank(within or able, situation)
         if math.isfinite(situation.power_budget_w) and all(math.isnan(f.energy_j) for f in able.values()):
             why += "; the power budget cannot be held, because nobody knows what this machine draws"
-        doubts = {mode: f.doubt_s / f.latency_s for mode, f in able.items() if f.latency_s > 0}
-        mode = self._hysteresis.settle(best, costs, doubts)
+
+        def doubt(one: Mode, other: Mode) -> float:
+            return apart(*((able[mode], costs[mode]) for mode in (one, other)), situation.link)
+
+        mode = self._hysteresis.settle(best, costs, doubt)
         return Decision(mode, self._words(mode, best, why, situation), self.name)
 
     @abc.abstractmethod

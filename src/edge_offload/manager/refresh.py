@@ -57,6 +57,8 @@ class Refresher:
     RAREST = 8
     #: So many frames in a row have run remotely first: a link that has just come back tells nothing of modes.
     SETTLED = 12
+    #: The mode in use has become slower by this share: whether the others have, too, is asked at once.
+    SLOWER = 0.15
 
     def __init__(self) -> None:
         self._mode: Optional[Mode] = None
@@ -64,9 +66,11 @@ class Refresher:
         self._since_s = -math.inf
         self._frames = self.FRAMES
         self._in_a_row = 0
-        self._surprises = 0
+        self._surprises = self._promises = 0
         self._tried: Optional[Mode] = None
         self._tried_s = math.nan
+        self._asked: Optional[Mode] = None
+        self._asked_s = math.nan
         self._rarer = 1
 
     def due(self, now: float, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
@@ -102,7 +106,13 @@ class Refresher:
         asked = forecasts.get(mode)
         if asked is None or not asked.known:
             return None
-        self._judge(asked, forecasts)
+        promising = self._judge(asked, forecasts)
+        self._watch(asked)
+        if promising is not None and self._promises < self.MOST:
+            # one frame of it was better: a few more tell whether it was luck, before all frames go there
+            self._promises += 1
+            self._frames, self._tried, self._tried_s = 0, promising, forecasts[promising].latency_s
+            return promising
         if self._frames < self.FRAMES * self._rarer or self._in_a_row < self.SETTLED:
             return None
         for other, forecast in forecasts.items():
@@ -111,20 +121,30 @@ class Refresher:
             # what a robot takes by itself does not change by itself
             hoped_s = forecast.latency_s - (forecast.doubt_s if other is not Mode.LOCAL else 0.0)
             if hoped_s < asked.latency_s:
-                self._frames = 0
+                self._frames = self._promises = 0
+                self._asked_s = asked.latency_s
                 self._tried, self._tried_s = other, forecast.latency_s
                 return other
         return None
 
-    def _judge(self, asked: Forecast, forecasts: Mapping[Mode, Forecast]) -> None:
-        """What the last frame in another mode was good for, once its report is in."""
+    def _judge(self, asked: Forecast, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
+        """What the last frame in another mode was good for, once its report is in; the mode, if it may be better."""
         tried = forecasts.get(self._tried) if self._tried is not None else None
         if tried is None or tried.age_s >= self.STALE_S:
-            return
-        self._tried = None
+            return None
+        mode, self._tried = self._tried, None
         surprising = not abs(tried.latency_s - self._tried_s) <= self.SURPRISE * self._tried_s
         confirmed = tried.known and not surprising and tried.latency_s >= asked.latency_s
         self._rarer = min(2 * self._rarer, self.RAREST) if confirmed else 1
+        better = tried.latency_s < asked.latency_s or tried.unsure
+        return mode if better and not tried.unavailable_reason else None
+
+    def _watch(self, asked: Forecast) -> None:
+        """See :attr:`SLOWER`."""
+        if asked.mode is not self._asked or asked.latency_s < self._asked_s:
+            self._asked, self._asked_s = asked.mode, asked.latency_s
+        elif asked.latency_s > (1 + self.SLOWER) * self._asked_s and self._frames > self.SETTLED:
+            self._asked_s, self._rarer, self._frames = asked.latency_s, 1, max(self._frames, self.FRAMES)
 
     def _surprised(self, forecasts: Mapping[Mode, Forecast]) -> bool:
         """Whether the last answer was far from what was forecast, so that one is not enough to know."""
