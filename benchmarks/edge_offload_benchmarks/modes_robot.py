@@ -1,7 +1,9 @@
-"""The robot of ``bench modes``, started by ``edge-offload exec``: rounds of one frame in each mode and one by ``auto``.
+"""The robot of ``bench modes`` and ``bench robots --mode``, started by ``edge-offload exec``.
 
-A line of JSON ``{"rounds": n}`` on standard input asks for so many; they come back as one line. A frame is what a node
-asks an :class:`OffloadedModule` for, without hedging: each mode has to finish what it began.
+A line of JSON on standard input asks for something, and a line comes back: ``{"rounds": n}`` for so many rounds of one
+frame in each mode and one by ``auto``; ``{"prepare": mode}``, ``{"hold": mode, "seconds": s}`` and ``{"check": n}`` for
+one mode. A frame is what a node asks an :class:`OffloadedModule` for, without hedging: each mode has to finish what it
+began.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import json
 import os
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -33,7 +37,17 @@ from edge_offload_benchmarks.processes import robot_arguments
 AUTO = "auto"
 FRAMES, WARM = 24, 6
 OPEN_S = 400.0
+#: Results of a mode held that are compared with the robot's own.
+CHECKED = 12
 PATIENT = TimeoutLimits(first_s=60.0, floor_s=60.0, cap_s=60.0)
+
+
+@dataclass
+class Held:
+    """Frames in one mode: what each took, and why some came from the robot itself."""
+
+    seconds: List[float] = field(default_factory=list)
+    fell_back: Counter[str] = field(default_factory=Counter)
 
 
 class Robot:
@@ -53,17 +67,18 @@ class Robot:
         self.module.add_runner(DeviceRunner(Mode.REPLAY, on_device))
         self.policy = make_policy(AUTO)
         self.modes: List[Mode] = []
+        self.kept: List[Tuple[torch.Tensor, Tuple[torch.Tensor, ...]]] = []
         self.lacks: Dict[str, str] = {}
 
-    def ready(self) -> None:
-        """Learn and plan, and see what there is to choose among."""
+    def ready(self, wanted: Sequence[Mode] = (Mode.LOCAL, Mode.SERVER, Mode.REPLAY, Mode.SPLIT)) -> Dict[str, str]:
+        """Learn and plan, and see what there is to choose among; what the others lack."""
         ends = time.monotonic() + OPEN_S
-        wanted = [Mode.LOCAL, Mode.SERVER, Mode.REPLAY, Mode.SPLIT]
         for _ in range(2):
             self.module.run([next(self.inputs)], Mode.LOCAL)
         while time.monotonic() < ends:
             tensor = next(self.inputs)
-            self.module.situation([tensor])
+            if len(wanted) > 2:
+                self.module.situation([tensor])
             lacking = {mode.value: self.module.unavailable_reason(mode, [tensor]) or "" for mode in wanted}
             if not any(lacking.values()):
                 break
@@ -73,6 +88,31 @@ class Robot:
         for _ in range(WARM):
             for mode in self.modes:
                 self.module.run([next(self.inputs)], mode)
+        return self.lacks
+
+    def hold(self, mode: str, seconds: float) -> Dict[str, Any]:
+        """Frames in one mode, one after the other, for so long; the first ones are kept for :meth:`check`."""
+        ends, found = time.monotonic() + seconds, Held()
+        while time.monotonic() < ends:
+            tensor, began = next(self.inputs), time.monotonic()
+            outputs, report = self.module.run([tensor], Mode(mode))
+            found.seconds.append(time.monotonic() - began)
+            if report.fallback_reason:
+                found.fell_back[report.fallback_reason[:200]] += 1
+            elif len(self.kept) < CHECKED:
+                self.kept.append((tensor, outputs))
+        return {"seconds": found.seconds, "fell_back": dict(found.fell_back), "plan": self.plan(tensor)}
+
+    def check(self) -> Dict[str, Any]:
+        """The results that were kept, against what the robot computes by itself."""
+        equal, worst = 0, 0.0
+        for tensor, outputs in self.kept:
+            own, _ = self.module.run([tensor], Mode.LOCAL)
+            equal += all(torch.equal(one, other) for one, other in zip(outputs, own))
+            scale = max(float(item.abs().max()) for item in own)
+            apart = max(float((one - other).abs().max()) for one, other in zip(outputs, own))
+            worst = max(worst, apart / max(scale, 1e-30))
+        return {"checked": len(self.kept), "equal": equal, "difference": worst}
 
     def frame(self, mode: str, tensor: torch.Tensor) -> Tuple[float, str, str, str]:
         """Seconds, the mode that ran, why not another, and what was decided."""
@@ -86,6 +126,7 @@ class Robot:
 
     def rounds(self, rounds: int) -> Dict[str, Any]:
         """One frame in each mode and one by ``auto``, on the same picture; who begins changes."""
+        self.ready()
         names = [*(mode.value for mode in self.modes), AUTO]
         found: List[Dict[str, Any]] = []
         orders = itertools.cycle(itertools.permutations(names))
@@ -95,6 +136,14 @@ class Robot:
             if len(found) == rounds:
                 break
         return {"rounds": found, "lacks": self.lacks, "plan": self.plan(tensor), "load": os.getloadavg()[0]}
+
+    def answer(self, asked: Dict[str, Any]) -> Dict[str, Any]:
+        """See the module."""
+        if "prepare" in asked:
+            return {"lacks": self.ready([Mode.LOCAL, Mode(asked["prepare"])])}
+        if "hold" in asked:
+            return self.hold(asked["hold"], asked["seconds"])
+        return self.check() if "check" in asked else self.rounds(**asked)
 
     def plan(self, tensor: torch.Tensor) -> str:
         """What mode ``split`` does at the bandwidth of now."""
@@ -118,9 +167,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     with contextlib.closing(client), contextlib.closing(robot.module):
         client.start()
         client.wait_ready(60.0)
-        robot.ready()
         for line in sys.stdin:
-            print(json.dumps(robot.rounds(**json.loads(line))), file=out, flush=True)
+            print(json.dumps(robot.answer(json.loads(line))), file=out, flush=True)
     return 0
 
 

@@ -596,6 +596,23 @@ def _robots(record: Any) -> List[str]:
     )
 
 
+def _held_robots(records: Any) -> List[str]:
+    rows = sorted(records, key=lambda record: (record["model"], record["mode"], record["robots"]))
+    for row in rows:
+        row["equal_of"] = f"{row['equal']} of {row['checked']}"
+        row["back"] = "; ".join(f"{count} x {reason}" for reason, count in row["fell_back"].items()) or "none"
+    return _table(
+        rows,
+        [
+            ("model", "model", str), ("mode", "mode", str), ("robots", "robots", str),
+            ("frames a second", "frames_per_s", _one), ("most / least served", "ratio", _ratio),
+            ("p50, ms", "latency_s.p50", _ms), ("p99, ms", "latency_s.p99", _ms), ("bit-equal", "equal_of", str),
+            ("largest difference", "difference", _exponent), ("computed on the robot", "back", str),
+            ("load average", "load_average", _one),
+        ],
+    )  # fmt: skip
+
+
 def _sconet(record: Any) -> List[str]:
     rows = [{"method": method, **row} for method, row in record["methods"].items()]
     return _table(
@@ -880,6 +897,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "conformance": _conformance,
     "conformance_layouts": _conformance,
     "split": _split,
+    "split_pairs": _split,
     "split_exactness": _exactness,
     "adaptive": _adaptive,
     "adaptive_launch": _adaptive_launch,
@@ -892,6 +910,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "chaos_split": _chaos,
     "chaos_carry": _chaos_carry,
     "robots": _robots,
+    "robots_modes": _held_robots,
     "fuzz": _fuzz,
     "fuzz_messages": _fuzz,
     "fuzz_strangers": _fuzz,

@@ -6,11 +6,16 @@ has four connections. Fairness is per robot, not per connection.
 
   edge-offload bench robots                        10 robots, 20 s
   edge-offload bench robots --full --json robots.json     10 minutes
+  edge-offload bench robots --mode replay --robots 2 5 10 --json robots_modes.json
+                                                   real networks in one mode, a process each; --mode split likewise
 
 served: answers per robot. ratio: most / least. memory growth: of the server's resident memory, from a fifth of the time
 to the end. A robot whose connection breaks opens its model again on the next one; every break is counted with its
 reason. Ends with 1 if anything failed, if the most served robot got more than 1.2 times as much as the least, or if the
-server grew by more than 2 %, or held more sockets or threads than at the beginning.
+server grew by more than 2 %, or held more sockets or threads than at the beginning. With --mode each robot runs frame
+after frame for --seconds once all have learnt and planned; results are compared with what the robot computes itself:
+bit for bit, or for split within 1e-4 of the largest value. Ends with 1 where that, or the ratio, is not met, or a frame
+fell back to the robot.
 """
 
 from __future__ import annotations
@@ -38,7 +43,9 @@ SLACK = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    parser.add_argument("--robots", type=int, default=10, metavar="N", help="emulated robots (10)")
+    parser.add_argument("--robots", type=int, nargs="+", default=[10], metavar="N", help="robots (10)")
+    parser.add_argument("--mode", choices=("server", "replay", "split"), help="real networks, in this mode")
+    parser.add_argument("--model", default="kapao_vtest", help="with --mode: the network (kapao_vtest)")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of load (20)")
     parser.add_argument("--full", action="store_true", help=f"{FULL_S:g} s of load")
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record robots_bench here")
@@ -49,9 +56,13 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload import records
     from edge_offload.errors import BadInput
 
-    if not 1 <= args.robots <= 50 or args.seconds <= 0:
+    if not all(1 <= robots <= 50 for robots in args.robots) or args.seconds <= 0:
         raise BadInput("--robots is 1 to 50, --seconds positive")
-    record = measure(args.robots, FULL_S if args.full else args.seconds)
+    if args.mode is not None:
+        return _held(args)
+    if len(args.robots) > 1:
+        raise BadInput("several numbers of robots are for --mode")
+    record = measure(args.robots[0], FULL_S if args.full else args.seconds)
     served, latency = record["served"], record["latency_s"]
     print(f"{record['answers_per_s']:.0f} answers/s to {len(served)} robots: {min(served)} to {max(served)} each")
     print(f"latency p50 {latency['p50'] * 1e3:.0f} ms, p99 {latency['p99'] * 1e3:.0f} ms")
@@ -65,6 +76,25 @@ def run(args: argparse.Namespace) -> int:
         records.write(args.json, "robots_bench", record)
         print(f"wrote {args.json}", file=sys.stderr)
     return 0 if record["passed"] else 1
+
+
+def _held(args: argparse.Namespace) -> int:
+    """One mode, with every number of robots."""
+    from edge_offload import records
+    from edge_offload_benchmarks.held_robots import show, together
+
+    passed = True
+    for robots in args.robots:
+        record = together(args.mode, args.model, robots, FULL_S if args.full else args.seconds)
+        show(record)
+        passed &= record["passed"]
+        if args.json is not None:
+            keys = ("mode", "model", "robots")
+            others = [item for item in records.read_list(args.json, "held_robots")
+                      if any(item[key] != record[key] for key in keys)]  # fmt: skip
+            records.write(args.json, "held_robots", [*others, record])
+            print(f"wrote {args.json}", file=sys.stderr)
+    return 0 if passed else 1
 
 
 def measure(robots: int, seconds: float) -> Dict[str, Any]:

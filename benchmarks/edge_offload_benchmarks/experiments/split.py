@@ -8,13 +8,16 @@ latency is set beside what the simulation had predicted.
   edge-offload bench split --model movenet --option size=256 --json split.json --plot split.png
   edge-offload bench split --model movenet --bandwidth 2 --bandwidth 8 --planner loss_beam --no-codecs
   edge-offload bench split --model movenet --pairs 50     per bandwidth, what auto runs against the best undivided plan
+  edge-offload bench split --tensor-parallel --slowdown 2 --planner loss_beam    every layer divided and gathered; a
+                                                          server that is only twice as fast as the robot
 
 Each side has one thread, and a core of its own where the machine has two (the emulator runs beside the robot, which
 sleeps most of its time). Planners that choose the same plan for the same bandwidth share its measurement. Read the
 figures as those of a busy machine where it was one (the load average is part of the record). With --pairs the plan
 that mode split uses at a bandwidth and the best plan that divides no operator (layer cuts included, by what they are
 expected to take) run in turns, inference by inference; the ratio is the median of the pairs', with its 95 % interval.
-Records of other models that --json holds are kept, and --plot draws all of them.
+With --tensor-parallel each operator is divided by the speeds of the two sides, and both get all of each layer, as in a
+data centre. Records of other models and slowdowns that --json holds are kept, and --plot draws all of them.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=7, help="inferences per plan and bandwidth (7)")
     parser.add_argument("--pairs", type=int, default=0, metavar="N",
                         help="run the plan in force and the best undivided one N times in turns (0: not)")  # fmt: skip
+    parser.add_argument("--tensor-parallel", action="store_true", help="also every layer divided and gathered")
     parser.add_argument("--seconds", type=float, default=4.0, help="search time of a planner per table (4)")
     parser.add_argument("--video", type=pathlib.Path, help="video whose first frame is the input (the sample video)")
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the records `split_bench` here")
@@ -93,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
         **({"pairs": pairs} if args.pairs else {}),
         **errors_of(rows),
     }
-    others = [item for item in records.read_list(args.json, "split_bench") if item["model"] != args.model]
+    others = [item for item in records.read_list(args.json, "split_bench")
+              if any(item[key] != record[key] for key in ("model", "options", "slowdown"))]  # fmt: skip
     everything = [*others, record]
     found = errors_of([row for item in everything for row in item["rows"]])
     print(f"{args.model}: simulated against measured: median error {record['median_error']:.1%}, p90 "
@@ -165,6 +170,10 @@ def measure(
                         })  # fmt: skip
                     rows.append({**what, **known[key]})
                     print(_line(rows[-1]), flush=True)
+        for bandwidth in (args.bandwidth or BANDWIDTHS) if args.tensor_parallel else ():
+            control.do("set", mbps=bandwidth * 8)
+            rows.append(_gathered(args, module, runner, inputs, bandwidth * 1e6))
+            print(_line(rows[-1]), flush=True)
         pairs: List[Dict[str, Any]] = []
         if args.pairs:
             tables = {name: runner.replan(inputs, name) for name in (*UNDIVIDED, DEFAULT)}
@@ -174,6 +183,35 @@ def measure(
                 print(_pair_line(pairs[-1]), flush=True)
         module.close()
     return rows, pairs
+
+
+def _gathered(
+    args: argparse.Namespace, module: Any, runner: Any, inputs: Sequence[Any], bytes_per_s: float
+) -> Dict[str, Any]:
+    """The row of tensor parallelism at one bandwidth."""
+    from edge_offload.split.model.plan import Side
+    from edge_offload.split.model.simulate import simulate
+    from edge_offload.split.runtime.tables import ready
+    from edge_offload_benchmarks.tensor_parallel import tensor_parallel
+
+    planned = runner.planned(inputs)
+    model, located = planned.model, planned.network.located
+    robot_s, server_s = (model.whole_s(side) for side in Side)
+    plan = tensor_parallel(located, server_s / (robot_s + server_s))
+
+    def only(planned: Any) -> Any:
+        table = replace(planned.table, bandwidths=(1.0,), plans=(plan,))
+        return replace(planned, table=table, plans=(ready(plan, located, plan.sequence),), place=(0,))
+
+    runner.put_in_force(inputs, only)
+    runner.bandwidth = bytes_per_s
+    expected = simulate(plan, model, bytes_per_s)
+    return _repeat(args, module, runner, inputs, {
+        "planner": "tensor_parallel", "codecs": False, "bytes_per_s": bytes_per_s, "kind": "split",
+        "steps_robot": len(plan.robot), "steps_server": len(plan.server), "predicted_s": expected.makespan_s,
+        "predicted_stages_s": {"compute_robot": expected.robot_s, "compute_server": expected.server_s,
+                               "link": expected.communication_s},
+    })  # fmt: skip
 
 
 def _pair(

@@ -1,0 +1,32 @@
+"""What is made of robots that ran together in one mode."""
+
+from __future__ import annotations
+
+from edge_offload import records
+from edge_offload_benchmarks.held_robots import judge
+
+
+def told(frames: int = 20, **fell_back: int) -> dict:
+    return {"seconds": [0.1] * frames, "fell_back": fell_back, "plan": "split"}
+
+
+def checked(equal: int, difference: float) -> dict:
+    return {"checked": 12, "equal": equal, "difference": difference}
+
+
+def test_robots_are_held_to_exactness_fairness_and_to_their_mode() -> None:
+    fine = [told(20), told(22)]
+
+    def passed(mode: str, held: list, results: list) -> bool:
+        record = judge(mode, "net", 2.0, held, results, [1, 2, 3], records.latency_summary)
+        records.validate("held_robots", record)
+        return bool(record["passed"])
+
+    exact, near, far = checked(12, 0.0), checked(0, 1e-6), checked(0, 1e-2)
+    assert passed("replay", fine, [exact, exact])
+    assert not passed("replay", fine, [exact, near]), "replay gives the robot's bits"
+    assert passed("split", fine, [exact, near])
+    assert not passed("split", fine, [exact, far])
+    assert not passed("replay", [told(20), told(30)], [exact, exact]), "one was served more"
+    assert not passed("replay", [told(20), told(20, late=1)], [exact, exact]), "a frame was computed on the robot"
+    assert not passed("split", fine, [{"checked": 0, "equal": 0, "difference": 0.0}] * 2), "nothing was compared"
