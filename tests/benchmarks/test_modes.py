@@ -34,6 +34,9 @@ def test_pairs_say_which_mode_is_best_on_a_machine_whose_speed_changes() -> None
         middle, low, high = ratios[name]
         assert low <= middle <= high
         assert middle == pytest.approx(factor, rel=0.03)
+    undivided = modes.judge(SETTING, {"rounds": [{**each, "split": [0.0, "split", "", ""]} for each in rounds],
+                                      "plan": "device-only", "lacks": {}, "load": 3.0})  # fmt: skip
+    assert undivided["best"] == "replay", "a plan that divides nothing is local under another name"
     names = ("local", "server", "auto")
     same = [{name: [chooser.uniform(0.9, 1.1), "local", "", ""] for name in names} for _ in range(9)]
     assert not modes.judge(SETTING, {"rounds": same, "plan": "", "lacks": {}, "load": 0.0})["beyond_doubt"]

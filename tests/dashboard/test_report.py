@@ -13,7 +13,8 @@ from edge_offload.cli import main
 from edge_offload.errors import BadInput
 from edge_offload.report.columns import Columns, thin
 from edge_offload.report.page import MAX_POINTS, data, render
-from edge_offload.report.summary import summarise
+from edge_offload.report.summary import _both, summarise
+from edge_offload.timing import STAGES
 from tests.dashboard import made_up
 
 
@@ -174,3 +175,12 @@ def test_lines_that_are_left_out_are_told_on_the_page(run_file, capsys):
     assert main(["report", str(run_file)]) == 0
     assert "1 lines of the file hold no record" in capsys.readouterr().out
     assert "hold no record and are left out: line " in run_file.with_suffix(".html").read_text()
+
+
+def test_the_report_says_when_both_sides_compute_and_when_each_is_idle() -> None:
+    """Stages are sums: 70 and 60 ms in a frame of 100 overlap by 30 at least."""
+    stages = {stage: np.zeros(2) for stage in STAGES}
+    stages["compute_robot"], stages["compute_server"] = np.array([0.06, 0.2]), np.array([0.06, 0.0])
+    stages["encode"] = np.array([0.01, 0.0])
+    found = _both(stages, np.array([0.1, 0.2]))
+    assert found == pytest.approx({"overlap_ratio": 0.15, "idle_robot": 0.15, "idle_server": 0.7})

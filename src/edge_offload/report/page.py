@@ -167,7 +167,12 @@ def _stage_rows(record: Dict[str, Any]) -> List[List[str]]:
         for stage in STAGES
     ]
     total = ["total", *(f"{one['latency_s']['mean'] * 1e3:.1f}" for one in modes.values())]
-    return [head, *lines, total]
+    shares = [
+        [words, *(f"{one[name]:.0%}" for one in modes.values())]
+        for words, name in (("robot idle", "idle_robot"), ("server idle", "idle_server"),
+                            ("both compute, at least", "overlap_ratio"))
+    ]  # fmt: skip
+    return [head, *lines, total, *shares]
 
 
 def _fallbacks(record: Dict[str, Any]) -> str:
