@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -99,8 +99,9 @@ def read(summary: pathlib.Path, began: float) -> Launched:
 
 
 def compare(
-    turns: int, lead_s: float, seconds: float, arguments: Mapping[str, str], truth: float = 0.0, port: int = 11911
-) -> Dict[str, Any]:
+    turns: int, lead_s: float, seconds: float, arguments: Mapping[str, str], truth: float = 0.0, port: int = 11911,
+    keep: Optional[pathlib.Path] = None,
+) -> Dict[str, Any]:  # fmt: skip
     """The record ``adaptive_launch``.
 
     Args:
@@ -110,17 +111,31 @@ def compare(
         arguments: of the launch file.
         truth: bytes per second of a link that does not change; 0: one that does.
         port: of the first master, and two behind it.
+        keep: folder for what each run did; one that is there already is not run again.
     """
     names = (AUTO, *HELD)
     runs: Dict[str, List[Launched]] = {name: [] for name in names}
     for turn in range(turns):
         for name in (*names[turn % len(names) :], *names[: turn % len(names)]):
-            with tempfile.TemporaryDirectory() as folder:
-                runs[name].append(launch(name, lead_s + seconds, arguments, port, pathlib.Path(folder)))
+            kept = None if keep is None else keep / f"{turn + 1}_{name}.json"
+            runs[name].append(_run(kept, name, lead_s + seconds, arguments, port))
             row = _row(name, runs[name], lead_s, truth)
             print(f"turn {turn + 1}, {name:6}: mean {row['mean_s'] * 1e3:5.0f} ms over {row['frames']} frames, "
                   f"first result after {row['first_s']:.1f} s, {row['share']}", flush=True)  # fmt: skip
     return judge(runs, lead_s, seconds, arguments, truth)
+
+
+def _run(
+    kept: Optional[pathlib.Path], mode: str, seconds: float, arguments: Mapping[str, str], port: int
+) -> Launched:
+    if kept is not None and kept.exists():
+        return Launched(**json.loads(kept.read_text(encoding="utf-8")))
+    with tempfile.TemporaryDirectory() as folder:
+        found = launch(mode, seconds, arguments, port, pathlib.Path(folder))
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(found.__dict__), encoding="utf-8")
+    return found
 
 
 def judge(

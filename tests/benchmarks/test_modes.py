@@ -62,6 +62,23 @@ def test_launches_are_held_to_the_best_mode() -> None:
     assert [bar["met"] for bar in bars] == [False, False, False, False, True, True, False]
 
 
+def test_launches_that_were_kept_are_not_run_again(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: List[str] = []
+
+    def launch(mode: str, *_: object) -> launched.Launched:
+        ran.append(mode)
+        if len(ran) == 3:
+            raise RemoteError("no result")
+        return run(mode, 0.2)
+
+    monkeypatch.setattr(launched, "launch", launch)
+    with pytest.raises(RemoteError):
+        launched.compare(1, 10.0, 20.0, {}, keep=tmp_path)
+    record = launched.compare(1, 10.0, 20.0, {}, keep=tmp_path)
+    assert ran == ["auto", "local", "server", "server", "replay", "split"]
+    assert record == {**launched.compare(1, 10.0, 20.0, {}, keep=tmp_path), "load_average": record["load_average"]}
+
+
 def test_a_launch_is_read_from_its_records(tmp_path: pathlib.Path) -> None:
     lines: List[Tuple[str, float, dict]] = [
         ("mode", 1.0, {"reason": "set by the parameter ~mode"}),

@@ -75,6 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "kapao_tracking.launch; in a shell with ROS")  # fmt: skip
     parser.add_argument("--turns", type=int, default=3, metavar="N", help="with --launch: of all modes (3)")
     parser.add_argument("--lead", type=float, default=120.0, metavar="S", help="with --launch: not judged (120)")
+    parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER", help="with --launch: keep what each run did "
+                        "here, and go on behind those that are there")  # fmt: skip
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record adaptive_bench here")
     add_output(parser, "--plot", type=pathlib.Path, metavar="PNG", help="draw the mean latencies")
 
@@ -152,7 +154,8 @@ def _launch(args: argparse.Namespace) -> int:
         arguments["link"] = str(args.trace.resolve())
     constant = arguments["link"] in ("wifi_93mbps", "wifi_73mbps")
     truth = named_link(arguments["link"]).up.mean() if constant else 0.0
-    record = launched.compare(args.turns, args.lead, args.seconds or 300.0, arguments, truth)
+    record = launched.compare(args.turns, args.lead, args.seconds or 300.0, arguments, truth,
+                              keep=args.keep)  # fmt: skip
     for bar in record["bars"]:
         print(f"  {'met    ' if bar['met'] else 'NOT MET'} {bar['name']}: {bar['value']}")
     if args.json is not None:
