@@ -109,9 +109,8 @@ class Robot:
         for tensor, outputs in self.kept:
             own, _ = self.module.run([tensor], Mode.LOCAL)
             equal += all(torch.equal(one, other) for one, other in zip(outputs, own))
-            scale = max(float(item.abs().max()) for item in own)
-            apart = max(float((one - other).abs().max()) for one, other in zip(outputs, own))
-            worst = max(worst, apart / max(scale, 1e-30))
+            for one, other in zip(outputs, own):
+                worst = max(worst, difference(one, other))
         return {"checked": len(self.kept), "equal": equal, "difference": worst}
 
     def frame(self, mode: str, tensor: torch.Tensor) -> Tuple[float, str, str, str]:
@@ -152,6 +151,15 @@ class Robot:
         if planned is None or not isinstance(runner, SplitRunner):
             return ""
         return ways(planned.plans[planned.choose(runner._bandwidth())].plan)
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Largest difference as a share of the largest value of ``other``; of other shapes 1: all of it."""
+    if one.shape != other.shape:
+        return 1.0
+    if not other.numel():
+        return 0.0
+    return float((one - other).abs().max()) / max(float(other.abs().max()), 1e-30)
 
 
 def main(argv: Optional[List[str]] = None) -> int:

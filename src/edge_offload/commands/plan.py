@@ -3,6 +3,7 @@
   edge-offload plan resnet50 --profile robot.json --server-profile server.json
   edge-offload plan vgg19_bn --profile robot.json --slowdown 6 --plot plan.png     robot emulated on this machine
   edge-offload plan kapao_s --objective energy --planner spso_ga --bandwidth 2 5 10 --out table.json
+  edge-offload plan kapao_vtest --bandwidth 4 11 20 --measure --plot plan.png       run it here, too, the link emulated
   edge-offload plan mobilenet_v3_large --option size=96 --verify                    every planner, every bandwidth
 
 Without a profile the model is measured here first. Bandwidths are in megabytes per second. The table says what each
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from edge_offload.split.model.cost import CostModel
     from edge_offload.split.model.network import Network
     from edge_offload.split.model.objective import Objective
+    from edge_offload.split.model.plan import Plan
+    from edge_offload.split.model.simulate import Span
     from edge_offload.split.planners.space import Space
     from edge_offload.split.planners.table import Effort, PlanTable
     from edge_offload.split.runtime.profile import Profile
@@ -66,6 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "(JSON, kind 'split_bound') as it is found, and leaves out what FILE holds")  # fmt: skip
     add_output(parser, "--out", metavar="FILE", help="write the table with its plans (JSON, kind 'split_table')")
     add_output(parser, "--plot", metavar="FILE.png", help="draw the plan for --plot-bandwidth")
+    parser.add_argument("--measure", action="store_true", help="run both halves of the plan for --plot-bandwidth here, "
+                        "the link emulated, and draw that, too")  # fmt: skip
     parser.add_argument("--plot-bandwidth", type=positive, metavar="MB/S", help="default: where a split gains most")
     parser.add_argument("--verify", action="store_true", help="run every plan of every planner; prints JSON")
     parser.add_argument("--random", type=int, default=8, metavar="N", help="random plans for --verify (default 8)")
@@ -117,12 +122,36 @@ def run(args: argparse.Namespace) -> int:
             "model": args.model, "planner": args.planner, "objective": args.objective, "slowdown": args.slowdown,
             "codecs": not args.no_codecs, "planning_s": planning_s, "rows": rows,
         })  # fmt: skip
-    if args.plot:
-        from edge_offload.split.model.draw import draw
-
+    if args.plot or args.measure:
         rate = args.plot_bandwidth * 1e6 if args.plot_bandwidth else _most_gained(rows)
-        draw(table.look_up(rate), model, rate, args.plot, f"{args.model}, {args.planner}")
+        measured = _measured(args, network, model, table.look_up(rate), rate) if args.measure else None
+        if args.plot:
+            from edge_offload.split.model.draw import draw
+
+            draw(table.look_up(rate), model, rate, args.plot, f"{args.model}, {args.planner}", measured)
     return 0
+
+
+def _measured(
+    args: argparse.Namespace, network: Network, model: CostModel, plan: Plan, rate: float
+) -> Tuple[float, Sequence[Span]]:
+    """Makespan and timeline of a plan that is run here; says what both sides did."""
+    import statistics
+
+    from edge_offload.ir import sequence_hash
+    from edge_offload.split.model.plan import Side
+    from edge_offload.split.model.simulate import simulate
+    from edge_offload.split.runtime.tables import ready
+    from edge_offload.split.runtime.timeline import measure_timeline
+
+    runs = ready(plan, network.located, sequence_hash(network.located.sequence))
+    found, seconds = measure_timeline(runs, network, network.inputs, rate, model.link, args.slowdown)
+    expected_s = simulate(plan, model, rate).makespan_s
+    print(f"at {rate / 1e6:.1f} MB/s (link emulated), {len(seconds)} times: median "
+          f"{statistics.median(seconds) * 1e3:.1f} ms, {expected_s * 1e3:.1f} were expected; robot idle "
+          f"{found.idle(Side.ROBOT):.0%}, server idle {found.idle(Side.SERVER):.0%}, "
+          f"overlap_ratio {found.overlap_ratio:.2f}")  # fmt: skip
+    return found.makespan_s, found.spans
 
 
 def _model(

@@ -250,7 +250,7 @@ class _Choosing(abc.ABC):
             why += "; the power budget cannot be held, because nobody knows what this machine draws"
 
         def doubt(one: Mode, other: Mode) -> float:
-            return apart(*((able[mode], costs[mode]) for mode in (one, other)), situation.link)
+            return apart((able[one], costs[one]), (able[other], costs[other]), situation.link)
 
         mode = self._hysteresis.settle(best, costs, doubt)
         return Decision(mode, self._words(mode, best, why, situation), self.name)

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any, List, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from edge_offload.split.footprints.registry import Locality
 from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.plan import Plan, Side, merge_steps
-from edge_offload.split.model.simulate import LANES, simulate
+from edge_offload.split.model.simulate import LANES, Span, simulate
 
 COLOURS = {"robot": "#1b7f79", "server": "#c4572e", "uplink": "#5b6fb5", "downlink": "#8a6fb5"}
 BOTH = "#e3b23c"
 
 
-def draw(plan: Plan, model: CostModel, bandwidth: float, path: Union[str, pathlib.Path], title: str) -> None:
-    """Write a PNG: the timeline of robot, uplink, server and downlink, and each side's rows of every operator."""
+def draw(
+    plan: Plan, model: CostModel, bandwidth: float, path: Union[str, pathlib.Path], title: str,
+    measured: Optional[Tuple[float, Sequence[Span]]] = None,
+) -> None:  # fmt: skip
+    """Write a PNG: the timeline of robot, uplink, server and downlink, and each side's rows of every operator.
+
+    ``measured``: makespan (seconds) and spans as they were, drawn below those that are expected.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     outcome = simulate(plan, model, bandwidth)
-    figure, (above, below) = pyplot.subplots(2, 1, figsize=(11, 6.6), gridspec_kw={"height_ratios": [2, 3]})
-    _timeline(above, outcome)
-    _network(below, plan, model)
+    heights = [2, *([2] if measured else []), 3]
+    figure, panels = pyplot.subplots(len(heights), 1, figsize=(11, 1.32 * sum(heights)),
+                                     gridspec_kw={"height_ratios": heights})  # fmt: skip
+    longest = max(outcome.makespan_s, measured[0] if measured else 0.0)
+    _timeline(panels[0], outcome.spans, longest)
+    if measured:
+        panels[0].set_title("expected", fontsize=9, loc="left")
+        _timeline(panels[1], measured[1], longest)
+        panels[1].set_title(f"measured: {measured[0] * 1e3:.1f} ms", fontsize=9, loc="left")
+    _network(panels[-1], plan, model)
     figure.suptitle(f"{title}, {bandwidth / 1e6:.1f} MB/s: {outcome.makespan_s * 1e3:.1f} ms, "
                     f"{outcome.energy_j:.2f} J, {outcome.bytes_up / 1e3:.0f} kB up, "
                     f"{outcome.bytes_down / 1e3:.0f} kB down")  # fmt: skip
@@ -33,10 +46,10 @@ def draw(plan: Plan, model: CostModel, bandwidth: float, path: Union[str, pathli
     pyplot.close(figure)
 
 
-def _timeline(axes: Any, outcome: Any) -> None:
+def _timeline(axes: Any, spans: Sequence[Span], longest_s: float) -> None:
     lanes = list(reversed(LANES))
-    total = outcome.makespan_s * 1e3
-    for span in outcome.spans:
+    total = longest_s * 1e3
+    for span in spans:
         start, length = span.start_s * 1e3, (span.end_s - span.start_s) * 1e3
         row = lanes.index(span.lane)
         axes.barh(row, max(length, total / 800), left=start, height=0.66, color=COLOURS[span.lane], edgecolor="white",
