@@ -15,6 +15,7 @@ from torch import nn
 
 from edge_offload.commands.plan import bins
 from edge_offload.errors import BadInput, Unsupported
+from edge_offload.execute.tensors import pack
 from edge_offload.ir.build import TracedProgram
 from edge_offload.split.model.check import BadPlan, check
 from edge_offload.split.model.complete import complete
@@ -193,3 +194,14 @@ def test_verifier_passes_every_planner_and_random_plans_and_refuses_a_missing_ha
     first, *rest = plan.transfers
     with pytest.raises(BadPlan):
         verifier.errors(replace(plan, transfers=(replace(first, high=first.high - 1), *rest)))
+
+
+def test_what_codecs_save_is_measured_all_over_a_picture_not_in_its_middle() -> None:
+    """A street between a plain wall and plain grass: the middle alone would be coded twice as badly."""
+    rows = torch.zeros(3, 384, 512, dtype=torch.uint8)
+    rows[:, 128:256] = torch.randint(0, 64, (3, 128, 512), dtype=torch.uint8)
+    for picture in (rows, rows.roll(128, 1)):
+        found = {speed.name: speed.ratio for speed in profiling.codec_speeds(picture)}
+        _, buffers = pack([picture], "gradient+zstd")
+        really = picture.nelement() / sum(memoryview(buffer).nbytes for buffer in buffers)
+        assert found["gradient+zstd"] == pytest.approx(really, rel=0.25)
