@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import json
 import pathlib
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence
 
-#: What is shown of one row: heading, path into the row (dots), how it is written.
-Column = Tuple[str, str, Callable[[Any], str]]
+from generate import corpus
+from generate.tables import Column
+from generate.tables import cell as _cell
+from generate.tables import exponent as _exponent
+from generate.tables import kb as _kb
+from generate.tables import mb as _mb
+from generate.tables import ms as _ms
+from generate.tables import percent as _percent
+from generate.tables import ratio as _ratio
+from generate.tables import s as _s
+from generate.tables import table as _table
+from generate.tables import us as _us
+from generate.tables import yes as _yes
 
 
 def pages(root: pathlib.Path) -> Dict[str, str]:
@@ -47,62 +58,6 @@ def pages(root: pathlib.Path) -> Dict[str, str]:
 
 
 UNKNOWN = "not recorded"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _at(row: Any, path: str) -> Any:
-    for part in path.split(".") if path else ():
-        if row is None:
-            return None
-        row = row[int(part)] if isinstance(row, list) else row.get(part)
-    return row
-
-
-def _table(rows: Sequence[Any], columns: Sequence[Column]) -> List[str]:
-    lines = ["| " + " | ".join(head for head, _, _ in columns) + " |", "|" + " --- |" * len(columns)]
-    for row in rows:
-        values = [(_at(row, path), write) for _, path, write in columns]
-        lines.append("| " + " | ".join("–" if value is None else _cell(write(value)) for value, write in values) + " |")
-    return lines
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f}"
-
-
-def _us(seconds: float) -> str:
-    return f"{1e6 * seconds:.2f}"
-
-
-def _s(seconds: float) -> str:
-    return f"{seconds:.2f}"
-
-
-def _kb(size: float) -> str:
-    return f"{size / 1e3:.1f}"
-
-
-def _mb(size: float) -> str:
-    return f"{size / 1e6:.1f}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
-
-
-def _exponent(value: float) -> str:
-    return f"{value:.1e}"
 
 
 def _adaptive(record: Any) -> List[str]:
@@ -785,77 +740,6 @@ def _codecs(record: Any) -> List[str]:
     )
 
 
-def _programs(record: Any) -> List[str]:
-    rows = [
-        {"mode": mode, **{key: item.get(key) for key in ("program", "plain_error", "sources")}, **row}
-        for item in record["programs"]
-        for mode, row in item["modes"].items()
-    ]
-    count, packages = len(record["programs"]), ", ".join(record["packages"])
-    said = f"{count} programs, {record['inferences']} inferences each; {packages}."
-    columns: List[Column] = [
-        ("program", "program", str),
-        ("mode", "mode", str),
-        ("verdict", "verdict", str),
-        ("bits of mode local", "equal", str),
-        ("off the plain CPU", "plain_error", _exponent),
-        ("round trips, first", "first_trips", str),
-        ("steady", "steady_trips", str),
-        ("ms, steady", "median_s", _ms),
-        ("sources", "sources", str),
-        ("why not", "reason", str),
-    ]
-    date = max(item["date"] for item in record["programs"])
-    last = [item for item in record["programs"] if item["date"] == date]
-    return [said, "", f"Of the {len(last)} that were run on {date}:", "", *_steadiness(last), *_table(rows, columns)]
-
-
-def _steadiness(programs: Sequence[Any]) -> List[str]:
-    """How many programs are as they are promised to be in mode replay."""
-    pairs = [(item["modes"]["lazy"], item["modes"]["replay"], item["program"]) for item in programs]
-    both = [(lazy, replay, name) for lazy, replay, name in pairs if replay["steady_trips"] and lazy["steady_trips"]]
-    one = [name for _, replay, name in both if replay["steady_trips"] == 1.0]
-    soon = [name for lazy, replay, name in both if replay["first_trips"] <= 1.5 * lazy["steady_trips"] + 10]
-    more = ", ".join(f"{name} {replay['steady_trips']:g}" for _, replay, name in both if name not in one)
-    late = ", ".join(f"{name} {replay['first_trips']}" for _, replay, name in both if name not in soon)
-    passed = sum(row["verdict"] == "passed" for item in programs for row in item["modes"].values())
-    return [
-        f"- Equal bits and no failure: {passed} of {sum(len(item['modes']) for item in programs)} runs.",
-        f"- One round trip a steady inference in mode replay: {len(one)} of {len(both)}; more: {more or 'none'}.",
-        f"- First inference within 1.5 times the steady round trips of lazy and 10 more: {len(soon)} of {len(both)};"
-        f" not: {late or 'none'}.",
-        "",
-    ]
-
-
-def _programs_link(record: Any) -> List[str]:
-    ran = [row for row in record["programs"] if "ratio" in row]
-    failed = [f"{row['program']} ({row['problem']})" for row in record["programs"] if "problem" in row]
-    mine, other = record["modes"]
-    ratios, sure = sorted(row["ratio"] for row in ran), [row for row in ran if row["low"] <= 1.1]
-    said = (
-        f"{len(ran)} programs over {record['link']}, {ran[0]['pairs']} pairs each: up to 1.1 in "
-        f"{sum(ratio <= 1.1 for ratio in ratios)}, or within the interval in {len(sure)}; worst {ratios[-1]:.2f}. "
-        f"Bits equal in {sum(row['equal'] == row['inferences'] for row in ran)}; failed: {', '.join(failed) or 'none'}."
-    )
-    columns: List[Column] = [
-        ("program", "program", str),
-        ("inputs vary in size or course", "varies", _yes),
-        (f"time, {mine} over {other}", "ratio", _s),
-        ("from", "low", _s),
-        ("to", "high", _s),
-        (f"ms, {mine}", f"modes.{mine}.median_s", _ms),
-        (f"ms, {other}", f"modes.{other}.median_s", _ms),
-        (f"round trips, {mine}", f"modes.{mine}.steady_trips", str),
-        (other, f"modes.{other}.steady_trips", str),
-        ("first time of a fourth length", f"modes.{mine}.new_trips", str),
-        ("learning, share of time", "learning_share", _s),
-        ("ms at most", "learning_s", _ms),
-        ("load of the machine", "load", _s),
-    ]
-    return [said, "", *_table(ran, columns)]
-
-
 def _engines(record: Any) -> List[str]:
     engines = ", ".join(f"{one['engine']} {one['version']}" for one in record["engines"])
     lines = [f"{engines}; load average {record['load_average']:.1f} on {record['cores']} cores.", "", "## Networks", ""]
@@ -919,8 +803,8 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "sconet": _sconet,
     "papers": _papers,
     "codecs": _codecs,
-    "programs": _programs,
-    "programs_link": _programs_link,
+    "programs": corpus.programs,
+    "programs_link": corpus.over_a_link,
     "pool": _pool,
     "fleet": _fleet,
 }

@@ -27,6 +27,55 @@ def test_equal_bits_pass_and_other_bits_are_wrong_whatever_else_happened():
     assert verdict(plain, Run(lines("a", "x"), "hangs: not over after 9 s"), 3)["verdict"] == "wrong"
 
 
+def test_divided_inferences_may_round_otherwise_and_no_more():
+    plain, other = Run(lines("a", "b", "c")), Run(lines("a", "x", "c"))
+    assert verdict(plain, other, 3, 2e-7)["verdict"] == "passed"
+    assert verdict(plain, other, 3, 2e-4)["verdict"] == "wrong"
+    assert verdict(plain, Run(lines("a", "x")), 3, 2e-7)["verdict"] == "failed"
+
+
+def test_a_program_that_amplifies_rounding_is_seen_to():
+    torch = pytest.importorskip("torch")
+    from edge_offload_benchmarks.programs.operators import grown
+
+    def make(amplifies: bool) -> Any:
+        def built(device: str) -> Any:
+            torch.manual_seed(0)
+            layer = torch.nn.Conv2d(3, 8, 3)
+
+            def infer(number: int) -> Any:
+                with torch.no_grad():
+                    found = layer(torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(number)))
+                return [found - found.round(decimals=3) if amplifies else found]  # where most cancels, rounding is left
+
+            return infer
+
+        return built
+
+    assert 1e-8 < grown(make(False), 2) < 1e-6
+    assert grown(make(True), 2) > 1e-5
+
+
+LAYOUTS = """
+import torch
+from edge_offload_benchmarks.programs.operators import BothSides
+torch.manual_seed(0)
+norm, after = torch.nn.GroupNorm(4, 32).cuda(), torch.nn.Conv2d(32, 32, 3).cuda()
+x = torch.rand(1, 32, 16, 16).contiguous(memory_format=torch.channels_last).cuda()
+with torch.no_grad(), BothSides() as sides:
+    after(norm(x)).relu_().cpu()
+print(sides.calls, {name.rsplit(".", 1)[-1]: off < 1e-6 for name, off in sides.worst.items()})
+"""
+
+
+@pytest.mark.process
+def test_operators_are_compared_in_the_layouts_of_a_plain_cpu():
+    """The CPU keeps channels last behind the norm, a GPU does not: only the convolution may round otherwise."""
+    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--threads", "1", "--"]
+    done = subprocess.run([*command, sys.executable, "-c", LAYOUTS], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() in ("3 {'conv2d': True}", "3 {}"), done.stdout + done.stderr
+
+
 def test_a_refusal_names_the_remedy_and_a_crash_does_not():
     plain = Run(lines("a", "b"))
     refused = "Unsupported: operator 'aten::x' is not supported -> leave it out"

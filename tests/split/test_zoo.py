@@ -44,6 +44,7 @@ def check_network(name: str, plans: int) -> None:
             counts = located.counts()
             assert (counts["local"], counts["global"]) == COUNTS.get(name, (counts["local"], counts["global"]))
             shared = shared_values(located, program.constants)
+            assert sum(located.undivided().values()) == counts["global"]
             for seed in range(plans if program is double else 1):
                 make = random_plan if seed % 2 else random_split
                 plan = check(make(located, random.Random(seed)), located, identity[id(program)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import sys
 import time
 from typing import Any, Iterator
@@ -18,6 +19,10 @@ import torch
 
 from edge_offload.ir.torchvision_package import torchvision_package
 from edge_offload_benchmarks.programs.catalogue import catalogue
+
+LEARNT = 7
+"""Inference after which mode split gets :data:`PATIENCE_S` to have recorded what it has seen, and to have plans."""
+PATIENCE_S = 30.0
 
 
 def main() -> int:
@@ -42,9 +47,20 @@ def main() -> int:
             print(json.dumps(line), file=out, flush=True)
             if len(sys.argv) > 3:
                 kept.append(found)
+                if number == LEARNT:
+                    _wait_for_split()
     if len(sys.argv) > 3:
         torch.save(kept, sys.argv[4])
     return 0
+
+
+def _wait_for_split() -> None:
+    installed = _installed()
+    strategy = getattr(getattr(installed, "recorder", None), "strategy", None)
+    state = getattr(strategy, "state", None)
+    until = time.monotonic() + PATIENCE_S
+    while state is not None and time.monotonic() < until and re.search("being (recorded|opened)", state()):
+        time.sleep(0.1)
 
 
 def _tensors(found: Any) -> Iterator[torch.Tensor]:

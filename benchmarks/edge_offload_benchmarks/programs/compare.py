@@ -15,6 +15,8 @@ import torch
 
 #: From this inference on a program counts as steady.
 STEADY = 14
+#: How far mode split may be from local, as a share of the largest value: kernels round otherwise on a part of the rows.
+ROUNDING = 1e-5
 
 
 @dataclass
@@ -24,10 +26,12 @@ class Run:
     Attributes:
         lines: what the child printed, a line an inference.
         problem: why it ended early; empty if it did not.
+        said: lines of its standard error.
     """
 
     lines: List[Dict[str, Any]]
     problem: str = ""
+    said: Sequence[str] = ()
 
 
 def run_program(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> Run:
@@ -48,16 +52,23 @@ def run_program(command: Sequence[str], environment: Mapping[str, str], timeout_
         return Run(_lines(out), f"hangs: not over after {timeout_s:.0f} s")
     if process.returncode:
         said = [line for line in err.strip().splitlines() if line.strip()]
-        return Run(_lines(out), said[-1][:300] if said else f"exit code {process.returncode}")
-    return Run(_lines(out))
+        return Run(_lines(out), said[-1][:300] if said else f"exit code {process.returncode}", said)
+    return Run(_lines(out), said=err.splitlines())
 
 
 def _lines(out: str) -> List[Dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
-def verdict(reference: Run, run: Run, steps: int) -> Dict[str, Any]:
-    """What a run was, held against mode local: passed, refused (with the reason), wrong, hangs or failed."""
+def verdict(reference: Run, run: Run, steps: int, off: Optional[float] = None) -> Dict[str, Any]:
+    """What a run was, held against mode local: passed, refused (with the reason), wrong, hangs or failed.
+
+    Args:
+        reference: mode local.
+        run: another one.
+        steps: inferences that were to be made.
+        off: :func:`error` of results that need not have the same bits.
+    """
     equal = sum(a["digest"] == b["digest"] for a, b in zip(reference.lines, run.lines))
     trips = [line["trips"] for line in run.lines]
     steady = trips[STEADY:]
@@ -71,7 +82,9 @@ def verdict(reference: Run, run: Run, steps: int) -> Dict[str, Any]:
         "median_s": statistics.median(line["seconds"] for line in run.lines[len(run.lines) // 2 :]) if trips else None,
         "reason": run.problem,
     }
-    if equal < len(run.lines):
+    if off is not None:
+        found["off"] = off
+    if equal < len(run.lines) and (off is None or off > ROUNDING):
         found["verdict"] = "wrong"
     elif run.problem:
         found["verdict"] = "hangs" if run.problem.startswith("hangs") else _refused(run.problem)

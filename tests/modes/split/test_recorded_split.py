@@ -189,6 +189,39 @@ def test_a_dtype_comes_by_name(recording, number):
             recorded.read(wire.encode(wrong), inputs)
 
 
+class InOnePiece(nn.Module):
+    """What has no footprint, between operators that have: encoders look for padding so, graphs add up neighbours."""
+
+    def forward(self, x, near):
+        seen = torch.isin(near, torch.tensor([0, 3])).any() | (near == 2).all()
+        summed = torch.zeros_like(x).scatter_add(0, near[:, None].expand(-1, 4), x).index_add(0, near, x)
+        best = summed.scatter_reduce(0, near[:, None].repeat(1, 4), x, "amax").index_put((near[:2],), x[0])
+        spread, middle = torch.var_mean(best)
+        return torch.where(seen, best * spread, best) + middle + best.median() + best.prod() + torch.mv(x, x[0]).sum()
+
+
+def test_what_runs_in_one_piece_does_not_keep_an_inference_from_being_divided():
+    torch.manual_seed(0)
+    module, tensors = InOnePiece(), (torch.rand(6, 4), torch.randint(0, 6, (6,)))
+    program, inputs = from_module(module, tensors), [TensorSpec.of(tensor) for tensor in tensors]
+    assert recorded.read(wire.encode(program.sequence), inputs).operators == program.sequence.operators
+
+
+@pytest.mark.parametrize("place", [-7, 6, 1 << 40])
+def test_a_row_that_does_not_exist_is_an_error_for_all_that_names_rows(place):
+    """Tensors without data know nothing of it; the kernel of a CPU has to look."""
+    x, near = torch.rand(6, 4), torch.tensor([0, place, 1])
+    for call in (
+        lambda: x.scatter_add(0, near[:, None].expand(-1, 4), x[:3]),
+        lambda: x.scatter_add(1, near[None].repeat(6, 1), x),
+        lambda: x.scatter_reduce(0, near[:, None].expand(-1, 4), x[:3], "mean"),
+        lambda: x.index_add(0, near, x[:3]),
+        lambda: x.index_put((near,), x[0], True),
+    ):
+        with pytest.raises((IndexError, RuntimeError), match=r"out of (bounds|range)"):
+            call()
+
+
 class Sampled(nn.Module):
     def forward(self, volume, grid):
         return nn.functional.grid_sample(volume, grid, align_corners=False)

@@ -187,6 +187,7 @@ SINGLE: Dict[str, Tuple[Tuple[int, ...], int, Callable[[Chain], Any]]] = {
     "slice across": ((1, 3, 13, 5), 2, lambda c: c.call("aten.slice.Tensor", X, 1, 0, 2, 1)),
     "select across": ((4, 3, 8, 5), 2, lambda c: c.call("aten.select.int", X, 0, -1)),
     "chunk": ((1, 4, 8), 2, lambda c: c.call("aten.chunk.default", X, 2, 1)),
+    "unsafe split": ((1, 4, 8), 2, lambda c: c.call("aten.unsafe_split.Tensor", X, 2, 1)),
     "unbind": ((3, 8, 2), 1, lambda c: c.call("aten.unbind.int", X, 0)),
     "pixel shuffle": ((1, 8, 5, 4), 2, lambda c: c.call("aten.pixel_shuffle.default", X, 2)),
     "pixel unshuffle": ((1, 2, 12, 4), 2, lambda c: c.call("aten.pixel_unshuffle.default", X, 2)),

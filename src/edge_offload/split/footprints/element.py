@@ -19,8 +19,9 @@ sqrt square tan tanh threshold to trunc type_as zeros_like full_like _to_copy al
 
 POINTWISE = tuple("""
 add sub subtract rsub mul multiply div divide true_divide floor_divide remainder fmod pow float_power maximum minimum
-fmax fmin atan2 hypot logaddexp eq ne lt le gt ge greater less greater_equal less_equal not_equal logical_and
-logical_or logical_xor bitwise_and bitwise_or bitwise_xor where addcmul addcdiv lerp masked_fill xlogy _prelu_kernel
+fmax fmin atan2 hypot logaddexp nextafter eq ne lt le gt ge greater less greater_equal less_equal not_equal logical_and
+logical_or logical_xor bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ where addcmul addcdiv lerp masked_fill
+xlogy _prelu_kernel
 """.split())  # noqa: SIM905 - a table reads better than a list of literals
 
 BATCH_NORMS = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update")

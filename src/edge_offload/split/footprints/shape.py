@@ -235,7 +235,7 @@ def select(site: Site) -> Optional[Local]:
     return None if axis is None or dim == axis else _moved(site, axis - (dim < axis))
 
 
-@rule("aten.chunk", "aten.split", "aten.split_with_sizes", "aten.unbind", "aten.tensor_split")
+@rule("aten.chunk", "aten.split", "aten.unsafe_split", "aten.split_with_sizes", "aten.unbind", "aten.tensor_split")
 def pieces(site: Site) -> Optional[Local]:
     """Several outputs cut along another axis."""
     source = site.number("self")

@@ -129,6 +129,11 @@ class LocalityMap:
         local = sum(counted[kind.value] for kind in (Locality.ELEMENT, Locality.BLOCK, Locality.ROW))
         return {**{kind.value: counted[kind.value] for kind in Locality}, "local": local}
 
+    def undivided(self) -> Counter[str]:
+        """Operators that run in one piece, by name."""
+        pairs = zip(self.operators, self.sequence.operators)
+        return Counter(operator.name for found, operator in pairs if found.kind is Locality.GLOBAL)
+
     def needed(self) -> Dict[int, Range]:
         """Rows of every value that some kept output depends on, in the unsplit network (hull)."""
         hull: Dict[int, Range] = {}

@@ -32,6 +32,8 @@ from edge_offload.split.model.network import Network
 MAX_LATER = 64
 """Reads of one inference behind its first."""
 MAX_OPEN = 4
+MAX_NAMED = 5
+"""Operators that are named because they cannot be divided."""
 MAX_CHANGES = 3
 """Times that an inference is learnt anew because its weights were changed."""
 
@@ -150,7 +152,9 @@ class Learner:
         try:
             made = record(inference, recorded, joined, first, expected, fetched)
             count, local = len(made.program.sequence), made.located.counts()["local"]
-            self._once.notify(f"{inference.name} is recorded: {local} of {count} operators can be divided")
+            rest = ", ".join(f"{times} {name}" for name, times in made.located.undivided().most_common(MAX_NAMED))
+            told = f"{inference.name} is recorded: {local} of {count} operators can be divided"
+            self._once.notify(f"{told}; in one piece: {rest}" if rest else told)
             runner = self.opener(made)
             runner.unavailable_reason(first.payloads)
             inference.runner = runner

@@ -37,8 +37,10 @@ MAX_VALUES_BYTES = 8 << 30
 ALSO_ACCEPTED = frozenset(
     f"aten.{name}"
     for name in """
-    arange copy fill full full_like gather index linspace max mean min native_batch_norm native_group_norm ones
-    scalar_tensor scatter select_scatter slice_scatter sum tril triu zeros _native_multi_head_attention
+    all any arange copy dot eye fill full full_like gather index index_add index_put isin linalg_cross linspace max mean
+    median min mv native_batch_norm native_group_norm new_full new_ones new_zeros ones prod repeat scalar_tensor scatter
+    scatter_add scatter_reduce select_scatter slice_scatter std_mean sum tril triu var_mean zeros _is_all_true
+    _native_multi_head_attention
     """.split()  # noqa: SIM905 - a table reads better than a list of literals
 )
 
