@@ -38,7 +38,10 @@ class Net(nn.Module):
     def forward(self, picture):
         maps = self.body(picture.permute(2, 0, 1)[None].to(self.head.weight.dtype).div_(255) - 0.5)
         one, other = maps.chunk(2, 1)
-        return self.head(torch.cat([other, one * 2], 1).mean((2, 3)))
+        found = self.head(torch.cat([other, one * 2], 1).mean((2, 3)))
+        turn = torch.eye(5, dtype=found.dtype, device=found.device).repeat(1, 1)  # of constants alone, then written to
+        turn[:, 0] = found[0]
+        return found @ turn
 
 
 torch.manual_seed(0)

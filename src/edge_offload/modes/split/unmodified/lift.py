@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
+from torch._C._functorch import is_functionaltensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from edge_offload import background
@@ -280,6 +281,8 @@ class _Tracer:
                 read.append(torch.ops.aten.clone.default(found) if written_later else found)
             else:
                 for result, tensor in self._call(cells, index, entry, references):
+                    if self._written_last.get(following, -1) > index:
+                        tensor = _writable(tensor, result.layout)
                     cells[following] = _Cell(result.storage_bytes, tensor, result.layout)
                     following += 1
         return tuple(read)
@@ -357,6 +360,14 @@ class _Tracer:
         if isinstance(value, list):
             return [self._fill(cells, index, entry, references, item) for item in value]
         return value
+
+
+def _writable(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """What can be written to while it is traced: what was made of constants alone is not torch's to replace."""
+    if is_functionaltensor(tensor):
+        return tensor
+    fresh = laid_out(torch.zeros(layout.sizes, dtype=tensor.dtype), layout)
+    return fresh.copy_(tensor)
 
 
 def _issue(entry: BoundOperator, arguments: List[Any], named: Dict[str, Any]) -> Any:
