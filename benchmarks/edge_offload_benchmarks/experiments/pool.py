@@ -8,6 +8,13 @@ table has the largest load, in steps of 0.05, at which 99 % of each network's re
   edge-offload bench pool --profiles DIR --json pool.json
   edge-offload bench pool --profiles DIR --plans reference_plans.csv --alone --json pool.json --plot pool.png
 
+  edge-offload bench pool --profiles DIR --real NAME --gpus 4xL4,12xP4 --json pool.json
+
+--real: one network on an emulated cluster of this machine, head, members, driver and server as they are, requests of
+robots through ZeroMQ; GPUs sleep the time of the profile, dilated until what a stage costs beyond it is at most 2 % of
+the shortest stage. How many are answered in time, beside the simulator's on the same arrivals. Put into the record that
+--json names. It ends with 1 if a request is lost or the cluster is more than a point below the simulator.
+
 pooled: our plan, 0.8 of the links; pooled_links_1: all of them; whole: no partitions (NP); paired: pairs of one GPU of
 each class (DART-r); reactive: our plan without reservations; authors: their plan, our scheduler. GPUs are emulated by
 their measured latencies: nothing is computed.
@@ -68,7 +75,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alone", action="store_true", help="each network alone, too, at margins of 0.1 and 0.4")
     parser.add_argument("--cluster", action="append", choices=list(CLUSTERS), help="only this one (may be repeated)")
     parser.add_argument("--groups", type=int, metavar="N", help="groups of each cluster, at most (default: all)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of virtual time for each load (10)")
+    parser.add_argument("--real", default="", metavar="NAME", help="this network on an emulated cluster; needs Ray")
+    parser.add_argument("--gpus", default="4xL4,12xP4", metavar="NxCLASS,…", help="--real: of it (4xL4,12xP4)")
+    parser.add_argument("--times", type=float, default=30.0, metavar="X", help="--real: least dilation (30)")
+    parser.add_argument("--load", type=float, default=0.9, metavar="F", help="--real: share of the planned rate (0.9)")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="of virtual time for each load; --real: of load (10)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of arrivals and groups (0)")
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record here")
     add_output(parser, "--plot", type=pathlib.Path, metavar="FILE", help="draw load factors (needs matplotlib)")
@@ -78,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
     """See the module."""
     if args.seconds <= 0 or (args.groups is not None and args.groups < 1):
         raise BadInput("--seconds is above 0 and --groups at least 1")
+    if args.real:
+        return _real(args)
     networks = profile.load(args.profiles)
     clusters = args.cluster or list(CLUSTERS)
     cases = _cases(args, networks, clusters)
@@ -97,6 +112,26 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         _draw(args.plot, record)
     return 0
+
+
+def _real(args: argparse.Namespace) -> int:
+    from edge_offload.commands.pool import counts
+    from edge_offload.server.pool.cluster import check_available
+    from edge_offload_benchmarks.pool_real import measure
+
+    check_available()
+    if not 1 <= args.times <= 10000 or not 0 < args.load <= 2:
+        raise BadInput("--times is 1 to 10000, --load above 0 and at most 2")
+    found = measure(args.profiles, args.real, counts(args.gpus), args.times, args.load, args.seconds, args.seed)
+    print(
+        f"{found['requests']} requests at {args.load:g} of {found['rate']:.1f} /s: {100 * found['served']:.2f} % in "
+        f"time, {100 * found['simulated']:.2f} % in the simulator; {found['refused']} refused, {found['lost']} lost"
+    )
+    if args.json:
+        held = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else {}
+        args.json.write_text(json.dumps({**held, "real": found}, indent=1) + "\n", encoding="utf-8")
+    held_up = found["served"] >= found["simulated"] - 0.01 and not found["lost"] and not found["failed"]
+    return 0 if held_up else 1
 
 
 def _cases(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
+from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Sequence, Set, Tuple
 
 from edge_offload.server.pool.reserve import Batcher, Route, Use
 
@@ -17,6 +19,9 @@ from edge_offload.server.pool.reserve import Batcher, Route, Use
 GRACE_S = 0.05
 #: So many overdue calls without an answer between them take a node out of the plan.
 STRIKES = 2
+
+#: Calls from whose lateness the slack is taken; from so many on, and anew after each so many.
+LATEST, EVERY = 256, 16
 
 #: A worker: route, stage, number.
 Worker = Tuple[int, int, int]
@@ -73,7 +78,8 @@ class Dispatcher:
         start: makes a call; :meth:`ended` or :meth:`failed` is called when it has.
         answer: takes a batch's requests and the outputs of its last stage.
         refuse: takes requests that are not computed, and why.
-        slack_s: by so much batches are to end before the deadline: what calls and clocks cost.
+        slack_s: by so much, at most, batches are to end before the deadline: what calls and clocks cost. Less where
+            calls are known to end nearer to their reserved ends.
     """
 
     def __init__(
@@ -83,7 +89,10 @@ class Dispatcher:
         refuse: Callable[[Sequence[int], str], None],
         slack_s: float = 0.0,
     ) -> None:
-        self._slack_s = slack_s
+        self._slack_s = self._most_slack_s = slack_s
+        #: Seconds from the reserved ends of the latest calls to their ends.
+        self.late_s: Deque[float] = deque(maxlen=LATEST)
+        self._ended = 0
         self._start, self._answer, self._refuse = start, answer, refuse
         self._routes: List[Route] = []
         self._batcher = Batcher([])
@@ -174,6 +183,7 @@ class Dispatcher:
         if call is None:
             return
         self._alive(call, now)
+        self._learn(call, now)
         track, job = call.track, call.track.job
         job.running -= 1
         use = track.uses[call.stage]
@@ -281,6 +291,14 @@ class Dispatcher:
         self._batcher.interval_s = interval_s
         if requests:
             self._refuse(requests, why)
+
+    def _learn(self, call: Call, now: float) -> None:
+        self.late_s.append(now - call.due)
+        self._ended += 1
+        if self._ended % EVERY == 0:
+            stages = max((len(route.stages) for route in self._routes), default=1)
+            late_s = max(0.0, statistics.quantiles(self.late_s, n=10)[-1])
+            self._slack_s = min(self._most_slack_s, stages * late_s)
 
     def _strike(self, call: Call, now: float) -> None:
         node = self._node(call)

@@ -268,6 +268,7 @@ class Gateway:
         """Nodes, plan, how well and how busy, for people and JSON."""
         seconds = max(time.monotonic() - self._began_s, 1e-9)
         stages: List[Dict[str, Any]] = []
+        late_s = sorted(self._dispatcher.late_s) or [0.0]
         course = self._course
         for pipeline, route in zip(course.plan.pipelines if course else (), course.routes if course else ()):
             for stage, table in zip(pipeline.stages, route.stages):
@@ -287,6 +288,7 @@ class Gateway:
                 for node in self._nodes.values()
             ],
             "rate": float(course.plan.objective) if course else 0.0, "stages": stages, "why": self._why,
+            "late_s": {"mean": sum(late_s) / len(late_s), "p50": late_s[len(late_s) // 2], "max": late_s[-1]},
             **self._counts,
         }  # fmt: skip
 

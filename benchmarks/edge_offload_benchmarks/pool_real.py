@@ -1,0 +1,210 @@
+"""``bench pool --real``: an emulated cluster on this machine, requests of robots through ZeroMQ, beside the simulator.
+
+GPUs take the time of the profile, dilated so far that what Ray, the driver and the server cost is a small share of the
+shortest stage; that cost is measured first, on the cluster itself, by requests that come seldom.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import pathlib
+import statistics
+import sys
+import time
+from collections import Counter
+from concurrent.futures import wait
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from edge_offload.errors import BadInput
+from edge_offload.server.pool import profile, simulate
+from edge_offload.server.pool.columns import Cluster, Demand
+from edge_offload.server.pool.gateway import Settings, dilated
+from edge_offload.server.pool.plan import Plan, most
+from edge_offload_benchmarks.chaos.robot import MODEL
+from edge_offload_benchmarks.processes import Process, Server, introduced
+
+if TYPE_CHECKING:
+    from edge_offload.server.pool.profile import Network
+    from edge_offload_benchmarks.pool_rig import Pool
+
+#: What a robot sends: 248,832 bytes.
+SHAPE = (3, 288, 288)
+ROBOTS = 16
+#: Largest share of the shortest stage that a stage may cost beyond its time.
+SHARE = 0.02
+#: Requests, a quarter as often as the plan serves, from which the cost is taken.
+ALONE = 40
+START_S = 180.0
+#: Of a request that is not answered.
+LOST_S = 60.0
+
+
+def measure(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float, load: float, seconds: float,
+            seed: int) -> Dict[str, Any]:  # fmt: skip
+    """The record of one run.
+
+    Args:
+        folder: of profiles.
+        name: of the network.
+        gpus: how many of each class; one emulated machine for each class.
+        times: least dilation.
+        load: share of the planned rate.
+        seconds: of load.
+        seed: of arrivals.
+    """
+    from edge_offload_benchmarks.pool_rig import Pool
+
+    known = profile.load(folder)
+    if name not in known or any(gpu not in known[name].latency_s for gpu in gpus):
+        raise BadInput(f"{folder} has no {name or 'network'} on {', '.join(gpus)}", remedy="say --network NAME")
+    network = known[name]
+    fastest_s = min(float(shares[1][:, 0].sum()) for shares in network.latency_s.values())
+    with Pool(store_mb=512) as pool:
+        served = profile.Network(MODEL, network.latency_s, network.cut_bytes)
+        profile.save(pool.profiles, {MODEL: served})
+        nothing = {"options": {}, "state_hash": "", "cuts": {}}  # emulated members build no network
+        (pool.profiles / "blocks.json").write_text(json.dumps({MODEL: nothing}), encoding="utf-8")
+        while True:
+            slo_s = 5 * fastest_s * times
+            plan, cluster = _plan(dilated(served, times), gpus, slo_s)
+            shortest_s = min(
+                float(stage_s[stage.batch - 1])
+                for one in plan.pipelines for stage in one.stages
+                for stage_s in [dilated(served, times).stage_s(stage.gpu, stage.parts, stage.first, stage.end)]
+            )  # fmt: skip
+            for gpu, count in gpus.items():
+                pool.join(gpu, "--gpus", str(count), "--emulated", str(pool.profiles), "--times", repr(times))
+            emulated = dilated(served, times)
+            found = _serve(pool, gpus, slo_s, plan, cluster, emulated, load, seconds, seed, shortest_s)
+            print(
+                f"overhead {1e3 * found['overhead_s']:.1f} ms a stage; shortest stage {1e3 * shortest_s:.0f} ms at "
+                f"{times:.0f} times: {100 * found['overhead_s'] / shortest_s:.1f} %", flush=True,
+            )  # fmt: skip
+            if "served" in found:
+                return {
+                    "network": name, "gpus": gpus, "emulated": True, "times": times, "slo_s": slo_s, "load": load,
+                    "seconds": seconds, "rate": plan.objective, "shortest_stage_s": shortest_s, **found,
+                }  # fmt: skip
+            times = math.ceil(1.2 * times * found["overhead_s"] / (SHARE * shortest_s))
+            pool.leave()
+
+
+def _plan(network: Network, gpus: Dict[str, int], slo_s: float) -> Tuple[Plan, Cluster]:
+    """As the driver makes it, of the settings that a server has."""
+    settings = Settings("", "", "", slo_s, "", "")
+    cluster = Cluster(gpus, settings.bandwidth * 1e9 / 8, dict(gpus), settings.link_share)
+    return most([Demand(network, slo_s)], cluster, settings.margin, settings.partitions), cluster
+
+
+def _serve(pool: Pool, gpus: Dict[str, int], slo_s: float, plan: Plan, cluster: Cluster, network: Network,
+           load: float, seconds: float, seed: int, shortest_s: float) -> Dict[str, Any]:  # fmt: skip
+    """A server in front of the pool: the cost, and if that is small enough, the load."""
+    root = pool.root / f"keys{len(list(pool.root.iterdir()))}"
+    public, stores = introduced(root, [f"robot{number}" for number in range(ROBOTS)])
+    options = ["--keys", str(root / "server"), "--allow", MODEL, "--queue", "1024", *pool.server_options(MODEL, slo_s)]
+    with Server(*options) as server:
+        for store in stores.values():
+            store.trust_server(server.address, public)
+        told = pool.wait_workers(gpus, START_S)
+        if abs(told["rate"] / plan.objective - 1) > 1e-6:
+            raise BadInput(f"the driver's plan serves {told['rate']:.3f} /s, the simulator's {plan.objective:.3f}")
+        command = [sys.executable, "-m", "edge_offload_benchmarks.pool_real", server.address, str(root)]
+        with Process(command) as robots:
+            every_s = 4 / plan.objective
+            alone = robots.ask({"at": [number * every_s for number in range(ALONE)]}, ALONE * every_s + LOST_S)
+            stages = statistics.fmean(len(one.stages) for one in plan.pipelines)
+            time.sleep(1.5)  # the driver tells once a second
+            first = pool.status()
+            overhead_s = first["late_s"]["mean"] + statistics.fmean(alone["beyond_s"]) / stages
+            found: Dict[str, Any] = {"overhead_s": overhead_s, "overhead_share": overhead_s / shortest_s}
+            if overhead_s > SHARE * shortest_s:
+                return found
+            arrivals = simulate.poisson(plan.objective * load, seconds, np.random.default_rng(seed))
+            outcome = simulate.run(plan, {MODEL: network}, cluster, {MODEL: slo_s}, {MODEL: arrivals})
+            answer = robots.ask({"at": arrivals.tolist()}, seconds + slo_s + 2 * LOST_S)
+            time.sleep(1.5)
+            last = pool.status()
+            robots.end()
+    took_s = answer["took_s"]
+    return {
+        **found,
+        "requests": len(arrivals),
+        "served": statistics.fmean(took is not None and took <= slo_s for took in took_s),
+        "simulated": outcome.attainment[MODEL],
+        "answered": sum(took is not None for took in took_s),
+        "refused": answer["refused"],
+        "failed": answer["failed"],
+        "lost": len(took_s) - sum(took is not None for took in took_s) - answer["refused"] - answer["failed"],
+        "reasons": answer["reasons"],
+        "sent_late_s": answer["sent_late_s"],
+        "late_s": last["late_s"],
+        "driver": {key: last[key] - first[key] for key in ("requests", "answered", "in_time", "refused")},
+        "plans": last["plans"] - first["plans"],
+    }
+
+
+def _load(at_s: List[float], clients: List[Any], handles: List[int], sent: Dict[str, Any], buffers: Any) -> Any:
+    """Requests at these times; what came of them."""
+    took_s: List[Optional[float]] = [None] * len(at_s)
+    beyond_s: List[float] = []
+    reasons: Counter[str] = Counter()
+    late_s: List[float] = []
+    futures: List[Any] = []
+    began = time.monotonic() + 0.2
+
+    def done(future: Any, place: int, due: float) -> None:
+        error = future.exception()
+        if error is None:
+            took_s[place] = time.monotonic() - due
+            beyond_s.append(time.monotonic() - due - future.result().body["compute_s"])
+        else:
+            reasons[f"{type(error).__name__}: {error}"[:200]] += 1
+
+    for place, at in enumerate(at_s):
+        due = began + at
+        time.sleep(max(0.0, due - time.monotonic()))
+        late_s.append(time.monotonic() - due)
+        robot = place % ROBOTS
+        body = {"handle": handles[robot], "inputs": [sent], "codec": "auto", "wait_s": None, "meta": {}}
+        future = clients[robot].request("infer", body, buffers, timeout_s=LOST_S)
+        future.add_done_callback(functools.partial(done, place=place, due=due))
+        futures.append(future)
+    wait(futures, LOST_S + 5.0)
+    refused = sum(count for reason, count in reasons.items() if reason.startswith("Refused"))
+    return {
+        "took_s": took_s, "beyond_s": beyond_s, "refused": refused, "failed": sum(reasons.values()) - refused,
+        "reasons": dict(reasons), "sent_late_s": max(late_s, default=0.0),
+    }  # fmt: skip
+
+
+def _robots(address: str, directory: str) -> None:
+    """Robots in a process without torch: each line of standard input is a load, each line of output what came of it."""
+    from edge_offload.link import codecs
+    from edge_offload.link.security.keys import KeyStore
+    from edge_offload.link.transport.client import Client
+
+    picture = np.random.RandomState(1).randint(0, 256, SHAPE, dtype=np.uint8)
+    spec = {"dtype": "uint8", "shape": list(SHAPE)}
+    coded = codecs.encode(picture)
+    sent = {**spec, "payload": coded.descriptor, "parts": len(coded.buffers)}
+    clients = [
+        Client(address, keys=KeyStore(pathlib.Path(directory) / f"robot{number}")).start() for number in range(ROBOTS)
+    ]
+    handles = []
+    for client in clients:
+        client.wait_ready(LOST_S)
+        opened = client.request("open_model", {"name": MODEL, "inputs": [spec]}, timeout_s=LOST_S).result(LOST_S)
+        handles.append(opened.body["handle"])
+    for line in sys.stdin:
+        print(json.dumps(_load(json.loads(line)["at"], clients, handles, sent, coded.buffers)), flush=True)
+    assert "torch" not in sys.modules, "an emulated robot needs no torch"
+    for client in clients:
+        client.close()
+
+
+if __name__ == "__main__":
+    _robots(sys.argv[1], sys.argv[2])

@@ -1,0 +1,108 @@
+"""A pool on this machine for experiments: head, members, a server in front, and the processes that they consist of."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import tempfile
+import time
+from typing import Any, Dict, List, Mapping, Optional
+
+import psutil
+
+from edge_offload.errors import LinkLost
+from edge_offload.link.sockets.ports import lasting_port
+from edge_offload_benchmarks.processes import Process, edge_offload
+
+STORE_MB = 80
+
+
+class Pool:
+    """Head and members as ``edge-offload pool`` begins them; a context manager that leaves nothing running.
+
+    Args:
+        store_mb: of each machine's object store.
+        host: of the head.
+    """
+
+    def __init__(self, store_mb: int = STORE_MB) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="edge-offload-pool-")
+        self.root = pathlib.Path(self._directory.name)
+        self.keys, self.profiles = self.root / "pool", self.root / "profiles"
+        self.address = f"127.0.0.1:{lasting_port()}"
+        self._store_mb = store_mb
+        self.members: List[Process] = []
+
+    def __enter__(self) -> Pool:
+        self.head = self._begin("head", "--port", self.address.split(":")[1])
+        self.head.wait_line("pool on port")
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for process in [*reversed(self.members), self.head]:
+            for each in self.tree(process):  # one that stands still does not end
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.resume()
+            process.stop(30.0)
+        self._directory.cleanup()
+
+    def _begin(self, *words: str, environment: Optional[Mapping[str, str]] = None) -> Process:
+        options = ["--store-mb", str(self._store_mb), "--pool-keys", str(self.keys)]
+        return Process(edge_offload("pool", *words, *options), environment)
+
+    def join(self, gpu: str, *more: str, environment: Optional[Mapping[str, str]] = None) -> Process:
+        """A member; it has joined."""
+        member = self._begin("join", self.address, "--class", gpu, *more, environment=environment)
+        self.members.append(member)
+        member.wait_line("joined")
+        return member
+
+    def leave(self) -> None:
+        """End all members."""
+        for member in self.members:
+            member.process.terminate()
+        for member in self.members:
+            member.stop(30.0)
+        self.members = []
+
+    def server_options(self, model: str, slo_s: float) -> List[str]:
+        """Of a server that serves a model by the pool."""
+        return [
+            "--pool", self.address, "--model", model, "--slo", repr(slo_s), "--profiles", str(self.profiles),
+            "--pool-keys", str(self.keys),
+        ]  # fmt: skip
+
+    def status(self) -> Dict[str, Any]:
+        """What a driver of the pool said last; empty: nothing yet."""
+        found = sorted(self.keys.glob("server-*.json"), key=lambda path: path.stat().st_mtime)
+        with contextlib.suppress(IndexError, OSError, ValueError):
+            return dict(json.loads(found[-1].read_text(encoding="utf-8")))
+        return {}
+
+    def wait_workers(self, gpus: Mapping[str, int], timeout_s: float) -> Dict[str, Any]:
+        """The status once a plan for so many GPUs serves, all its workers there.
+
+        Raises:
+            LinkLost: it does not.
+        """
+        ends = time.monotonic() + timeout_s
+        wanted = ", ".join(f"{count} {gpu}" for gpu, count in sorted(gpus.items()))
+        while time.monotonic() < ends:
+            told = self.status()
+            stages = told.get("stages", [])
+            there = stages and all(stage["workers_there"] == stage["workers"] for stage in stages)
+            if there and str(told["why"]).endswith(f"for {wanted}"):
+                return told
+            time.sleep(0.2)
+        raise LinkLost(f"no plan for {wanted} serves after {timeout_s:g} s: {self.status().get('why')}")
+
+    def tree(self, process: Process, word: str = "") -> List[psutil.Process]:
+        """Processes below one of ours whose command has this word."""
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for each in psutil.Process(process.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if word in " ".join(each.cmdline()):
+                        found.append(each)
+        return found
