@@ -71,6 +71,8 @@ def _add_members(kinds: Any) -> None:
     head = kinds.add_parser("head", help="begin a pool on this machine",
                             description="Begin a pool; ends on Ctrl-C or SIGTERM.")  # fmt: skip
     head.add_argument("--port", type=int, default=5790, help="for members and servers (5790)")
+    head.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
+                      help="of this machine, as members reach it; off loopback with TLS (127.0.0.1)")  # fmt: skip
     join = kinds.add_parser("join", help="bring this machine's GPUs into a pool",
                             description="Join a pool; ends on Ctrl-C or SIGTERM.")  # fmt: skip
     join.add_argument("address", metavar="ADDRESS", help="HOST:PORT that 'edge-offload pool head' printed")
@@ -105,12 +107,13 @@ def _member(args: argparse.Namespace) -> int:
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: stop.set())
     if args.what == "head":
-        begin = functools.partial(cluster.start_head, args.port, cluster.Machine(store_mb=args.store_mb), folder)
+        machine = cluster.Machine(store_mb=args.store_mb)
+        begin = functools.partial(cluster.start_head, args.port, machine, folder, args.host)
         started = begin()
         print(f"pool on port {args.port} pid {started.pid}; its token is {folder / 'token'}", flush=True)
-        print(
-            f"on a machine with GPUs: edge-offload pool join 127.0.0.1:{args.port} --class CLASS --gpus N", flush=True
-        )
+        if args.host != cluster.LOOPBACK:
+            print(f"on other machines, first copy {folder} there: token and certificates", flush=True)
+        print(f"then: edge-offload pool join {args.host}:{args.port} --class CLASS --gpus N", flush=True)
     else:
         if args.emulated:
             from edge_offload.server.pool import profile
@@ -121,6 +124,11 @@ def _member(args: argparse.Namespace) -> int:
         machine = cluster.Machine(args.gpu, args.gpus, args.emulated, args.times, args.store_mb)
         begin = functools.partial(cluster.start_member, args.address, machine, folder)
         started = begin()
+        try:
+            cluster.check_head(args.address, folder)
+        except BaseException:
+            started.close()
+            raise
         kind = f"emulated {args.gpu}, {args.times:g} times as long" if args.emulated else args.gpu
         print(f"joined {args.address} with {args.gpus} {kind} pid {started.pid}", flush=True)
     try:

@@ -189,7 +189,7 @@ def pool_settings(args: argparse.Namespace) -> Any:
         args.pool, "", args.model, args.slo, str(pathlib.Path(args.profiles).resolve()), str(folder.resolve()),
         threads=args.threads or 1,
     )  # fmt: skip
-    gateway.network_of(found)
+    gateway.check_slo(gateway.network_of(found)[0], args.slo)
     return found
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pathlib
+import random
+import shutil
 import subprocess
 import sys
 import time
@@ -15,16 +17,17 @@ import pytest
 import torch
 
 from edge_offload.cli import main
-from edge_offload.errors import BadInput, Refused, Unsupported
+from edge_offload.errors import BadInput, Unsupported
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.sockets.ports import lasting_port
 from edge_offload.link.transport.client import Client
 from edge_offload.mode import Mode
 from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.runtime.module import OffloadedModule
-from edge_offload.server.pool import cluster
+from edge_offload.server.pool import certificates, cluster, gateway
 from edge_offload.server.pool.gateway import Settings
 from edge_offload.server.server import OffloadServer
+from tests.server.pool.pool_nets import a_network
 from tests.server.pool.stage_nets import chain
 from tests.server.server_rig import until
 
@@ -79,8 +82,54 @@ def test_the_token_is_private_and_asked_for_always(tmp_path):
 @pytest.mark.unit
 def test_another_machine_is_not_joined_without_tls(tmp_path):
     cluster.make_token(tmp_path)
-    with pytest.raises(Refused, match="in the clear"):
+    with pytest.raises(BadInput, match="in the clear"):
         cluster.start_member("203.0.113.9:5790", cluster.Machine("P4", 1), tmp_path)
+    with pytest.raises(BadInput, match="no address of this machine"):
+        cluster.start_head(5790, cluster.Machine(), tmp_path, "203.0.113.9")
+
+
+@pytest.mark.unit
+def test_each_machine_has_a_certificate_of_the_pools_authority(tmp_path, monkeypatch):
+    x509 = pytest.importorskip("cryptography.x509")
+    head, member = tmp_path / "head", tmp_path / "member"
+    cluster.make_token(head)
+    certificates.prepare(head, True)
+    assert cluster.environment(head, {})["RAY_USE_TLS"] == "1"
+    assert all((head / name).stat().st_mode & 0o777 == 0o600 for name in certificates.FILES)
+    kept = (head / "tls.crt").read_bytes()
+    certificates.prepare(head, True)
+    assert (head / "tls.crt").read_bytes() == kept
+    shutil.copytree(head, member)
+    monkeypatch.setattr(certificates, "addresses", lambda: {"198.51.100.7", "127.0.0.1"})
+    certificates.prepare(member, False)
+    own = x509.load_pem_x509_certificate((member / "tls.crt").read_bytes())
+    names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {str(each) for each in names.get_values_for_type(x509.IPAddress)} == {"198.51.100.7", "127.0.0.1"}
+    authority = x509.load_pem_x509_certificate((member / "ca.crt").read_bytes())
+    ec = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ec")
+    authority.public_key().verify(own.signature, own.tbs_certificate_bytes, ec.ECDSA(own.signature_hash_algorithm))
+    (member / "ca.key").chmod(0o640)
+    with pytest.raises(BadInput, match="others can read"):
+        certificates.prepare(member, False)
+
+
+@pytest.mark.unit
+def test_members_of_another_release_are_told_apart(monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: {"ray": "2.60.0"}.get(name, "0.1.0"))
+    own = cluster.versions()
+    assert cluster.difference(own) == ""
+    assert "ray 2.59.0, and here is 2.60.0" in cluster.difference({**own, "ray": "2.59.0"})
+    assert "edge_offload 0.0.9" in cluster.difference({**own, "edge_offload": "0.0.9"})
+    assert "python of another release" in cluster.difference({"edge_offload": "0.1.0"})
+
+
+@pytest.mark.unit
+def test_a_deadline_below_one_inference_is_refused():
+    network = a_network(random.Random(0), "net", ("H", "L"), 4, 2, 1)
+    least_s = float(network.latency_s["H"][1][:, 0].sum())
+    gateway.check_slo(network, 2 * least_s)
+    with pytest.raises(BadInput, match="less than one inference of net"):
+        gateway.check_slo(network, 1e-6)
 
 
 @pytest.mark.unit

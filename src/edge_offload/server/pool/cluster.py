@@ -30,6 +30,7 @@ LEAST_PYTHON = (3, 10)
 #: Bytes of one argument that travel with the call instead of through the object store.
 INLINE_BYTES = 4 << 20
 DEFAULT_PORT = 5790
+LOOPBACK = "127.0.0.1"
 #: Seconds that a machine may take to join.
 START_S = 90.0
 #: Ray's processes wait so long for a head that is away, and end then (seconds).
@@ -38,6 +39,8 @@ HEAD_S = 5
 TOLD_S = 10.0
 #: A resource of Ray for each class of GPU.
 RESOURCE = "edge_offload_"
+#: The resource of Ray by which the head is known.
+HEAD = "node:__internal_head__"
 _STARTED = "Ray runtime started"
 
 
@@ -156,7 +159,7 @@ class Started:
     def __init__(self, options: List[str], machine: Machine, folder: pathlib.Path) -> None:
         check_available()
         env = environment(folder)
-        labels = [f"edge_offload={version()}"]
+        labels = [f"{name}={value}" for name, value in versions().items()]
         if machine.table:
             env[TABLE], env[TIMES] = str(pathlib.Path(machine.table).resolve()), repr(machine.times)
             labels += [f"emulated={machine.times:g}"]
@@ -223,31 +226,43 @@ class Started:
         return (telling or self._said or ["it said nothing"])[-1][:300]
 
 
-def start_head(port: int, machine: Machine, folder: pathlib.Path) -> Started:
-    """Begin a pool on this machine. Raises as :class:`Started`."""
+def start_head(port: int, machine: Machine, folder: pathlib.Path, host: str = LOOPBACK) -> Started:
+    """Begin a pool on this machine; off loopback with TLS.
+
+    Raises:
+        BadInput: the port is taken, ``host`` is no address of this machine, or as :class:`Started`.
+        Unsupported: as :class:`Started`, or no library for certificates.
+    """
     import psutil
+
+    from edge_offload.server.pool import certificates
+
+    if host not in certificates.addresses():
+        raise BadInput(f"--host {host} is no address of this machine", remedy="give the one that members reach")
 
     if any(each.laddr.port == port for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN):
         raise BadInput(f"port {port} is in use: there may be a head already", remedy="join that one, or take --port")
     make_token(folder)
+    if host != LOOPBACK:
+        certificates.prepare(folder, True)
     short = f"/tmp/edge-offload-pool-{os.getuid()}-{port}"  # sockets have at most 107 characters
     options = ["--head", "--port", str(port), "--include-dashboard", "false", "--temp-dir", short]
-    return Started([*options, "--node-ip-address", "127.0.0.1"], machine, folder)
+    return Started([*options, "--node-ip-address", host], machine, folder)
 
 
 def start_member(address: str, machine: Machine, folder: pathlib.Path) -> Started:
     """Bring this machine into the pool of ``address``.
 
     Raises:
-        Refused: the head is another machine, and the pool has no TLS.
-        BadInput, Unsupported: as :class:`Started`.
+        BadInput: no head, the head is elsewhere and there are no certificates, or as :class:`Started`.
+        Unsupported: as :class:`Started`.
     """
     host, port = parse_address(address)
-    if not _is_this_machine(host) and environment(folder).get("RAY_USE_TLS") != "1":
-        raise Refused(
-            f"{host} is another machine, and {folder} holds no certificates: the token would travel in the clear",
-            remedy="put ca.crt, tls.crt and tls.key there, on all machines (docs/how-to/pool.md)",
-        )
+    environment(folder)
+    if host not in (LOOPBACK, "localhost"):
+        from edge_offload.server.pool import certificates
+
+        certificates.prepare(folder, False)
     try:
         socket.create_connection((host, port), 5.0).close()
     except OSError as error:
@@ -300,13 +315,6 @@ def told(folder: pathlib.Path, address: str) -> List[Dict[str, Any]]:
     return [each for each in found if parse_address(each["address"]) == parse_address(address)]
 
 
-def _is_this_machine(host: str) -> bool:
-    import psutil
-
-    own = {each.address for addresses in psutil.net_if_addrs().values() for each in addresses}
-    return host == "localhost" or host in own
-
-
 def version() -> str:
     """Of edge_offload: all members have the same."""
     from importlib import metadata
@@ -315,6 +323,50 @@ def version() -> str:
         return metadata.version("edge_offload")
     except metadata.PackageNotFoundError:
         return "unknown"
+
+
+def versions() -> Dict[str, str]:
+    """What all members have the same of, as labels of Ray."""
+    import platform
+    from importlib import metadata
+
+    return {"edge_offload": version(), "python": platform.python_version(), "ray": metadata.version("ray")}
+
+
+def difference(theirs: Mapping[str, str]) -> str:
+    """What a member has otherwise than this machine, in words; empty: nothing."""
+    for name, own in versions().items():
+        if theirs.get(name) != own:
+            return f"it has {name} {theirs.get(name, 'of another release')}, and here is {own}"
+    return ""
+
+
+def check_head(address: str, folder: pathlib.Path) -> None:
+    """Compare this machine's versions with the head's, from a process of its own.
+
+    Raises:
+        Refused: they differ.
+        BadInput: the head does not answer.
+    """
+    program = (
+        "import json, sys, pathlib; from edge_offload.server.pool import cluster; "
+        "ray = cluster.connect(sys.argv[1], pathlib.Path(sys.argv[2])); "
+        "print(json.dumps([n['Labels'] for n in ray.nodes() if n['Alive'] and cluster.HEAD in n['Resources']]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, address, str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=START_S,
+    )
+    try:
+        (labels,) = json.loads(done.stdout)
+    except ValueError as error:
+        raise BadInput(f"the head does not answer: {done.stderr[-300:]}") from error
+    why = difference(labels)
+    if why:
+        raise Refused(f"the head of {address} is another release: {why}", remedy="install the same on all machines")
 
 
 @dataclass(frozen=True)
@@ -362,7 +414,6 @@ def connect(address: str, folder: pathlib.Path) -> Any:
 def nodes(ray: Any) -> List[Node]:
     """Members that Ray believes to be alive, in a lasting order."""
     found = []
-    own = version()
     for raw in ray.nodes():
         classes = {
             name[len(RESOURCE) :]: count for name, count in raw["Resources"].items() if name.startswith(RESOURCE)
@@ -371,7 +422,5 @@ def nodes(ray: Any) -> List[Node]:
             continue
         ((gpu, gpus),) = list(classes.items())[:1]
         labels = raw.get("Labels", {})
-        theirs = labels.get("edge_offload", "another")
-        problem = "" if theirs == own else f"it has edge_offload {theirs}, the server {own}"
-        found.append(Node(raw["NodeID"], gpu, int(gpus), float(labels.get("emulated", 0)), problem))
+        found.append(Node(raw["NodeID"], gpu, int(gpus), float(labels.get("emulated", 0)), difference(labels)))
     return sorted(found, key=lambda node: (node.gpu, node.name))

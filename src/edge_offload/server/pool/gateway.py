@@ -16,7 +16,7 @@ import pathlib
 import sys
 import time
 from collections import Counter, deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -104,6 +104,24 @@ def network_of(settings: Settings) -> Tuple[profile.Network, Dict[str, Any]]:
         raise BadInput(
             f"{folder} does not say where {settings.model} is cut", remedy="measure with 'edge-offload pool profile'"
         ) from error
+
+
+def check_slo(network: profile.Network, slo_s: float) -> None:
+    """Refuse a deadline that one frame misses even alone on the fastest class.
+
+    Raises:
+        BadInput: so it is.
+    """
+    least_s = min(float(table[:, 0].sum()) for of in network.latency_s.values() for table in of.values())
+    if slo_s < least_s:
+        raise BadInput(
+            f"--slo {slo_s:g} s is less than one inference of {network.name} takes, {least_s:.3f} s at best",
+            remedy="allow more time",
+        )
+
+
+def _unknown(gpu: str, known: Mapping[str, Any]) -> str:
+    return f"the profile has no class {gpu}, but {', '.join(sorted(known))}: see 'edge-offload pool profile'"
 
 
 def dilated(network: profile.Network, times: float) -> profile.Network:
@@ -308,14 +326,18 @@ class Gateway:
 
     def _found(self, found: Sequence[cluster.Node], now: float) -> None:
         """Nodes that the head knows: each GPU of theirs has a member."""
-        nodes = {node.name: node for node in found}
+        known = self._network.latency_s
+        nodes = {
+            node.name: node if node.problem or node.gpu in known else replace(node, problem=_unknown(node.gpu, known))
+            for node in found
+        }
         for name in [name for name in self._nodes if name not in nodes]:
             self._dispatcher.node_lost(name, now)
             self._seats.forget([seat for seat in self._seats.sitting if seat[0] == name], False)
         self._nodes = nodes
         if not self._course:
-            self._why = next((node.problem for node in found if node.problem), self._why)
-        for node in found:
+            self._why = next((node.problem for node in nodes.values() if node.problem), self._why)
+        for node in nodes.values():
             for number in range(0 if node.problem else node.gpus):
                 self._seats.want((node.name, node.gpu, number, 0), now)
 

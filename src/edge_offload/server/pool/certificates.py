@@ -1,0 +1,146 @@
+"""Certificates of a pool whose members are several machines: one authority, and one certificate for each machine.
+
+The authority's key is in the folder that operators copy to their machines along with the token: who has it is one of
+them. Made with ``cryptography``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import pathlib
+import socket
+from typing import Any, Set
+
+from edge_offload.errors import BadInput, Unsupported
+
+#: Days for which certificates are good, and left over when a machine's is made anew.
+DAYS, LEFT_DAYS = 3650, 30
+FILES = ("ca.crt", "ca.key", "tls.crt", "tls.key")
+
+
+def prepare(folder: pathlib.Path, head: bool) -> None:
+    """Make what is missing for TLS between machines; a certificate of another machine is replaced by one of this.
+
+    Args:
+        folder: with the token.
+        head: whether the authority may be made here.
+
+    Raises:
+        BadInput: there is no authority, or others can read its key.
+        Unsupported: no ``cryptography``.
+    """
+    authority = folder / "ca.key"
+    if not authority.exists():
+        if (folder / "tls.crt").exists() and (folder / "tls.key").exists() and (folder / "ca.crt").exists():
+            return  # certificates of the operators' own
+        if not head:
+            raise BadInput(
+                f"{folder} holds no certificates, without which the token would travel in the clear",
+                remedy="begin the head with --host ADDRESS, and copy its folder here",
+            )
+        _make_authority(folder)
+    if authority.stat().st_mode & 0o077:
+        raise BadInput(f"others can read {authority}", remedy=f"chmod 600 {authority}")
+    if not _fits(folder):
+        _make_own(folder)
+
+
+def addresses() -> Set[str]:
+    """All of this machine's."""
+    import psutil
+
+    found = {each.address.split("%")[0] for of in psutil.net_if_addrs().values() for each in of
+             if each.family in (socket.AF_INET, socket.AF_INET6)}  # fmt: skip
+    return found | {"127.0.0.1"}
+
+
+def _fits(folder: pathlib.Path) -> bool:
+    x509 = _library()
+    try:
+        certificate = x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        known = {str(each) for each in names.get_values_for_type(x509.IPAddress)}
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return False
+    utc = datetime.timezone.utc
+    end = getattr(certificate, "not_valid_after_utc", None) or certificate.not_valid_after.replace(tzinfo=utc)
+    left = end - datetime.datetime.now(utc)
+    return (folder / "tls.key").exists() and known >= addresses() and left.days >= LEFT_DAYS
+
+
+def _make_authority(folder: pathlib.Path) -> None:
+    x509 = _library()
+    key = _key()
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "edge_offload pool")])
+    made = _builder(name, name, key).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    _write(folder, "ca.key", _pem(key))
+    _write(folder, "ca.crt", _signed(made, key))
+
+
+def _make_own(folder: pathlib.Path) -> None:
+    x509 = _library()
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    signer = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    key = _key()
+    names = [x509.DNSName("localhost"), x509.DNSName(socket.gethostname())]
+    names += [x509.IPAddress(ipaddress.ip_address(each)) for each in sorted(addresses())]
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, socket.gethostname()[:64])])
+    made = _builder(subject, authority.subject, key).add_extension(x509.SubjectAlternativeName(names), critical=False)
+    _write(folder, "tls.key", _pem(key))
+    _write(folder, "tls.crt", _signed(made, signer))
+
+
+def _library() -> Any:
+    try:
+        from cryptography import x509
+        from cryptography.x509.oid import NameOID
+    except ImportError as error:
+        raise Unsupported(
+            "several machines need certificates, and there is no cryptography: pip install 'edge_offload[pool]'"
+        ) from error
+    x509.NameOID = NameOID
+    return x509
+
+
+def _key() -> Any:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _builder(subject: Any, issuer: Any, key: Any) -> Any:
+    x509 = _library()
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))  # clocks are apart
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
+    )
+
+
+def _signed(builder: Any, key: Any) -> bytes:
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    return bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+
+def _pem(key: Any) -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    form = serialization.PrivateFormat.PKCS8
+    return bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+
+
+def _write(folder: pathlib.Path, name: str, data: bytes) -> None:
+    handle = os.open(folder / f"{name}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(data)
+    (folder / f"{name}.new").replace(folder / name)
