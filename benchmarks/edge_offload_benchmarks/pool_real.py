@@ -93,6 +93,54 @@ def measure(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float,
             pool.leave()
 
 
+def costs(seconds: float) -> Dict[str, Any]:
+    """What head and two members take while nothing happens, and what a frame through two stages takes.
+
+    Emulated members that sleep for a millisecond and pass 250 kB; processor time is of all processes but the robot's.
+    """
+    from edge_offload_benchmarks.pool_rig import Pool
+
+    with Pool() as pool:
+        good, bad = np.array([[1e-3], [1e-1]]), np.array([[1e-1], [1e-3]])
+        served = profile.Network(MODEL, {"L4": {1: good}, "P4": {1: bad}}, np.array([250e3]))
+        profile.save(pool.profiles, {MODEL: served})
+        nothing = {"options": {}, "state_hash": "", "cuts": {}}
+        (pool.profiles / "blocks.json").write_text(json.dumps({MODEL: nothing}), encoding="utf-8")
+        for gpu in ("L4", "P4"):
+            pool.join(gpu, "--emulated", str(pool.profiles))
+        time.sleep(5.0)  # they have begun
+        before = pool.usage([])
+        time.sleep(seconds)
+        idle = pool.usage([])
+        root = pool.root / "keys"
+        public, stores = introduced(root, [f"robot{number}" for number in range(ROBOTS)])
+        options = ["--keys", str(root / "server"), "--allow", MODEL, *pool.server_options(MODEL, 1.0)]
+        with Server(*options) as server:
+            for store in stores.values():
+                store.trust_server(server.address, public)
+            told = pool.wait_workers({"L4": 1, "P4": 1}, START_S)
+            if len(told["stages"]) != 2:
+                raise BadInput(f"the plan has {len(told['stages'])} stages instead of two")
+            command = [sys.executable, "-m", "edge_offload_benchmarks.pool_real", server.address, str(root)]
+            with Process(command) as robots:
+                at_s = [number / 20 for number in range(round(20 * seconds))]
+                robots.ask({"at": at_s[:40]}, LOST_S)
+                first = pool.usage([server])
+                answer = robots.ask({"at": at_s}, seconds + LOST_S)
+                last = pool.usage([server])
+                robots.end()
+    took_s = [took for took in answer["took_s"] if took is not None]
+    return {
+        "emulated": True,
+        "idle_bytes": idle["memory"],
+        "idle_cores": (idle["cpu_s"] - before["cpu_s"]) / seconds,
+        "frame_cpu_s": (last["cpu_s"] - first["cpu_s"]) / max(len(took_s), 1),
+        "frames": len(at_s),
+        "answered": len(took_s),
+        "p50_s": statistics.median(took_s),
+    }
+
+
 def _plan(network: Network, gpus: Dict[str, int], slo_s: float) -> Tuple[Plan, Cluster]:
     """As the driver makes it, of the settings that a server has."""
     settings = Settings("", "", "", slo_s, "", "")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
+import signal
 import tempfile
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import psutil
 
@@ -26,37 +27,54 @@ class Pool:
         host: of the head.
     """
 
-    def __init__(self, store_mb: int = STORE_MB) -> None:
+    def __init__(self, store_mb: int = STORE_MB, host: str = "127.0.0.1") -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="edge-offload-pool-")
         self.root = pathlib.Path(self._directory.name)
         self.keys, self.profiles = self.root / "pool", self.root / "profiles"
-        self.address = f"127.0.0.1:{lasting_port()}"
+        self.address = f"{host}:{lasting_port()}"
         self._store_mb = store_mb
         self.members: List[Process] = []
 
     def __enter__(self) -> Pool:
-        self.head = self._begin("head", "--port", self.address.split(":")[1])
+        host, port = self.address.split(":")
+        self.head = self._begin("head", "--host", host, "--port", port)
         self.head.wait_line("pool on port")
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for process in [*reversed(self.members), self.head]:
+        for process in [*reversed(self.members), *([self.head] if hasattr(self, "head") else [])]:
             for each in self.tree(process):  # one that stands still does not end
                 with contextlib.suppress(psutil.NoSuchProcess):
                     each.resume()
+            process.signal(signal.SIGCONT)
+            process.process.terminate()
+        for process in [*reversed(self.members), *([self.head] if hasattr(self, "head") else [])]:
             process.stop(30.0)
         self._directory.cleanup()
 
-    def _begin(self, *words: str, environment: Optional[Mapping[str, str]] = None) -> Process:
-        options = ["--store-mb", str(self._store_mb), "--pool-keys", str(self.keys)]
-        return Process(edge_offload("pool", *words, *options), environment)
+    def _begin(
+        self, *words: str, environment: Optional[Mapping[str, str]] = None, prefix: Sequence[str] = (),
+        keys: Optional[pathlib.Path] = None,
+    ) -> Process:  # fmt: skip
+        options = ["--store-mb", str(self._store_mb), "--pool-keys", str(keys or self.keys)]
+        return Process([*prefix, *edge_offload("pool", *words, *options)], environment)
 
-    def join(self, gpu: str, *more: str, environment: Optional[Mapping[str, str]] = None) -> Process:
-        """A member; it has joined."""
-        member = self._begin("join", self.address, "--class", gpu, *more, environment=environment)
+    def join(
+        self, gpu: str, *more: str, environment: Optional[Mapping[str, str]] = None, prefix: Sequence[str] = (),
+        keys: Optional[pathlib.Path] = None, wait: bool = True,
+    ) -> Process:  # fmt: skip
+        """A member; :meth:`joined` waits until it is one, where that is not waited for here."""
+        words = ["join", self.address, "--class", gpu, *more]
+        member = self._begin(*words, environment=environment, prefix=prefix, keys=keys)
         self.members.append(member)
-        member.wait_line("joined")
+        if wait:
+            self.joined()
         return member
+
+    def joined(self) -> None:
+        """All members have joined."""
+        for member in self.members:
+            member.wait_line("joined")
 
     def leave(self) -> None:
         """End all members."""
@@ -96,6 +114,17 @@ class Pool:
                 return told
             time.sleep(0.2)
         raise LinkLost(f"no plan for {wanted} serves after {timeout_s:g} s: {self.status().get('why')}")
+
+    def usage(self, beside: Sequence[Process]) -> Dict[str, float]:
+        """Bytes of memory (a share of what is shared) and seconds of processor of head, members and others."""
+        memory, cpu_s = 0, 0.0
+        for process in [self.head, *self.members, *beside]:
+            for each in [psutil.Process(process.process.pid), *self.tree(process)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    memory += each.memory_full_info().pss
+                    times = each.cpu_times()
+                    cpu_s += times.user + times.system
+        return {"memory": memory, "cpu_s": cpu_s}
 
     def tree(self, process: Process, word: str = "") -> List[psutil.Process]:
         """Processes below one of ours whose command has this word."""

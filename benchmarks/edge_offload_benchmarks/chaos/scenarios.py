@@ -11,12 +11,15 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from edge_offload.errors import Unsupported
+from edge_offload_benchmarks.chaos import pooled
 from edge_offload_benchmarks.chaos.rig import MBPS, RTT_S, Rig
 
 HOUR_S = 3600.0
+#: Seconds without a result of the server that the loss of a member of a pool may cost.
+BACK_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -29,15 +32,26 @@ class Scenario:
         outage: whether nothing can be computed remotely meanwhile: then frames must cost no more than local ones.
         robot_options: of the robot's process.
         server_prefix: makes the words before the server's command; raises Unsupported where it cannot.
+        gap_s: seconds that may pass without a result of the server, from the fault on; 0: what counts is the time from
+            its end. Such a server has a pool of GPUs.
+        apart: a member of the pool is in a network namespace.
         clocks: whether robot and server have wall clocks of their own, that can be stepped.
     """
 
     what: str
-    harm: Callable[[Rig, float], None]
+    harm: Callable[[Any, float], None]
     outage: bool = False
     robot_options: Tuple[str, ...] = ()
     server_prefix: Callable[[], Sequence[str]] = tuple
     clocks: bool = False
+    gap_s: float = 0.0
+    apart: bool = False
+
+    def rig(self, robot_options: Sequence[str]) -> Rig:
+        """What it is done to."""
+        if self.gap_s:
+            return pooled.PooledRig(robot_options, self.apart)
+        return Rig(robot_options, self.server_prefix(), self.clocks)
 
 
 def _cut(how: str) -> Callable[[Rig, float], None]:
@@ -176,6 +190,13 @@ SCENARIOS: Dict[str, Scenario] = {
     "two_managers": Scenario(
         "three managers ask for different modes in turn", _calm, robot_options=("--managers", "2")
     ),
+    "pool_actor": Scenario("a member's process is killed", pooled.kill_actor, gap_s=BACK_S),
+    "pool_node": Scenario("a member's raylet is killed", pooled.kill_node, gap_s=BACK_S),
+    "pool_frozen": Scenario("all processes of a member stand still", pooled.freeze_node, gap_s=BACK_S),
+    "pool_head": Scenario("the head's store (GCS) is killed", pooled.kill_head, gap_s=pooled.HEAD_S),
+    "pool_gateway": Scenario("the pool's driver is killed", pooled.kill_driver, gap_s=pooled.HEAD_S),
+    "pool_link": Scenario("the link between members is cut", pooled.cut_link, gap_s=BACK_S, apart=True),
+    "pool_sizes": Scenario("a member answers with wrong sizes", pooled.wrong_sizes, gap_s=pooled.HEAD_S),
 }
 
 

@@ -143,6 +143,19 @@ def judge_carried(verdict: Verdict, told: Mapping[str, Any], fps: float, timing:
         fail(f"p99 from a frame to its result {late_s * 1e3:.0f} ms, above a frame interval")
 
 
+def judge_gap(verdict: Verdict, frames: Sequence[Mapping[str, Any]], faults: Sequence[Fault], most_s: float) -> None:
+    """Whether frames went to the server again soon enough: at most ``most_s`` without, from each fault on."""
+    done = sorted(frame["t"] + frame["total_s"] for frame in frames if went_remote(frame))
+    ends = [*(fault.began_s for fault in faults[1:]), max((frame["t"] for frame in frames), default=0.0)]
+    gaps = []
+    for fault, end in zip(faults, ends):
+        at = [fault.began_s, *(each for each in done if fault.began_s < each < end), end]
+        gaps.append(max(later - one for one, later in zip(at, at[1:])))
+    verdict.figures["gap_s"] = max(gaps)
+    if max(gaps) > most_s:
+        verdict.failures.append(f"{max(gaps):.1f} s without a result of the server, at most {most_s:g} s")
+
+
 def _leaks(verdict: Verdict, faults: Sequence[Fault]) -> None:
     """Compare what both processes held after the first fault with what they held after the last."""
     allowed = {

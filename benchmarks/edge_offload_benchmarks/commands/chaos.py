@@ -129,16 +129,15 @@ def run_scenario(
 ) -> Verdict:
     """Run one scenario, its fault ``repeat`` times, and judge it; frames go to the server in ``mode``."""
     from edge_offload.errors import Unsupported
-    from edge_offload_benchmarks.chaos.rig import Rig
     from edge_offload_benchmarks.chaos.robot import FPS
     from edge_offload_benchmarks.chaos.scenarios import SCENARIOS
-    from edge_offload_benchmarks.chaos.verdict import Fault, Verdict, judge, judge_carried
+    from edge_offload_benchmarks.chaos.verdict import Fault, Verdict, judge, judge_carried, judge_gap
 
     scenario = SCENARIOS[name]
     name = labelled(name, mode)
     try:
         options = (*scenario.robot_options, "--mode", mode, "--in-flight", str(in_flight), *["--carry"] * carry)
-        made = Rig(options, scenario.server_prefix(), scenario.clocks)
+        made = scenario.rig(options)
     except Unsupported as error:
         return Verdict(name, skipped=str(error))
     died: List[str] = []
@@ -157,6 +156,8 @@ def run_scenario(
             return Verdict(name, failures=died)
         summary = rig.summary()
         verdict = judge(name, rig.frames(), summary, rig.ready["local_s"], faults, scenario.outage, timing, in_flight)
+        if scenario.gap_s:
+            judge_gap(verdict, rig.frames(), faults, scenario.gap_s)
         carried = rig.carried()
         if carry and carried is None:
             verdict.failures.append("the robot did not say what left")
@@ -181,7 +182,9 @@ def line(verdict: Verdict) -> str:
             words.append(f"during the fault p99 {worst * 1e3:.0f} ms, max {slowest * 1e3:.0f} ms")
         if "left" in figures:
             words.append(f"{figures['left']} left, p99 {figures['late_p99_s'] * 1e3:.0f} ms after the frame")
-        if figures["back_s"] is not None:
+        if "gap_s" in figures:
+            words.append(f"at most {figures['gap_s']:.2f} s without the server")
+        elif figures["back_s"] is not None:
             words.append(f"back after {figures['back_s']:.2f} s")
         for side in ("robot", "server"):
             before, after = figures[side]["memory"]

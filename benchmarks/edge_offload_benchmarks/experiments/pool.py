@@ -8,12 +8,14 @@ table has the largest load, in steps of 0.05, at which 99 % of each network's re
   edge-offload bench pool --profiles DIR --json pool.json
   edge-offload bench pool --profiles DIR --plans reference_plans.csv --alone --json pool.json --plot pool.png
 
-  edge-offload bench pool --profiles DIR --real NAME --gpus 4xL4,12xP4 --json pool.json
+  edge-offload bench pool --profiles DIR --real NAME --gpus 4xL4,12xP4 --seconds 60 --json pool.json
+  edge-offload bench pool --costs --json pool.json
 
 --real: one network on an emulated cluster of this machine, head, members, driver and server as they are, requests of
 robots through ZeroMQ; GPUs sleep the time of the profile, dilated until what a stage costs beyond it is at most 2 % of
 the shortest stage. How many are answered in time, beside the simulator's on the same arrivals. Put into the record that
 --json names. It ends with 1 if a request is lost or the cluster is more than a point below the simulator.
+--costs: memory and processor of head and members, and processor of a frame of 250 kB through two stages.
 
 pooled: our plan, 0.8 of the links; pooled_links_1: all of them; whole: no partitions (NP); paired: pairs of one GPU of
 each class (DART-r); reactive: our plan without reservations; authors: their plan, our scheduler. GPUs are emulated by
@@ -70,7 +72,8 @@ class Case:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    parser.add_argument("--profiles", type=pathlib.Path, required=True, metavar="DIR", help="as for 'pool plan'")
+    parser.add_argument("--profiles", type=pathlib.Path, metavar="DIR", help="as for 'pool plan'; --costs needs none")
+    parser.add_argument("--costs", action="store_true", help="what head, members and frames cost; needs Ray")
     parser.add_argument("--plans", type=pathlib.Path, metavar="CSV", help="the authors' plans, to stand beside ours")
     parser.add_argument("--alone", action="store_true", help="each network alone, too, at margins of 0.1 and 0.4")
     parser.add_argument("--cluster", action="append", choices=list(CLUSTERS), help="only this one (may be repeated)")
@@ -91,6 +94,10 @@ def run(args: argparse.Namespace) -> int:
     """See the module."""
     if args.seconds <= 0 or (args.groups is not None and args.groups < 1):
         raise BadInput("--seconds is above 0 and --groups at least 1")
+    if args.costs:
+        return _costs(args)
+    if args.profiles is None:
+        raise BadInput("no --profiles", remedy="name a folder as 'edge-offload pool profile' writes it")
     if args.real:
         return _real(args)
     networks = profile.load(args.profiles)
@@ -114,6 +121,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _costs(args: argparse.Namespace) -> int:
+    from edge_offload.server.pool.cluster import check_available
+    from edge_offload_benchmarks.pool_real import costs
+
+    check_available()
+    found = costs(args.seconds)
+    print(
+        f"head and two members: {found['idle_bytes'] / 1e9:.2f} GB, {100 * found['idle_cores']:.1f} % of a core; "
+        f"{1e3 * found['frame_cpu_s']:.1f} ms of processor a frame, p50 {1e3 * found['p50_s']:.0f} ms"
+    )
+    _keep(args, "costs", found)
+    return 0
+
+
+def _keep(args: argparse.Namespace, name: str, found: Dict[str, Any]) -> None:
+    if args.json:
+        held = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else {}
+        args.json.write_text(json.dumps({**held, name: found}, indent=1) + "\n", encoding="utf-8")
+
+
 def _real(args: argparse.Namespace) -> int:
     from edge_offload.commands.pool import counts
     from edge_offload.server.pool.cluster import check_available
@@ -127,9 +154,7 @@ def _real(args: argparse.Namespace) -> int:
         f"{found['requests']} requests at {args.load:g} of {found['rate']:.1f} /s: {100 * found['served']:.2f} % in "
         f"time, {100 * found['simulated']:.2f} % in the simulator; {found['refused']} refused, {found['lost']} lost"
     )
-    if args.json:
-        held = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else {}
-        args.json.write_text(json.dumps({**held, "real": found}, indent=1) + "\n", encoding="utf-8")
+    _keep(args, "real", found)
     held_up = found["served"] >= found["simulated"] - 0.01 and not found["lost"] and not found["failed"]
     return 0 if held_up else 1
 

@@ -1,0 +1,205 @@
+"""A rig whose server has its model computed by a pool of GPUs, and harm to the pool's processes.
+
+Members compute for real, on one thread each; that they are of two classes is this rig's saying, so that the plan has
+two stages: one machine with two L4, two machines with a P4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+from typing import Any, Callable, Sequence
+
+import numpy as np
+import psutil
+
+from edge_offload.errors import Unsupported
+from edge_offload.server.pool import cluster, profile
+from edge_offload_benchmarks.chaos.net import SIZE
+from edge_offload_benchmarks.chaos.rig import Rig
+from edge_offload_benchmarks.chaos.robot import MODEL
+from edge_offload_benchmarks.pool_rig import Pool
+from edge_offload_benchmarks.processes import Process, Server, edge_offload
+
+SLO_S = 0.5
+#: What the rig says blocks take, over what they were measured to: each class is good at one half.
+GOOD, BAD = 20.0, 60.0
+GPUS = {"L4": 2, "P4": 2}
+#: Seconds until a plan serves.
+SERVES_S = 120.0
+#: Seconds in which a head that was killed has to be replaced, with all members.
+HEAD_S = 30.0
+#: A member that has this file beside its keys answers with too few bytes.
+WRONG = "wrong"
+_SABOTAGE = """
+import os, pathlib
+from edge_offload.server.pool import member
+_run = member.Member.run
+def run(self, *given):
+    took, found = _run(self, *given)
+    if pathlib.Path(os.environ["EDGE_OFFLOAD_CHAOS_WRONG"]).exists():
+        found = [(dtype, shape, order, raw[:-4].copy()) for dtype, shape, order, raw in found]
+    return took, found
+member.Member.run = run
+"""
+
+
+class PooledRig(Rig):
+    """See :class:`~edge_offload_benchmarks.chaos.rig.Rig`.
+
+    Args:
+        robot_options: further arguments of the robot.
+        apart: put one of the P4 into a network namespace.
+
+    Raises:
+        Unsupported: no Ray, or no network namespaces where they are needed.
+    """
+
+    def __init__(self, robot_options: Sequence[str], apart: bool = False) -> None:
+        why = cluster.unavailable_reason()
+        if why:
+            raise Unsupported(why)
+        self._link = Link() if apart else None
+        super().__init__(["--slowdown", "160", *robot_options])
+        self.pool = Pool(host=self._link.near if self._link else "127.0.0.1")
+
+    def __enter__(self) -> PooledRig:
+        try:
+            self.pool.__enter__()
+            self._profile()
+            sabotage = self.pool.root / "sabotage"
+            sabotage.mkdir()
+            (sabotage / "sitecustomize.py").write_text(_SABOTAGE, encoding="utf-8")
+            self.wrong = self.pool.root / WRONG
+            path = os.pathsep.join(filter(None, [str(sabotage), os.environ.get("PYTHONPATH", "")]))
+            spoilt = {"PYTHONPATH": path, "EDGE_OFFLOAD_CHAOS_WRONG": str(self.wrong)}
+            self.pool.join("L4", "--gpus", "2", wait=False)
+            self.pool.join("P4", wait=False)
+            prefix = self._link.prefix if self._link else []
+            keys = self._own_keys() if self._link else None
+            self.victim = self.pool.join("P4", wait=False, environment=spoilt, prefix=prefix, keys=keys)
+            self.pool.joined()
+            self._server_options = [*self._server_options, *self.pool.server_options(MODEL, SLO_S)]
+            super().__enter__()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        with contextlib.ExitStack() as stack:
+            if self._link is not None:
+                stack.callback(self._link.close)
+            stack.callback(self.pool.__exit__)
+            stack.callback(super().__exit__)
+
+    def start_server(self, bind: str) -> Server:
+        """It has a pool that serves."""
+        server = super().start_server(bind)
+        self.pool.wait_workers(GPUS, SERVES_S)
+        return server
+
+    def cut(self, down: bool) -> None:
+        """The link of the member in a namespace."""
+        assert self._link is not None
+        self._link.set(down)
+
+    def _own_keys(self) -> pathlib.Path:
+        """Of the machine apart: a copy of the head's, in which it makes its own certificate."""
+        return pathlib.Path(shutil.copytree(self.pool.keys, self.pool.root / "apart"))
+
+    def _profile(self) -> None:
+        command = ["pool", "profile", MODEL, "--input", f"uint8[3,{SIZE},{SIZE}]", "--batches", "1", "--blocks", "4"]
+        with Process(edge_offload(*command, "--class", "L4", "--out", str(self.pool.profiles))) as measured:
+            measured.wait_line("", 60.0)
+            measured.end(60.0)
+        network = profile.load(self.pool.profiles)[MODEL]
+        taken = network.latency_s["L4"][1]
+        first = np.arange(len(taken))[:, None] < len(taken) // 2
+        tables = {"L4": {1: taken * np.where(first, BAD, GOOD)}, "P4": {1: taken * np.where(first, GOOD, BAD)}}
+        profile.save(self.pool.profiles, {MODEL: profile.Network(MODEL, tables, network.cut_bytes)})
+
+
+class Link:
+    """A pair of interfaces between this machine and a network namespace.
+
+    Raises:
+        Unsupported: not as root, or not here.
+    """
+
+    def __init__(self) -> None:
+        number = os.getpid() % 250
+        self.name = f"eopool{os.getpid()}"
+        self.near, self._far = f"10.77.{number}.1", f"10.77.{number}.2"
+        self.prefix = ["ip", "netns", "exec", self.name]
+        self._device = f"eop{os.getpid()}"[:14]
+        if shutil.which("ip") is None or os.geteuid() != 0:
+            raise Unsupported("cutting a link between members needs root and network namespaces (ip netns)")
+        words = [
+            ["netns", "add", self.name],
+            ["link", "add", self._device, "type", "veth", "peer", "name", "eth0", "netns", self.name],
+            ["addr", "add", f"{self.near}/24", "dev", self._device],
+            ["link", "set", self._device, "up"],
+            ["-n", self.name, "addr", "add", f"{self._far}/24", "dev", "eth0"],
+            ["-n", self.name, "link", "set", "eth0", "up"],
+            ["-n", self.name, "link", "set", "lo", "up"],
+        ]
+        for each in words:
+            done = subprocess.run(["ip", *each], capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                self.close()
+                raise Unsupported(f"no network namespace can be made here: {done.stderr.strip()}")
+
+    def set(self, down: bool) -> None:
+        """Cut it, or mend it."""
+        subprocess.run(["ip", "link", "set", self._device, "down" if down else "up"], check=True)
+
+    def close(self) -> None:
+        """Take namespace and interfaces away."""
+        subprocess.run(["ip", "netns", "del", self.name], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", self._device], capture_output=True, check=False)
+
+
+def _kill(pool: Pool, process: Process, word: str) -> None:
+    found = pool.tree(process, word)
+    assert found, f"nothing runs {word}"
+    for each in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+
+
+def _harm(what: Callable[[PooledRig], None], mend: Callable[[PooledRig], None], least_s: float = 0.0) -> Any:
+    def harm(rig: PooledRig, hold_s: float) -> None:
+        rig.pool.wait_workers(GPUS, SERVES_S)
+        time.sleep(1.0)
+        rig.mark("fault")
+        what(rig)
+        time.sleep(max(hold_s, least_s))
+        mend(rig)
+        rig.mark("restored")
+
+    return harm
+
+
+def _nothing(_: PooledRig) -> None:
+    """It mends itself."""
+
+
+def _signal(rig: PooledRig, number: signal.Signals) -> None:
+    for each in [psutil.Process(rig.victim.process.pid), *rig.pool.tree(rig.victim)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.send_signal(number)
+
+
+kill_actor = _harm(lambda rig: _kill(rig.pool, rig.victim, "ray::Member"), _nothing)
+kill_node = _harm(lambda rig: _kill(rig.pool, rig.victim, "raylet/raylet"), _nothing)
+freeze_node = _harm(lambda rig: _signal(rig, signal.SIGSTOP), lambda rig: _signal(rig, signal.SIGCONT))
+kill_head = _harm(lambda rig: _kill(rig.pool, rig.pool.head, "gcs_server"), _nothing, HEAD_S + 5.0)
+kill_driver = _harm(lambda rig: _kill(rig.pool, rig.server, "server.pool.gateway"), _nothing)
+cut_link = _harm(lambda rig: rig.cut(True), lambda rig: rig.cut(False))
+wrong_sizes = _harm(lambda rig: rig.wrong.touch(), lambda rig: rig.wrong.unlink())
