@@ -274,7 +274,42 @@ def _pool(record: Any) -> List[str]:
     for name, values in record["summary"].items():
         shown = ", ".join(f"{of} {value:.3f}" for of, value in values.items())
         lines.append(f"| {_cell(name)} | {_cell(shown)} |")
-    return lines
+    return [*lines, *_pool_real(record.get("real")), *_pool_costs(record.get("costs"))]
+
+
+def _pool_real(found: Any) -> List[str]:
+    if not found:
+        return []
+    gpus = ", ".join(f"{count} {gpu}" for gpu, count in found["gpus"].items())
+    rows = [
+        ("network", found["network"]),
+        ("emulated GPUs", gpus),
+        ("a stage costs beyond its time", f"{1e3 * found['overhead_s']:.1f} ms"),
+        ("shortest stage, dilated", f"{1e3 * found['shortest_stage_s']:.0f} ms ({found['times']:.0f} times as long)"),
+        ("cost over shortest stage", f"{100 * found['overhead_share']:.1f} %"),
+        ("load", f"{found['load']:g} of {found['rate']:.2f} /s, {found['requests']} requests"),
+        ("answered within the deadline", f"{100 * found['served']:.2f} %"),
+        ("the simulator, same arrivals", f"{100 * found['simulated']:.2f} %"),
+        ("refused, failed, lost", f"{found['refused']}, {found['failed']}, {found['lost']}"),
+    ]
+    lines = ["", "## On Ray", "", "`edge-offload bench pool --real`: head, members, driver and server as they are, on "
+             "this machine; members sleep the profile's times, dilated, and pass tensors of the true size; requests of "
+             "robots come through ZeroMQ.", "", "| figure | |", "| --- | --- |"]  # fmt: skip
+    return [*lines, *(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows)]
+
+
+def _pool_costs(found: Any) -> List[str]:
+    if not found:
+        return []
+    rows = [
+        ("head and two members without models, memory", f"{found['idle_bytes'] / 1e9:.2f} GB"),
+        ("head and two members without models, processor", f"{100 * found['idle_cores']:.1f} % of a core"),
+        ("a frame of 250 kB through two stages, processor of all processes", f"{1e3 * found['frame_cpu_s']:.1f} ms"),
+        ("the same, from robot to robot, p50", f"{1e3 * found['p50_s']:.1f} ms"),
+    ]
+    lines = ["", "## What it costs", "", "`edge-offload bench pool --costs`; memory is shared out among who shares it, "
+             "the robot's processor time does not count.", "", "| figure | |", "| --- | --- |"]  # fmt: skip
+    return [*lines, *(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows)]
 
 
 def _fleet(record: Any) -> List[str]:

@@ -166,31 +166,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def pool_settings(args: argparse.Namespace) -> Any:
-    """What the arguments say of a pool.
-
-    Raises:
-        BadInput: a part is missing, or the profile lacks the model.
-        Unsupported: no Ray, or too old a Python.
-    """
-    import pathlib
-
+    """What the arguments say of a pool. Raises as :func:`~edge_offload.server.pool.gateway.settings_of`."""
     from edge_offload.errors import BadInput
-    from edge_offload.server.pool import cluster, gateway
+    from edge_offload.server.pool.gateway import settings_of
 
-    cluster.check_available()
-    if not args.model or not args.profiles:
-        raise BadInput("--pool needs --model and --profiles", remedy="measure with 'edge-offload pool profile'")
     if args.promises:
         raise BadInput("--pool and --promises are two ways to share a GPU", remedy="choose one")
-    cluster.parse_address(args.pool)
-    folder = pathlib.Path(args.pool_keys) if args.pool_keys else cluster.default_folder()
-    cluster.environment(folder)
-    found = gateway.Settings(
-        args.pool, "", args.model, args.slo, str(pathlib.Path(args.profiles).resolve()), str(folder.resolve()),
-        threads=args.threads or 1,
-    )  # fmt: skip
-    gateway.check_slo(gateway.network_of(found)[0], args.slo)
-    return found
+    return settings_of(args.pool, args.model, args.slo, args.profiles, args.pool_keys, args.threads or 1)
 
 
 def drain(bind: str) -> int:

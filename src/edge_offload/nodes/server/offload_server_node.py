@@ -59,6 +59,10 @@ class OffloadServerNode(Node):
         Param("preload", "", "model to build before the first robot asks for it"),
         Param("options", {}, "options that hold here whatever a robot says: {kapao_s: {checkpoint: /s.safetensors}}"),
         Param("promises", False, "let robots ask for a bound on the accuracy that sharing may cost them"),
+        Param("pool", "", "address of a pool of GPUs that computes pool_model; see 'edge-offload pool'"),
+        Param("pool_model", "", "what the pool computes"),
+        Param("pool_profiles", "", "folder that 'edge-offload pool profile' wrote of it"),
+        Param("pool_slo", 0.2, "seconds from a request's arrival to the pool's answer", low=0.001),
         Param("status_rate", 1.0, "status messages per second", low=0.05, high=50.0),
     )
 
@@ -66,6 +70,14 @@ class OffloadServerNode(Node):
         params = self.params
         self._gpu = GpuLoad()
         self._interpreter = Interpreter(params["allow"], params["options"])
+        pool = None
+        if params["pool"]:
+            from edge_offload.server.pool.gateway import settings_of  # a server without a pool needs none of it
+
+            if params["promises"]:
+                raise BadInput("pool and promises are two ways to share a GPU", remedy="choose one")
+            of = (params["pool"], params["pool_model"], params["pool_slo"], params["pool_profiles"])
+            pool = settings_of(*of, "", params["threads"] or 1)
         self._server = OffloadServer(
             params["bind"],
             device=params["device"],
@@ -76,9 +88,10 @@ class OffloadServerNode(Node):
             overrides=params["options"],
             keys=KeyStore(params["keys"]) if params["keys"] else None,
             promises=params["promises"],
+            gpus=pool,
         )
-        if params["preload"]:
-            self._server.preload(params["preload"])
+        for name in filter(None, (params["preload"], params["pool_model"] if pool else "")):
+            self._server.preload(name)
         self._people = rospy.Publisher("server/kapao/people", PersonArray, queue_size=100)
         self._grid = rospy.Publisher("server/agrnav/semantic_grid", SemanticGrid, queue_size=8)
         self._occupancy = rospy.Publisher("server/agrnav/occupancy", OccupancyGrid, queue_size=8)

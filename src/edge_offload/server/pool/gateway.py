@@ -87,6 +87,26 @@ class Settings:
         return cls(**json.loads(text))
 
 
+def settings_of(address: str, model: str, slo_s: float, profiles: str, keys: str, threads: int) -> Settings:
+    """The settings of a server; without an endpoint yet.
+
+    Raises:
+        BadInput: a part is missing, the profile lacks the model, or the deadline cannot be met.
+        Unsupported: no Ray, or too old a Python.
+    """
+    cluster.check_available()
+    if not model or not profiles:
+        raise BadInput("a pool needs --model and --profiles", remedy="measure with 'edge-offload pool profile'")
+    cluster.parse_address(address)
+    folder = pathlib.Path(keys) if keys else cluster.default_folder()
+    cluster.environment(folder)
+    found = Settings(
+        address, "", model, slo_s, str(pathlib.Path(profiles).resolve()), str(folder.resolve()), threads=threads
+    )
+    check_slo(network_of(found)[0], slo_s)
+    return found
+
+
 def network_of(settings: Settings) -> Tuple[profile.Network, Dict[str, Any]]:
     """The profile of the model, and what members build.
 
