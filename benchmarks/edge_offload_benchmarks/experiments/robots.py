@@ -8,6 +8,7 @@ has four connections. Fairness is per robot, not per connection.
   edge-offload bench robots --full --json robots.json     10 minutes
   edge-offload bench robots --mode replay --robots 2 5 10 --json robots_modes.json
                                                    real networks in one mode, a process each; --mode split likewise
+  edge-offload bench robots --front                frames of 250 kB per core of a front: decrypt, check, decode, answer
 
 served: answers per robot. ratio: most / least. memory growth: of the server's resident memory, from a fifth of the time
 to the end. A robot whose connection breaks opens its model again on the next one; every break is counted with its
@@ -36,6 +37,9 @@ from edge_offload.outputs import add_output
 CONNECTIONS_OF_GREEDY = 4
 WAIT_S = 30.0
 FULL_S = 600.0
+#: Pixels of a side of the pictures; with --front: 248,832 bytes each, for a network that computes nothing.
+SIDE, FRONT_SIDE = 96, 288
+FRONT = "edge_offload_benchmarks.chaos.net:nothing"
 MAX_RATIO, MAX_GROWTH = 1.2, 0.02
 #: Sockets and threads that may come and go in the server.
 SLACK = 2
@@ -48,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="kapao_vtest", help="with --mode: the network (kapao_vtest)")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of load (20)")
     parser.add_argument("--full", action="store_true", help=f"{FULL_S:g} s of load")
+    parser.add_argument("--front", action="store_true", help="frames of 250 kB a second and core of the server")
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record robots_bench here")
 
 
@@ -62,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         return _held(args)
     if len(args.robots) > 1:
         raise BadInput("several numbers of robots are for --mode")
-    record = measure(args.robots[0], FULL_S if args.full else args.seconds)
+    record = measure(args.robots[0], FULL_S if args.full else args.seconds, args.front)
     served, latency = record["served"], record["latency_s"]
     print(f"{record['answers_per_s']:.0f} answers/s to {len(served)} robots: {min(served)} to {max(served)} each")
     print(f"latency p50 {latency['p50'] * 1e3:.0f} ms, p99 {latency['p99'] * 1e3:.0f} ms")
@@ -72,6 +77,9 @@ def run(args: argparse.Namespace) -> int:
     print(f"server memory {record['memory_begin'] / 1e6:.0f} MB, growth {record['memory_growth']:+.1%}; "
           f"{record['server_begin']['sockets']} to {record['server_end']['sockets']} sockets, "
           f"{record['server_begin']['threads']} to {record['server_end']['threads']} threads")  # fmt: skip
+    if args.front:
+        print(f"{1e3 * record['cpu_s']:.2f} ms of the server's processor a frame of {record['frame_bytes']} bytes: "
+              f"{1 / record['cpu_s']:.0f} frames per second and core")  # fmt: skip
     if args.json is not None:
         records.write(args.json, "robots_bench", record)
         print(f"wrote {args.json}", file=sys.stderr)
@@ -97,23 +105,29 @@ def _held(args: argparse.Namespace) -> int:
     return 0 if passed else 1
 
 
-def measure(robots: int, seconds: float) -> Dict[str, Any]:
-    """Run server and robots."""
+def measure(robots: int, seconds: float, front: bool = False) -> Dict[str, Any]:
+    """Run server and robots; ``front``: with large pictures for a network that computes nothing."""
+    import psutil
+
     from edge_offload_benchmarks.chaos.robot import MODEL
     from edge_offload_benchmarks.processes import Process, Server, introduced
 
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
         public, stores = introduced(root, [f"robot{number}" for number in range(robots)])
-        with Server("--keys", str(root / "server"), "--allow", MODEL) as server:
+        with Server("--keys", str(root / "server"), "--allow", MODEL, "--allow", FRONT) as server:
             for store in stores.values():
                 store.trust_server(server.address, public)
-            arguments = [server.address, directory, str(robots), str(seconds), MODEL]
+            model, side = (FRONT, FRONT_SIDE) if front else (MODEL, SIDE)
+            arguments = [server.address, directory, str(robots), str(seconds), model, str(side)]
             with Process([sys.executable, "-m", "edge_offload_benchmarks.experiments.robots", *arguments]) as load:
                 load.wait_line("loaded")
+                began = psutil.Process(server.pid).cpu_times()
                 watched = _watch(server.pid, seconds)
                 told = json.loads(load.wait_line("{"))
+                ended = psutil.Process(server.pid).cpu_times()
                 load.end()
+    cpu_s = ended.user + ended.system - began.user - began.system
     memory = [moment["memory"] for moment in watched]
     fifth = len(memory) // 5
     early, late = statistics.median(memory[fifth : fifth + 5]), statistics.median(memory[-5:])
@@ -127,6 +141,8 @@ def measure(robots: int, seconds: float) -> Dict[str, Any]:
         "passed": not told["failed"] and ratio <= MAX_RATIO and growth <= MAX_GROWTH and kept,
         "served": served,
         "answers_per_s": sum(served) / seconds,
+        "frame_bytes": 3 * side * side,
+        "cpu_s": cpu_s / max(1, sum(served)),
         "latency_s": told["latency_s"],
         "ratio": ratio,
         "refused": told["refused"],
@@ -177,7 +193,7 @@ class _Robot:
         self._client.request("infer", body, buffers, timeout_s=WAIT_S).result(WAIT_S + 1)
 
 
-def _load(address: str, directory: str, robots: int, seconds: float, model: str) -> None:
+def _load(address: str, directory: str, robots: int, seconds: float, model: str, side: int) -> None:
     """The robots, in a process without torch."""
     import numpy as np
 
@@ -187,7 +203,7 @@ def _load(address: str, directory: str, robots: int, seconds: float, model: str)
     from edge_offload.link.security.keys import KeyStore
     from edge_offload.link.transport.client import Client
 
-    picture = np.random.RandomState(1).randint(0, 256, (3, 96, 96), dtype=np.uint8)
+    picture = np.random.RandomState(1).randint(0, 256, (3, side, side), dtype=np.uint8)
     spec = {"dtype": "uint8", "shape": list(picture.shape)}
     coded = codecs.encode(picture)
     descriptor = {**spec, "payload": coded.descriptor, "parts": len(coded.buffers)}
@@ -244,4 +260,4 @@ def _load(address: str, directory: str, robots: int, seconds: float, model: str)
 
 
 if __name__ == "__main__":
-    _load(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5])
+    _load(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5], int(sys.argv[6]))
