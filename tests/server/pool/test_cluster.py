@@ -26,6 +26,7 @@ from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.runtime.module import OffloadedModule
 from edge_offload.server.pool import certificates, cluster, gateway
 from edge_offload.server.pool.gateway import Settings
+from edge_offload.server.pool.seats import DRIVER_S, Others, shared
 from edge_offload.server.server import OffloadServer
 from tests.server.pool.pool_nets import a_network
 from tests.server.pool.stage_nets import chain
@@ -121,6 +122,19 @@ def test_members_of_another_release_are_told_apart(monkeypatch):
     assert "ray 2.59.0, and here is 2.60.0" in cluster.difference({**own, "ray": "2.59.0"})
     assert "edge_offload 0.0.9" in cluster.difference({**own, "edge_offload": "0.0.9"})
     assert "python of another release" in cluster.difference({"edge_offload": "0.1.0"})
+
+
+@pytest.mark.unit
+def test_drivers_of_one_pool_have_different_gpus_and_take_those_of_one_that_is_gone():
+    seats = [(f"n{node}", gpu, number, 0) for node, gpu in enumerate(("L4", "P4", "P4")) for number in range(3)]
+    others = Others("b")
+    assert others.there({"a": b"1", "b": b"1"}, 0.0) == ["a", "b"]
+    parts = [shared(seats, own, ("a", "b")) for own in ("a", "b")]
+    assert sorted([*parts[0], *parts[1]]) == sorted(seats)
+    assert {seat[1] for seat in parts[1]} == {"L4", "P4"}
+    assert others.there({"a": b"2", "b": b"2"}, 3.0) == ["a", "b"]
+    assert others.there({"a": b"2", "b": b"9"}, 3.0 + DRIVER_S) == ["b"]
+    assert shared(seats, "b", ["b"]) == sorted(seats, key=lambda seat: (seat[1], seat))
 
 
 @pytest.mark.unit

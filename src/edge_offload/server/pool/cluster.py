@@ -424,3 +424,25 @@ def nodes(ray: Any) -> List[Node]:
         labels = raw.get("Labels", {})
         found.append(Node(raw["NodeID"], gpu, int(gpus), float(labels.get("emulated", 0)), difference(labels)))
     return sorted(found, key=lambda node: (node.gpu, node.name))
+
+
+#: Keys of the head's store under which drivers say that they are there.
+_DRIVERS = "edge_offload/driver/"
+
+
+def drivers(own: str, beat: int) -> Dict[str, bytes]:
+    """Say that a driver is there, and what all of them said last, by name."""
+    from ray.experimental import internal_kv
+
+    internal_kv._internal_kv_put(_DRIVERS + own, str(beat), overwrite=True)
+    found = {}
+    for key in internal_kv._internal_kv_list(_DRIVERS):
+        found[key.decode()[len(_DRIVERS) :]] = internal_kv._internal_kv_get(key) or b""
+    return found
+
+
+def driver_ends(name: str) -> None:
+    """A driver is not there any more."""
+    from ray.experimental import internal_kv
+
+    internal_kv._internal_kv_del(_DRIVERS + name)

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import pathlib
+import socket
 import sys
 import time
 from collections import Counter, deque
@@ -32,7 +33,7 @@ from edge_offload.server.pool.dispatch import Call, Dispatcher, Worker
 from edge_offload.server.pool.member import Part
 from edge_offload.server.pool.plan import Plan, most
 from edge_offload.server.pool.reserve import Route, routes_of
-from edge_offload.server.pool.seats import GONE, Seat, Seats
+from edge_offload.server.pool.seats import GONE, Seat, Seats, shared
 
 #: Seconds between looks at who is there; from a member's end to the plan without it, while others serve and while
 #: nobody does; from a new member to a plan with it, while others begin.
@@ -200,7 +201,8 @@ class Gateway:
         self._wakeup = Wakeup()
         self._happened: Deque[Tuple[str, Any]] = deque()
         batches = max(table.shape[1] for of in self._network.latency_s.values() for table in of.values())
-        self._seats = Seats(self._ray, self._model, settings.threads, batches, self._post)
+        name = f"{socket.gethostname()}{pathlib.Path(settings.endpoint).parent.name}"
+        self._seats = Seats(self._ray, self._model, settings.threads, batches, self._post, name)
         self._dispatcher = Dispatcher(self._start, self._answer, self._refuse, SLACK * settings.slo_s)
         self._arrived_s = self._interval_s = math.inf
         #: The plan that is served by, the next one while its members begin, and those whose calls are still under way.
@@ -208,6 +210,7 @@ class Gateway:
         self._next: Optional[_Course] = None
         self._old: List[Tuple[float, _Course]] = []
         self._nodes: Dict[str, cluster.Node] = {}
+        self._drivers: List[str] = []
         self._planned: Tuple[Seat, ...] = ()
         self._looks, self._served_s, self._pinged_s = True, -math.inf, -math.inf
         self._why = "no member has joined"
@@ -325,7 +328,8 @@ class Gateway:
                 }
                 for node in self._nodes.values()
             ],
-            "rate": float(course.plan.objective) if course else 0.0, "stages": stages, "why": self._why,
+            "drivers": len(self._drivers), "rate": float(course.plan.objective) if course else 0.0, "stages": stages,
+            "why": self._why,
             "late_s": {"mean": sum(late_s) / len(late_s), "p50": late_s[len(late_s) // 2], "max": late_s[-1]},
             **self._counts,
         }  # fmt: skip
@@ -344,8 +348,8 @@ class Gateway:
                 self._seats.ask(seat)
         self._clear(now)
 
-    def _found(self, found: Sequence[cluster.Node], now: float) -> None:
-        """Nodes that the head knows: each GPU of theirs has a member."""
+    def _found(self, found: Sequence[cluster.Node], drivers: Sequence[str], now: float) -> None:
+        """Nodes that the head knows: each GPU of theirs has a member, of the driver whose turn it is."""
         known = self._network.latency_s
         nodes = {
             node.name: node if node.problem or node.gpu in known else replace(node, problem=_unknown(node.gpu, known))
@@ -357,9 +361,16 @@ class Gateway:
         self._nodes = nodes
         if not self._course:
             self._why = next((node.problem for node in nodes.values() if node.problem), self._why)
-        for node in nodes.values():
-            for number in range(0 if node.problem else node.gpus):
-                self._seats.want((node.name, node.gpu, number, 0), now)
+        own = {
+            (node.name, node.gpu, number, 0)
+            for node in nodes.values()
+            for number in range(0 if node.problem else node.gpus)
+        }
+        self._drivers = list(drivers)
+        own = set(shared(own, self._seats.others.own, drivers))
+        self._seats.forget([seat for seat in self._seats.sitting if (*seat[:3], 0) not in own], False)
+        for seat in own:
+            self._seats.want(seat, now)
 
     def _consider(self, now: float) -> float:
         """Plan for those who are there, where they are not those of the last plan; when to look again at the latest."""
@@ -510,7 +521,8 @@ class Gateway:
             if gone and seat is not None:
                 self._lose(seat, actor, words, now)
         elif what == "nodes":
-            self._found(about, now)
+            found, drivers = about
+            self._found(found, drivers, now)
         elif what == "away":  # what is known goes on
             self._why = f"the head does not answer: {about}"
         elif what == "seated":

@@ -11,8 +11,9 @@ import json
 import math
 import queue
 import threading
+import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Set, Tuple
 
 from edge_offload.server.pool import cluster
 from edge_offload.server.pool.member import Part
@@ -23,6 +24,8 @@ Seat = Tuple[str, str, int, int]
 Post = Callable[[str, Any], None]
 #: Seconds until a member is tried again that could not begin, or could not run its stage.
 AGAIN_S = 5.0
+#: A driver that has said nothing for so long is not there (seconds).
+DRIVER_S = 4.0
 #: Errors of Ray that say that an actor is not there.
 GONE = ("ActorDiedError", "ActorUnavailableError", "RayActorError")
 
@@ -50,6 +53,36 @@ class Sitting:
     again_s: float = math.inf
 
 
+def shared(seats: Iterable[Seat], own: str, drivers: Iterable[str]) -> List[Seat]:
+    """Those of a driver, where several have one pool: GPUs of each class in turn, none with two."""
+    order = sorted({own, *drivers})
+    by_class: Dict[str, List[Seat]] = {}
+    for seat in sorted(seats):
+        by_class.setdefault(seat[1], []).append(seat)
+    return [seat for of in by_class.values() for seat in of[order.index(own) :: len(order)]]
+
+
+class Others:
+    """The drivers that have the pool, too, by what they say.
+
+    Args:
+        own: name of this one.
+    """
+
+    def __init__(self, own: str) -> None:
+        self.own = own
+        self.beat = 0
+        self._said: Dict[str, Tuple[bytes, float]] = {}
+
+    def there(self, said: Mapping[str, bytes], now: float) -> List[str]:
+        """All that said something new lately, this one too."""
+        for name, word in said.items():
+            if self._said.get(name, (None,))[0] != word:
+                self._said[name] = word, now
+        self._said = {name: of for name, of in self._said.items() if name in said and now - of[1] < DRIVER_S}
+        return sorted({self.own, *self._said})
+
+
 class Seats:
     """Finds, begins and ends actors.
 
@@ -57,16 +90,18 @@ class Seats:
         ray: connected.
         model: what members build.
         threads, batches: as members take them.
-        post: told ``nodes`` (a list) or ``away`` (words) after :meth:`look`; ``here`` (seat); ``prepared`` (seat, part,
-            batch); ``lost`` (seat, actor, words): it is not there, or cannot run what it is told.
+        post: told ``nodes`` (a list, and drivers' names) or ``away`` (words) after :meth:`look`; ``here`` (seat);
+            ``prepared`` (seat, part, batch); ``lost`` (seat, actor, words): it is not there, or cannot run a stage.
+        name: of this driver, the same for one that follows it.
     """
 
-    def __init__(self, ray: Any, model: Dict[str, Any], threads: int, batches: int, post: Post) -> None:
+    def __init__(self, ray: Any, model: Dict[str, Any], threads: int, batches: int, post: Post, name: str) -> None:
         self._ray, self._model, self._threads, self._batches, self._post = ray, model, threads, batches, post
         told = json.dumps([model, threads, batches, cluster.version()], sort_keys=True)
         self._name = hashlib.sha256(told.encode()).hexdigest()[:12]
         self.sitting: Dict[Seat, Sitting] = {}
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.others = Others(name)
         self._looking = threading.Event()
         threading.Thread(target=self._work, name="edge-offload-seats", daemon=True).start()
 
@@ -155,6 +190,7 @@ class Seats:
         """End all members; waits for it."""
         done = threading.Event()
         self.forget(list(self.sitting), True)
+        self._orders.put(lambda: cluster.driver_ends(self.others.own))
         self._orders.put(done.set)
         done.wait(5.0)
 
@@ -170,7 +206,9 @@ class Seats:
 
     def _look(self) -> None:
         try:
-            self._post("nodes", cluster.nodes(self._ray))
+            self.others.beat += 1
+            drivers = self.others.there(cluster.drivers(self.others.own, self.others.beat), time.monotonic())
+            self._post("nodes", (cluster.nodes(self._ray), drivers))
         finally:
             self._looking.clear()
 
