@@ -1,7 +1,7 @@
 """A rig whose server has its model computed by a pool of GPUs, and harm to the pool's processes.
 
 Members compute for real, on one thread each; that they are of two classes is this rig's saying, so that the plan has
-two stages: one machine with two L4, two machines with a P4.
+two stages: one machine has an L4, the other, which is harmed, a P4. What is left is another plan.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edge_offload_benchmarks.processes import Process, Server, edge_offload
 SLO_S = 0.5
 #: What the rig says blocks take, over what they were measured to: each class is good at one half.
 GOOD, BAD = 20.0, 60.0
-GPUS = {"L4": 2, "P4": 2}
+GPUS = {"L4": 1, "P4": 1}
 #: Seconds until a plan serves.
 SERVES_S = 120.0
 #: Seconds in which a head that was killed has to be replaced, with all members.
@@ -54,7 +54,7 @@ class PooledRig(Rig):
 
     Args:
         robot_options: further arguments of the robot.
-        apart: put one of the P4 into a network namespace.
+        apart: put the P4 into a network namespace.
 
     Raises:
         Unsupported: no Ray, or no network namespaces where they are needed.
@@ -78,8 +78,7 @@ class PooledRig(Rig):
             self.wrong = self.pool.root / WRONG
             path = os.pathsep.join(filter(None, [str(sabotage), os.environ.get("PYTHONPATH", "")]))
             spoilt = {"PYTHONPATH": path, "EDGE_OFFLOAD_CHAOS_WRONG": str(self.wrong)}
-            self.pool.join("L4", "--gpus", "2", wait=False)
-            self.pool.join("P4", wait=False)
+            self.pool.join("L4", wait=False)
             prefix = self._link.prefix if self._link else []
             keys = self._own_keys() if self._link else None
             self.victim = self.pool.join("P4", wait=False, environment=spoilt, prefix=prefix, keys=keys)
