@@ -66,6 +66,7 @@ def measure(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float,
     with Pool(store_mb=512) as pool:
         served = profile.Network(MODEL, network.latency_s, network.cut_bytes)
         profile.save(pool.profiles, {MODEL: served})
+        served = profile.load(pool.profiles)[MODEL]  # as rounded there
         nothing = {"options": {}, "state_hash": "", "cuts": {}}  # emulated members build no network
         (pool.profiles / "blocks.json").write_text(json.dumps({MODEL: nothing}), encoding="utf-8")
         while True:

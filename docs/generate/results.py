@@ -125,6 +125,21 @@ def _chaos(record: Any) -> List[str]:
     )
 
 
+def _chaos_pool(record: Any) -> List[str]:
+    return _table(
+        record,
+        [
+            ("scenario", "scenario", str),
+            ("passed", "passed", _yes),
+            ("frames", "figures.frames", str),
+            ("remote", "figures.remote", str),
+            ("longest time without the server, s", "figures.gap_s", _s),
+            ("local p99, ms", "figures.local_p99_s", _ms),
+            ("p99 in the fault, ms", "figures.during_p99_s", _ms),
+        ],
+    )
+
+
 def _chaos_carry(record: Any) -> List[str]:
     rows = [{**row, "from": ", ".join(f"{origin} {count}" for origin, count in row["figures"]["origins"].items())}
             for row in record]  # fmt: skip
@@ -830,8 +845,10 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "chaos": _chaos,
     "chaos_split": _chaos,
     "chaos_carry": _chaos_carry,
+    "chaos_pool": _chaos_pool,
     "robots": _robots,
     "robots_modes": _held_robots,
+    "robots_front": _robots,
     "fuzz": _fuzz,
     "fuzz_messages": _fuzz,
     "fuzz_strangers": _fuzz,

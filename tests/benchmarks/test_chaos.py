@@ -12,7 +12,7 @@ from edge_offload.cli import main
 from edge_offload.errors import BadInput
 from edge_offload_benchmarks.chaos.scenarios import SCENARIOS
 from edge_offload_benchmarks.chaos.usage import usage
-from edge_offload_benchmarks.chaos.verdict import Fault, Verdict, judge, judge_carried
+from edge_offload_benchmarks.chaos.verdict import Fault, Verdict, judge, judge_carried, judge_gap
 from edge_offload_benchmarks.commands.chaos import merged, record, run_scenario
 
 USED = {"descriptors": 20, "sockets": 5, "threads": 8, "memory": 200 << 20, "children": 0}
@@ -162,6 +162,15 @@ def test_coming_back_late_or_never_is_found():
     assert "only after 3.00 s" in found
     assert "as forecast" in found
     assert "no frame went to the server again" in verdict(*good(), back=None).failures
+
+
+def test_the_longest_time_without_the_server_is_judged_where_a_pool_loses_a_member():
+    frames, _ = good()  # local from 10 to 15 s
+    faults = [Fault(9.95, 12.0, 12.1), Fault(16.0, 17.0, 17.1)]
+    for most_s, failures in ((6.0, 0), (4.0, 1)):
+        found = Verdict("pool_node")
+        judge_gap(found, frames, faults, most_s)
+        assert (found.figures["gap_s"], len(found.failures)) == (pytest.approx(5.07, abs=0.1), failures)
 
 
 def test_a_manager_that_stays_local_or_hedges_always_fails_the_calm_scenario():

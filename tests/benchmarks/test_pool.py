@@ -52,3 +52,13 @@ def test_a_reactive_scheduler_answers_a_light_load_and_less_of_a_heavy_one() -> 
 
     assert attained(0.3) > 0.98
     assert attained(2.0) < 0.7
+
+
+def test_emulated_clusters_without_ray_or_profile_are_refused_in_a_line(tmp_path, capsys):
+    assert main(["bench", "pool"]) != 0
+    profile.save(tmp_path, {"a": a_network("a", 6.0)})
+    assert main(["bench", "pool", "--profiles", str(tmp_path), "--real", "b"]) != 0
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert "no --profiles" in said[0]
+    assert "has no b on L4, P4" in said[1] or "Ray" in said[1] or "Python 3.10" in said[1]

@@ -60,6 +60,10 @@ class PooledRig(Rig):
         Unsupported: no Ray, or no network namespaces where they are needed.
     """
 
+    pool: Pool
+    victim: Process
+    wrong: pathlib.Path
+
     def __init__(self, robot_options: Sequence[str], apart: bool = False) -> None:
         why = cluster.unavailable_reason()
         if why:

@@ -73,7 +73,7 @@ def _fits(folder: pathlib.Path) -> bool:
 def _make_authority(folder: pathlib.Path) -> None:
     x509 = _library()
     key = _key()
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "edge_offload pool")])
+    name = _name("edge_offload pool")
     made = _builder(name, name, key).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     _write(folder, "ca.key", _pem(key))
     _write(folder, "ca.crt", _signed(made, key))
@@ -88,7 +88,7 @@ def _make_own(folder: pathlib.Path) -> None:
     key = _key()
     names = [x509.DNSName("localhost"), x509.DNSName(socket.gethostname())]
     names += [x509.IPAddress(ipaddress.ip_address(each)) for each in sorted(addresses())]
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, socket.gethostname()[:64])])
+    subject = _name(socket.gethostname()[:64])
     made = _builder(subject, authority.subject, key).add_extension(x509.SubjectAlternativeName(names), critical=False)
     _write(folder, "tls.key", _pem(key))
     _write(folder, "tls.crt", _signed(made, signer))
@@ -97,13 +97,18 @@ def _make_own(folder: pathlib.Path) -> None:
 def _library() -> Any:
     try:
         from cryptography import x509
-        from cryptography.x509.oid import NameOID
     except ImportError as error:
         raise Unsupported(
             "several machines need certificates, and there is no cryptography: pip install 'edge_offload[pool]'"
         ) from error
-    x509.NameOID = NameOID
     return x509
+
+
+def _name(text: str) -> Any:
+    x509 = _library()
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 def _key() -> Any:
