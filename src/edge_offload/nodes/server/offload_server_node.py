@@ -61,7 +61,7 @@ class OffloadServerNode(Node):
         Param("promises", False, "let robots ask for a bound on the accuracy that sharing may cost them"),
         Param("pool", "", "address of a pool of GPUs that computes pool_model; see 'edge-offload pool'"),
         Param("pool_model", "", "what the pool computes"),
-        Param("pool_profiles", "", "folder that 'edge-offload pool profile' wrote of it"),
+        Param("pool_profiles", "", "absolute path of the folder that 'edge-offload pool profile' wrote"),
         Param("pool_slo", 0.2, "seconds from a request's arrival to the pool's answer", low=0.001),
         Param("status_rate", 1.0, "status messages per second", low=0.05, high=50.0),
     )
