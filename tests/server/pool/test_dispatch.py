@@ -156,3 +156,32 @@ def test_nobody_there_refuses_at_once() -> None:
     world.dispatcher.use(world.routes, world.nodes, list(world.nodes))
     found = world.run(0.5)
     assert set(found.values()) == {"refused"}
+
+
+@pytest.mark.parametrize("fault", ["freeze", "die"])
+def test_what_is_under_way_makes_its_deadline_elsewhere_if_it_can(fault: str) -> None:
+    made, could = 0, 0
+    for seed in range(14):
+        world = World(seed, 6, load=0.4)
+        victim = next((world.nodes[at] for at in world.nodes if at[2] == 0 and (*at[:2], 1) in world.nodes), "")
+        able: List[int] = []
+
+        def harm(world: World = world, victim: str = victim, able: List[int] = able) -> None:
+            (world.dead if fault == "die" else world.frozen).add(victim)
+            for call in world.dispatcher._calls.values():
+                if world.nodes[world.where(call)] != victim:
+                    continue
+                stages, batch = call.track.route.stages[call.stage :], len(call.track.job.requests)
+                others = [float(free) for worker, free in enumerate(stages[0].free) if worker != call.worker]
+                # a dead one is told of when its call would end, a frozen one is overdue later
+                known = max(call.due, world.now) + (0.017 if fault == "die" else max(0.05, call.takes / 2))
+                left_s = sum(float(stage.compute_s[batch - 1]) + stage.transfer_s * batch for stage in stages)
+                if others and max(min(others), known) + left_s <= call.track.job.deadline:
+                    able += call.track.job.requests
+
+        world.at(1.0, harm)
+        found = world.run(2.0)
+        could += len(able)
+        made += sum(found[number] == "answered" for number in able)
+    assert could >= 10
+    assert made >= 0.95 * could
