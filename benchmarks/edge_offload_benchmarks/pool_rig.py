@@ -83,6 +83,8 @@ class Pool:
         for member in self.members:
             member.stop(30.0)
         self.members = []
+        for told in self.keys.glob("server-*.json"):
+            told.unlink()
 
     def server_options(self, model: str, slo_s: float) -> List[str]:
         """Of a server that serves a model by the pool."""
