@@ -189,3 +189,13 @@ def test_an_object_too_far_or_for_a_doubtful_person_changes_nothing():
     np.testing.assert_allclose(fuse_keypoints(poses, np.array([0.5]), objects, limits)[0, 3], [0, 0, 0.5])
     objects[0, 0] = 1.0
     np.testing.assert_allclose(fuse_keypoints(poses, np.array([0.2]), objects, limits)[0, 3], [0, 0, 0.2])
+
+
+def test_rows_that_are_left_out_change_no_bit_of_the_others():
+    draw = torch.Generator().manual_seed(0)
+    for height, width in ((3, 5), (1, 1), (2, 7)):
+        maps = tuple(torch.randn(1, 171, height * by, width * by, generator=draw) * 3 for by in (8, 4, 2, 1))
+        readout = Readout(ANCHORS, PRESETS["video"])
+        rows = readout.decode(maps)
+        assert len(rows) == 3 * height * width * (64 + 16 + 4 + 1)
+        assert torch.equal(readout.decode(maps, 0.6), rows[rows[:, 4] > 0.6])

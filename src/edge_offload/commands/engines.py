@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 #: Frames on which engine and torch are compared, and between which they take turns.
 FRAMES = 30
+SECONDS = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="who allocates TensorRT's buffers: torch or pycuda (torch where it has CUDA)")  # fmt: skip
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads, of both (1)")
     parser.add_argument("--frames", type=int, default=FRAMES, metavar="N", help=f"that are compared ({FRAMES})")
+    parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S",
+                        help=f"after which no turn of a model begins but the first five ({SECONDS:g})")  # fmt: skip
     add_output(parser, "--json", metavar="FILE", help="write what was found as JSON, to be sent to whoever asks")
 
 
@@ -97,10 +100,14 @@ def _examine(args: argparse.Namespace, model: str, names: Sequence[str]) -> Dict
     pin(args.threads)
     count = max(args.frames, 3)
     module, inputs = samples(model, {}, count)
-    print(f"{model}: {', '.join(names)}: building ...", flush=True)
+
+    def tell(words: str) -> None:
+        print(f"{model}: {words} ...", flush=True)
+
     rows, facts = [], {}
     for device, backends in _by_device(names).items():
-        eager, *found = measure(module, list(backends), inputs, count if args.action == "check" else 0, device)
+        turns = count if args.action == "check" else 0
+        eager, *found = measure(module, list(backends), inputs, turns, device, args.seconds, tell)
         rows += [row_of(one, eager) for one in found]
         facts.update({name: value for one in backends.values() for name, value in one.depends_on().items()})
     for row in rows:
@@ -136,6 +143,7 @@ def row_of(one: Measured, eager: Measured) -> Dict[str, Any]:
     }
     if one.wall_s:
         row.update(
+            turns=len(one.wall_s),
             torch_ms=1e3 * statistics.median(eager.wall_s),
             engine_ms=1e3 * statistics.median(one.wall_s),
             faster=one.faster(eager),

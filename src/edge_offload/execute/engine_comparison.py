@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Sequence
 
 import torch
 from torch import nn
@@ -18,6 +18,8 @@ from edge_offload.execute.module import Divided, ModuleExecutor, as_tensors
 
 #: Seconds that an engine may take to be built.
 BUILD_S = 600.0
+#: Turns of which medians are made, whatever they take; seconds between two lines on how far it is.
+LEAST_TURNS, TELL_S = 5, 5.0
 
 
 @dataclass
@@ -61,7 +63,13 @@ Inputs = Sequence[torch.Tensor]
 
 
 def measure(
-    module: nn.Module, names: Sequence[str], inputs: Sequence[Inputs], turns: int, device: str = CPU
+    module: nn.Module,
+    names: Sequence[str],
+    inputs: Sequence[Inputs],
+    turns: int,
+    device: str = CPU,
+    most_s: float = math.inf,
+    tell: Callable[[str], None] = lambda words: None,
 ) -> List[Measured]:
     """Torch first, then each engine in the order of ``names``, with as many threads as this one has.
 
@@ -71,10 +79,13 @@ def measure(
         inputs: what is computed, in turn; the first two decide whether an engine takes over.
         turns: of all rivals on the same inputs, each turn in another order; 0: only build.
         device: where torch computes.
+        most_s: seconds after which no turn begins, once there were :data:`LEAST_TURNS`.
+        tell: is told how far it is.
     """
     found = [Measured(EAGER), *(Measured(name) for name in names)]
     executors = {EAGER: ModuleExecutor(module, device)}
     for one in found[1:]:
+        tell(f"{one.engine}: being built")
         began, spent = time.monotonic(), time.process_time()
         executor = ModuleExecutor(module, device, one.engine)
         executor.run(inputs[0])
@@ -91,11 +102,11 @@ def measure(
         one.facts = str(facts(backend)) if backend is not None else EAGER
         executors[one.engine] = executor
     able = [one for one in found if not one.why_not]
-    _take_turns(able, executors, inputs, turns)
+    _take_turns(able, executors, inputs, turns, most_s, tell)
     for executor in executors.values():
         executor.close()
     if turns:
-        _errors(module, able, inputs, device)
+        _errors(module, able, inputs, device, tell)
     return found
 
 
@@ -105,9 +116,21 @@ def _first(inputs: Sequence[Inputs]) -> List[Inputs]:
 
 
 def _take_turns(
-    rivals: Sequence[Measured], executors: Dict[str, ModuleExecutor], inputs: Sequence[Inputs], turns: int
+    rivals: Sequence[Measured],
+    executors: Dict[str, ModuleExecutor],
+    inputs: Sequence[Inputs],
+    turns: int,
+    most_s: float,
+    tell: Callable[[str], None],
 ) -> None:
+    began = told = time.monotonic()
     for turn in range(turns):
+        if turn >= LEAST_TURNS and time.monotonic() - began > most_s:
+            tell(f"{turn} turns of {turns} in {most_s:.0f} s; no more")
+            break
+        if time.monotonic() - told > TELL_S:
+            tell(f"turn {turn} of {turns}")
+            told = time.monotonic()
         given = inputs[turn % len(inputs)]
         results: Dict[str, Sequence[torch.Tensor]] = {}
         for place in range(len(rivals)):
@@ -122,12 +145,18 @@ def _take_turns(
 
 
 def _errors(
-    module: nn.Module, rivals: Sequence[Measured], inputs: Sequence[Inputs], device: str, most: int = 8
+    module: nn.Module,
+    rivals: Sequence[Measured],
+    inputs: Sequence[Inputs],
+    device: str,
+    tell: Callable[[str], None],
+    most: int = 8,
 ) -> None:
     """Errors of the dense part on up to ``most`` inputs; its engines are there already, so this is a second start."""
     dense = module.dense_part()[0] if isinstance(module, Divided) else module
     precise, plain = _float64(dense), ModuleExecutor(dense, device)
     given = inputs[:most]
+    tell(f"errors on {len(given)} inputs, from torch and from float64")
     with torch.inference_mode():
         eager = [plain.run(one).outputs for one in given]
         exact = [_run64(precise, one) for one in given]

@@ -47,6 +47,17 @@ def test_a_second_start_builds_nothing_and_what_differs_is_another_entry(stand_i
     assert stand_in.builds == len(list(cache.iterdir())) == 7
 
 
+def test_one_that_was_wrong_on_noise_is_kept_and_never_trusted(stand_in, cache):
+    stand_in.factor = 2.001
+    for _ in range(2):
+        executor = ModuleExecutor(Doubling(), engine="stand-in")
+        executor.run([torch.zeros(6)])  # on which it is right
+        assert executor.engine_ready(60)
+        assert executor.run([torch.arange(6.0)]).engine == "eager"
+        assert "off by" in executor.engine_state()[0]
+    assert stand_in.builds == 1
+
+
 def test_files_are_private(cache):
     EngineCache().get(KEY, lambda: Entry(b"engine", "digest"))
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700

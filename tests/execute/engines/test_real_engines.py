@@ -52,6 +52,53 @@ def test_a_classifier_is_within_the_tolerance_of_its_class(engine):
         assert relative_error(want, found) < TOLERANCE[CLOSE]
 
 
+def test_a_second_start_exports_nothing_and_has_the_bits_of_the_first(engine, cache, monkeypatch):
+    from edge_offload.execute.engines import seat
+
+    for name in ("mobilenet_v3_large", "resnet50"):  # the latter holds a class among its plain attributes
+        network = registry.build_module(name)
+        frames = [torch.rand(1, 3, 64, 64) for _ in range(3)]
+        exports, real = [], seat.export
+
+        def counted(*given, exports=exports, real=real):
+            exports.append(1)
+            return real(*given)
+
+        monkeypatch.setattr(seat, "export", counted)
+        first = ModuleExecutor(network, engine=engine)
+        taken_over(first, frames)
+        again = ModuleExecutor(network, engine=engine)
+        taken_over(again, frames)
+        monkeypatch.setattr(seat, "export", real)
+        assert len(exports) == 1
+        for frame in frames:
+            one, other = first.run([frame]), again.run([frame])
+            assert one.engine == other.engine
+            assert all(map(torch.equal, one.outputs, other.outputs))
+            assert all(map(torch.equal, one.outputs, _built_in_one_go(engine, network, frame)))
+
+
+def _built_in_one_go(engine, network, frame):
+    """What the engine gives without anything kept between its steps."""
+    from edge_offload.execute.engines.export import export
+
+    document = export(network, [frame])
+    if engine == "onnxruntime":
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(document, options, providers=["CPUExecutionProvider"])
+        return [torch.from_numpy(one) for one in session.run(None, {"input0": frame.numpy()})]
+    import openvino
+
+    options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"}
+    core = openvino.Core()
+    request = core.compile_model(core.read_model(document, b""), "CPU", options).create_infer_request()
+    request.infer({"input0": frame.numpy()})
+    return [torch.from_numpy(request.get_output_tensor(0).data.copy())]
+
+
 def test_a_network_whose_outputs_depend_on_data_is_right_or_with_torch(engine):
     network = small_nets.net(3)
     plain, fast = ModuleExecutor(network), ModuleExecutor(network, engine=engine)

@@ -21,14 +21,22 @@ from edge_offload.models.cache import cache_dir, locked
 #: Bytes that all entries may take together.
 MOST_BYTES = 2 << 30
 _SUFFIX = ".engine"
+_MOST_HEAD = 4096
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A built engine: its bytes, and the digest of the ONNX that it was built from."""
+    """A built engine.
+
+    Attributes:
+        built: its bytes.
+        onnx: digest of the ONNX that it was built from.
+        checked: whether these bytes gave what torch gives, on noise.
+    """
 
     built: bytes
     onnx: str
+    checked: bool = False
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
@@ -99,7 +107,7 @@ class EngineCache:
                 path.unlink()
 
     def _write(self, path: pathlib.Path, entry: Entry) -> None:
-        head = json.dumps({"onnx": entry.onnx, "bytes": len(entry.built)}).encode() + b"\n"
+        head = json.dumps({"onnx": entry.onnx, "checked": entry.checked}).encode() + b"\n"
         digest = hashlib.sha256(head)
         digest.update(entry.built)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".building.")  # 0600
@@ -153,12 +161,13 @@ def _read(path: pathlib.Path) -> Optional[Entry]:
         facts = os.fstat(descriptor)
         if facts.st_uid != os.getuid() or not stat.S_ISREG(facts.st_mode) or stat.S_IMODE(facts.st_mode) & 0o077:
             return _rejected(path)
-        raw = stream.read()
-    stated, _, rest = raw.partition(b"\n")
-    if hashlib.sha256(rest).hexdigest().encode() != stated:
+        stated, head, built = stream.readline(_MOST_HEAD), stream.readline(_MOST_HEAD), stream.read()
+    digest = hashlib.sha256(head)
+    digest.update(built)
+    if digest.hexdigest().encode() + b"\n" != stated:
         return _rejected(path)
-    head, _, built = rest.partition(b"\n")
-    return Entry(built, str(json.loads(head)["onnx"]))
+    told = json.loads(head)
+    return Entry(built, str(told["onnx"]), bool(told["checked"]))
 
 
 def _rejected(path: pathlib.Path) -> Optional[Entry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import inspect
 import io
@@ -189,6 +190,11 @@ def _plain(value: Any) -> Optional[str]:
         return None if None in parts else f"{type(value).__name__}{parts}"
     if isinstance(value, dict):
         return _plain([(key, one) for key, one in value.items()])
+    if isinstance(value, functools.partial):
+        return _plain((value.func, value.args, value.keywords))
+    if isinstance(value, type):
+        source = _source(value)
+        return None if source == "?" else f"{value.__module__}.{value.__qualname__} {source}"
     return None
 
 

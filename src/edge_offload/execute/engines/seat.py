@@ -30,6 +30,8 @@ Tensors = Tuple[torch.Tensor, ...]
 
 #: Real inputs on which engine and torch both compute before the engine takes over.
 TRIALS = 2
+#: Of what backends build: counts up when one builds something else than before.
+FORMAT = 2
 #: Shapes of inputs of one network that get an engine each.
 MOST_SHAPES = 4
 #: An engine that takes so many times as long as torch, and at least so many seconds, hangs.
@@ -103,8 +105,10 @@ class Seat:
                 found = self._places[specs] = _Place(self, specs)
             return found
 
-    def prepare(self, specs: Specs, inputs: Sequence[torch.Tensor], threads: int) -> Tuple[_Owner, str]:
-        """On a thread of its own: a loaded engine, and its label.
+    def prepare(self, specs: Specs, inputs: Sequence[torch.Tensor], want: Tensors, threads: int) -> Tuple[_Owner, str]:
+        """On a thread of its own: a loaded engine that gave ``want`` for ``inputs``, and its label.
+
+        It has given what torch gives on noise as well; one that was kept did so when it was built.
 
         Raises:
             EdgeOffloadError: there can be none; the message says why.
@@ -112,11 +116,29 @@ class Seat:
         backend = self.backend
         if isinstance(backend, Direct):
             attach = functools.partial(backend.capture, self._run_eagerly, inputs)
-            return _loaded(attach, "it cannot be captured"), str(facts(backend))
-        assert isinstance(backend, Built)
+            owner, label, checked = _loaded(attach, "it cannot be captured"), str(facts(backend)), False
+        else:
+            assert isinstance(backend, Built)
+            owner, entry = self._kept(backend, specs, inputs, threads)
+            # kernels that were picked by timing: the same bits only where the very same plan runs
+            plan = hashlib.sha256(entry.built).hexdigest() if backend.timed else ""
+            which = f"plan {plan[:12]}" if backend.timed else f"onnx {entry.onnx[:12]}"
+            label, checked = f"{facts(backend)} {which}", entry.checked
+        try:
+            wrong = ("" if checked else self._wrong_on_noise(owner, inputs)) or self._wrong(owner, inputs, want)
+        except BaseException:
+            owner.close()
+            raise
+        if wrong:
+            owner.close()
+            raise Unsupported(wrong)
+        return owner, label
+
+    def _kept(self, backend: Built, specs: Specs, inputs: Sequence[torch.Tensor], threads: int) -> Tuple[_Owner, Entry]:
+        """A loaded engine and the cache's entry of it, built where there is none."""
         known = identity(self._network, specs)
         made: Dict[str, Any] = {
-            "engine": str(facts(backend)), "threads": threads, **machine(), **backend.depends_on()
+            "format": FORMAT, "engine": str(facts(backend)), "threads": threads, **machine(), **backend.depends_on()
         }  # fmt: skip
         document: Optional[bytes] = None
         if known is None:
@@ -124,20 +146,38 @@ class Seat:
             document = export(self._network, inputs, backend.typed())
             known = hashlib.sha256(document).hexdigest()
         key = key_of({**made, "network": known, "inputs": [spec.to_dict() for spec in specs]})
+        new: List[_Owner] = []
 
         def build() -> Entry:
             onnx = document if document is not None else export(self._network, inputs, backend.typed())
-            return Entry(backend.build(onnx, threads), hashlib.sha256(onnx).hexdigest())
+            built = backend.build(onnx, threads)
+            new.append(_loaded(functools.partial(backend.load, built, threads), "it cannot be loaded"))
+            # one that is wrong is kept, too, but not trusted: building it again would give the same
+            return Entry(built, hashlib.sha256(onnx).hexdigest(), not self._wrong_on_noise(new[0], inputs))
 
-        entry = self._cache.get(key, build)
         try:
-            owner = _loaded(functools.partial(backend.load, entry.built, threads), "it cannot be loaded")
+            entry = self._cache.get(key, build)
+        except BaseException:
+            for owner in new:
+                owner.close()
+            raise
+        if new:
+            return new[0], entry
+        try:
+            return _loaded(functools.partial(backend.load, entry.built, threads), "it cannot be loaded"), entry
         except Unsupported:
             self._cache.forget(key)
             raise
-        # kernels that were picked by timing: the same bits only where the very same plan runs
-        which = f"plan {hashlib.sha256(entry.built).hexdigest()[:12]}" if backend.timed else f"onnx {entry.onnx[:12]}"
-        return owner, f"{facts(backend)} {which}"
+
+    def _wrong_on_noise(self, owner: _Owner, inputs: Sequence[torch.Tensor]) -> str:
+        noise = _noise(inputs)
+        with torch.inference_mode():
+            want = self._run_eagerly(noise)
+        return self._wrong(owner, noise, want)
+
+    def _wrong(self, owner: _Owner, inputs: Sequence[torch.Tensor], want: Tensors) -> str:
+        """Why an engine does not give ``want``; empty: it does."""
+        return mismatch(want, owner.run(inputs, 600.0), TOLERANCE[self.backend.accuracy])
 
 
 class _Place:
@@ -212,27 +252,17 @@ class _Place:
                 self.retire("the network changes its own state while it computes")
                 return outputs
             # the caller may write to its tensors while they are being exported
-            given = [one.clone() for one in inputs]
-            background.start("edge-offload-engine-build", self._build, given, torch.get_num_threads())
+            given, want = [one.clone() for one in inputs], tuple(one.clone() for one in outputs)
+            background.start("edge-offload-engine-build", self._build, given, want, torch.get_num_threads())
         return outputs
 
-    def _build(self, inputs: Sequence[torch.Tensor], threads: int) -> None:
+    def _build(self, inputs: Sequence[torch.Tensor], want: Tensors, threads: int) -> None:
         try:
             with _one_build:
                 background.check()
                 torch.set_num_threads(threads)
-                owner, label = self._seat.prepare(self._specs, inputs, threads)
-                try:
-                    # an engine that is wrong on the first frame or on noise needs no further trial
-                    for one in (inputs, _noise(inputs)):
-                        with torch.inference_mode():
-                            want = self._seat._run_eagerly(one)
-                        wrong = mismatch(want, owner.run(one, 600.0), self._tolerance)
-                        if wrong:
-                            raise Unsupported(wrong)
-                except BaseException:
-                    owner.close()
-                    raise
+                # an engine that is wrong on the first frame or on noise needs no further trial
+                owner, label = self._seat.prepare(self._specs, inputs, want, threads)
         except Exception as error:
             self.retire(error.cause if isinstance(error, EdgeOffloadError) else f"{type(error).__name__}: {error}")
             return

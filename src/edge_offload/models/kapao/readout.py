@@ -36,34 +36,46 @@ class Readout(nn.Module):
         self.register_buffer("anchors", anchors.detach().clone().float().reshape(shape), persistent=False)
         self.thresholds = thresholds
 
-    def decode(self, maps: Tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Decode raw maps [1, 171, h, w] to float32 [sum of 3 h w, 57].
+    def decode(self, maps: Tuple[torch.Tensor, ...], least: float = -1.0) -> torch.Tensor:
+        """Decode raw maps [1, 171, h, w] to float32 [n, 57]: the rows whose objectness is above ``least``, in order.
 
         A row is centre x y, width, height, objectness, class scores, keypoint x y.
         With σ the raw score after the sigmoid, ``g`` the cell, ``s`` the stride and ``a`` the anchor:
         centre = (2σ − 0.5 + g) s, size = (2σ)² a, keypoint = (4σ − 2) a + g s.
         """
-        rows: List[torch.Tensor] = []
-        for level, (raw, stride) in enumerate(zip(maps, STRIDES)):
+        scores: List[torch.Tensor] = []
+        levels: List[Tuple[int, int, int, int]] = []  # first row, cells, cells in a line, stride
+        rows = 0
+        for raw, stride in zip(maps, STRIDES):
             height, width = raw.shape[-2], raw.shape[-1]
-            y = raw.float().view(ANCHORS_PER_LEVEL, OUTPUTS, height, width).permute(0, 2, 3, 1).sigmoid()
-            grid_y = torch.arange(height, dtype=torch.float32, device=raw.device)[:, None].expand(height, width)
-            grid_x = torch.arange(width, dtype=torch.float32, device=raw.device)[None, :].expand(height, width)
-            grid = torch.stack((grid_x, grid_y), 2)
-            anchor = self.anchors[level].view(ANCHORS_PER_LEVEL, 1, 1, 2)
-            centre = (y[..., 0:2] * 2 - 0.5 + grid) * stride
-            size = (y[..., 2:4] * 2) ** 2 * anchor
-            scores = y[..., 4 : 5 + CLASSES]
-            points = y[..., 5 + CLASSES :].unflatten(-1, (-1, 2))
-            points = (points * 4 - 2) * anchor.unsqueeze(-2) + (grid * stride).unsqueeze(-2)
-            rows.append(torch.cat((centre, size, scores, points.flatten(-2)), -1).view(-1, OUTPUTS))
-        return torch.cat(rows)
+            scores.append(raw.float().view(ANCHORS_PER_LEVEL, OUTPUTS, height * width).sigmoid())
+            levels.append((rows, height * width, width, stride))
+            rows += ANCHORS_PER_LEVEL * height * width
+        # a few hundred rows of some ten thousand are of interest: the others are not put in order
+        found = (torch.cat([one[:, 4].flatten() for one in scores]) > least).nonzero()[:, 0]
+        facts = torch.tensor(levels, device=found.device)
+        level = (found[:, None] >= facts[1:, 0]).sum(1)
+        first, cells, width_of, stride_of = facts[level].unbind(1)
+        which = torch.div(found - first, cells, rounding_mode="floor")
+        cell = found - first - which * cells
+        line = torch.div(cell, width_of, rounding_mode="floor")
+        at = first * OUTPUTS + which * OUTPUTS * cells + cell
+        column = torch.arange(OUTPUTS, device=found.device)
+        y = torch.cat([one.flatten() for one in scores])[at[:, None] + column * cells[:, None]]
+
+        grid = torch.stack((cell - line * width_of, line), 1).to(y.dtype)
+        strides = stride_of[:, None].to(y.dtype)
+        anchor = self.anchors[level, which]
+        centre = (y[:, 0:2] * 2 - 0.5 + grid) * strides
+        size = (y[:, 2:4] * 2) ** 2 * anchor
+        points = y[:, 5 + CLASSES :].unflatten(-1, (-1, 2))
+        points = (points * 4 - 2) * anchor.unsqueeze(1) + (grid * strides).unsqueeze(1)
+        return torch.cat((centre, size, y[:, 4 : 5 + CLASSES], points.flatten(-2)), 1)
 
     def forward(self, *maps: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """Persons and keypoint objects, each best first, from the raw maps."""
         limits = self.thresholds
-        rows = self.decode(maps)
-        rows = rows[rows[:, 4] > min(limits.conf, limits.conf_kp)]
+        rows = self.decode(maps, min(limits.conf, limits.conf_kp))
         score, kind = (rows[:, 5 : 5 + CLASSES] * rows[:, 4:5]).max(1)
         half = rows[:, 2:4] / 2
         boxes = torch.cat((rows[:, :2] - half, rows[:, :2] + half), 1)

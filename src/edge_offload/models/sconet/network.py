@@ -83,7 +83,9 @@ class CrissCross(nn.Module):
         in_column = torch.einsum("bchw,bcgw->bhwg", query, key)
         in_row = torch.einsum("bchw,bchv->bhwv", query, key)
         # the cell itself is in its row already
-        own = torch.eye(height, dtype=torch.bool, device=x.device).view(1, height, 1, height)
+        # not torch.eye: ONNX Runtime has none of booleans
+        place = torch.arange(height, device=x.device)
+        own = (place[:, None] == place).view(1, height, 1, height)
         in_column = in_column.masked_fill(own, float("-inf"))
         weights = torch.softmax(torch.cat((in_column, in_row), dim=3), dim=3)
         column, row = weights[..., :height], weights[..., height:]
