@@ -29,7 +29,7 @@ class Measured:
     Attributes:
         engine: its name; ``facts``: with version and precision.
         why_not: why torch computes in its place, in words; empty where it computes.
-        first_s, first_cpu_s: seconds, and of processor time, from the first frame until it was built (at low priority)
+        first_s, first_cpu_s: seconds, and of processor time, from the first frame until it was built
             and loaded; what was kept of it counts, too.
         again_s, again_cpu_s: the same for a second start of the same module.
         wall_s, cpu_s: seconds of each inference, and of processor time.
