@@ -71,7 +71,7 @@ def measure(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float,
         (pool.profiles / "blocks.json").write_text(json.dumps({MODEL: nothing}), encoding="utf-8")
         while True:
             slo_s = 5 * fastest_s * times
-            plan, cluster = _plan(dilated(served, times), gpus, slo_s)
+            plan, cluster = _plan(dilated(served, times), gpus, slo_s, times)
             shortest_s = min(
                 float(stage_s[stage.batch - 1])
                 for one in plan.pipelines for stage in one.stages
@@ -142,10 +142,10 @@ def costs(seconds: float) -> Dict[str, Any]:
     }
 
 
-def _plan(network: Network, gpus: Dict[str, int], slo_s: float) -> Tuple[Plan, Cluster]:
+def _plan(network: Network, gpus: Dict[str, int], slo_s: float, times: float) -> Tuple[Plan, Cluster]:
     """As the driver makes it, of the settings that a server has."""
     settings = Settings("", "", "", slo_s, "", "")
-    cluster = Cluster(gpus, settings.bandwidth * 1e9 / 8, dict(gpus), settings.link_share)
+    cluster = Cluster(gpus, settings.bandwidth * 1e9 / 8 / times, dict(gpus), settings.link_share)
     return most([Demand(network, slo_s)], cluster, settings.margin, settings.partitions), cluster
 
 

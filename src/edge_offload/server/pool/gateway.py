@@ -419,7 +419,9 @@ class Gateway:
             own.setdefault(seat[1], []).append(seat)
         gpus = {gpu: len(of) for gpu, of in own.items()}
         together = {gpu: math.gcd(*Counter(seat[0] for seat in of).values()) for gpu, of in own.items()}
-        pool = Cluster(gpus, settings.bandwidth * 1e9 / 8, together, settings.link_share)
+        # links are dilated like the members, or else an emulated pool would have another plan
+        rate = settings.bandwidth * 1e9 / 8 / (dilation or 1.0)
+        pool = Cluster(gpus, rate, together, settings.link_share)
         try:
             plan = most([Demand(network, settings.slo_s)], pool, settings.margin, settings.partitions)
         except EdgeOffloadError as error:
