@@ -23,7 +23,7 @@ def run(seconds: float = 60.0, begin_s: float = BEGIN_S, rate: float = 8.0):
         outage = down <= t_s < back
         wobble = 1 + 0.25 * math.sin(t_s / 3) + dice.uniform(-0.1, 0.1)
         records.append(latency(t_s, outage, wobble))
-        records.append({"kind": "people", "t_s": t_s, "people": 3})
+        records.append(people(t_s))
         t_s = round(t_s + 1 / rate, 6)
         if int(t_s * rate) % 4 == 0:
             watts = 13.35 if outage else 5.9 * wobble
@@ -52,6 +52,10 @@ def latency(t_s: float, local: bool = False, wobble: float = 1.0, **changes):
         "round_trip_s": 0.003, "deadline_s": 0.2, "deadline_met": sum(stages.values()) <= 0.2, "robot_slowdown": 4.0,
         "energy_j": 2.9 * wobble if local else 0.41 * wobble, "energy_source": "model", **changes,
     }  # fmt: skip
+
+
+def people(t_s: float, origin: str = "fresh", count: int = 3):
+    return {"kind": "people", "t_s": t_s, "people": count, **({} if origin == "fresh" else {"origin": origin})}
 
 
 def mode(t_s: float, name: str, policy: str, reason: str):

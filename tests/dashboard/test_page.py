@@ -59,6 +59,21 @@ def test_a_person_sees_figures_plots_modes_and_why(browser, history, source, ser
     tab.close()
 
 
+def test_results_that_are_carried_along_are_counted_beside_inferences(browser, history, source, serve):
+    for number in range(50):
+        t_s = made_up.BEGIN_S + 50 + number / 10
+        history.put(made_up.people(t_s, "carried" if number % 5 else "fresh"))
+        if not number % 5:
+            history.put(made_up.latency(t_s))
+    source.now_s = made_up.BEGIN_S + 55
+    tab = browser.tab(serve().url)
+    tab.until("document.querySelector('#tile-latency .small').textContent.includes('inferences/s')")
+    assert "2.00 inferences/s, 10.2 results/s" in tab.text("#tile-latency .small")
+    assert tab.inked("#ribbon canvas", "#56b4e9") > 200
+    assert tab.complaints == []
+    tab.close()
+
+
 def test_before_anything_has_come_it_says_what_it_waits_for(browser, source, serve):
     source.state, source.text = "waiting", "no frame yet: nothing came on /offload/latency"
     source.now_s = time.time()

@@ -81,6 +81,25 @@ def test_it_draws_in_a_real_browser_with_light_and_dark_background(browser, run_
 
 
 @pytest.mark.process
+def test_where_results_come_from_is_a_row_of_its_own_and_they_are_counted_beside_inferences(browser, tmp_path):
+    origins = ["none", "carried", "carried", "fresh"] * 15
+    given = [made_up.people(made_up.BEGIN_S + 0.5 + place, origin) for place, origin in enumerate(origins)]
+    made = [record for record in made_up.run() if record["kind"] != "people"] + given
+    made_up.write(tmp_path / "run.jsonl", sorted(made, key=lambda record: record["t_s"]))
+    page, figures = tmp_path / "run.html", tmp_path / "figures.json"
+    assert main(["report", str(tmp_path / "run.jsonl"), "-o", str(page), "--json", str(figures)]) == 0
+    record = json.loads(figures.read_text(encoding="utf-8"))
+    assert (record["frames"], record["results_by_origin"]) == (480, {"carried": 30, "none": 15, "fresh": 15})
+    tab = browser.tab(page.as_uri())
+    tab.until("document.querySelectorAll('#events li').length > 8")
+    assert tab.inked("#ribbon canvas", "#56b4e9") > 500
+    assert "carried" in tab.text("#ribbon")
+    assert "60" in tab.text(".tiles .tile")
+    assert tab.complaints == []
+    tab.close()
+
+
+@pytest.mark.process
 def test_a_drag_shows_a_part_of_the_run_in_every_plot(browser, run_file, tmp_path):
     page = tmp_path / "page.html"
     main(["report", str(run_file), "-o", str(page)])

@@ -46,6 +46,19 @@ def test_within_tolerance_is_the_same(box_shift, score_shift):
     assert regression.differences(make(), actual) == []
 
 
+def test_of_carried_results_stamps_and_counts_are_compared_and_both_are_counted():
+    actual = make()
+    for frame, origin in zip(actual["frames"], ("none", "carried")):
+        frame.update(origin=origin, people=[])
+    assert regression.differences(make(), actual) == []
+    words = "3 frames, 3 results (1 none, 1 carried: who was found is not compared), 3 inferences"
+    assert regression.counts(actual) == words
+    assert regression.counts(make()) == "3 frames"
+    actual["frames"][1]["results"] = 2
+    drop_person({"frames": actual["frames"][1:]})
+    assert len(regression.differences(make(), actual)) == 2
+
+
 def restamp(record):
     record["frames"][1]["stamp_ns"] += 1
 

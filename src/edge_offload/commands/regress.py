@@ -10,6 +10,7 @@ Examples:
   edge-offload regress walk.bag --golden walk.json --update     write the golden from this run
   edge-offload regress walk.bag --golden walk.json              compare with it
   edge-offload regress walk.bag --golden walk.json --launch mode:=server
+  edge-offload regress walk.bag --golden walk.json --launch carry:=true    results and inferences are counted
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     actual = step(args)
     if expected is None:
         people = sum(len(frame["people"]) for frame in actual["frames"])
-        print(f"{len(actual['frames'])} frames, {people} people, model {actual['model']}")
+        print(f"{regression.counts(actual)}, {people} people, model {actual['model']}")
         write_text(args.golden, json.dumps(actual, indent=1) + "\n")
         print(f"wrote {args.golden}")
         return 0
@@ -73,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
         print(line)
     if len(found) > SHOWN:
         print(f"… and {len(found) - SHOWN} more")
-    count = len(expected["frames"])
-    print(f"{count} frames, model {expected['model']}: {'the same' if not found else f'{len(found)} differences'}")
+    verdict = f"{len(found)} differences" if found else "the same"
+    print(f"{regression.counts(actual)}, model {expected['model']}: {verdict}")
     return 1 if found else 0
 
 

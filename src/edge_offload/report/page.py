@@ -14,7 +14,7 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.dashboard.server import STATIC
-from edge_offload.report.columns import MODES, Columns, thin
+from edge_offload.report.columns import MODES, ORIGINS, Columns, thin
 from edge_offload.report.summary import rows
 from edge_offload.timing import STAGES
 
@@ -124,8 +124,11 @@ def _tiles(record: Dict[str, Any]) -> str:
     shares = ", ".join(f"{mode} {100 * one['frames'] / count:.0f} %" for mode, one in sorted(
         record["by_mode"].items(), key=lambda item: -item[1]["frames"]))  # fmt: skip
     energy = figures["energy_j"]
+    given = record.get("results_by_origin")
     made = [
-        ("Frames", f"{count}", f"{record['frames_per_s']:.2f} per second"
+        *([] if given is None else [("Results", f"{sum(given.values())}", ", ".join(
+            f"{origin} {number}" for origin, number in given.items()))]),
+        ("Frames" if given is None else "Inferences", f"{count}", f"{record['frames_per_s']:.2f} per second"
          + (f", {record['frames_failed']} more could not be used" if record["frames_failed"] else "")),
         ("Ran in", shares, f"the mode in force changed {_times(record['mode_switches'])}"),
         ("Latency, median", f"{latency['p50'] * 1e3:.0f} ms",
@@ -204,6 +207,7 @@ def data(run: Columns) -> Dict[str, Any]:
         "end": float(run.last_s) - began,
         "frames": len(frames["t_s"]),
         "latency": drawn,
+        "results": _results(run, began),
         "share": _shares(run),
         "bandwidth": _series(run.bandwidth, ("up", "down"), began, 8e-6),
         "power": _series(run.power, ("watts",), began),
@@ -211,6 +215,13 @@ def data(run: Columns) -> Dict[str, Any]:
         "modes": [[record["t_s"] - began, record["mode"]] for record in run.modes],
         "events": [{**event, "t_s": event["t_s"] - began} for event in run.events],
     }
+
+
+def _results(run: Columns, began_s: float) -> Dict[str, List[Any]]:
+    """When results were given, and where they came from."""
+    times, origins = run.results["t_s"], run.results["origin"]
+    shown = thin(times, origins, MAX_POINTS)
+    return {"t": _list(np.asarray(times) - began_s, shown), "origin": [ORIGINS[int(origins[each])] for each in shown]}
 
 
 def _series(columns: Dict[str, Any], names: Sequence[str], began_s: float, factor: float = 1.0) -> Dict[str, List[Any]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Dict, List, Optional
 
 import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.report.columns import MODES, Columns
+from edge_offload.report.columns import MODES, ORIGINS, Columns
 from edge_offload.timing import STAGES
 
 
@@ -39,6 +40,9 @@ def summarise(run: Columns) -> Dict[str, Any]:
         "bandwidth": _bandwidth(run),
         "energy_source": max(run.energy_sources, key=lambda name: run.energy_sources[name], default="unknown"),
     }
+    origins = Counter(ORIGINS[int(code)] for code in run.results["origin"])
+    if origins["carried"] or origins["local"]:
+        record["results_by_origin"] = dict(origins.most_common())
     if "link" in run.about:
         record["link"] = run.about["link"]
     for code, mode in enumerate(MODES):

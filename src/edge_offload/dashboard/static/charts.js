@@ -11,6 +11,7 @@ const EdgeCharts = (() => {
     local: "#e69f00", server: "#009e73", per_op: "#d55e00", cached: "#f0e442",
     lazy: "#56b4e9", replay: "#0072b2", split: "#cc79a7",
   };
+  const ORIGINS = { fresh: "#009e73", carried: "#56b4e9", local: "#e69f00", none: "#8a939c" };
   const FAULT = "#d55e00";
   const LEFT = 56, RIGHT = 20;
   const GAP_S = 2.5;
@@ -147,7 +148,8 @@ const EdgeCharts = (() => {
     };
   }
 
-  /* Two rows of colour over the same times as the charts: the mode that was asked for, the mode that ran. */
+  /* Rows of colour over the same times as the charts: the mode that was asked for, the mode that ran and, where results
+     are carried along, where those came from. */
   class Ribbon {
     constructor(element) {
       this.canvas = document.createElement("canvas");
@@ -161,15 +163,20 @@ const EdgeCharts = (() => {
       charts.add(this);
     }
 
-    /* `asked` and `ran`: lists of [begin, end, mode]. */
-    set(asked, ran, begin, end) { this.last = { rows: [["asked", asked], ["ran", ran]], begin, end }; this.draw(); }
+    /* `asked`, `ran` and `gave`: lists of [begin, end, mode or origin]. */
+    set(asked, ran, gave, begin, end) {
+      const results = gave.some((one) => one[2] === "carried" || one[2] === "local") ? [["results", gave]] : [];
+      this.last = { rows: [["asked", asked], ["ran", ran], ...results], begin, end };
+      this.draw();
+    }
 
     build() { this.draw(); }
 
     draw() {
       if (!this.last) return;
       const { rows, begin, end } = this.last, ratio = window.devicePixelRatio || 1;
-      const width = this.canvas.clientWidth, height = 46;
+      const width = this.canvas.clientWidth, height = 24 * rows.length - 2;
+      this.canvas.style.height = `${height}px`;
       this.canvas.width = width * ratio; this.canvas.height = height * ratio;
       const draw = this.canvas.getContext("2d");
       draw.scale(ratio, ratio);
@@ -186,7 +193,7 @@ const EdgeCharts = (() => {
           if (to < begin || from > end) continue;
           const left = x(from), wide = Math.max(1, x(to) - left);
           seen.add(mode);
-          draw.fillStyle = MODES[mode] || "#888"; draw.fillRect(left, top, wide, 22);
+          draw.fillStyle = MODES[mode] || ORIGINS[mode] || "#888"; draw.fillRect(left, top, wide, 22);
           if (wide > draw.measureText(mode).width + 10) {
             draw.fillStyle = mode === "replay" ? "#fff" : "#111"; draw.fillText(mode, left + 5, top + 11);
           }
@@ -194,18 +201,19 @@ const EdgeCharts = (() => {
       });
       this.keys.replaceChildren(...[...seen].sort().map((mode) => {
         const key = document.createElement("span"), patch = document.createElement("i");
-        patch.style.background = MODES[mode] || "#888";
+        patch.style.background = MODES[mode] || ORIGINS[mode] || "#888";
         key.append(patch, mode);
         return key;
       }));
     }
   }
 
-  /* Stretches of the same mode, from the frames that ran in it: times of their results, modes, how long they took (s). */
-  function stretches(t, modes, lasted) {
+  /* Stretches of the same mode, from the frames that ran in it: times of their results, modes, how long they took (s); so of results
+     by their origin. */
+  function stretches(t, modes, lasted = null) {
     const found = [];
     for (let i = 0; i < t.length; i++) {
-      const until = i + 1 < t.length ? Math.min(t[i + 1], t[i] + GAP_S + lasted[i + 1]) : t[i] + 0.2;
+      const until = i + 1 < t.length ? Math.min(t[i + 1], t[i] + GAP_S + (lasted ? lasted[i + 1] : 0)) : t[i] + 0.2;
       const last = found[found.length - 1];
       if (last && last[2] === modes[i] && t[i] <= last[1] + 1e-6) last[1] = until;
       else found.push([t[i], until, modes[i]]);

@@ -10,7 +10,7 @@
   const empty = () => ({
     latency: { t: [], total: [], stages: STAGES.map(() => []), mode: [], fallback: [], deadline: [], late: [], energy: [] },
     bandwidth: { t: [], up: [], down: [] }, power: { t: [], watts: [] }, server: { t: [], load: [] },
-    mode: { t: [], mode: [] }, newest: {}, events: [], levels: new Map(), pictureAt: null,
+    mode: { t: [], mode: [] }, people: { t: [], origin: [] }, newest: {}, events: [], levels: new Map(), pictureAt: null,
   });
 
   const take = {
@@ -27,6 +27,7 @@
     },
     power(r) { kept.power.t.push(r.t_s); kept.power.watts.push(r.watts); },
     server(r) { kept.server.t.push(r.t_s); kept.server.load.push(r.load * 100); },
+    people(r) { kept.people.t.push(r.t_s); kept.people.origin.push(r.origin || "fresh"); },
     mode(r) { kept.mode.t.push(r.t_s); kept.mode.mode.push(r.mode); },
     diagnostic(r) { if (r.battery) kept.battery = r.battery; if (kept.levels.size < 300 || kept.levels.has(r.name)) kept.levels.set(r.name, r); },
   };
@@ -145,8 +146,11 @@
     rows.mode.forEach((one) => { ran[one] = (ran[one] || 0) + 1; });
     const shares = Object.entries(ran).sort((a, b) => b[1] - a[1]).map(([name, number]) => `${name} ${Math.round((100 * number) / count)} %`).join(", ");
     tile("mode", mode ? mode.mode : "–", mode ? [shares ? `ran: ${shares}` : "", mode.reason].filter(Boolean).join(" · ") : waits("mode"));
+    const carried = kept.people.origin.some((one) => one === "carried" || one === "local");
     const sorted = [...rows.total].sort((a, b) => a - b), seconds = count > 1 ? rows.t[count - 1] - rows.t[0] : 0;
-    tile("latency", count ? `${round(rank(sorted, 0.5) * 1e3)} ms` : "–", count ? [age("latency", now), `p99 ${round(rank(sorted, 0.99) * 1e3)} ms`, seconds ? `${round((count - 1) / seconds, 2)} ${kept.newest.people && kept.newest.people.origin ? "inferences/s" : "frames/s"}` : ""].filter(Boolean).join(" · ") : waits("latency"), age("latency", now) ? "warn" : "");
+    const given = kept.people.t.filter((t) => count && t >= rows.t[0] && t <= rows.t[count - 1]).length;
+    const speed = `${round((count - 1) / seconds, 2)} ${carried ? `inferences/s, ${round(given / seconds, 2)} results/s` : "frames/s"}`;
+    tile("latency", count ? `${round(rank(sorted, 0.5) * 1e3)} ms` : "–", count ? [age("latency", now), `p99 ${round(rank(sorted, 0.99) * 1e3)} ms`, seconds ? speed : ""].filter(Boolean).join(" · ") : waits("latency"), age("latency", now) ? "warn" : "");
     const back = rows.fallback.filter(Boolean).length, late = rows.late.filter(Boolean).length;
     const deadline = latency && latency.deadline_s > 0 ? `${late} later than ${round(latency.deadline_s * 1e3)} ms` : "no deadline set";
     tile("faults", count ? `${back} of ${count}` : "–", count ? deadline : "", back || late ? "warn" : "");
@@ -197,7 +201,7 @@
     drawTiles(rows, now);
     charts.latency.set(rows, begin, end, waits("latency"));
     const asked = kept.mode.t.map((t, i) => [t, i + 1 < kept.mode.t.length ? kept.mode.t[i + 1] : end, kept.mode.mode[i]]);
-    charts.ribbon.set(asked, EdgeCharts.stretches(rows.t, rows.mode, rows.total), begin, end);
+    charts.ribbon.set(asked, EdgeCharts.stretches(rows.t, rows.mode, rows.total), EdgeCharts.stretches(kept.people.t, kept.people.origin), begin, end);
     const band = cut(kept.bandwidth, begin), power = cut(kept.power, begin), server = cut(kept.server, begin);
     charts.bandwidth.set(EdgeCharts.withGaps(band.t, [band.up, band.down]), begin, end, waits("bandwidth"));
     charts.power.set(EdgeCharts.withGaps(power.t, [power.watts]), begin, end, waits("power"));

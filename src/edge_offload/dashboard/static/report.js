@@ -10,16 +10,17 @@
 
   const asked = run.modes.map(([t, mode], i) => [t, i + 1 < run.modes.length ? run.modes[i + 1][0] : last, mode]);
   const ran = EdgeCharts.stretches(latency.t, latency.mode, latency.total);
+  const gave = EdgeCharts.stretches(run.results.t, run.results.origin);
   const ribbon = new EdgeCharts.Ribbon(byId("ribbon"));
   const charts = [];
-  const zoom = (from, to) => { ribbon.set(asked, ran, from, to); charts.forEach((chart) => chart.show(from, to)); };
+  const zoom = (from, to) => { ribbon.set(asked, ran, gave, from, to); charts.forEach((chart) => chart.show(from, to)); };
   options.onZoom = zoom;
   options.onReset = () => zoom(begin, last);
 
   const stacked = EdgeCharts.latencyChart(byId("chart-latency"), { ...options, height: 320 });
   charts.push(stacked.chart);
   stacked.set(latency, begin, last, none);
-  ribbon.set(asked, ran, begin, last);
+  ribbon.set(asked, ran, gave, begin, last);
   const more = run.frames - latency.t.length;
   byId("thinned").textContent = more > 0 ? `Drawn from ${latency.t.length} of ${run.frames} frames: of every slice of time the slowest and the median one. The tables count all.` : "";
 

@@ -31,6 +31,7 @@ from edge_offload.nodes.camera.bag import image_topic, open_bag
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
 from edge_offload.perception import regression
+from edge_offload.runtime.carrying import CARRIED, LOCAL, NONE
 from edge_offload_msgs.msg import Latency, PersonArray
 
 
@@ -147,9 +148,10 @@ class RegressNode(Node):
             seen = stamps + sorted((set(self._people) | set(self._latencies)) - set(stamps))
             models = {message.model for messages in self._people.values() for message in messages}
             modes = [message.mode for messages in self._latencies.values() for message in messages]
-            frames = [
+            frames: List[Dict[str, Any]] = [
                 {
                     "stamp_ns": stamp,
+                    **_origin(self._people.get(stamp, [])[:1]),
                     "results": len(self._people.get(stamp, [])),
                     "latencies": len(self._latencies.get(stamp, [])),
                     "people": [
@@ -166,6 +168,12 @@ class RegressNode(Node):
         if not weights:
             raise BadInput(f"{self.params['people_node']} does not say which weights it has (~weights_sha256)")
         return regression.golden(models.pop(), weights, max(set(modes), key=modes.count), frames)
+
+
+def _origin(results: List[Any]) -> Dict[str, str]:
+    """Where a result comes from, if that is not the network's own for this very frame."""
+    origins = [result.result.origin for result in results if result.result.origin in (CARRIED, LOCAL, NONE)]
+    return {"origin": origins[0]} if origins else {}
 
 
 NODE = RegressNode
