@@ -81,6 +81,17 @@ def test_the_bar_says_mode_and_figures_and_the_note() -> None:
     assert changed(bar(note="x" * 500), base)[35:60].any()
 
 
+@pytest.mark.parametrize(("height", "width"), [(576, 768), (480, 640), (240, 320), (64, 64)])
+def test_no_word_of_the_bar_is_cut(height: int, width: int) -> None:
+    status = Status(Mode.REPLAY, "kapao_vtest", 1.267, 1_245_400, 11_300, 10.73, carried_s=1.4)
+    drawn = [draw(grey(height, width), [], status, target)[: height // 20] for target in (1, 1234)]
+    wider = np.nonzero(changed(*drawn).any(axis=0))[0]
+    bright = np.nonzero((drawn[1] > 110).any(axis=(0, 2)))[0]
+    if width >= 320:  # on less there is no room for who the target is
+        assert wider.size
+        assert bright.max() < width - 3
+
+
 def test_two_labels_in_one_place_do_not_cover_each_other() -> None:
     a, b = person(1, box_at(300, 300)), person(2, box_at(306, 300))
     drawn = draw(grey(), [a, b])

@@ -271,12 +271,13 @@ def draw_bar(image: Array, status: Status, counts: Sequence[Tuple[str, str]], sc
     )  # fmt: skip
     cv2.putText(image, name, (pad, base), _FONT, size, _WHITE, _thickness(scale, 1.0), cv2.LINE_AA)
     x = width + 4 * pad
-    for text, unit in (*_figures(status), *counts):
+    figures, gaps, smaller = _fitting([*_figures(status), *counts], len(counts), image.shape[1] - pad - x, size, scale)
+    for text, unit in figures:
         for part, colour in ((text, _WHITE), (unit, _GREY)):
             if part:
-                cv2.putText(image, part, (x, base), _FONT, size, colour, 1, cv2.LINE_AA)
-                x += cv2.getTextSize(part, _FONT, size, 1)[0][0] + round(4 * scale)
-        x += round(14 * scale)
+                cv2.putText(image, part, (x, base), _FONT, smaller, colour, 1, cv2.LINE_AA)
+                x += cv2.getTextSize(part, _FONT, smaller, 1)[0][0] + gaps[0]
+        x += gaps[1]
     if status.note:
         room = image.shape[1] - pad
         note = _shortened(status.note, room - pad, size)
@@ -284,6 +285,23 @@ def draw_bar(image: Array, status: Status, counts: Sequence[Tuple[str, str]], sc
         note_strip = image[height : 2 * height]
         cv2.addWeighted(note_strip, 0.3, np.full_like(note_strip, 24), 0.7, 0, note_strip)
         cv2.putText(image, note, (pad, y), _FONT, size, _MODE_COLOURS[Mode.LOCAL], 1, cv2.LINE_AA)
+
+
+def _fitting(
+    figures: List[Tuple[str, str]], last: int, room: int, size: float, scale: float
+) -> Tuple[List[Tuple[str, str]], Tuple[int, int], float]:
+    """Figures, gaps in and behind each of them (pixels), and letters' size, so that they fit into ``room`` pixels.
+
+    Letters become smaller by up to a quarter; then figures before the ``last`` ones are left out, from the right.
+    """
+    while True:
+        for factor in (1.0, 0.875, 0.75):
+            within, behind = round(4 * scale * factor), round(14 * scale * factor)
+            parts = [part for figure in figures for part in figure if part]
+            wide = sum(cv2.getTextSize(part, _FONT, size * factor, 1)[0][0] + within for part in parts)
+            if wide + behind * (len(figures) - 1) <= room or (factor == 0.75 and len(figures) <= max(1, last)):
+                return figures, (within, behind), size * factor
+        del figures[-last - 1]
 
 
 def _figures(status: Status) -> List[Tuple[str, str]]:
