@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from typing import Callable, Dict
 
-import cv2
 import numpy as np
 from scipy import ndimage
 
 from edge_offload.arrays import Array
+from edge_offload.errors import BadInput
 from edge_offload.models.scenes.labels import VALUE
+
+_ONE = np.uint64(1)
+_HIGHEST = 46
+"""Voxels of a column at most, so that 16 above any ground are still bits of a 64-bit integer, and doubles are exact."""
 
 
 def ground_level(occupancy: Array) -> Array:
@@ -20,9 +24,12 @@ def ground_level(occupancy: Array) -> Array:
 
     Hits more than 0.4 m (2 voxels) above the lowest within 5 m are not ground.
     """
-    first = (occupancy > 0).argmax(axis=2)
-    hit = np.take_along_axis(occupancy, first[:, :, None], axis=2)[:, :, 0] > 0
-    lowest = np.where(hit, first, occupancy.shape[2])
+    return _ground(_bits(occupancy), occupancy.shape[2])
+
+
+def _ground(hits: Array, high: int) -> Array:
+    hit = hits != 0
+    lowest = np.where(hit, _highest(hits & (~hits + _ONE)), high)
     near = ndimage.minimum_filter(lowest, size=51)
     ground = hit & (lowest <= near + 2)
     if not ground.any():
@@ -32,23 +39,56 @@ def ground_level(occupancy: Array) -> Array:
     return level
 
 
-def by_height(full: Array, level: Array) -> Array:
+def _bits(occupancy: Array) -> Array:
+    """Columns as integers, uint64 [x, y]: bit z is set where ``occupancy`` [x, y, z] is above 0.
+
+    Raises:
+        BadInput: the columns are too high for that.
+    """
+    high = occupancy.shape[2]
+    if high > _HIGHEST:
+        raise BadInput(f"a grid of {high} voxels upwards", remedy=f"at most {_HIGHEST}")
+    packed = np.packbits(occupancy > 0, axis=2, bitorder="little")
+    columns = np.zeros((*occupancy.shape[:2], 8), dtype=np.uint8)
+    columns[:, :, : packed.shape[2]] = packed
+    bits: Array = columns.view("<u8")[:, :, 0]
+    return bits
+
+
+def _voxels(bits: Array, high: int) -> Array:
+    """Uint8 [x, y, z], 1 where the columns' bits are set."""
+    packed = np.ascontiguousarray(bits).astype("<u8").view(np.uint8).reshape(*bits.shape, 8)
+    return np.unpackbits(packed[:, :, : -(-high // 8)], axis=2, count=high, bitorder="little")
+
+
+def _below(index: Array) -> Array:
+    """Columns whose lowest ``index`` [x, y] (0 to 63) voxels are full."""
+    return (_ONE << index.astype(np.uint64)) - _ONE
+
+
+def _highest(bits: Array) -> Array:
+    """Index of every column's highest bit, int64 [x, y]; -1 where none is set. Exact up to 52 bits."""
+    return np.frexp(bits.astype(np.float64))[1].astype(np.int64) - 1
+
+
+def _labels(full: Array, level: Array, high: int) -> Array:
     """Labels of what is full: road up to one voxel above the ground, building above 2 m, else vegetation."""
-    top = full.shape[2]
-    kinds = np.full(2 * top, VALUE["vegetation"], dtype=np.uint8)
-    kinds[: top + 2], kinds[top + 10 :] = VALUE["road"], VALUE["building"]
-    labels: Array = kinds[_heights(full) + np.int16(top) - level[:, :, None].astype(np.int16)] * full
+    road, low = full & _below(level + 2), full & _below(level + 10)
+    labels = _voxels(road, high) * np.uint8(VALUE["road"])
+    labels += _voxels(low ^ road, high) * np.uint8(VALUE["vegetation"])
+    labels += _voxels(full ^ low, high) * np.uint8(VALUE["building"])
     return labels
 
 
-def _heights(full: Array) -> Array:
-    """Index of every voxel along z, int16 [1, 1, z]: four times as fast as int64."""
-    return np.arange(full.shape[2], dtype=np.int16)[None, None, :]
+def by_height(full: Array, level: Array) -> Array:
+    """Labels of what is full, bool [x, y, z], by the height above the ground, int [x, y]."""
+    return _labels(_bits(full), level, full.shape[2])
 
 
 def nothing(occupancy: Array) -> Array:
     """No completion: full is what the sweep hit."""
-    return by_height(occupancy > 0, ground_level(occupancy))
+    hits, high = _bits(occupancy), occupancy.shape[2]
+    return _labels(hits, _ground(hits, high), high)
 
 
 def keep_hits(labels: Array, occupancy: Array) -> Array:
@@ -59,29 +99,34 @@ def keep_hits(labels: Array, occupancy: Array) -> Array:
 
 def closing(occupancy: Array) -> Array:
     """Morphological closing with a box of 7 x 7 x 3 voxels."""
-    return by_height(_closed(occupancy > 0), ground_level(occupancy))
+    hits, high = _bits(occupancy), occupancy.shape[2]
+    return _labels(_closed(hits, high), _ground(hits, high), high)
 
 
-def _closed(full: Array) -> Array:
-    """Bool [x, y, z] after a dilation and an erosion with the box: along z by shifts, along x and y by OpenCV."""
-    box = np.ones((7, 7), dtype=np.uint8)
-    wide: Array = np.asarray(cv2.dilate(np.pad(full, 4).astype(np.uint8), box))
-    wide[:, :, 1:-1] = wide[:, :, :-2] | wide[:, :, 1:-1] | wide[:, :, 2:]
-    narrow: Array = np.asarray(cv2.erode(wide, box))[4:-4, 4:-4]
-    closed: Array = (narrow[:, :, 3:-5] & narrow[:, :, 4:-4] & narrow[:, :, 5:-3]) > 0
-    return closed
+def _closed(hits: Array, high: int) -> Array:
+    """Columns after a dilation and an erosion with the box. Bits lie one higher meanwhile: the lowest is below."""
+    wide = _over_seven(np.pad(hits << _ONE, 6), np.bitwise_or)
+    wide |= (wide << _ONE) | (wide >> _ONE)
+    narrow = _over_seven(wide, np.bitwise_and)
+    return ((narrow & (narrow << _ONE) & (narrow >> _ONE)) >> _ONE) & _below(np.array(high))
+
+
+def _over_seven(bits: Array, merge: Callable[[Array, Array], Array]) -> Array:
+    """Columns merged with those up to three away along x and along y: smaller by three at each side."""
+    for _ in range(2):
+        two = merge(bits[:-1], bits[1:])
+        four = merge(two[:-2], two[2:])
+        bits = merge(four[:-3], four[3:]).T
+    return bits
 
 
 def columns(occupancy: Array) -> Array:
     """Closing; then the ground everywhere, and every column full from its highest hit within 3 m down to it."""
-    level = ground_level(occupancy)
-    full = _closed(occupancy > 0)
-    heights, ground = _heights(full), level[:, :, None].astype(np.int16)
-    low = full & (heights <= ground + 15)
-    top = low.shape[2] - 1 - low[:, :, ::-1].argmax(axis=2)
-    top = np.where(np.take_along_axis(low, top[:, :, None], axis=2)[:, :, 0], top, 0).astype(np.int16)
-    full |= (heights <= np.maximum(top[:, :, None], ground)) & (heights >= ground)
-    return by_height(full, level)
+    hits, high = _bits(occupancy), occupancy.shape[2]
+    level, full = _ground(hits, high), _closed(hits, high)
+    top = np.maximum(_highest(full & _below(level + 16)), level)
+    full |= _below(top + 1) & ~_below(level)
+    return _labels(full, level, high)
 
 
 BASELINES: Dict[str, Callable[[Array], Array]] = {

@@ -197,15 +197,15 @@ class Sight:
         self._distance = np.sqrt(flat**2 + z**2).astype(np.float32).ravel()
         self._directions = round(180 / degrees), round(360 / degrees)
         rows, turns = self._directions
-        row = np.clip((np.degrees(np.arctan2(z, flat)) + 90) / degrees, 0, rows - 1).astype(np.int32)
+        row = np.clip((np.degrees(np.arctan2(z, flat)) + 90) / degrees, 0, rows - 1).astype(np.intp)
         turn = np.degrees(np.arctan2(y[None, :], x[:, None])) + 180
-        self._direction = (row * turns + ((turn / degrees).astype(np.int32) % turns)[:, :, None]).ravel()
-        self._far_first = np.argsort(-self._distance).astype(np.int32)
+        self._direction = (row * turns + ((turn / degrees).astype(np.intp) % turns)[:, :, None]).ravel()
         self._margin_m = margin_m
 
     def cleared(self, labels: Array, hits: Array) -> Array:
         """A copy of ``labels`` uint8 [x, y, z], 0 where a sweep sees through that hit ``hits`` (likewise)."""
-        far_first = self._far_first[np.flatnonzero((hits.ravel() > 0).take(self._far_first))]
+        hit = np.flatnonzero(hits > 0)
+        far_first = hit[np.argsort(-self._distance[hit])]
         nearest = np.full(self._directions[0] * self._directions[1], np.inf, dtype=np.float32)
         nearest[self._direction[far_first]] = self._distance[far_first]
         around = np.pad(nearest.reshape(self._directions), ((0, 0), (1, 1)), "wrap")
