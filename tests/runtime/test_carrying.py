@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 import tracemalloc
 
 import pytest
@@ -188,3 +189,19 @@ def test_calls_are_made_one_after_the_other_and_all_before_the_end():
     assert made_calls[:5] == list(range(5))
     assert str(made_calls[5]) == "seen"
     assert made_calls[6] == "due"
+
+
+@pytest.mark.process
+def test_frames_and_what_is_due_pass_results_that_wait():
+    made_calls, due, begun, go_on = [], [math.inf], threading.Event(), threading.Event()
+    events = Events(lambda: due[0], lambda: (made_calls.append("due"), due.__setitem__(0, math.inf)), made_calls.append)
+    events.start()
+    events.post(lambda: (begun.set(), go_on.wait(5.0)))
+    assert begun.wait(5.0)
+    for number in range(2):
+        events.post(lambda number=number: made_calls.append(f"result {number}"))
+        events.post(lambda number=number: made_calls.append(f"frame {number}"), first=True)
+    due[0] = 0.0
+    go_on.set()
+    assert events.drain(5.0)
+    assert made_calls[:5] == ["frame 0", "frame 1", "due", "result 0", "result 1"]

@@ -61,7 +61,7 @@ class Carried:
         """A frame comes."""
         received_s = time.monotonic()
         taken = self.frames.put(number)
-        self.events.post(lambda: self._take(received_s))
+        self.events.post(lambda: self._take(received_s), first=True)
         return taken
 
     def _take(self, received_s: float) -> None:

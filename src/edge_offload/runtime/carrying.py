@@ -249,6 +249,9 @@ class FrameLoop(Generic[Frame, Result]):
 class Events:
     """What one thread does, one after the other: calls that other threads post, and what is due at a time.
 
+    First come calls that do not wait, such as a frame's arrival, then what is due, then the others: a result that takes
+    long to be caught up holds no frame up that is there already.
+
     Args:
         due_s: when :func:`when_due` is to be called, monotonic seconds.
         when_due: does what is due then.
@@ -260,6 +263,7 @@ class Events:
     ) -> None:
         self._due_s, self._when_due, self._on_error = due_s, when_due, on_error
         self._changed = threading.Condition()
+        self._first: Deque[Callable[[], None]] = deque()
         self._calls: Deque[Callable[[], None]] = deque()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="carry", daemon=True)
@@ -268,22 +272,28 @@ class Events:
         """Begin."""
         self._thread.start()
 
-    def post(self, call: Callable[[], None]) -> None:
-        """Have a call made, after those before it."""
+    def post(self, call: Callable[[], None], first: bool = False) -> None:
+        """Have a call made, after those of its kind before it; ``first``: before what is due and the others."""
         with self._changed:
-            self._calls.append(call)
+            (self._first if first else self._calls).append(call)
             self._changed.notify()
 
     def _run(self) -> None:
         ended = False
         while not ended:
             with self._changed:
-                while not self._calls and not self._closed and self._due_s() > time.monotonic():
+                left_s = self._due_s() - time.monotonic()
+                while not (self._first or self._calls or self._closed) and left_s > 0:
+                    self._changed.wait(None if math.isinf(left_s) else left_s)
                     left_s = self._due_s() - time.monotonic()
-                    self._changed.wait(None if math.isinf(left_s) else max(0.0, left_s))
                 # what is still due is done before the end
-                ended = not self._calls and self._closed
-                call = self._calls.popleft() if self._calls else self._when_due
+                ended = not (self._first or self._calls) and self._closed
+                if self._first:
+                    call = self._first.popleft()
+                elif self._calls and left_s > 0:
+                    call = self._calls.popleft()
+                else:
+                    call = self._when_due
             try:
                 call()
             except Exception as error:

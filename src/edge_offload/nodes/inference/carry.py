@@ -106,7 +106,7 @@ class CarryThread(Generic[Result]):
     def put(self, frame: Frame) -> bool:
         """A frame has come; whether it will be taken up."""
         taken = self._slot.put(frame)
-        self._events.post(self._take)
+        self._events.post(self._take, first=True)
         return taken
 
     def post(self, call: Callable[[], None]) -> None:
