@@ -524,6 +524,31 @@ def _in_flight(record: Any) -> List[str]:
     return lines + _table(record["bars"], [("bar", "name", str), ("value", "value", str), ("met", "met", _yes)])
 
 
+def _every_frame(record: Any) -> List[str]:
+    def counted(value: Any) -> str:
+        return ", ".join(f"{name} {count}" for name, count in value.items())
+
+    lines = [f"{record['seconds']:g} s of results of each launch file; images and sweeps every "
+             f"{1e3 * record['interval_s']:.0f} ms, grids of {record['cells']} x {record['cells']}; load average "
+             f"{record['load_average']:.1f} on {record['cores']} cores. Delays are from a frame's stamp to its result.",
+             ""]  # fmt: skip
+    lines += _table(
+        record["rows"],
+        [
+            ("launch file", "launch", str),
+            ("task", "task", str),
+            ("frames", "frames", str),
+            ("superseded", "superseded", str),
+            ("results", "results_by_origin", counted),
+            ("inferences", "inferences_by_mode", counted),
+            ("p50, ms", "delay_s.p50", _ms),
+            ("p99, ms", "delay_s.p99", _ms),
+            ("robot slowed", "slowdown", str),
+        ],
+    )
+    return [*lines, "", *_table(record["bars"], [("bar", "name", str), ("value", "value", str), ("met", "met", _yes)])]
+
+
 def _multitask(record: Any) -> List[str]:
     def drop(value: Any) -> str:
         return f"{value['mean']:.4f} ({value['low']:.4f} to {value['high']:.4f})"
@@ -568,6 +593,7 @@ def _multitask(record: Any) -> List[str]:
             ("scene", "scene", lambda value: f"{value:.4f}"),
             ("people's share of turns", "people_share", _percent),
             ("kB a second", "bytes_per_s", _kb),
+            ("J a second", "joules_per_s", _s),
             ("people, F1 by labels", "people_f1", _ratio),
             ("scene, IoU by labels", "scene_iou", _ratio),
         ],
@@ -580,8 +606,35 @@ def _multitask(record: Any) -> List[str]:
     columns = [("sweeps old", "age", str), ("robot", "robot", str), ("sweeps", "sweeps", str)]
     columns += [(method, method, _ratio) for method in ("fresh", "held", "carried")]
     columns += [("closes", "closes", _percent), ("closes, by the network's own result", "closes_network", _percent)]
-    lines += [*_table(record["scene"], columns), "", "## What is held", ""]
+    lines += [*_table(record["scene"], columns), "", *_real(record.get("real")), "## What is held", ""]
     return lines + _table(record["bars"], [("bar", "name", str), ("value", "value", str), ("met", "met", _yes)])
+
+
+def _real(record: Any) -> List[str]:
+    """A real run beside the virtual one."""
+    if record is None:
+        return []
+    rows = []
+    for task, real in record["tasks"].items():
+        virtual = {**real["virtual"], "latency_s": real["virtual"]["latency_frames"] / 10}
+        rows += [{"task": task, "where": "real", **real}, {"task": task, "where": "virtual", **virtual}]
+    lines = ["## A real run", "", f"`patrol.launch` for {record['seconds']:g} s (`--real`), and turns in virtual time "
+             "with its latencies, weights 1:1. The real drop is the mean over the comparisons that it made itself, at "
+             "the age given; the virtual one that of all frames shown. The real scene has its local algorithm.",
+             ""]  # fmt: skip
+    table = _table(
+        rows,
+        [
+            ("task", "task", str),
+            ("", "where", str),
+            ("latency of a turn, s", "latency_s", _s),
+            ("turns a second", "turns_per_s", _s),
+            ("age of what is shown, s", "stale_s", _s),
+            ("drop", "drop", _ratio),
+            ("age where compared, s", "drop_stale_s", _s),
+        ],
+    )
+    return [*lines, *table, ""]
 
 
 def _robots(record: Any) -> List[str]:
@@ -840,6 +893,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "modes": _modes,
     "busy": _busy,
     "engines": _engines,
+    "every_frame": _every_frame,
     "in_flight": _in_flight,
     "multitask": _multitask,
     "chaos": _chaos,

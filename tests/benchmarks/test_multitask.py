@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from edge_offload.cli import main
-from edge_offload.errors import BadInput
+from edge_offload.errors import BadInput, RemoteError
 from edge_offload_benchmarks.experiments import multitask
+from edge_offload_benchmarks.patrol_run import RESULTS, read
 from edge_offload_benchmarks.simulation.offline_optimum import optimum
 from edge_offload_benchmarks.simulation.staleness import FAR, METHODS, VERSION, Stretch, Table, load, save
 from edge_offload_benchmarks.simulation.turn_taking import (
@@ -169,3 +171,45 @@ def test_the_command_on_small_tables(tmp_path: pathlib.Path, capsys: pytest.Capt
     assert plotted.stat().st_size > 1000
     assert "turns" in capsys.readouterr().out
     assert main(["bench", "multitask", "--tables", str(tmp_path), "--weights", "nan:1"]) == 1
+
+
+class At:
+    """A time or a duration, as messages have them."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def to_sec(self) -> float:
+        return self.seconds
+
+    def to_nsec(self) -> int:
+        return round(self.seconds * 1e9)
+
+
+def message(second: float, **fields: object) -> SimpleNamespace:
+    return SimpleNamespace(header=SimpleNamespace(stamp=At(second)), **fields)
+
+
+def test_a_real_run_is_read_by_task() -> None:
+    came = []
+    for task, topic in RESULTS.items():
+        for number in range(11):
+            seen = SimpleNamespace(origin="carried", seen=At(100 + number / 10 - 0.3))
+            came.append((topic, message(100 + number / 10, result=seen), 0))
+        came.append(("/offload/drop", message(100, task=task, drop=0.25, staleness=At(0.4)), 0))
+        came.append(("/offload/turn_taken", message(100, task=task, state=3, ENDED=3), int(100.2e9)))
+    found = read(came)
+    assert found["scene"].pop("results_by_origin") == {"carried": 11}
+    assert found["scene"] == pytest.approx(
+        {"stale_s": 0.3, "turns_per_s": 1.0, "latency_s": 0.2, "compared": 1,
+         "drop": 0.25, "drop_stale_s": 0.4}, abs=1e-6,
+    )  # fmt: skip
+    with pytest.raises(RemoteError, match="nothing was carried of the task scene"):
+        read(came[:-1])
+
+
+def test_local_algorithms_cost_more_joules_than_sending() -> None:
+    offloads, sent = (3.0, 2.0), 3e5
+    plain, local = (multitask.joules_per_s(offloads, sent, True, local) for local in (False, True))
+    assert 4.04 < multitask.joules_per_s((0.0, 0.0), 0.0, False, False) + 0.2 < plain + 0.2 < local
+    assert local <= 13.35 + 0.21

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from typing import Dict, List, Optional, Set, Tuple
 
 import pytest
@@ -188,14 +189,21 @@ def test_one_node_has_all_the_turns() -> None:
     assert robot.last.reason == "no other task takes turns"
 
 
-def test_tasks_called_alike_are_told_apart_and_named() -> None:
-    giver = TurnGiver()
-    giver.told(0.0, "/one", "people", 0.3)
-    giver.told(0.0, "/two", "people", 0.3)
+def test_four_tasks_called_alike_are_told_apart_and_named() -> None:
+    turns: Counter[str] = Counter()
+    giver, now = TurnGiver(), 0.0
+    nodes = ["/one", "/two", "/three", "/four"]
+    for _ in range(40):
+        for node in nodes:
+            giver.told(now, node, "people", 0.3)
+        turn = giver.give(now)
+        assert turn is not None
+        turns[turn.node] += 1
+        giver.taken(now, turn.number, turn.node)
+        now += 0.3
+        giver.ended(now, turn.number, turn.node, 0.3)
     assert giver.alike == ["people"]
-    turn = giver.give(0.0)
-    assert turn is not None
-    assert turn.node in ("/one", "/two")
+    assert min(turns[node] for node in nodes) >= 5, turns
 
 
 def test_what_nodes_say_is_bounded() -> None:

@@ -6,6 +6,7 @@ the robot lives in virtual time, with the latencies given, once per schedule:
 
   edge-offload bench multitask                                    latencies as measured, weights 1:4 to 4:1
   edge-offload bench multitask --latency people=0.4 --latency scene=0.5 --weights 1:1,1:10
+  edge-offload bench multitask --real 60                          a run through ROS beside it
   edge-offload bench multitask --labels labels.json --json multitask.json --plot multitask.png
 
 today: both offload at once, old results are held. constant velocity: boxes move on as they did. local alone: nothing is
@@ -46,6 +47,13 @@ AGES, PEOPLE_F1, SCENE_CLOSES = (4, 8), (0.85, 0.78), 0.55
 TURNS_COST, CONSTANT_COST, STANDING_SHARE = 1.01, 1.005, 0.75
 RATIOS = (1, 2, 3, 5, 10, 20, 30)
 BLOCK, DRAWS = 20, 2000
+#: Processor seconds on the robot at full speed, for people and for the scene: of carrying a result to one frame (bench
+#: carry --only cost), of the local algorithm for one frame, of making an offload ready and reading its result.
+CARRY_S, LOCAL_S, OFFLOAD_S = (0.0029, 0.0015), (0.0245, 0.0007), (0.0023, 0.0)
+#: The robot is so much slower, and its link carries so many bytes per second (wifi_93mbps).
+SLOWDOWN, LINK = 4.0, 93e6 / 8
+#: Schedules that carry nothing.
+HELD = ("today", "constant velocity", "local alone")
 CURVES = (
     ("turns_ratio", "turns", "tab:blue"),
     ("true_rates_ratio", "turns, true rates", "tab:orange"),
@@ -61,6 +69,7 @@ class Run(NamedTuple):
     blocks: Array
     bytes_per_s: float
     share: float
+    offloads_per_s: Tuple[float, float]
     outcomes: List[Tuple[Any, Any, str]]
 
 
@@ -76,6 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"likewise; streets with kinds of objects that occur in no other ({HELD_OUT})")  # fmt: skip
     own("--tables", type=pathlib.Path, metavar="FOLDER", help="of the tables of staleness (in the cache)")
     own("--labels", type=pathlib.Path, metavar="FILE", help="people by frame (those that come with edge_offload)")
+    own("--real", type=float, default=0.0, metavar="S",
+        help="run patrol.launch for so many seconds, too, and its latencies in virtual time beside it")  # fmt: skip
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record multitask here")
     add_output(parser, "--plot", type=pathlib.Path, metavar="FILE", help="draw the figures (needs matplotlib)")
 
@@ -91,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
     labels = read_labels(args.labels or LABELS)
     folder = args.tables or cache_dir() / "staleness"
     record = measure(folder, train, held_out, latencies_s, weights, labels)
+    if args.real:
+        record["real"] = real(folder, held_out, args.real)
     _print(record)
     if args.json is not None:
         records.write(args.json, "multitask", record)
@@ -208,6 +221,34 @@ def measure(
     return record
 
 
+def real(folder: pathlib.Path, held_out: Sequence[Tuple[Any, Any]], seconds: float) -> Dict[str, Any]:
+    """A real run of patrol.launch by task, and the planner in virtual time with the latencies that it had.
+
+    The real one sees the whole video and another street, its scene has the local algorithm, and its frames, links and
+    latencies are as they come: drops are those of the comparisons that it made itself.
+    """
+    from edge_offload_benchmarks.patrol_run import patrol
+    from edge_offload_benchmarks.simulation.staleness import RATE, table
+    from edge_offload_benchmarks.simulation.turn_taking import Estimates, Pair, Turns, take_turns
+
+    found = patrol(seconds)
+    first, second = (max(1, math.ceil(found[task]["latency_s"] * RATE)) for task in ("people", "scene"))
+    estimates, choose, pairs, outcomes = Estimates(), Turns((0.5, 0.5)), [], []
+    for a, b in held_out:
+        pairs.append(Pair((table(folder, a, lambda _: None), table(folder, b, lambda _: None)), (first, second)))
+        outcomes.append(take_turns(pairs[-1], choose, estimates, False))
+    lived = _run(pairs, outcomes)
+    stale = np.concatenate([outcome.stale for outcome in outcomes], axis=1)
+    for k, task in enumerate(("people", "scene")):
+        found[task]["virtual"] = {
+            "latency_frames": (first, second)[k],
+            "stale_s": float(stale[k].mean() / RATE),
+            "turns_per_s": lived.offloads_per_s[k],
+            "drop": float(lived.drops[k].mean()),
+        }
+    return {"seconds": seconds, "tasks": found}
+
+
 def by_labels(tables: Mapping[int, Any], labels: Mapping[int, Any]) -> List[Dict[str, Any]]:
     """F1 at an overlap of 0.5 of people of whom the result is so many frames old."""
     from edge_offload_benchmarks.simulation.staleness import METHODS, shown
@@ -304,6 +345,7 @@ def _schedules(
         row = {"weights": list(weights), "schedule": name, "local": local, "people": float(judged.drops[0].mean()),
                "scene": float(judged.drops[1].mean()), "weighted": _interval(judged, weights),
                "train": _mean(before, weights), "people_share": judged.share, "bytes_per_s": judged.bytes_per_s,
+               "joules_per_s": joules_per_s(judged.offloads_per_s, judged.bytes_per_s, name not in HELD, local),
                **_by_truth(judged, firsts, labels)}  # fmt: skip
         rows.append(row)
     judgement: Dict[str, Any] = {"weights": list(weights)}
@@ -380,7 +422,29 @@ def _run(pairs: Sequence[Any], outcomes: Sequence[Any], method: str = "carried")
     frames = sum(map(len, blocks))
     share = whose[0] / sum(whose) if sum(whose) else 0.0
     listed = [(pair, outcome, method) for pair, outcome in zip(pairs, outcomes)]
-    return Run(np.concatenate(drops, axis=1), np.concatenate(blocks), sent * RATE / frames, share, listed)
+    rates = (whose[0] * RATE / frames, whose[1] * RATE / frames)
+    return Run(np.concatenate(drops, axis=1), np.concatenate(blocks), sent * RATE / frames, share, rates, listed)
+
+
+def joules_per_s(offloads_per_s: Sequence[float], bytes_per_s: float, carried: bool, local: bool) -> float:
+    """What the robot draws, by the state model of a Jetson Xavier NX: it computes, sends, or stands by (watts).
+
+    Args:
+        offloads_per_s: of either task.
+        bytes_per_s: sent.
+        carried: results are carried to every frame.
+        local: the local algorithms see every frame.
+    """
+    from edge_offload.power.states import StatePowers
+    from edge_offload_benchmarks.simulation.staleness import RATE
+
+    per_frame = (np.array(CARRY_S) if carried else 0.0) + (np.array(LOCAL_S) if local else 0.0)
+    computing = min(1.0, SLOWDOWN * float(np.sum(RATE * per_frame + np.array(OFFLOAD_S) * offloads_per_s)))
+    powers = StatePowers()
+    adds = computing * (powers.inference - powers.standby), min(1.0, bytes_per_s / LINK) * (
+        powers.communication - powers.standby
+    )
+    return powers.standby + sum(adds)
 
 
 def _mean(judged: Run, weights: Sequence[float]) -> float:

@@ -107,7 +107,8 @@ class RunRecorder(Node):
         Param("video", True, "write the overlay as a video"),
         Param("video_rate", 10.0, "frames per second of that video", low=0.1, high=240.0),
         Param("records", True, "write every record of the run as JSON lines"),
-        Param("network", "", "node whose end before the first result ends the run; none: wait on"),
+        Param("network", "", "node whose inferences are counted, and whose end before the first result ends the run; "
+              "none: all, and wait on"),
         Param("link", "", "name of the emulated link, for the summary"),
     )
 
@@ -223,6 +224,8 @@ class RunRecorder(Node):
             self._note_result()
 
     def _on_latency(self, message: Any) -> None:
+        if self._of_another(message):
+            return
         measured = message.energy_source == Power.MEASURED
         report = report_of(message)
         with self._lock:
@@ -231,6 +234,11 @@ class RunRecorder(Node):
             self._last = report
             self._tally.latency(message.header.stamp.to_nsec(), report, message.energy, measured)
             self._note_result()
+
+    def _of_another(self, message: Any) -> bool:
+        """Whether a latency is that of another network of the robot."""
+        caller: str = (message._connection_header or {}).get("callerid", "")
+        return bool(self.params["network"] and caller) and caller.rpartition("/")[2] != self.params["network"]
 
     def _on_diagnostics(self, message: Any) -> None:
         for status in message.status:
