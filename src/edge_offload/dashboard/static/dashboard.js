@@ -149,7 +149,7 @@
     const carried = kept.people.origin.some((one) => one === "carried" || one === "local");
     const sorted = [...rows.total].sort((a, b) => a - b), seconds = count > 1 ? rows.t[count - 1] - rows.t[0] : 0;
     const given = kept.people.t.filter((t) => count && t >= rows.t[0] && t <= rows.t[count - 1]).length;
-    const speed = `${round((count - 1) / seconds, 2)} ${carried ? `inferences/s, ${round(given / seconds, 2)} results/s` : "frames/s"}`;
+    const speed = `${round((count - 1) / seconds, 2)} ${carried ? `inferences/s, ${round((given - 1) / seconds, 2)} results/s` : "frames/s"}`;
     tile("latency", count ? `${round(rank(sorted, 0.5) * 1e3)} ms` : "–", count ? [age("latency", now), `p99 ${round(rank(sorted, 0.99) * 1e3)} ms`, seconds ? speed : ""].filter(Boolean).join(" · ") : waits("latency"), age("latency", now) ? "warn" : "");
     const back = rows.fallback.filter(Boolean).length, late = rows.late.filter(Boolean).length;
     const deadline = latency && latency.deadline_s > 0 ? `${late} later than ${round(latency.deadline_s * 1e3)} ms` : "no deadline set";
