@@ -30,8 +30,12 @@ def patrol(seconds: float, port: int = 11951) -> Dict[str, Dict[str, Any]]:
         arguments = {"duration": f"{seconds:g}", "directory": folder, "port": f"{port + 1}", "link_port": f"{port + 2}"}
         command = ["roslaunch", "-p", str(port), "edge_offload", "patrol.launch"]
         command += [f"{name}:={value}" for name, value in arguments.items()]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        recorder = subprocess.Popen(["rosbag", "record", "-O", str(bag), *TOPICS], env=environment, **quiet)
+        recorder = subprocess.Popen(
+            ["rosbag", "record", "-O", str(bag), *TOPICS],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             done = subprocess.run(
                 command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,

@@ -20,12 +20,20 @@ FRAME = 100_000_000
 class Counting:
     """Carries a number along: one more for every frame."""
 
-    degraded = ""
+    degraded, way = "", (-1, -1)
 
     def carry(self, result: float, source: int, target: int) -> float:
         if target < source:
             raise BadInput("back in time")
         return result + (target - source) / FRAME
+
+    def steps(self, result: float, source: int, target: int):
+        """One for every frame that it was not carried over before."""
+        if self.way[0] != source:
+            self.way = (source, source)
+        while self.way[1] < target:
+            self.way = (source, self.way[1] + FRAME)
+            yield
 
 
 class Clock:
@@ -79,7 +87,7 @@ def test_every_frame_leaves_once_and_in_order_whatever_comes_when(seed):
     chance = random.Random(seed)
     clock = Clock()
     loop, left = made(clock)
-    under_way, stamp, sent = [], 0, []
+    under_way, stamp, sent, catching_up = [], 0, [], []
     for number in range(60):
         stamp = max(1, stamp + chance.choice((FRAME, FRAME, FRAME, 2 * FRAME, -20 * FRAME)))
         loop.arrived(number, stamp, clock.now)
@@ -90,12 +98,49 @@ def test_every_frame_leaves_once_and_in_order_whatever_comes_when(seed):
             clock.now += 0.01
             for done, source, received in [each for each in under_way if each[0] <= clock.now]:
                 under_way.remove((done, source, received))
-                chance.choice((loop.came, lambda r, s, _: loop.came_locally(r, s)))(1.0, source, received)
+                ways = (loop.came, lambda r, s, _: loop.came_locally(r, s),
+                        lambda r, s, when: catching_up.append(loop.coming(r, s, when)))  # fmt: skip
+                chance.choice(ways)(1.0, source, received)
+            if catching_up and next(catching_up[0], catching_up) is catching_up:
+                del catching_up[0]
             if loop.due_s <= clock.now:
                 loop.flush()
     loop.flush()
     assert [frame for frame, _ in left] == sent
     assert all(along.source <= stamp for _, along in left for stamp in [10**18])
+
+
+def test_frames_leave_with_the_result_before_while_a_newer_one_is_caught_up():
+    clock = Clock()
+    loop, left = made(clock)
+    for number in range(11):
+        loop.arrived(number, number * FRAME, clock.now)
+        if number == 1:
+            loop.came(100.0, 0, clock.now)
+        if number == 6:
+            steps = loop.coming(20.0, 2 * FRAME, clock.now)
+        if number >= 6:
+            next(steps, None)
+            next(steps, None)
+        clock.now += 0.1
+    assert [(along.source, along.result) for _, along in left][5:] == [
+        (0, 105.0), (0, 106.0), (0, 107.0), (0, 108.0), (2 * FRAME, 27.0)
+    ]  # fmt: skip
+    assert next(steps, "ended") == "ended"
+
+
+def test_a_result_that_is_caught_up_while_stamps_go_back_is_not_taken():
+    clock = Clock()
+    loop, left = made(clock)
+    for number in range(5):
+        loop.arrived(number, number * FRAME, clock.now)
+    steps = loop.coming(20.0, FRAME, clock.now)
+    next(steps)
+    loop.arrived(5, 0, clock.now)
+    assert list(steps) == []
+    loop.arrived(6, FRAME, clock.now)
+    loop.flush()
+    assert [along.origin for _, along in left] == [NONE] * 7
 
 
 def test_drops_are_learnt_from_what_came_and_the_better_one_is_given():

@@ -12,7 +12,7 @@ import json
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, Steps
 from edge_offload.runtime.carrying import NONE, WAITING, Along, Carrying, Events, FrameLoop
@@ -37,6 +37,10 @@ class Held:
     def carry(self, result: Any, source: int, target: int) -> Any:
         """See :class:`~edge_offload.perception.carry.carrier.Carrier`."""
         return result
+
+    def steps(self, result: Any, source: int, target: int) -> Iterator[None]:
+        """Likewise: none."""
+        return iter(())
 
 
 class Carried:

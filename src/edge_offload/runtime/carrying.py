@@ -8,7 +8,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Generic, NamedTuple, Optional, TypeVar
+from typing import Any, Callable, Deque, Generic, Iterator, NamedTuple, Optional, TypeVar
 
 from edge_offload.manager.drop import DropCurve, DropEstimator
 from edge_offload.perception.carry.carrier import Carrier
@@ -27,6 +27,9 @@ LATEST = 0.75
 
 WAITING = 2
 """Frames that may wait for the thread that carries; when more come the oldest are superseded: late is worse."""
+
+ROUNDS = 3
+"""Times at most that a result is caught up with frames that came while it was caught up."""
 
 LOCALS = 16
 """Results of the local algorithm that are kept until the network's for the same frame comes; at most 2 MB each."""
@@ -87,6 +90,7 @@ class Carrying(Generic[Result]):
         self.told: Callable[[int, float, float, DropCurve], None] = lambda *_: None
         self._network: Optional[_Held] = None
         self._local: Optional[_Held] = None
+        self._era = 0
         #: The local algorithm's recent results by stamp, to be compared with the network's.
         self._locals: OrderedDict[int, Result] = OrderedDict()
 
@@ -94,15 +98,19 @@ class Carrying(Generic[Result]):
         """Nothing that is held is of use any more: stamps or images have begun anew."""
         self._network = self._local = None
         self._locals.clear()
+        self._era += 1
 
     def carried(self, target: int) -> Optional[Result]:
         """The network's newest result as it is in the frame ``target``; None if there is none of before."""
         held = self._network
         return None if held is None or held.source > target else self._carrier.carry(held.result, held.source, target)
 
-    def came(self, result: Result, source: int, newest: int, tag: Any = None) -> None:
-        """The network's result for the frame ``source`` has come; it is caught up to the frame ``newest``."""
-        held, now = self._network, self._clock()
+    def coming(self, result: Result, source: int, newest: Callable[[], int], tag: Any = None) -> Iterator[None]:
+        """The network's result for the frame ``source`` has come: it is caught up to the frame that is ``newest``.
+
+        That is done in steps; until the last one the result before is given.
+        """
+        held, now, era = self._network, self._clock(), self._era
         if held is not None and source <= held.source:
             return
         if source in self._locals:
@@ -116,8 +124,22 @@ class Carrying(Generic[Result]):
             if math.isfinite(lost):
                 self.drops.compared(now, stale_s, lost)
                 self.told(source, stale_s, lost, self.drops.curve(now))
+        # frames come meanwhile: they are caught up, too, as far as there is time
+        target = source
+        for _ in range(ROUNDS):
+            before, target = target, max(target, newest())
+            if before == target:
+                break
+            for _ in self._carrier.steps(result, source, target):
+                yield
+                if era != self._era:
+                    return
         self._network = _Held(result, source, tag)
-        self._carrier.carry(result, source, max(source, newest))
+
+    def came(self, result: Result, source: int, newest: int, tag: Any = None) -> None:
+        """Likewise at once."""
+        for _ in self.coming(result, source, lambda: newest, tag):
+            pass
 
     def came_locally(self, result: Result, source: int, tag: Any = None) -> None:
         """The local algorithm's result for the frame ``source``."""
@@ -221,14 +243,22 @@ class FrameLoop(Generic[Frame, Result]):
         if leaves_s <= self._clock():
             self.flush()
 
-    def came(self, result: Result, source: int, received_s: float, tag: Any = None) -> None:
-        """The network's result has come for the frame ``source``, which was received at ``received_s``."""
+    def coming(self, result: Result, source: int, received_s: float, tag: Any = None) -> Iterator[None]:
+        """The network's result has come for the frame ``source``, which was received at ``received_s``.
+
+        It is caught up in steps; frames may arrive and leave between them.
+        """
         if self.outdated(source):
             return
         self._took.append(max(0.0, self._clock() - received_s))
-        self.carrying.came(result, source, self._newest, tag)
+        yield from self.carrying.coming(result, source, lambda: self._newest, tag)
         if self._pending is not None and self._pending.stamp == source:
             self.flush()
+
+    def came(self, result: Result, source: int, received_s: float, tag: Any = None) -> None:
+        """Likewise at once."""
+        for _ in self.coming(result, source, received_s, tag):
+            pass
 
     def came_locally(self, result: Result, source: int, tag: Any = None) -> None:
         """Likewise the local algorithm's."""
@@ -277,6 +307,11 @@ class Events:
         with self._changed:
             (self._first if first else self._calls).append(call)
             self._changed.notify()
+
+    def go_on(self, call: Callable[[], None]) -> None:
+        """The call that is being made goes on with this one, before the others."""
+        with self._changed:
+            self._calls.appendleft(call)
 
     def _run(self) -> None:
         ended = False

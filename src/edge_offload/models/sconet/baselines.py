@@ -108,7 +108,8 @@ def _closed(hits: Array, high: int) -> Array:
     wide = _over_seven(np.pad(hits << _ONE, 6), np.bitwise_or)
     wide |= (wide << _ONE) | (wide >> _ONE)
     narrow = _over_seven(wide, np.bitwise_and)
-    return ((narrow & (narrow << _ONE) & (narrow >> _ONE)) >> _ONE) & _below(np.array(high))
+    closed: Array = ((narrow & (narrow << _ONE) & (narrow >> _ONE)) >> _ONE) & _below(np.array(high))
+    return closed
 
 
 def _over_seven(bits: Array, merge: Callable[[Array, Array], Array]) -> Array:

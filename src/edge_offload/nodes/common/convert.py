@@ -187,8 +187,8 @@ def cloud_to_points(message: Any) -> Array:
     for column, name in enumerate(("x", "y", "z", "intensity")):
         if name in names:
             points[:, column] = cloud[name]
-    finite: Array = points[np.isfinite(points[:, :3]).all(axis=1)]
-    return finite
+    finite = np.isfinite(points[:, 0]) & np.isfinite(points[:, 1]) & np.isfinite(points[:, 2])
+    return points if finite.all() else np.asarray(points[finite])
 
 
 def points_to_cloud(points: Array, header: Any) -> PointCloud2:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any, Callable, Generic, Iterator, Optional, TypeVar
@@ -17,6 +19,9 @@ from edge_offload.perception.carry.carrier import Carrier
 from edge_offload.runtime.carrying import WAITING, Along, Carrying, Events, FrameLoop
 
 Result = TypeVar("Result")
+
+_ENDED = object()
+"""Where no step is left."""
 
 
 class _Slow:
@@ -46,6 +51,15 @@ class _Slowed(Generic[Result]):
             moved = self._carrier.carry(result, source, target)
         self.degraded = self._carrier.degraded
         return moved
+
+    def steps(self, result: Result, source: int, target: int) -> Iterator[None]:
+        steps = self._carrier.steps(result, source, target)
+        while True:
+            with self._slow.work():
+                went = next(steps, _ENDED)
+            if went is _ENDED:
+                return
+            yield
 
 
 @dataclass(frozen=True)
@@ -91,6 +105,8 @@ class CarryThread(Generic[Result]):
         carrying = Carrying(_Slowed(task.carrier, self._slow), task.drop)
         self.loop: FrameLoop[Frame, Result] = FrameLoop(carrying, self._leave)
         self._events = Events(lambda: self.loop.due_s, self.loop.flush, lambda error: on_error("carry", error))
+        self._lock = threading.Lock()
+        self._waits: Optional[Callable[[], Iterator[None]]] = None
         self._beside: Optional[Worker[Frame]] = None
         if task.beside is not None:
             self._latest: LatestFrameQueue[Frame] = LatestFrameQueue()
@@ -112,6 +128,28 @@ class CarryThread(Generic[Result]):
     def post(self, call: Callable[[], None]) -> None:
         """Have something done in the thread, where :attr:`loop` may be used."""
         self._events.post(call)
+
+    def came(self, steps: Callable[[], Iterator[None]]) -> None:
+        """The network's result has come: have it taken in, in ``steps``, between which frames may leave.
+
+        One at a time; of results that wait for that only the newest is taken in.
+        """
+        with self._lock:
+            waited, self._waits = self._waits, steps
+        if waited is None:
+            self._events.post(self._take_in)
+        else:
+            self._health.count("results that a newer one overtook")
+
+    def _take_in(self) -> None:
+        with self._lock:
+            steps, self._waits = self._waits, None
+        if steps is not None:
+            self._go_on(steps())
+
+    def _go_on(self, steps: Iterator[None]) -> None:
+        if next(steps, _ENDED) is not _ENDED:
+            self._events.go_on(functools.partial(self._go_on, steps))
 
     @property
     def counts(self) -> SlotCounts:

@@ -23,6 +23,7 @@ from edge_offload.manager.promise import PromisePolicy
 from edge_offload.mode import TABLE, Mode, names, parse_mode
 from edge_offload.modes.server import CAPTURED
 from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.collector import Collector
 from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, image_to_bgr
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.carry import CarryThread
@@ -82,6 +83,7 @@ class OffloadedNode(Node):
     def begin(self, network: Network) -> None:
         """Take over the network, and say which weights it has."""
         params = self.params
+        self.collector = Collector()
         # a policy is the manager's: until it speaks, whatever cannot run on the server runs here
         first = Mode.SERVER if params["server"] else Mode.LOCAL
         self._mode = first if params["mode"] in POLICIES else parse_mode(params["mode"])
@@ -164,6 +166,8 @@ class OffloadedNode(Node):
         for what, worker in workers.items():
             if not worker.drain(self.drain_s):
                 self.health.warn("drain", f"{what}: a frame was still worked on {self.drain_s:g} s after the end")
+        if hasattr(self, "collector"):
+            self.collector.end()
         for attribute in ("_network", "_meter"):
             if hasattr(self, attribute):
                 getattr(self, attribute).close()
@@ -373,6 +377,7 @@ class ImageNode(OffloadedNode):
         if size is not None:
             empty = self._network.warm_up(self._mode, *size, wait_s=params["server_wait"])
             self.publish_forecast([empty], Header(stamp=rospy.Time.now()))
+        self.collector.begin()
         # last: from now on frames come
         self._images = ImageIntake(self, "camera/image_raw", params["transport"], self.carry or self._slot, keep_all)
         rospy.loginfo(f"model {self._network.estimator.name} is ready, mode {self._mode}")

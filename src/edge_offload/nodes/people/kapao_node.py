@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import rospy
@@ -150,7 +150,7 @@ class KapaoNode(ImageNode):
             energy, measured = self.energy(frame, seen.report)
             self.account(header, prepared.inputs, seen.report, energy, measured)
             found = seen.found if self._network.estimator.trained else People.empty()
-            self.carry.post(functools.partial(self._found, frame, found, size, (seen.report, energy), self.carry.loop))
+            self.carry.came(functools.partial(self._found, frame, found, size, (seen.report, energy), self.carry.loop))
             return
         locator = self._locator(header, size)
         stamp_s = header.stamp.to_sec()
@@ -184,13 +184,13 @@ class KapaoNode(ImageNode):
 
     def _found(
         self, frame: Frame, found: People, size: Tuple[int, int], tag: Any, loop: FrameLoop[Frame, List[TrackedPerson]]
-    ) -> None:
+    ) -> Iterator[None]:
         """The network's finds in an earlier image: who they are, where they are now (in the thread that carries)."""
         stamp = frame.message.header.stamp
         if not loop.outdated(stamp.to_nsec()):
             before = loop.carrying.carried(stamp.to_nsec()) or []
             people = self._pipeline.tracker.update(found, stamp.to_sec(), size, before)
-            loop.came(people, stamp.to_nsec(), frame.received_s, tag)
+            yield from loop.coming(people, stamp.to_nsec(), frame.received_s, tag)
 
     def _look_here(self, frame: Frame) -> People:
         """What the local network finds (in a thread of its own)."""

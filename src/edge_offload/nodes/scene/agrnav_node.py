@@ -39,7 +39,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from typing import Any, Callable, ClassVar, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, ClassVar, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import rospy
@@ -186,6 +186,7 @@ class AgrnavNode(OffloadedNode):
         example = self._completer.prepare(sweep.points)
         self._network.warm_up_on(self._mode, example, params["server_wait"])
         self.publish_forecast([example], Header(stamp=rospy.Time.now()))
+        self.collector.begin()
         # last: from now on sweeps come
         self._sweeps = rospy.Subscriber(
             "lidar/points", PointCloud2, self.callback(self._on_sweep), queue_size=4, buff_size=BUFFER_BYTES
@@ -228,7 +229,10 @@ class AgrnavNode(OffloadedNode):
         """One sweep: exactly one result, whatever happens."""
         frame.place = place
         self.take_turn(frame)
-        prepared = self._pipeline.prepare(cloud_to_points(frame.message), frame.received_s)
+        if frame.pixels is None:
+            prepared = self._pipeline.prepare(cloud_to_points(frame.message), frame.received_s)
+        else:
+            prepared = self._pipeline.prepared(frame.pixels, frame.received_s)
         yield
         ran = self.infer(frame, (prepared.occupancy,))
         yield
@@ -241,7 +245,7 @@ class AgrnavNode(OffloadedNode):
             tell_seen()
         else:
             self._account(frame, result)
-            self.carry.post(functools.partial(self._completed, frame, result, self.carry.loop))
+            self.carry.came(functools.partial(self._completed, frame, result, self.carry.loop))
 
     def _account(self, frame: Frame, result: SceneResult) -> None:
         energy, measured = self.energy(frame, result.report)
@@ -272,9 +276,9 @@ class AgrnavNode(OffloadedNode):
         self.health.clear("odometry")
         return found
 
-    def _completed(self, frame: Frame, result: SceneResult, loop: FrameLoop[Frame, Array]) -> None:
+    def _completed(self, frame: Frame, result: SceneResult, loop: FrameLoop[Frame, Array]) -> Iterator[None]:
         """The network's result for an earlier sweep (in the thread that carries)."""
-        loop.came(result.labels, frame.message.header.stamp.to_nsec(), frame.received_s, result.report)
+        return loop.coming(result.labels, frame.message.header.stamp.to_nsec(), frame.received_s, result.report)
 
     def _leave(self, frame: Frame, along: Along[Array]) -> None:
         """The result of a sweep, whatever its origin."""

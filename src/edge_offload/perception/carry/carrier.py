@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Iterator, Protocol, TypeVar
 
 Result = TypeVar("Result")
 
@@ -22,3 +22,6 @@ class Carrier(Protocol[Result]):
         Raises:
             BadInput: the target is before the source.
         """
+
+    def steps(self, result: Result, source: int, target: int) -> Iterator[None]:
+        """What :meth:`carry` does ahead for ``target``, in steps, where that takes long: it is quick then."""

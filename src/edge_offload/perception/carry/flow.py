@@ -6,7 +6,7 @@ import functools
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import List, Optional, Sequence, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 import cv2
 import numpy as np
@@ -122,16 +122,27 @@ class FlowCarrier:
         if source < self._first:
             self.degraded = "the images have changed their size, or begun anew, since the network saw one"
             return []
+        for _ in self.steps(result, source, target):
+            pass
+        return self._course(result, source, target).people_at(target, self._size)
+
+    def steps(self, result: Sequence[TrackedPerson], source: int, target: int) -> Iterator[None]:
+        """What :meth:`carry` does, a hop at a time."""
+        if not self._first <= source < target:
+            return
         course = self._course(result, source, target)
         if target in course.passed:
-            return course.people_at(target, self._size)
+            return
         stamps = self._ring.stamps(course.at, target)
         stride = max(1, math.ceil(len(stamps) / self.config.hops))
         for stamp in stamps[::-1][::stride][::-1]:
-            self._hop(course, stamp)
+            # other frames may have been passed, or forgotten, between two steps
+            if stamp > course.at:
+                self._hop(course, stamp)
+                yield
         if course.at < target:
             self._hop(course, target)
-        return course.people_at(target, self._size)
+            yield
 
     def _course(self, result: Sequence[TrackedPerson], source: int, target: int) -> _Course:
         for known, course in self._courses:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import Iterator, Optional, Tuple
 
 import cv2
 import numpy as np
@@ -105,6 +105,10 @@ class SceneCarrier:
         if inside is not None:
             labels[~inside] = alone[~inside]
         return labels
+
+    def steps(self, result: Array, source: int, target: int) -> Iterator[None]:
+        """None: a scene is moved at once, whatever lies between."""
+        return iter(())
 
     def alone(self, stamp: int) -> Array:
         """What can be made of a sweep that is held without a network: labels uint8 [x, y, z].

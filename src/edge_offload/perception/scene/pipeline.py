@@ -84,6 +84,13 @@ class ScenePipeline:
         received = started if received_s is None else min(received_s, started)
         return PreparedSweep(self.completer.prepare(points), received, started, self._clock())
 
+    def prepared(self, occupancy: Array, received_s: float) -> PreparedSweep:
+        """Likewise of a sweep of which it is known already what it hit, uint8 [x, y, z]."""
+        import torch
+
+        started = self._clock()
+        return PreparedSweep(torch.from_numpy(occupancy), min(received_s, started), started, started)
+
     def finish(
         self, prepared: PreparedSweep, outputs: Sequence[torch.Tensor], inference: InferenceReport
     ) -> SceneResult:
