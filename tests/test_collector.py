@@ -44,7 +44,8 @@ def test_what_has_been_looked_at_is_not_looked_at_again_before_a_while(collector
 
 
 def test_at_the_end_all_is_as_before(collector):
+    before = list(gc.callbacks)
     collector.begin()
+    assert gc.callbacks != before
     collector.end()
-    assert gc.get_freeze_count() == 0
-    assert not gc.callbacks
+    assert (gc.get_freeze_count(), gc.callbacks) == (0, before)
