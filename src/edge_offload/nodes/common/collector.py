@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import time
-from typing import Any, Callable, Mapping
+from typing import Callable, Optional, Tuple
 
 AGAIN_S = 600.0
 """Seconds after which everything is looked at again: what has become garbage since it was looked at goes then."""
 
+NEVER = 1 << 30
+
 
 class Collector:
-    """Has the collector look at every object once; whatever stays is looked at again every ten minutes only.
+    """Looks at every object once, soon after it was made; at whatever stays every ten minutes only.
 
     Most objects go when nobody names them any more, without the collector; only cycles need it.
 
@@ -23,26 +25,33 @@ class Collector:
     def __init__(self, again_s: float = AGAIN_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._again_s, self._clock = again_s, clock
         self._whole_s = clock()
+        self._before: Optional[Tuple[int, int, int]] = None
 
     def begin(self) -> None:
         """Look at everything now, when nobody waits."""
-        gc.collect()
-        gc.freeze()
+        if self._before is None:
+            self._before = gc.get_threshold()
+            gc.set_threshold(*self._before[:2], NEVER)
         self._whole_s = self._clock()
-        gc.callbacks.append(self._told)
+        self._pass()
+
+    def look(self) -> None:
+        """Look at what is new; call it about once a second."""
+        if self._before is None:
+            return
+        if self._clock() - self._whole_s >= self._again_s:
+            gc.unfreeze()
+            self._whole_s = self._clock()
+        self._pass()
 
     def end(self) -> None:
         """Leave the collector as it was; more than once is as good as once."""
-        if self._told in gc.callbacks:
-            gc.callbacks.remove(self._told)
+        if self._before is not None:
+            gc.set_threshold(*self._before)
             gc.unfreeze()
+            self._before = None
 
-    def _told(self, phase: str, info: Mapping[str, Any]) -> None:
-        """The collector begins, or has ended."""
-        if info["generation"] < 2:
-            return
-        if phase == "stop":
-            gc.freeze()
-        elif self._clock() - self._whole_s >= self._again_s:
-            gc.unfreeze()
-            self._whole_s = self._clock()
+    @staticmethod
+    def _pass() -> None:
+        gc.collect()
+        gc.freeze()

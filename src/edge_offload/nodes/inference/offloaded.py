@@ -274,6 +274,7 @@ class OffloadedNode(Node):
 
     def refresh_network(self, slot: LatestFrameQueue[Frame], what: str) -> None:
         """Say on /diagnostics how many frames came, which mode was asked for and how the link stands."""
+        self.collector.look()
         counts = slot.counts if self.carry is None else self.carry.counts
         for name in ("offered", "taken", "superseded", "waiting"):
             self.health.value(f"{what} {name}", getattr(counts, name))
