@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +17,36 @@ from tests.ros.test_people_node import start
 def small(side: int) -> dict:
     """Changes that make a grey image of that many pixels each way."""
     return {"height": side, "width": side, "step": 3 * side, "data": bytes([90]) * (3 * side * side)}
+
+
+def test_of_results_that_wait_the_newest_is_taken_in_and_frames_leave_between_its_steps():
+    from edge_offload.nodes.common.health import Health
+    from edge_offload.nodes.inference.carry import CarryThread, Task
+    from edge_offload.nodes.inference.intake import Frame
+
+    told, begun, go_on = [], threading.Event(), threading.Event()
+    still = SimpleNamespace(degraded="", carry=lambda result, *_: result, steps=lambda *_: iter(()))
+    fails = functools.partial(told.append, "failed")
+    task = Task(still, lambda _: True, lambda *_: told.append("frame"), lambda *_: fails(), lambda *_: 0.0)
+    thread = CarryThread(task, 1.0, Health(), lambda *_: told.append("error"))
+    thread.start(lambda *_: None)
+
+    def steps(number):
+        told.append(number)
+        begun.set()
+        go_on.wait(10.0)
+        yield
+        told.append(f"{number} taken in")
+
+    thread.came(functools.partial(steps, 0))
+    assert begun.wait(10.0)
+    for number in (1, 2, 3):
+        thread.came(functools.partial(steps, number))
+    stamp = SimpleNamespace(to_nsec=lambda: 10**9)
+    thread.put(Frame(SimpleNamespace(header=SimpleNamespace(stamp=stamp)), time.monotonic()))
+    go_on.set()
+    assert thread.drain(10.0)
+    assert told == [0, "frame", "0 taken in", 3, "3 taken in"]
 
 
 def test_every_image_has_one_result_at_once_though_the_network_is_slow(graph, images):
