@@ -23,7 +23,18 @@ from edge_offload.link.transport.client import Client
 from edge_offload.manager.promise import PromisePolicy
 from edge_offload.runtime.promise import Promise
 from edge_offload.server.promises.latencies import Latencies
-from edge_offload_benchmarks.simulation.fleet import BEYOND, FIRST_S, Lines, Link, Robot, alone, kept, windows
+from edge_offload_benchmarks.simulation.fleet import (
+    BEYOND,
+    FAR,
+    FIRST_S,
+    STEADY,
+    Lines,
+    Link,
+    Robot,
+    alone,
+    kept,
+    windows,
+)
 
 WAIT_S = 60.0
 #: From the start until sessions are judged: everybody has asked by then (seconds).
@@ -77,7 +88,7 @@ class _Real:
         content = Lines(told["interval"], tuple(told["rates"]))
         loopback = Link((1e5, 0.0), (1e5, 0.0), (0.002, 0.0))
         self.virtual = Robot(number, 0.0, content, loopback, np.random.default_rng(number))
-        self.policy = PromisePolicy(told["bound"])
+        self.policy = PromisePolicy(told["bound"], habits=STEADY)
         keys = KeyStore(pathlib.Path(told["directory"]) / f"robot{number}")
         self.client = Client(told["address"], keys=keys, on_notify=self._notified, on_state=self._changed)
         self.handle: Optional[int] = None
@@ -131,13 +142,12 @@ class _Real:
 
     def _result(self, frame: int, usable: float) -> None:
         robot, rate = self.virtual, self.virtual.content
-        before = [old for old, _ in robot.results[-4:] if old < frame]
-        if before:
-            stride = frame - before[-1]
+        newest, robot.newest = robot.newest, max(robot.newest, frame)
+        stride = frame - newest
+        if 0 < stride <= FAR:
             lost = float(rate.drop(robot.number, np.array([frame]), np.array([stride]))[0])
             robot.drops.compared(usable, stride * rate.interval, lost)
-            curve = robot.drops.curve(usable)
-            self.promise.loses(curve.slope, curve.slope_error)
+            self.promise.compared(stride * rate.interval, lost)
         robot.results.append((frame, usable))
 
     def _notified(self, kind: str, body: Dict[str, Any], buffers: Any) -> None:

@@ -364,6 +364,24 @@ def _fleet(record: Any) -> List[str]:
     lines += [f"| {_cell(name)} | {value:.2f} |" for name, value in record["summary"].items()]
     lines += ["", "Settings that the search found, where a baseline has any:", ""]
     lines += [f"- {row['content']}, {row['bound']:g}, {row['device']}: {row['settings']}" for row in rows]
+    if record.get("real"):
+        lines += ["", "With `--real`: a server process on the emulated device, robots without torch, real sockets.", ""]
+        lines += _table(
+            record["real"],
+            [
+                ("device", "device", str),
+                ("robots that ask", "robots", str),
+                ("held", "held", str),
+                ("in virtual time", "virtual", str),
+                ("bound", "bound", lambda value: f"{value:g}"),
+                ("promises broken", "broken", str),
+                ("drop, most", "drop_most", lambda value: f"{value:.4f}"),
+                ("windows within", "windows_within", lambda value: f"{value:.1%}"),
+                ("late", "late", lambda value: f"{value:.1%}"),
+                ("idle", "idle", lambda value: f"{value:.0%}"),
+                ("server's memory", "memory_growth", lambda value: f"{value:+.1%}"),
+            ],
+        )
     return lines
 
 
@@ -900,6 +918,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "chaos_split": _chaos,
     "chaos_carry": _chaos_carry,
     "chaos_pool": _chaos_pool,
+    "chaos_promise": _chaos_carry,
     "robots": _robots,
     "robots_modes": _held_robots,
     "robots_front": _robots,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 
 import numpy as np
@@ -13,6 +12,7 @@ from edge_offload.server.promises.latencies import Latencies
 from edge_offload_benchmarks.experiments import fleet as bench
 from edge_offload_benchmarks.simulation.fleet import LINKS, Lines, Robot, Tables, alone, kept, react
 from edge_offload_benchmarks.simulation.fleet_systems import systems
+from edge_offload_benchmarks.simulation.staleness import FAR, METHODS, VERSION, Table, save
 
 GPU = Latencies((0.0125, 0.0185, 0.0245, 0.031))
 
@@ -40,7 +40,7 @@ def test_one_robot_that_sends_back_to_back_is_its_own_reference() -> None:
 
 def test_tables_are_replayed_from_a_frame_of_the_robots_own() -> None:
     table = np.arange(12.0).reshape(4, 3) / 100
-    content = Tables(0.1, table, (1,))
+    content = Tables(0.1, (np.zeros((1, 3)), table), ((1, 1),))
     # ages 0, 1, 2 and beyond, of sources 2, 1, 0
     assert content.drop(0, np.array([1, 1, 1, 1]), np.array([0, 1, 2, 9])).tolist() == [0.0, 0.04, 0.02, 0.02]
 
@@ -59,14 +59,27 @@ def test_a_cell_has_every_system_and_ours_keeps_its_promise(monkeypatch: pytest.
     assert bench.summary([row])["ours over the best baseline, least"] > 0
 
 
-@pytest.mark.parametrize("made", ["nothing", "other", "short"])
-def test_files_that_hold_no_tables_are_told(tmp_path: pathlib.Path, made: str) -> None:
-    path = tmp_path / "drops.npz"
-    if made == "other":
-        np.savez(path, other=np.zeros(3))
-    elif made == "short":
-        np.savez(path, **{"people/carried": np.zeros((50, 31))})
-    with pytest.raises(BadInput):
-        bench._tables(path, 20.0)
-    np.savez(path, **{"people/carried": np.zeros((300, 31))})
-    assert json.dumps(list(bench._tables(path, 20.0))) == '["people"]'
+@pytest.mark.parametrize("stretches", ["", "7", "0:x", "0:200", "-1:400", "0:400,,"])
+def test_stretches_that_cannot_be_are_told(tmp_path: pathlib.Path, stretches: str) -> None:
+    with pytest.raises(BadInput, match="stretch"):
+        bench.tables("people", stretches, tmp_path, 28.0)
+
+
+def test_tables_of_bench_multitask_are_read(tmp_path: pathlib.Path) -> None:
+    drops = np.full((400, FAR + 1), 0.3)
+    arrays = {f"drop/{method}": drops for method in METHODS}
+    made = Table({"version": VERSION, "task": "scene"}, {**arrays, "drop/local": drops[:, 0]})
+    save(tmp_path / "scene-7-400-held-out.npz", made)
+    (table,) = bench.tables("scene", "7:400", tmp_path, 28.0)
+    assert table.shape == (400, FAR + 1)
+    cell = bench.Cell("scene", 0.05, "gpu", GPU)
+    fleet = bench._Fleet(cell, {"scene": (table,)}, 28.0, seed=1)
+    assert fleet.judged(systems((8,), (2,))[1].variants[0][1], 4, False)["held"] == 4
+
+
+def test_a_result_that_is_older_than_the_one_held_is_not_learnt_from() -> None:
+    one = robot()
+    for frame, done in ((0, 0.1), (6, 0.3), (3, 0.4)):
+        one.computed(frame, done)
+    assert one.drops.samples == 1
+    assert one.newest == 6

@@ -15,7 +15,7 @@ from edge_offload.manager.forecast import Forecast
 from edge_offload.manager.policy import Situation
 from edge_offload.manager.promise import AGAIN_S, PACED, SILENT_S, PromisePolicy
 from edge_offload.mode import Mode
-from edge_offload.protocol.promises import Ask, Report, Turns
+from edge_offload.protocol.promises import SETTLE_S, Ask, Report, Turns
 
 FRAME_S = 1 / 30
 
@@ -34,7 +34,7 @@ class Camera:
     def frame(self, jitter: float = 0.0) -> Optional[Report]:
         captured = self.now + jitter
         self.count += 1
-        return self.policy.report(captured) if self.policy.wants(captured, captured) else None
+        return self.policy.report(captured, captured) if self.policy.wants(captured, captured) else None
 
     def promised(self) -> Ask:
         for _ in range(PACED + 1):
@@ -148,18 +148,21 @@ def test_another_pace_is_told_by_asking_anew() -> None:
 
 def test_estimates_are_told_with_the_request() -> None:
     camera = Camera()
-    camera.policy.loses(0.3, 0.06)
-    camera.policy.loses(math.nan, 0.0)
+    for number in range(400):
+        stale_s = 0.1 + 0.1 * (number % 5)
+        camera.policy.compared(camera.now, stale_s, 0.05 * (1 - math.exp(-stale_s / SETTLE_S)) + 0.3 * stale_s)
+    camera.policy.compared(camera.now, math.nan, 0.0)
+    camera.policy.compared(camera.now, 0.1, -1.0)
     for number in range(100):
         camera.policy.travelled(0.02 + 0.001 * (number % 10), 0.01)
     camera.policy.travelled(math.inf, 0.0)
     ask = camera.promised()
-    assert (ask.slope, ask.slope_error) == (pytest.approx(0.01), pytest.approx(0.002))
+    assert (ask.slope, ask.flicker) == (pytest.approx(0.01, rel=0.02), pytest.approx(0.05, rel=0.05))
+    assert ask.noise < 0.01, "these comparisons were not noisy"
     assert 0.027 <= ask.up <= 0.029, "as late as nearly all come"
     assert ask.down == pytest.approx(0.01)
-    camera.policy.loses(1e9, 0.0)
     camera.told(1, 1)
-    assert Report.parse(camera.frame().to_wire()).slope == 1.0  # type: ignore[union-attr]
+    assert Report.parse(camera.frame().to_wire()).slope == pytest.approx(0.01, rel=0.02)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, 1.5])

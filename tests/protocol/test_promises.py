@@ -30,7 +30,7 @@ def travelled(body: Any) -> Any:
 
 @given(st.integers(-(2**40), 2**40), st.floats(0, 1), st.floats(0, 10), st.floats(0, 1))
 def test_reports_travel(frame: int, slope: float, up: float, error: float) -> None:
-    report = Report(frame, slope, error, up, 0.5)
+    report = Report(frame, slope, error, up, 0.5, 0.01, error, slope)
     assert Report.parse(travelled(report.to_wire())) == report
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edge_offload.errors import Refused
 from edge_offload.server.status import ServerStatus, StatusBook
-from edge_offload.server.worker import FairQueue, Worker
+from edge_offload.server.worker import FORCED_S, FairQueue, Worker
 
 
 def drain(queue):
@@ -222,6 +222,18 @@ def test_a_job_that_does_not_fit_before_what_is_due_stays_but_not_for_long():
     assert queue.get(0, room_s=1.0, patience_s=0.0) == ("long", 5.0)
     queue.put("a", "short", 0.5)
     assert queue.get(0, room_s=1.0) == ("short", 0.5)
+
+
+def test_of_a_flood_of_jobs_without_room_one_goes_in_a_while():
+    queue = FairQueue()
+    for robot in "abcd":
+        queue.put(robot, f"long {robot}", 0.5)
+    assert queue.forced_share() == 0.0
+    assert queue.get(0, room_s=0.1, patience_s=0.0) == ("long a", 0.5)
+    assert queue.get(0, room_s=0.1, patience_s=60.0) is None, "its turn was used"
+    assert queue.forced_share() == pytest.approx(0.5 / FORCED_S)
+    assert queue.get(0, room_s=1.0, patience_s=60.0) == ("long b", 0.5), "for this one there is room"
+    assert queue.forced_share() == pytest.approx(0.5 / FORCED_S)
 
 
 def test_a_timetable_that_fails_ends_nothing(caplog):

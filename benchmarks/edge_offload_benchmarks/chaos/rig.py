@@ -46,6 +46,7 @@ class Rig:
         # what a server keeps on its disk outlives it, but not the run; a prefix has a disk of its own
         kept = str(pathlib.Path(self._directory.name) / "kept")
         self._server_options = [] if server_prefix else ["--weights-cache", kept]
+        self._server_options += ["--promises"] * ("--accuracy" in self._robot_options)
         self.marks: Dict[str, float] = {}
         self.server_starts = 0
 

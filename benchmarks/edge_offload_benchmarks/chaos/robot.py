@@ -14,6 +14,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
+from edge_offload.manager.drop import Habits
 from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, Steps
 from edge_offload.runtime.carrying import NONE, WAITING, Along, Carrying, Events, FrameLoop
 from edge_offload_benchmarks.chaos import wall_clock
@@ -25,6 +26,9 @@ REMOTE = ("server", "split", "replay")
 TOLERANCE = 1e-5
 #: Of the camera.
 FPS = 20.0
+#: What results of a robot that asks for a promise lose with age: its pictures stand still, so that it would learn that
+#: nothing is lost.
+LOSES = Habits(0.0, 1e-6, 0.5, 1e-6, alike=1e12, mean_gain=0.0)
 #: Planning a split takes the time of a busy machine.
 READY_S = 120.0
 
@@ -54,7 +58,7 @@ class Carried:
 
     def __init__(self, slot: LatestFrameQueue[int], period_s: float, right: Callable[[Any, int], bool]) -> None:
         self._slot, self._period_ns, self._right = slot, round(period_s * 1e9), right
-        self._received_s: Dict[int, float] = {}
+        self.received_s: Dict[int, float] = {}
         self.frames: LatestFrameQueue[int] = LatestFrameQueue(capacity=WAITING)
         self.left: List[Dict[str, Any]] = []
         self.failed: List[str] = []
@@ -72,7 +76,7 @@ class Carried:
         number = self.frames.take(0.0)
         if number is None:
             return
-        self._received_s[number] = received_s
+        self.received_s[number] = received_s
         self._slot.put(number)
         self.loop.arrived(number, self._stamp(number), received_s)
 
@@ -89,7 +93,7 @@ class Carried:
             {
                 "frame": number,
                 "origin": along.origin,
-                "late_s": time.monotonic() - self._received_s.pop(number),
+                "late_s": time.monotonic() - self.received_s.pop(number),
                 "equal": along.origin == NONE or (seen <= number and self._right(along.result, seen)),
             }
         )
@@ -146,6 +150,7 @@ def main() -> int:
     parser.add_argument("--managers", type=int, default=1, help="2: another one asks for other modes, frame by frame")
     parser.add_argument("--in-flight", type=int, default=1)
     parser.add_argument("--carry", action="store_true", help="every frame leaves at once, with the newest result")
+    parser.add_argument("--accuracy", type=float, help="asks for a promise of this bound; with --carry")
     args = parser.parse_args()
     if wall_clock.faked():
         time.sleep = _sleep  # type: ignore[assignment]
@@ -157,15 +162,29 @@ def main() -> int:
     from edge_offload.link.transport.client import Client
     from edge_offload.link.transport.prober import Prober
     from edge_offload.manager.policy import FixedPolicy, LatencyPolicy, Manager, chooses
+    from edge_offload.manager.promise import PromisePolicy
     from edge_offload.mode import Mode
     from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
+    from edge_offload.modes.server import CAPTURED
     from edge_offload.runtime.module import OffloadedModule
+    from edge_offload.runtime.promise import Promise
     from edge_offload_benchmarks.chaos import net
 
     pin(threads=1)
     pictures = net.inputs(args.size or net.SIZE)
     module = net.factory()
-    client = Client(args.server, keys=KeyStore(args.keys), on_state=lambda *state: offloaded.link_changed(*state))
+    promise: Optional[Promise] = None
+
+    def changed(*state: Any) -> None:
+        offloaded.link_changed(*state)
+        if promise is not None:
+            promise.link_changed(*state)
+
+    def notified(*told: Any) -> None:
+        if promise is not None:
+            promise.notified(*told)
+
+    client = Client(args.server, keys=KeyStore(args.keys), on_state=changed, on_notify=notified)
     remote = Mode(args.mode)
     offloaded = OffloadedModule(
         MODEL,
@@ -206,11 +225,18 @@ def main() -> int:
         taken = time.monotonic()
         situation = offloaded.situation([picture])
         decision = managers[number % len(managers)].decide(situation)
+        told: Dict[str, Any] = {}
+        if promise is not None:
+            told[CAPTURED] = captured.pop(number)
+            if not promise.alone:
+                decision = promise.policy.decide(situation)
         asked[0] = decision.mode
         forecast, reading = situation.forecasts.get(decision.mode), offloaded.reading(taken)
         yield
         began = time.monotonic()
-        outputs, report = offloaded.run([picture], decision.mode, refresh=chooses(decision.policy), place=place)
+        outputs, report = offloaded.run(
+            [picture], decision.mode, None, told, refresh=chooses(decision.policy), place=place
+        )
         yield
         # results leave in their order: the wait for that is part of the frame's time
         total_s = max(report.total_s, time.monotonic() - began)
@@ -254,6 +280,21 @@ def main() -> int:
     slot: LatestFrameQueue[int] = LatestFrameQueue()
     carried: Optional[Carried] = Carried(slot, 1 / args.fps, right) if args.carry else None
     results: List[int] = []
+    captured: Dict[int, float] = {}
+    if args.accuracy is not None:
+        assert carried is not None, "--accuracy needs --carry"
+        promise = offloaded.follow(PromisePolicy(args.accuracy, habits=LOSES))
+
+        def wanted(number: int) -> bool:
+            assert carried is not None
+            assert promise is not None
+            captured[number] = carried.received_s[number]
+            if promise.wants(captured[number]):
+                return True
+            del captured[number]
+            return False
+
+        slot.wanted = wanted
     lanes = Lanes(
         slot, work, lambda number, error: failed.append(f"frame {number}: {error!r}"), offloaded.row,
         lambda taken_s: offloaded.pace.wait_s(time.monotonic(), asked[0], taken_s), args.in_flight, "frames",
@@ -276,7 +317,8 @@ def main() -> int:
         came = carried.frames.counts
         say(carried=carried.left, offered=came.offered, taken=came.taken, superseded=came.superseded)
         failed += carried.failed
-    say(summary=counts, probes=prober.sent, clock=client.clock.warning)
+    followed = 0 if promise is None else promise.policy.followed
+    say(summary=counts, probes=prober.sent, clock=client.clock.warning, followed=followed)
     prober.close()
     client.close()
     offloaded.close()

@@ -30,7 +30,7 @@ import pathlib
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 from edge_offload.outputs import Kept, add_output
 
@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=modes, default=modes[0], help="where frames go but local")
     parser.add_argument("--in-flight", type=int, default=1, metavar="N", help="frames under way at once (1)")
     parser.add_argument("--carry", action="store_true", help="every frame leaves at once, carried along")
+    parser.add_argument("--accuracy", type=float, metavar="BOUND", help="--carry, with a promise of the server")
     add_output(parser, "--json", metavar="FILE", help="write the records chaos here; - for standard output")
     parser.add_argument("--update", action="store_true", help="keep what the file holds of other scenarios")
     parser.add_argument("--resume", action="store_true", help="--update, without what the file holds as passed")
@@ -80,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--hold {hold_s:g} is not a length of a fault")
     if not 1 <= args.repeat <= 1000:
         raise BadInput(f"--repeat {args.repeat} is not a number of faults")
+    if args.accuracy is not None and not (0 < args.accuracy <= 1 and args.mode == "server"):
+        raise BadInput(f"--accuracy {args.accuracy:g}", remedy="give a bound above 0 and at most 1; --mode server")
     if not 1 <= args.in_flight <= MOST:
         raise BadInput(f"--in-flight {args.in_flight} is not 1 to {MOST}")
     args.update = args.update or args.resume
@@ -95,7 +98,9 @@ def run(args: argparse.Namespace) -> int:
         for name in args.scenario or names():
             if args.resume and any(item["scenario"] == labelled(name, args.mode) and item["passed"] for item in held):
                 continue
-            verdict = run_scenario(name, hold_s, args.repeat, not args.no_timing, args.mode, args.in_flight, args.carry)
+            verdict = run_scenario(
+                name, hold_s, args.repeat, not args.no_timing, args.mode, args.in_flight, args.carry, args.accuracy
+            )
             verdicts.append(verdict)
             print(line(verdict), file=sys.stderr if to_stdout else sys.stdout, flush=True)
             if file is not None:
@@ -125,7 +130,7 @@ def labelled(name: str, mode: str) -> str:
 
 def run_scenario(
     name: str, hold_s: float, repeat: int = 1, timing: bool = True, mode: str = "server", in_flight: int = 1,
-    carry: bool = False
+    carry: bool = False, accuracy: Optional[float] = None
 ) -> Verdict:
     """Run one scenario, its fault ``repeat`` times, and judge it; frames go to the server in ``mode``."""
     from edge_offload.errors import Unsupported
@@ -137,6 +142,8 @@ def run_scenario(
     name = labelled(name, mode)
     try:
         options = (*scenario.robot_options, "--mode", mode, "--in-flight", str(in_flight), *["--carry"] * carry)
+        if accuracy is not None:
+            carry, options = True, (*options, "--carry", "--accuracy", str(accuracy))
         made = scenario.rig(options)
     except Unsupported as error:
         return Verdict(name, skipped=str(error))
@@ -163,6 +170,8 @@ def run_scenario(
             verdict.failures.append("the robot did not say what left")
         elif carried is not None:
             judge_carried(verdict, carried, FPS, timing)
+        if accuracy is not None and not summary.get("followed"):
+            verdict.failures.append("the robot followed no turn")
         if not verdict.figures:
             verdict.failures.append(rig.robot.said()[-500:])
     return verdict

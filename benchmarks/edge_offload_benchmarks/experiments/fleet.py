@@ -6,11 +6,12 @@ drop over the robot alone on this device is within the bound, and 95 % of window
 baseline's interval, batch and margin are searched on the same load.
 
   edge-offload bench fleet --latencies gpu.csv --json fleet.json
-  edge-offload bench fleet --latencies gpu.csv --latencies cpu.csv --tables drops.npz --json fleet.json --plot fleet.png
+  edge-offload bench fleet --latencies gpu.csv --latencies cpu.csv --content people,scene --json fleet.json
 
---latencies (batch,latency_ms; repeatable): without it a made-up device of 8 + 4.5 ms for each frame. --tables: what
-carried results have lost (npz: TASK/carried [frame, age], made at 10 frames per second); without it robots whose drops
-rise by a rate of their own, which stays (linear), alone. The device is emulated by its table: nothing is computed.
+--latencies (batch,latency_ms; repeatable): without it a made-up device of 8 + 4.5 ms for each frame. --content: what
+robots see. linear: drops rise by a rate of each robot's own, which stays. people, scene: what carried results have
+lost, by the tables of bench multitask (--tables; those that are missing are made, seconds for each frame), at 10 Hz;
+each robot replays it from a place of its own. The device is emulated by its table: nothing is computed.
 
 ours: serve --promises. fixed: our packing, one interval and batch for all. ARISE: single measurements, 1 s ahead, no
 memory. ARISE-alpha: as Step 1 says, uncoordinated. Chameleon-like: the same without batches. Clipper-like: one
@@ -26,17 +27,22 @@ import argparse
 import json
 import math
 import pathlib
+import sys
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
+from edge_offload.manager.promise import HABITS
 from edge_offload.outputs import add_output
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.tables import load_csv
 from edge_offload_benchmarks.simulation.fleet import (
+    BEFORE_S,
     BEYOND,
+    FIRST_S,
     LINKS,
     WINDOWS,
     Content,
@@ -45,6 +51,7 @@ from edge_offload_benchmarks.simulation.fleet import (
     Robot,
     Tables,
     alone,
+    before,
     kept,
     windows,
 )
@@ -53,6 +60,8 @@ from edge_offload_benchmarks.simulation.fleet_systems import Run, System, system
 LINEAR_FPS, TABLES_FPS = 30.0, 10.0
 #: Accuracy that linear robots lose for each frame, on average; each has 0.5 to 1.5 times it.
 RATE = 0.006
+#: Frames of the video, and sweeps of streets with kinds of objects that occur in no other.
+PEOPLE, STREETS = "400:395", "1001:400"
 #: Bounds of each content.
 BOUNDS = {"linear": (0.02, 0.04), "people": (0.05, 0.1), "scene": (0.02, 0.05)}
 MADE_UP = tuple(0.008 + 0.0045 * size for size in range(1, 9))
@@ -75,8 +84,12 @@ class Cell:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("--latencies", type=pathlib.Path, action="append", metavar="CSV", help="of a device")
-    parser.add_argument("--tables", type=pathlib.Path, metavar="NPZ", help="what carried results have lost")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of a session (30)")
+    parser.add_argument("--content", default="linear", metavar="NAME,...", help="linear, people, scene (linear)")
+    parser.add_argument("--tables", type=pathlib.Path, metavar="FOLDER", help="of tables of staleness (in the cache)")
+    stretches = "FIRST:COUNT of what is replayed, several with commas"
+    parser.add_argument("--people", default=PEOPLE, metavar="STRETCHES", help=f"of the video, {stretches} ({PEOPLE})")
+    parser.add_argument("--streets", default=STREETS, metavar="STRETCHES", help=f"of streets, likewise ({STREETS})")
+    parser.add_argument("--seconds", type=float, default=28.0, help="of a run (28); sessions of 20 s or more count")
     parser.add_argument("--seed", type=int, default=0, help="of robots and links (0)")
     parser.add_argument("--real", action="store_true", help="real processes and sockets beside virtual time")
     parser.add_argument("--robots", type=int, default=16, metavar="N", help="that ask, with --real (16)")
@@ -93,10 +106,14 @@ def run(args: argparse.Namespace) -> int:
     devices = {path.stem: load_csv(path) for path in args.latencies or []} or {"made up": Latencies(MADE_UP)}
     if args.real:
         return _real(args)
-    measured = {} if args.tables is None else _tables(args.tables, args.seconds)
+    contents = args.content.split(",")
+    if not set(contents) <= set(BOUNDS):
+        raise BadInput(f"--content {args.content}", remedy=f"give some of {','.join(BOUNDS)}")
+    given = {"people": args.people, "scene": args.streets}
+    measured = {name: tables(name, given[name], args.tables, args.seconds) for name in contents if name in given}
     cells = [
         Cell(content, bound, device, latencies)
-        for content in ("linear", *measured)
+        for content in contents
         for bound in BOUNDS[content]
         if args.bound in (None, bound)
         for device, latencies in devices.items()
@@ -135,9 +152,7 @@ def _real(args: argparse.Namespace) -> int:
     slope = RATE * LINEAR_FPS / args.rate / 2
     for path in args.latencies:
         latencies = load_csv(path)
-        real = fleet_robots.measure(
-            path.resolve(), latencies, args.robots, bound, 1 / args.rate, slope, args.seconds
-        )
+        real = fleet_robots.measure(path.resolve(), latencies, args.robots, bound, 1 / args.rate, slope, args.seconds)
         draw = np.random.default_rng(0)
         rates = tuple(float(rate) for rate in slope * draw.uniform(0.5, 1.5, args.robots))
         content, loopback = Lines(1 / args.rate, rates), Link((1e5, 0.0), (1e5, 0.0), (0.002, 0.0))
@@ -146,7 +161,7 @@ def _real(args: argparse.Namespace) -> int:
             for number in range(args.robots)
         ]
         systems(INTERVALS, BATCHES)[0].variants[0][1](robots, latencies, bound, args.seconds)
-        virtual = sum(not robot.evicted for robot in robots)
+        virtual = sum(robot.since is not None for robot in robots)
         record["real"].append({"device": path.stem, "virtual": virtual, **real})
         shown = ", ".join(f"{name} {value}" for name, value in record["real"][-1].items() if name != "device")
         print(f"{path.stem}: {shown}", flush=True)
@@ -155,7 +170,7 @@ def _real(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(cell: Cell, measured: Dict[str, Any], seconds: float, seed: int) -> Dict[str, Any]:
+def measure(cell: Cell, measured: Dict[str, Tuple[Array, ...]], seconds: float, seed: int) -> Dict[str, Any]:
     """Robots held by every system in one cell."""
     fleet = _Fleet(cell, measured, seconds, seed)
     return {
@@ -190,17 +205,21 @@ def summary(cells: Sequence[Dict[str, Any]]) -> Dict[str, float]:
 class _Fleet:
     """The robots of a cell, and how many of them a system holds."""
 
-    def __init__(self, cell: Cell, measured: Dict[str, Any], seconds: float, seed: int) -> None:
+    def __init__(self, cell: Cell, measured: Dict[str, Tuple[Array, ...]], seconds: float, seed: int) -> None:
         self.cell, self.seconds, self.seed = cell, seconds, seed
         draw = np.random.default_rng(seed)
         if cell.content == "linear":
             rates = tuple(float(rate) for rate in RATE * draw.uniform(0.5, 1.5, MOST))
             self.content: Content = Lines(1 / LINEAR_FPS, rates)
         else:
-            table = measured[cell.content]
-            last = len(table) - table.shape[1] - round((seconds + 1) * TABLES_FPS)
-            begins = tuple(int(begin) for begin in draw.integers(30, max(31, last), MOST))
-            self.content = Tables(1 / TABLES_FPS, table, begins)
+            tables = measured[cell.content]
+            rooms = [len(table) - _frames(seconds) for table in tables]
+            ends = np.cumsum(rooms)
+            places = []
+            for drawn in draw.integers(0, ends[-1], MOST):
+                stretch = int(np.searchsorted(ends, drawn, side="right"))
+                places.append((stretch, int(drawn - ends[stretch] + rooms[stretch]) + math.ceil(BEFORE_S * TABLES_FPS)))
+            self.content = Tables(1 / TABLES_FPS, tables, tuple(places), HABITS[cell.content])
         self.phases = [float(phase) for phase in draw.uniform(0, self.content.interval, MOST)]
         self._references: Dict[int, Robot] = {}
 
@@ -215,20 +234,24 @@ class _Fleet:
             for number in range(count)
         ]  # fmt: skip
 
-    def judged(self, run: Run, count: int) -> Dict[str, Any]:
+    def judged(self, run: Run, count: int, adaptive: bool) -> Dict[str, Any]:
         """How a system does with so many robots."""
         cell, robots = self.cell, self.robots(count)
+        for robot in robots:
+            before(robot, cell.latencies)
         counts = run(robots, cell.latencies, cell.bound, self.seconds)
-        there = [robot for robot in robots if not robot.evicted]
+        # systems that promise nothing serve everybody from the begin on
+        there = [robot for robot in robots if robot.since is not None] if adaptive else robots
         means, parts, broken = [], [], 0
         for robot in there:
             if robot.number not in self._references:
                 self._references[robot.number] = alone(robot, cell.latencies, self.seconds)
             reference = self._references[robot.number]
-            fine, mean = kept(robot, reference, cell.bound, self.seconds)
+            first_s = (robot.since or 0.0) + FIRST_S
+            fine, mean = kept(robot, reference, cell.bound, self.seconds, first_s)
             broken += not fine
             means.append(mean)
-            parts += windows(robot, reference, self.seconds)
+            parts += windows(robot, reference, self.seconds, first_s)
         within = float(np.mean([part <= BEYOND * cell.bound for part in parts])) if parts else 1.0
         return {
             "offered": count,
@@ -256,13 +279,13 @@ class _Fleet:
     def _most(self, run: Run, adaptive: bool, least: int) -> Dict[str, Any]:
         if adaptive:
             # it says itself whom it can hold: more robots ask than any system could hold
-            return self.judged(run, MOST)
-        found = self.judged(run, min(MOST, least + 1))
+            return self.judged(run, MOST, True)
+        found = self.judged(run, min(MOST, least + 1), False)
         if not found["held"]:
             return found
         good, step = found, 4
         while good["offered"] < MOST:
-            tried = self.judged(run, min(MOST, good["offered"] + step))
+            tried = self.judged(run, min(MOST, good["offered"] + step), False)
             if tried["held"]:
                 good = tried
             elif step == 1:
@@ -285,26 +308,44 @@ class _Fleet:
         downs = float(np.mean([robot.downs for robot in robots]))
         rate = float(np.mean(self.content.rates))
         wish = Wish(self.cell.bound, rate, self.content.interval, ups, downs, latencies.largest)
-        settings = settle(wish, latencies)
+        settings = settle(wish, latencies, whole=True)
         return settings.batch / latencies.batch(settings.batch) * settings.interval * self.content.interval
 
 
-def _tables(path: pathlib.Path, seconds: float) -> Dict[str, Any]:
-    try:
-        with np.load(path, allow_pickle=False) as kept_tables:
-            found = {
-                name.split("/")[0]: np.array(kept_tables[name], float)
-                for name in kept_tables.files
-                if name.endswith("/carried") and name.split("/")[0] in BOUNDS
-            }
-    except (OSError, ValueError) as error:
-        raise BadInput(f"cannot read {path}: {error}", remedy="give what 'bench multitask' has kept") from error
-    if not found:
-        raise BadInput(f"{path} has no tables of carried results", remedy="give what 'bench multitask' has kept")
-    for task, table in found.items():
-        if table.ndim != 2 or len(table) < seconds * TABLES_FPS + table.shape[1] + 32:
-            raise BadInput(f"{task}: {table.shape} are too few frames for {seconds:g} s", remedy="--seconds 20, say")
-    return found
+def tables(task: str, stretches: str, folder: Optional[pathlib.Path], seconds: float) -> Tuple[Array, ...]:
+    """What carried results of stretches have lost, each [frame, age]; those that are missing are made (minutes).
+
+    Args:
+        task: "people" or "scene".
+        stretches: FIRST:COUNT of the video's frames, STREET:COUNT of sweeps; several with commas.
+        folder: of the tables; None: in the user's cache.
+        seconds: of a session, which has to fit.
+
+    Raises:
+        BadInput: no such stretches, or too short ones.
+    """
+    from edge_offload.models.cache import cache_dir
+    from edge_offload_benchmarks.simulation.staleness import FAR, Stretch, table
+
+    found = []
+    for item in stretches.split(","):
+        number, _, count = item.partition(":")
+        if not number.isdigit() or not count.isdigit() or int(count) <= max(_frames(seconds), 2 * FAR):
+            raise BadInput(
+                f"stretch {item!r} of {task}",
+                remedy=f"give FIRST:COUNT, COUNT above {max(_frames(seconds), 2 * FAR)} for {seconds:g} s",
+            )
+        stretch = Stretch(task, int(number), int(count), held_out=task == "scene")
+        made = table(
+            folder or cache_dir() / "staleness", stretch, lambda text: print(text, file=sys.stderr, flush=True)
+        )
+        found.append(made.drop("carried"))
+    return tuple(found)
+
+
+def _frames(seconds: float) -> int:
+    """That a session needs."""
+    return math.ceil((BEFORE_S + seconds) * TABLES_FPS) + 2
 
 
 def _draw(path: pathlib.Path, cells: Sequence[Dict[str, Any]]) -> None:

@@ -14,12 +14,17 @@ from typing import Any, Dict, List, Optional, Protocol, Tuple
 import numpy as np
 
 from edge_offload.arrays import Array
-from edge_offload.manager.drop import DropEstimator, Habits
+from edge_offload.errors import Refused
+from edge_offload.manager.drop import DropCurve, DropEstimator, Habits
+from edge_offload.manager.promise import AGAIN_S, UNKNOWN
+from edge_offload.protocol.promises import SETTLE_S
 from edge_offload.server.promises.board import PERIOD_S
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.settings import Wish
 
 _NEAR = 1e-9
+#: Frames over which results are carried, at most.
+FAR = 30
 
 
 class Content(Protocol):
@@ -37,8 +42,8 @@ class Content(Protocol):
         """Drop in ``frames`` [n] of results that are ``ages`` [n] frames older."""
 
 
-#: Of lines through zero that stay, and of tasks of which nothing is known.
-STEADY, USUAL = Habits(intercept=0.0, intercept_error=0.01, slope_s=60.0, noise=0.02), Habits()
+#: Of lines through zero that stay.
+STEADY = Habits(0.0, 0.01, 0.1, 0.1, intercept_s=600.0, slope_s=600.0, noise=0.02, mean_gain=0.0)
 
 
 @dataclass(frozen=True)
@@ -63,26 +68,27 @@ class Lines:
 
 @dataclass(frozen=True)
 class Tables:
-    """Measured drops, which robots replay from frames of their own.
+    """Measured drops of stretches of frames, which robots replay from a place of their own.
 
     Attributes:
         interval: seconds between frames.
-        table: [frame, age]: what the result of a frame has lost so many frames later.
-        begins: first frame of each robot.
+        tables: of each stretch, [frame, age]: what the result of a frame has lost so many frames later.
+        places: stretch and first frame of each robot.
         habits: of the task.
     """
 
     interval: float
-    table: Array
-    begins: Tuple[int, ...]
-    habits: Habits = USUAL
+    tables: Tuple[Array, ...]
+    places: Tuple[Tuple[int, int], ...]
+    habits: Habits = UNKNOWN
 
     def drop(self, robot: int, frames: Array, ages: Array) -> Array:
         """See :class:`Content`. Results older than the table knows have lost what the oldest it knows have."""
-        far = self.table.shape[1] - 1
-        shown = np.clip(ages, 0, far).astype(int)
-        source = np.maximum(self.begins[robot] + frames - shown, 0).astype(int)
-        found: Array = self.table[source, shown]
+        stretch, first = self.places[robot]
+        table = self.tables[stretch]
+        shown = np.clip(ages, 0, table.shape[1] - 1).astype(int)
+        source = np.maximum(first + frames - shown, 0).astype(int)
+        found: Array = table[source, shown]
         return np.where(shown == 0, 0.0, np.nan_to_num(found, nan=1.0))
 
 
@@ -116,7 +122,9 @@ class Robot:
         link: how it is connected.
         random: of its link.
         results: (frame, when it can be used), as they come.
-        evicted: it lost its promise.
+        since: it has a promise since then; None: it has none.
+        ask_at: it asks for one from then on.
+        newest: frame whose result it holds; older ones are ignored.
     """
 
     number: int
@@ -125,7 +133,9 @@ class Robot:
     link: Link
     random: np.random.Generator
     results: List[Tuple[int, float]] = field(default_factory=list)
-    evicted: bool = False
+    since: Optional[float] = None
+    ask_at: float = 0.0
+    newest: int = -1000
 
     def __post_init__(self) -> None:
         self.drops = DropEstimator(self.content.habits)
@@ -158,9 +168,9 @@ class Robot:
     def computed(self, frame: int, done: float) -> None:
         """A result leaves the server at ``done``; the robot compares it with what it had carried to that frame."""
         usable = done + self.down()
-        before = [old for old, when in self.results[-4:] if old < frame]
-        if before:
-            stride = frame - before[-1]
+        newest, self.newest = self.newest, max(self.newest, frame)
+        stride = frame - newest
+        if 0 < stride <= FAR:
             lost = float(self.content.drop(self.number, np.array([frame]), np.array([stride]))[0])
             self.drops.compared(usable, stride * self.content.interval, lost)
             self.last = (lost, stride)
@@ -171,9 +181,13 @@ class Robot:
         curve = self.drops.curve(now)
         return min(1.0, (curve.slope + sigmas * curve.slope_error) * self.content.interval)
 
-    def wish(self, bound: float, slope: float, batch: int) -> Wish:
-        """What it asks for."""
-        return Wish(bound, slope, self.content.interval, self.ups, self.downs, batch, self.usual)
+    def wish(self, bound: float, slope: float, batch: int, curve: Optional[DropCurve] = None) -> Wish:
+        """What it asks for; without a curve what it loses is a line through zero."""
+        interval = self.content.interval
+        flicker, noise = (0.0, 0.0) if curve is None else (curve.intercept, curve.noise)
+        return Wish(
+            bound, slope, interval, self.ups, self.downs, batch, self.usual, flicker, SETTLE_S / interval, noise
+        )
 
     def drop_by_frame(self, first: int, last: int) -> Array:
         """True drop in frames ``first`` to ``last`` (excluded)."""
@@ -196,11 +210,17 @@ class Planner(Protocol):
 
     latencies: Latencies
 
+    def join(self, now: float, robot: str, wish: Wish, frame: int, arrival: float) -> None:
+        """A robot asks for a promise."""
+
     def told(self, robot: str, wish: Wish) -> None:
         """What a robot says of itself."""
 
     def arrived(self, robot: str, frame: int, arrival: float) -> None:
         """A frame has come."""
+
+    def done(self, robot: str, frame: int, when: float) -> None:
+        """The result for a frame leaves."""
 
     def replan(self, now: float) -> List[Tuple[str, str]]:
         """A new plan; who has to go."""
@@ -212,8 +232,22 @@ class Planner(Protocol):
         """It begins."""
 
 
+def ask(planner: Planner, robot: Robot, wish: Wish, now: float) -> None:
+    """A robot asks for a promise."""
+    frame = max(0, robot.frame(now))
+    try:
+        planner.join(now, str(robot.number), wish, frame, robot.captured(frame) + robot.ups)
+    except Refused:
+        robot.ask_at = now + AGAIN_S
+    else:
+        robot.since = now
+
+
 def follow(planner: Planner, robots: List[Robot], wish_of: Any, seconds: float) -> Dict[str, float]:
-    """Robots follow the turns of a planner. Returns counts; results are with the robots."""
+    """Robots ask for promises, and follow the turns of a planner. Returns counts; results are with the robots.
+
+    Who is refused, or loses its promise, asks again, as long as there is time left for a session.
+    """
     by_name = {str(robot.number): robot for robot in robots}
     counts = dict.fromkeys(("batches", "members", "late", "busy_s"), 0.0)
     now = free = replan_at = 0.0
@@ -234,10 +268,12 @@ def follow(planner: Planner, robots: List[Robot], wish_of: Any, seconds: float) 
         if replan_at <= begin:
             now = replan_at
             for robot in robots:
-                if not robot.evicted:
+                if robot.since is not None:
                     planner.told(str(robot.number), wish_of(robot, now))
+                elif robot.ask_at <= now <= max(0.0, seconds - SESSION_S):
+                    ask(planner, robot, wish_of(robot, now), now)
             for name, _ in planner.replan(now):
-                by_name[name].evicted = True
+                by_name[name].since, by_name[name].ask_at = None, now + AGAIN_S
             replan_at += PERIOD_S
             continue
         now = begin
@@ -261,6 +297,7 @@ def follow(planner: Planner, robots: List[Robot], wish_of: Any, seconds: float) 
             counts["batches"] += 1
             for robot, frame in there:
                 robot.computed(frame, free)
+                planner.done(str(robot.number), frame, free)
         else:
             free = max(free, now)
 
@@ -326,6 +363,18 @@ def react(
     return counts
 
 
+#: So long robots have been on before they ask: each alone on this server (seconds).
+BEFORE_S = 5.0
+
+
+def before(robot: Robot, latencies: Latencies) -> None:
+    """What a robot has seen, and learnt, before time 0."""
+    frame = robot.frame(-BEFORE_S) + 1
+    while robot.captured(frame) < -0.5:
+        robot.computed(frame, robot.captured(frame) + robot.up() + latencies.batch(1))
+        frame = max(frame + 1, math.ceil((robot.results[-1][1] - robot.phase) / robot.content.interval - _NEAR))
+
+
 def alone(robot: Robot, latencies: Latencies, seconds: float) -> Robot:
     """The robot alone on this server: batch 1, the next frame when the last result has come. That is the reference."""
     twin = robot.twin()
@@ -336,15 +385,15 @@ def alone(robot: Robot, latencies: Latencies, seconds: float) -> Robot:
     return twin
 
 
+#: Sessions last at least so long (seconds).
+SESSION_S = 20.0
 #: A session is judged from this time on (its first result has to come), in windows of so many seconds, ...
 FIRST_S, WINDOW_S = 2.0, 5.0
 #: ... of which so many have to be within so much of the bound.
 WINDOWS, BEYOND = 0.95, 1.5
 
 
-def kept(
-    robot: Robot, reference: Robot, bound: float, seconds: float, first_s: float = FIRST_S
-) -> Tuple[bool, float]:
+def kept(robot: Robot, reference: Robot, bound: float, seconds: float, first_s: float = FIRST_S) -> Tuple[bool, float]:
     """Whether the session was within its bound, on average and in windows; its mean drop over the reference."""
     first, last = robot.frame(first_s), robot.frame(seconds - 1.0)
     over = robot.drop_by_frame(first, last) - reference.drop_by_frame(first, last)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from edge_offload.errors import Refused
 from edge_offload.server.promises.board import FIXED_S, GRACE, Board, PlannedBatch, Turn
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Pace, adjust, simulate
@@ -65,21 +64,11 @@ class FixedBoard(Board):
             turns = tuple(Turn(paces[place].robot, frame) for place, frame in batch.members)
             self._plan.append(PlannedBatch(batch.start, batch.start + self._grace_of(len(turns)), turns))
         for one in self._robots.values():
-            one.cost(0.0)
+            one.mean = 0.0
         return []
 
     def _grace_of(self, size: int) -> float:
         return GRACE * self.latencies.batch(size)
-
-
-def joined(board: Board, robots: List[Robot], bound: float, slope_of: Callable[[Robot, float], float]) -> None:
-    """Let robots ask, one after the other; who is refused is evicted."""
-    for robot in robots:
-        try:
-            wish = robot.wish(bound, slope_of(robot, 0.0), board.latencies.largest)
-            board.join(0.0, str(robot.number), wish, 0, robot.captured(0) + robot.ups)
-        except Refused:
-            robot.evicted = True
 
 
 def _promised(sigmas: float) -> Run:
@@ -89,8 +78,7 @@ def _promised(sigmas: float) -> Run:
         def slope_of(robot: Robot, now: float) -> float:
             return robot.estimate(now, sigmas)
 
-        joined(board, robots, bound, slope_of)
-        return _followed(board, robots, bound, slope_of, seconds)
+        return _followed(board, robots, bound, slope_of, seconds, flicker=True)
 
     return run
 
@@ -98,7 +86,6 @@ def _promised(sigmas: float) -> Run:
 def _fixed(interval: int, batch: int) -> Run:
     def run(robots: List[Robot], latencies: Latencies, bound: float, seconds: float) -> Dict[str, float]:
         board = FixedBoard(latencies, interval, batch)
-        joined(board, robots, bound, lambda robot, now: 0.0)
         return _followed(board, robots, bound, lambda robot, now: 0.0, seconds)
 
     return run
@@ -106,8 +93,7 @@ def _fixed(interval: int, batch: int) -> Run:
 
 def _as_written(margin: float) -> Run:
     def run(robots: List[Robot], latencies: Latencies, bound: float, seconds: float) -> Dict[str, float]:
-        board = Board(latencies, horizon_s=1.0, most_spare=0.0, planned=1.0)
-        joined(board, robots, bound * margin, _single)
+        board = Board(latencies, horizon_s=1.0, most_spare=0.0, planned=1.0, whole=True)
         return _followed(board, robots, bound * margin, _single, seconds)
 
     return run
@@ -119,10 +105,17 @@ def _single(robot: Robot, _now: float) -> float:
 
 
 def _followed(
-    board: Board, robots: List[Robot], bound: float, slope_of: Callable[[Robot, float], float], seconds: float
+    board: Board,
+    robots: List[Robot],
+    bound: float,
+    slope_of: Callable[[Robot, float], float],
+    seconds: float,
+    flicker: bool = False,
 ) -> Dict[str, float]:
     def wish_of(robot: Robot, now: float) -> Wish:
-        return robot.wish(bound, slope_of(robot, now), board.latencies.largest)
+        return robot.wish(
+            bound, slope_of(robot, now), board.latencies.largest, robot.drops.curve(now) if flicker else None
+        )
 
     return follow(board, robots, wish_of, seconds)
 
@@ -135,7 +128,7 @@ def _reactive(
     def run(robots: List[Robot], latencies: Latencies, bound: float, seconds: float) -> Dict[str, float]:
         def settings(robot: Robot, now: float) -> Any:
             slope = robot.estimate(now, 0.0)
-            return settle(robot.wish(bound * margin, slope, min(dynamic, latencies.largest)), latencies)
+            return settle(robot.wish(bound * margin, slope, min(dynamic, latencies.largest)), latencies, True)
 
         def interval_of(robot: Robot, now: float) -> int:
             return settings(robot, now).interval if interval is None else interval

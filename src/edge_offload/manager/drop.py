@@ -22,7 +22,7 @@ from edge_offload.errors import BadInput
 
 #: Share of a new measurement in the task's mean, of its slope and of a feature; of its squared error in the noise.
 MEAN_GAIN, NOISE_GAIN = 0.005, 0.05
-#: The noise of a measurement is at least this (standard deviation).
+#: The noise of a measurement counts as at least this (standard deviation).
 LEAST_NOISE = 0.01
 #: A feature's effect is unknown by this share of the slope's spread, per standard deviation of the feature.
 EFFECT = 1.0
@@ -40,6 +40,9 @@ class Habits:
         local, local_error: drop of the local algorithm, likewise.
         intercept_s, slope_s, local_s: seconds after which a measurement of each says about a third of what it said.
         noise: standard deviation of a single comparison.
+        settle_s: seconds of staleness in which two thirds of the intercept are lost; 0: at once.
+        mean_gain: least share of a new measurement in the mean that both go back to; 0: that stays as believed.
+        alike: so many comparisons in a row say the same thing, since what is seen stays.
     """
 
     intercept: float = 0.1
@@ -52,10 +55,14 @@ class Habits:
     slope_s: float = 6.0
     local_s: float = 20.0
     noise: float = 0.1
+    settle_s: float = 0.0
+    mean_gain: float = MEAN_GAIN
+    alike: float = 1.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not math.isfinite(value) or value < 0 or (value == 0 and name.endswith(("_error", "_s", "noise"))):
+            above = name != "settle_s" and name.endswith(("_error", "_s", "noise", "alike"))
+            if not math.isfinite(value) or value < 0 or (value == 0 and above):
                 raise BadInput(f"{name} of a task's habits is {value}", remedy="give a finite number above 0")
 
 
@@ -68,6 +75,7 @@ class DropCurve:
         slope, slope_error: drop per second of staleness, and one standard deviation.
         local, local_error: drop of the local algorithm; None, inf: the task has none, or it was never compared.
         age_s: since the last comparison of a carried result; inf before the first one.
+        noise: standard deviation of a single comparison.
     """
 
     intercept: float
@@ -76,6 +84,7 @@ class DropCurve:
     local: Optional[float] = None
     local_error: float = math.inf
     age_s: float = math.inf
+    noise: float = 0.0
 
     def carried(self, stale_s: float) -> float:
         """Of a result that is carried along for so long: 0 to 1."""
@@ -153,19 +162,23 @@ class DropEstimator:
         _check_drop(drop)
         known = self._known(content, learn=True)
         self._pass(now)
-        row = np.concatenate([[1.0, stale_s], stale_s * known])
+        settle_s = self._habits.settle_s
+        settled = 1 - math.exp(-stale_s / settle_s) if settle_s else 1.0
+        row = np.concatenate([[settled, stale_s], stale_s * known])
         variance = float(row @ self._covariance @ row)
         surprise = drop - float(row @ self._state)
-        gain = self._covariance @ row / (variance + self._noise)
+        noise = max(self._noise, LEAST_NOISE**2) * self._habits.alike
+        gain = self._covariance @ row / (variance + noise)
         self._state = self._state + gain * surprise
         reduced = np.eye(len(row)) - np.outer(gain, row)
-        self._covariance = reduced @ self._covariance @ reduced.T + self._noise * np.outer(gain, gain)
+        self._covariance = reduced @ self._covariance @ reduced.T + noise * np.outer(gain, gain)
         self._noise += NOISE_GAIN * (surprise**2 - variance - self._noise)
-        self._noise = max(self._noise, LEAST_NOISE**2)
+        self._noise = max(self._noise, 0.0)
         self._samples += 1
         self._measured_s = self._at_s
         # the means are those of all measurements, the first ones by what was believed before
-        self._mean += max(MEAN_GAIN, 1 / (self._samples + 10)) * (self._state - self._mean)
+        least = self._habits.mean_gain
+        self._mean += (max(least, 1 / (self._samples + 10)) if least else 0.0) * (self._state - self._mean)
 
     def compared_local(self, now: float, drop: float) -> None:
         """What the local algorithm lost against the network's own result for the same frame.
@@ -207,6 +220,7 @@ class DropEstimator:
             local,
             error,
             math.inf if math.isnan(self._measured_s) else max(0.0, now - self._measured_s),
+            math.sqrt(self._noise),
         )
 
     def _after(self, now: float) -> Tuple[Array, Array]:

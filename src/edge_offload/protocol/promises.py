@@ -18,6 +18,8 @@ TURNS, ENDED = "turns", "promise_ended"
 MOST_SLOPE = 1.0
 #: Seconds between two frames of a camera, and that a frame or a result may be on its way.
 LEAST_INTERVAL_S, MOST_INTERVAL_S, MOST_WAY_S = 1 / 250, 10.0, 10.0
+#: Seconds of staleness in which two thirds of the flicker are lost (mean curves of kapao_vtest and SCONet, carried).
+SETTLE_S = 0.08
 #: Frame numbers are below this, up and down.
 MOST_FRAME = 1 << 53
 #: Turns in one notification; seconds ahead that one may be.
@@ -43,6 +45,8 @@ class Report(_Map):
         up: from the capture of a frame to its arrival at the server, as late as nearly all come (seconds).
         down: from the server's answer to the result's use (seconds).
         usual: as ``up``, of a usual frame.
+        flicker: accuracy that any older result loses, however little older.
+        noise: standard deviation of what a single result loses.
     """
 
     frame: int
@@ -51,6 +55,8 @@ class Report(_Map):
     up: float = 0.0
     down: float = 0.0
     usual: float = 0.0
+    flicker: float = 0.0
+    noise: float = 0.0
 
     @classmethod
     def parse(cls, raw: object) -> Report:
@@ -74,7 +80,7 @@ class Ask(_Map):
         batched: whether results may differ in the last digits from those of frames computed alone.
         frame: number of its newest frame.
         age: seconds since that was captured.
-        slope, slope_error, up, down, usual: as in :class:`Report`.
+        slope, slope_error, up, down, usual, flicker, noise: as in :class:`Report`.
     """
 
     handle: int
@@ -88,6 +94,8 @@ class Ask(_Map):
     up: float = 0.0
     down: float = 0.0
     usual: float = 0.0
+    flicker: float = 0.0
+    noise: float = 0.0
 
     @classmethod
     def parse(cls, raw: object) -> Ask:
@@ -183,11 +191,12 @@ def whole(facts: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _estimates(facts: Mapping[str, Any]) -> Tuple[float, float, float, float, float]:
+def _estimates(facts: Mapping[str, Any]) -> Tuple[float, ...]:
     slope = number(facts, "slope", 0.0, MOST_SLOPE)
     error = number({"slope_error": 0.0, **facts}, "slope_error", 0.0, MOST_SLOPE)
     up, down, usual = (number({key: 0.0, **facts}, key, 0.0, MOST_WAY_S) for key in ("up", "down", "usual"))
-    return slope, error, up, down, usual
+    flicker, noise = (number({key: 0.0, **facts}, key, 0.0, 1.0) for key in ("flicker", "noise"))
+    return slope, error, up, down, usual, flicker, noise
 
 
 def _facts(raw: object, what: str) -> Mapping[str, Any]:

@@ -52,7 +52,7 @@ class Promise:
     def turn(self, captured: float) -> Dict[str, Any]:
         """What to add to the request with the frame that was captured then."""
         with self._lock:
-            report = self.policy.report(captured)
+            report = self.policy.report(self._clock(), captured)
         return {} if report is None else {"turn": report.to_wire()}
 
     def travelled(self, captured: float, transfer: Transfer) -> None:
@@ -61,10 +61,10 @@ class Promise:
         with self._lock:
             self.policy.travelled(transfer.server_received_s - captured, now - transfer.server_sent_s)
 
-    def loses(self, slope: float, error: float) -> None:
-        """See :meth:`~edge_offload.manager.promise.PromisePolicy.loses`."""
+    def compared(self, stale_s: float, drop: float) -> None:
+        """See :meth:`~edge_offload.manager.promise.PromisePolicy.compared`."""
         with self._lock:
-            self.policy.loses(slope, error)
+            self.policy.compared(self._clock(), stale_s, drop)
 
     def words(self) -> str:
         """How things stand."""

@@ -12,6 +12,8 @@ from typing import Callable, Deque, Dict, Generic, Hashable, List, Optional, Pro
 from edge_offload.errors import Refused
 
 Item = TypeVar("Item")
+#: Seconds over which it is known what was handed out though there was no room.
+FORCED_S = 5.0
 
 
 class FairQueue(Generic[Item]):
@@ -34,6 +36,8 @@ class FairQueue(Generic[Item]):
         self._count = 0
         self._serving: Optional[Tuple[float, float]] = None
         self._closed = self._nudged = False
+        #: When items were handed out for which there was no room, and what they cost.
+        self._forced: Deque[Tuple[float, float]] = deque(maxlen=64)
         self._changed = threading.Condition()
 
     @property
@@ -80,8 +84,8 @@ class FairQueue(Generic[Item]):
 
         Args:
             timeout_s: seconds to wait for one; None: as long as it takes.
-            room_s: one that costs more stays, unless it has waited for ``patience_s``.
-            patience_s: see ``room_s``.
+            room_s: one that costs more stays, unless it has waited for ``patience_s``, and so has what is planned.
+            patience_s: see ``room_s``: of all items there is one in so many seconds for which there is no room.
 
         It counts as being served until :meth:`served`, so that there is no moment at which it is neither waiting nor
         under way and an impossible request would be admitted.
@@ -92,6 +96,8 @@ class FairQueue(Generic[Item]):
                 if self._count == 0:
                     return False
                 _, cost_s, _, since_s = next(iter(self._waiting.values()))[0]
+                if self._forced:
+                    since_s = max(since_s, self._forced[-1][0])
                 return cost_s <= room_s or time.monotonic() - since_s >= patience_s
 
             self._changed.wait_for(lambda: fits() or self._closed or self._nudged, timeout_s)
@@ -104,7 +110,15 @@ class FairQueue(Generic[Item]):
             if mine:
                 self._waiting[robot] = mine
             self._serving = (time.monotonic(), cost_s)
+            if cost_s > room_s:
+                self._forced.append(self._serving)
             return item, cost_s
+
+    def forced_share(self) -> float:
+        """Share of the last seconds that went to items for which there was no room."""
+        with self._changed:
+            begin = time.monotonic() - FORCED_S
+            return min(0.5, sum(cost_s for when, cost_s in self._forced if when >= begin) / FORCED_S)
 
     def served(self) -> None:
         """What :meth:`get` handed out last is done."""
@@ -157,7 +171,7 @@ class FairQueue(Generic[Item]):
 
 Job = Callable[[], None]
 _log = logging.getLogger(__name__)
-#: A job that costs more than the time to what is planned next waits, but no longer than this.
+#: A job that costs more than the time to what is planned next waits, but no longer than this; one goes in this time.
 PATIENCE_S = 0.5
 
 

@@ -14,7 +14,7 @@ from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Batch, Pace
 from edge_offload.server.promises.planner import Client, Moment, admit, hold, schedule
 from edge_offload.server.promises.settings import MAX_INTERVAL, Wish, settle
-from edge_offload.server.promises.staleness import mean_strides
+from edge_offload.server.promises.staleness import mean_drops
 
 GPU = Latencies((0.0125, 0.0185, 0.0245, 0.031, 0.0375, 0.044, 0.051, 0.058))
 
@@ -27,6 +27,8 @@ def a_wish(source: random.Random) -> Wish:
         up=source.uniform(0, 0.03),
         down=source.uniform(0, 0.02),
         batch=source.randint(1, 8),
+        flicker=source.choice([0.0, source.uniform(0.01, 0.2)]),
+        settle=source.choice([0.0, source.uniform(0.1, 3.0)]),
     )
 
 
@@ -37,13 +39,19 @@ def test_settings_hold_most_robots_of_all_that_keep_the_bound() -> None:
         best = 0.0
         for batch in range(1, wish.batch + 1):
             for interval in range(1, MAX_INTERVAL + 1):
-                if wish.drop(wish.planned_stride(GPU.batch(batch), interval), GPU) <= wish.bound + 1e-12:
+                if wish.planned_drop(GPU.batch(batch), interval, GPU) <= wish.bound + 1e-12:
                     best = max(best, batch / GPU.batch(batch) * interval)
-        chosen = settle(wish, GPU)
+        chosen = settle(wish, GPU, whole=True)
         if best == 0:
             assert (chosen.batch, chosen.interval) == (1, 1)
             continue
         assert chosen.batch / GPU.batch(chosen.batch) * chosen.interval == pytest.approx(best, rel=1e-6)
+        exact = settle(wish, GPU)
+        service = GPU.batch(exact.batch)
+        assert exact.batch / service * exact.interval >= best * (1 - 1e-6)
+        assert wish.planned_drop(service, exact.interval, GPU) <= wish.bound + 1e-6
+        if exact.interval < MAX_INTERVAL:
+            assert wish.planned_drop(service, exact.interval, GPU) >= 0.999 * wish.bound, "it uses the bound up"
 
 
 def test_the_age_of_results_is_that_of_frames_counted_one_by_one() -> None:
@@ -66,7 +74,10 @@ def test_the_age_of_results_is_that_of_frames_counted_one_by_one() -> None:
         ages: List[int] = []
         for now in range(results[0][1], results[-1][1] + interval):
             ages.append(now - max(frame for frame, begin in results if begin <= now))
-        assert mean_strides(plan, [pace], [wish], GPU) == [pytest.approx(sum(ages) / len(ages))]
+        lost = [
+            wish.slope * age + wish.flicker * (1 - (math.exp(-age / wish.settle) if wish.settle else 0)) for age in ages
+        ]
+        assert mean_drops(plan, [pace], [wish], GPU) == [pytest.approx(sum(lost) / len(lost))]
 
 
 def fleet(count: int, bound: float, slope: float = 0.005, batch: int = 8) -> List[Client]:

@@ -54,10 +54,12 @@ class Rig:
         self.sizes: List[int] = []
         self.answers: List[Tuple[Peer, Message]] = []
         self.broken = False
+        self.forced = 0.0
         book = StatusBook(clock=lambda: self.now)
         self.promises = Promises(
-            self.others, book, self._fail, lambda *told: self.told.append(told), lambda: None, lambda: self.now
-        )
+            self.others, book, self._fail, lambda *told: self.told.append(told), lambda: None, lambda: self.now,
+            lambda: self.forced,
+        )  # fmt: skip
         module = torch.nn.Identity()
         self.opened = Opened(Replica("net", {}, ModuleExecutor(module), "hash"), (TensorSpec("float32", (4,)),))
         self.subject = Subject(self.opened, self._run, GPU)
@@ -304,6 +306,17 @@ def test_a_robot_that_lies_loses_its_own_promise_and_no_other() -> None:
     _, status = rig.promises.status()
     assert len(status) == before - 1
     assert all(one.drop <= one.bound for one in status)
+
+
+def test_work_that_is_done_though_there_is_no_room_is_counted_in_plans() -> None:
+    rig = Rig()
+    robots = joined(rig, 64)
+    rig.promises.tick()
+    rig.forced = 0.3
+    rig.promises.tick()
+    gone = [body["reason"] for _, kind, body in rig.told if kind == ENDED]
+    assert 0 < len(gone) < len(robots), "promises that cannot be kept beside it are taken back, and no other"
+    assert all("cannot be kept beside" in why for why in gone)
 
 
 def test_jumping_frame_numbers_cost_nobody_else_anything() -> None:

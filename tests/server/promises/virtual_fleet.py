@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Callable, Dict, List, Tuple
 
 from edge_offload.server.promises.board import PERIOD_S, Board
@@ -42,8 +42,8 @@ class VirtualRobot:
 
     def reference(self, latencies: Latencies, first: int, last: int) -> float:
         """The same for the robot alone on the server, batch 1."""
-        stride = self.wish.reference_stride(latencies)
-        return sum(self.slope_at(frame) for frame in range(first, last)) * stride / (last - first)
+        strides = replace(self.wish, slope=1.0).reference(latencies)
+        return sum(self.slope_at(frame) for frame in range(first, last)) * strides / (last - first)
 
 
 def drive(board: Board, robots: List[VirtualRobot], seconds: float, source: random.Random) -> Dict[str, float]:
@@ -80,6 +80,7 @@ def drive(board: Board, robots: List[VirtualRobot], seconds: float, source: rand
         free = start + takes
         for _, robot, frame in there:
             robot.results.append((frame, free + robot.wish.down))
+            board.done(robot.name, frame, free)
         counts["batches"] += 1
         counts["members"] += len(there)
         counts["busy_s"] += takes

@@ -16,10 +16,9 @@ from std_msgs.msg import Header
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError
-from edge_offload.manager.drop import DropCurve
 from edge_offload.manager.in_flight import MOST
 from edge_offload.manager.policy import POLICIES, chooses
-from edge_offload.manager.promise import PromisePolicy
+from edge_offload.manager.promise import HABITS, UNKNOWN, PromisePolicy
 from edge_offload.mode import TABLE, Mode, names, parse_mode
 from edge_offload.modes.server import CAPTURED
 from edge_offload.nodes.common.base import Node
@@ -66,14 +65,24 @@ class OffloadedNode(Node):
     shared: ClassVar[Tuple[Param, ...]] = (
         Param("mode", Mode.LOCAL.value, "mode until offload/mode says another", choices=(*names(), *POLICIES)),
         Param("server_wait", 0.0, "s that the start waits for the server, so that it gets the first frames", low=0.0),
-        Param("in_flight", 2, "frames under way at once while they go to the server; 1 while they are computed here",
-              low=1, high=MOST),
+        Param(
+            "in_flight",
+            2,
+            "frames under way at once while they go to the server; 1 while they are computed here",
+            low=1,
+            high=MOST,
+        ),
         Param("deadline", 0.0, "s from the arrival of a frame to its result; 0: none", low=0.0),
         Param(
             "turns", False, "other networks of this robot use the server, too: a frame goes when it is this one's turn"
         ),
-        Param("accuracy", 0.0, "with ~carry: accuracy that sharing the server may cost, of 1; 0: nothing is promised",
-              low=0.0, high=1.0),
+        Param(
+            "accuracy",
+            0.0,
+            "with ~carry: accuracy that sharing the server may cost, of 1; 0: nothing is promised",
+            low=0.0,
+            high=1.0,
+        ),
         Param("batched", False, "with ~accuracy: results may differ in the last digits from frames computed alone"),
         Param("task", "", "name of what this node does, where there are turns; none: people, scene or objects"),
         Param("power_source", "auto", "what the energy per frame is read from", choices=CHOICES),
@@ -118,7 +127,9 @@ class OffloadedNode(Node):
         if carry is not None:
             drops = self._drops = Drops(task, self.health, lambda: carry.loop.interval_s)
             if self.params["accuracy"]:
-                self._promise = self._network.promised(PromisePolicy(self.params["accuracy"], self.params["batched"]))
+                self._promise = self._network.promised(
+                    PromisePolicy(self.params["accuracy"], self.params["batched"], habits=HABITS.get(task, UNKNOWN))
+                )
                 slot.wanted = self._wanted
             carry.start(functools.partial(self._compared, drops))
         elif self.params["accuracy"]:
@@ -134,8 +145,8 @@ class OffloadedNode(Node):
         """What was carried along has been compared with the network's own."""
         drops.tell(*told)
         if self._promise is not None:
-            curve: DropCurve = told[-1]
-            self._promise.loses(curve.slope, curve.slope_error)
+            _, stale_s, drop, _ = told
+            self._promise.compared(stale_s, drop)
 
     def _follows(self) -> bool:
         """Whether frames go to the server in the turns that it gives."""

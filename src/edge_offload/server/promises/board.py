@@ -23,10 +23,13 @@ PERIOD_S, HORIZON_S, FIXED_S = 0.2, 2.0, 0.3
 GRACE = 0.1
 #: Robots that one device makes promises to.
 MAX_ROBOTS = 256
-#: A promise is kept on average over about this many seconds; a single plan may cost up to half a bound more.
+#: A promise is kept on average over about this many seconds; a single plan may cost up to half a bound more, or less.
 MEMORY_S, MOST_SPARE = 5.0, 0.5
 #: Plans keep to this share of what was promised: links are uneven, and what a robot loses is learnt first.
-PLANNED = 0.95
+PLANNED = 0.98
+#: The mean over 20 s of what is that noisy is within this share of the noise, nearly always; what a plan keeps to is
+#: that much less, and at least this share of what was promised.
+SESSION, LEAST = 0.075, 0.5
 #: A frame that comes later than believed moves what is believed by the first share, an earlier one by the second:
 #: frames are expected when nearly all of them have come.
 _LATER, _EARLIER = 0.3, 0.02
@@ -66,25 +69,41 @@ class _Robot:
     #: Newest frame that is in a batch, and when that arrives if it is sent as soon as it is taken.
     frame: int
     arrival: float
-    #: Mean drop of its plans so far, those of long ago counting less; None before the first.
+    #: Mean drop of what it was given so far, what is long ago counting less; None before its first turn.
     mean: Optional[float] = None
+    #: Newest frame whose result it has, and the first frame it is used for.
+    result: Optional[Tuple[int, int]] = None
 
     def at(self, begin: float, latencies: Latencies, horizon_s: float, most_spare: float, planned: float) -> Client:
         """On the clock of a plan that begins then, with what earlier plans have left of its bound.
 
         Who has had no plan yet does without until then; its first turn is due at once.
         """
-        wish = replace(self.client.wish, bound=self.client.wish.bound * planned)
+        wish = self.client.wish
+        left = max(LEAST * wish.bound, planned * wish.bound - (SESSION if most_spare else 0.0) * wish.noise)
+        wish = replace(wish, bound=left)
         if self.mean is None:
-            frames = math.floor((begin - self.arrival) / wish.frame_interval) - settle(wish, latencies).interval
+            frames = math.floor((begin - self.arrival) / wish.frame_interval) - math.ceil(
+                settle(wish, latencies).interval
+            )
             arrival = self.arrival + frames * wish.frame_interval
             return replace(self.client, wish=wish, frame=self.frame + frames, arrival=arrival, fresh=True)
-        spare = min(max(wish.bound - self.mean, 0.0) * MEMORY_S / horizon_s, most_spare * wish.bound)
+        most = most_spare * wish.bound
+        spare = min(max((wish.bound - self.mean) * MEMORY_S / horizon_s, -most), most)
         return replace(self.client, wish=wish, frame=self.frame, arrival=self.arrival, spare=spare)
 
-    def cost(self, drop: float) -> None:
-        """Its next plan costs it this."""
-        self.mean = drop if self.mean is None else self.mean + (drop - self.mean) * PERIOD_S / MEMORY_S
+    def used(self, frame: int, begin: int, latencies: Latencies) -> None:
+        """A result for ``frame`` is used from the frame ``begin`` on."""
+        before, wish = self.result, self.client.wish
+        if before is not None and frame <= before[0]:
+            return
+        self.result = frame, begin
+        if before is None or begin <= before[1]:
+            return
+        count = begin - before[1]
+        drop = wish.lost(before[1] - before[0], count) / count - wish.reference(latencies)
+        kept = math.exp(-count * wish.frame_interval / MEMORY_S)
+        self.mean = drop if self.mean is None else drop + kept * (self.mean - drop)
 
 
 class Board:
@@ -96,6 +115,7 @@ class Board:
         horizon_s: that is planned ahead (seconds).
         most_spare: share of a bound by which a plan may exceed it, if plans of before cost less.
         planned: share of a bound that plans keep to.
+        whole: intervals as in the text.
     """
 
     def __init__(
@@ -105,10 +125,11 @@ class Board:
         horizon_s: float = HORIZON_S,
         most_spare: float = MOST_SPARE,
         planned: float = PLANNED,
+        whole: bool = False,
     ) -> None:
         self.latencies = latencies
         self.other = other
-        self._horizon_s, self._most_spare, self._planned = horizon_s, most_spare, planned
+        self._horizon_s, self._most_spare, self._planned, self._whole = horizon_s, most_spare, planned, whole
         self.drops: Dict[str, float] = {}
         self._robots: Dict[str, _Robot] = {}
         self._plan: List[PlannedBatch] = []
@@ -202,7 +223,8 @@ class Board:
             self._plan.append(PlannedBatch(batch.start, batch.start + self._grace(batch), tuple(turns)))
         self.drops = {client.robot: drop for client, drop in zip(plan.clients, plan.drops)}
         for robot, drop in self.drops.items():
-            self._robots[robot].cost(drop)
+            if self._robots[robot].mean is None:
+                self._robots[robot].mean = drop
         return reasons
 
     def turns(self, robot: str) -> List[Tuple[int, float]]:
@@ -220,6 +242,14 @@ class Board:
             return None
         wish = found.client.wish
         return found.arrival + (frame - found.frame) * wish.frame_interval - wish.up
+
+    def done(self, robot: str, frame: int, when: float) -> None:
+        """The result for a robot's frame was sent: what its turns cost is what they were, not what was planned."""
+        found, captured = self._robots.get(robot), self.captured(robot, frame)
+        if found is not None and captured is not None:
+            wish = found.client.wish
+            begin = frame + max(1, math.ceil((when + wish.down - captured) / wish.frame_interval - 1e-9))
+            found.used(frame, begin, self.latencies)
 
     def due(self) -> Optional[PlannedBatch]:
         """The batch that comes next."""
@@ -266,7 +296,7 @@ class Board:
         return GRACE * self.latencies.batch(len(batch.members))
 
     def _moment(self, begin: float) -> Moment:
-        return Moment(begin, self._horizon_s, GRACE, self.other)
+        return Moment(begin, self._horizon_s, GRACE, self.other, self._whole)
 
 
 def _offer(bound: float) -> str:

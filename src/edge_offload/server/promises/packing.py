@@ -24,7 +24,7 @@ class Pace:
 
     Attributes:
         robot: its name.
-        interval: frames from one request to the next.
+        interval: frames from one request to the next; any number from 1 on.
         batch: the largest batch that it may be computed in.
         frame: number of the last frame that it asked for.
         arrival: when that frame arrived.
@@ -34,7 +34,7 @@ class Pace:
     """
 
     robot: str
-    interval: int
+    interval: float
     batch: int
     frame: int
     arrival: float
@@ -108,7 +108,7 @@ def adjust(
                 break
             frame = pace.frame_at(start)
             if wait and not members and frame <= newest.get(place, pace.frame):
-                frame = newest.get(place, pace.frame) + max(1, pace.interval // 2)
+                frame = newest.get(place, pace.frame) + max(1, int(pace.interval // 2))
                 start = max(start, pace.arrival_of(frame))
                 frame = max(frame, pace.frame_at(start))
             if frame > newest.get(place, pace.frame):

@@ -11,15 +11,15 @@ from typing import List, Optional, Sequence, Tuple
 
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Batch, Pace, adjust, simulate
-from edge_offload.server.promises.settings import Wish, settle
-from edge_offload.server.promises.staleness import mean_strides
+from edge_offload.server.promises.settings import MAX_INTERVAL, Wish, settle
+from edge_offload.server.promises.staleness import mean_drops
 
 #: Bounds are promised in steps of this share of the one before: an offer is within it of the least possible.
 OFFER_STEP = 1.05
 #: So many steps are looked at: 349 times the bound that was asked for.
 OFFER_STEPS = 120
-#: Times that intervals are shortened to keep bounds.
-SHORTENED = 6
+#: Times that intervals are fitted to what the schedule costs, each time by at most this share.
+FITTED, FITTED_BY = 16, 0.25
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Client:
     spare: float = 0.0
     fresh: bool = False
 
-    def pace(self, latencies: Latencies) -> Pace:
+    def pace(self, latencies: Latencies, whole: bool = False) -> Pace:
         """How it asks when its settings are those of Step 1; its frames arrive before the batch begins."""
-        settings, wish = settle(self.wish, latencies), self.wish
+        settings, wish = settle(self.wish, latencies, whole), self.wish
         return Pace(
             self.robot, settings.interval, settings.batch, self.frame, self.arrival, wish.frame_interval, late=0.0
         )
@@ -59,12 +59,14 @@ class Moment:
         horizon: requests that would come within this time are planned.
         grace: share of a batch's time that is left open after it.
         other: share of the device's time that other work gets, 0 to below 1: batches take that much longer.
+        whole: intervals are whole numbers of frames and are only shortened, as in the text.
     """
 
     begin: float
     horizon: float
     grace: float = 0.1
     other: float = 0.0
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,20 +103,49 @@ class Schedule:
 def schedule(clients: Sequence[Client], latencies: Latencies, moment: Moment) -> Schedule:
     """Simulate, adjust and verify for just these clients; linear in the requests of the horizon.
 
-    Settings of Step 1 use a bound up; whom the batches as they fall cost more gets shorter intervals, as long as there
-    is room.
+    Settings of Step 1 use a bound up as if batches began at any time. Whom the batches as they fall cost more gets
+    shorter intervals, and while there is not enough room, whom they cost less gets longer ones.
     """
-    paces = [client.pace(latencies) for client in clients]
+    paces = [client.pace(latencies, moment.whole) for client in clients]
+    if not moment.whole and paces:
+        usual = sorted(pace.batch for pace in paces)[(len(paces) - 1) // 2]
+        paces = [_wider(pace, client.wish, usual, latencies) for pace, client in zip(paces, clients)]
     plan = _schedule(clients, paces, latencies, moment)
-    for _ in range(SHORTENED):
-        broken = [place for place in plan.broken if paces[place].interval > 1]
-        if plan.overfull or not broken:
+    for _ in range(FITTED):
+        if plan.holds or (moment.whole and plan.overfull):
             break
-        for place in broken:
-            shorter = min(paces[place].interval - 1, math.floor(paces[place].interval * 0.9))
-            paces[place] = replace(paces[place], interval=max(1, shorter))
+        fitted = [
+            _fitted(pace, client, drop, plan.overfull, moment.whole)
+            for pace, client, drop in zip(paces, clients, plan.drops)
+        ]
+        if fitted == paces:
+            break
+        paces = fitted
         plan = _schedule(clients, paces, latencies, moment)
     return plan
+
+
+def _wider(pace: Pace, wish: Wish, batch: int, latencies: Latencies) -> Pace:
+    """With a batch of at least ``batch``, where the bound has room for it: one small batch makes others small."""
+    batch = min(batch, wish.batch)
+    if pace.batch >= batch:
+        return pace
+    interval = wish.longest(latencies.batch(batch), latencies)
+    return pace if interval < 1 else replace(pace, batch=batch, interval=interval)
+
+
+def _fitted(pace: Pace, client: Client, drop: float, stretch: bool, whole: bool) -> Pace:
+    """With an interval by which the client has its bound."""
+    left = client.wish.bound + client.spare - drop
+    if left >= 0 and (whole or not stretch):
+        return pace
+    if whole:
+        shorter = min(pace.interval - 1, math.floor(pace.interval * 0.9))
+        return replace(pace, interval=max(1, shorter))
+    # a frame more between two results makes them half a frame older on average
+    slope = max(client.wish.slope, 1e-6)
+    longer = min(FITTED_BY, max(-FITTED_BY, 2 * left / slope / pace.interval))
+    return replace(pace, interval=min(float(MAX_INTERVAL), max(1.0, pace.interval * (1 + longer))))
 
 
 def _schedule(clients: Sequence[Client], paces: Sequence[Pace], latencies: Latencies, moment: Moment) -> Schedule:
@@ -122,8 +153,8 @@ def _schedule(clients: Sequence[Client], paces: Sequence[Pace], latencies: Laten
     requests = list(simulate(paces, moment.begin + moment.horizon))
     stretched = (1.0 + moment.grace) / (1.0 - moment.other) - 1.0
     batches = adjust(paces, requests, latencies, moment.begin, stretched, wait=True)
-    strides = mean_strides(batches, paces, wishes, latencies, [client.fresh for client in clients])
-    drops = tuple(wish.drop(stride, latencies) for wish, stride in zip(wishes, strides))
+    lost = mean_drops(batches, paces, wishes, latencies, [client.fresh for client in clients])
+    drops = tuple(max(0.0, one - wish.reference(latencies)) for wish, one in zip(wishes, lost))
     overfull = bool(batches) and batches[-1].start > moment.begin + moment.horizon
     return Schedule(tuple(clients), tuple(batches), drops, overfull)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Optional
@@ -12,6 +13,10 @@ from edge_offload.server.promises.latencies import Latencies
 #: No robot waits longer than this many frames for its next turn, however still its scene is.
 MAX_INTERVAL = 60
 _NEAR = 1e-9
+#: Standard deviations within which nearly all frames come (95 %), and of three ways that stand for all.
+_NEARLY_ALL, _APART = 1.645, 1.7321
+#: Newton's, which an interval is found by.
+_STEPS = 6
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,9 @@ class Wish:
         down: from the end of a batch to the result's use.
         batch: the largest batch that is exact enough for it.
         usual: as ``up``, of a usual frame: so long it takes where nobody waits for those that come late; None: as long.
+        flicker: accuracy that any older result loses, however little older: networks flicker.
+        settle: frames in which two thirds of that are lost; 0: all at once.
+        noise: standard deviation of what a single result loses.
     """
 
     bound: float
@@ -35,6 +43,9 @@ class Wish:
     down: float = 0.0
     batch: int = 1
     usual: Optional[float] = None
+    flicker: float = 0.0
+    settle: float = 0.0
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -44,6 +55,9 @@ class Wish:
             ("up", False),
             ("down", False),
             ("usual", False),
+            ("flicker", False),
+            ("settle", False),
+            ("noise", False),
         ):
             value = getattr(self, name)
             if name == "usual" and value is None:
@@ -59,47 +73,99 @@ class Wish:
         """Frames from a capture to the use of its result, if the server takes ``service``."""
         return max(1, math.ceil(((self.up if up is None else up) + service + self.down) / self.frame_interval - _NEAR))
 
-    def planned_stride(self, service: float, interval: int) -> float:
-        """How old a result is on average, in frames, if batches begin at any time.
+    def lost(self, age: int, count: int) -> float:
+        """What is lost in ``count`` frames, one after the other, with a result that is ``age`` frames old at first."""
+        total = self.slope * (count * age + count * (count - 1) / 2)
+        if self.flicker:
+            total += self.flicker * count
+            if self.settle:
+                kept = math.exp(-1 / self.settle)
+                total -= self.flicker * math.exp(-age / self.settle) * (1 - kept**count) / (1 - kept)
+        return total
+
+    def planned_age(self, service: float) -> float:
+        """How old a result is at first, in frames, if batches begin at any time.
 
         The newest frame there is half an interval old when its batch begins, and its result is used with the next frame
         that is taken, half an interval later: one frame more than what sending and computing take.
         """
-        return (self.up + service + self.down) / self.frame_interval + 1 + (interval - 1) / 2
+        return (self.up + service + self.down) / self.frame_interval + 1
 
-    def reference_stride(self, latencies: Latencies) -> float:
-        """How old it is for the robot alone on this server: batch 1, the next frame when the last result has come.
+    def planned_drop(self, service: float, interval: float, latencies: Latencies) -> float:
+        """What it costs over the reference to have a result every ``interval`` frames."""
+        age = self.planned_age(service)
+        mean = self.slope * (age + (interval - 1) / 2) + self.flicker * (1 - self._unsettled(age, interval))
+        return mean - self.reference(latencies)
 
-        Nothing waits there: strides ``age`` to ``2 * age - 1``.
+    def _unsettled(self, age: float, interval: float) -> float:
+        """Share of the flicker that is not lost yet, on average over the ages of an interval."""
+        if not self.flicker or not self.settle:
+            return 0.0
+        begin = (age - 0.5) / self.settle
+        return math.exp(-begin) * -math.expm1(-interval / self.settle) * self.settle / interval
+
+    def longest(self, service: float, latencies: Latencies) -> float:
+        """The longest interval that keeps the bound, in frames; below 1: none does."""
+        if self.slope == 0 and not (self.flicker and self.settle):
+            return float(MAX_INTERVAL)
+        age = self.planned_age(service)
+        most = self.bound + self.reference(latencies) - self.flicker - self.slope * (age - 0.5)
+        if not self.flicker or not self.settle:
+            return min(float(MAX_INTERVAL), 2 * most / self.slope)
+        # the drop is concave in the interval: from the left, Newton's steps stay on the left
+        interval = 1.0
+        for _ in range(_STEPS):
+            unsettled = self._unsettled(age, interval)
+            over = self.slope * interval / 2 - self.flicker * unsettled - most
+            begin = math.exp(-(age - 0.5 + interval) / self.settle)
+            rise = self.slope / 2 + self.flicker * (unsettled - begin) / interval
+            if over >= 0 or rise <= 0:
+                return interval if over <= _NEAR else min(interval, 1.0 - over)
+            interval = min(float(MAX_INTERVAL), interval - over / rise)
+        return interval
+
+    def reference(self, latencies: Latencies) -> float:
+        """What it loses for the robot alone on this server: batch 1, the next frame when the last result has come.
+
+        Nothing waits there: results are ``age`` to ``2 * age - 1`` frames old.
         """
-        alone = self.age(latencies.batch(1), self.usual)
-        return alone + (alone - 1) / 2
+        return _reference(self, latencies.batch(1))
 
-    def drop(self, mean_stride: float, latencies: Latencies) -> float:
-        """What results of that mean age cost over the reference; never below 0."""
-        return max(0.0, self.slope * (mean_stride - self.reference_stride(latencies)))
+
+@functools.lru_cache(maxsize=4096)
+def _reference(wish: Wish, service: float) -> float:
+    usual = wish.up if wish.usual is None else wish.usual
+    spread = max(0.0, wish.up - usual) / _NEARLY_ALL * _APART
+    total = 0.0
+    for part, weight in ((-spread, 1 / 6), (0.0, 2 / 3), (spread, 1 / 6)):
+        age = wish.age(service, max(0.0, usual + part))
+        total += weight * wish.lost(age, age) / age
+    return total
 
 
 @dataclass(frozen=True)
 class Settings:
     """Frames from request to request, and the largest batch that its promise allows."""
 
-    interval: int
+    interval: float
     batch: int
 
 
-def settle(wish: Wish, latencies: Latencies) -> Settings:
+@functools.lru_cache(maxsize=4096)
+def settle(wish: Wish, latencies: Latencies, whole: bool = False) -> Settings:
     """What lets a server hold most robots of this kind: the greatest ``(batch / latency) * interval`` in the bound.
 
     The smaller batch wins where two are equal. A bound that nothing keeps gets what comes nearest: every frame, alone.
+
+    Args:
+        wish: what was promised.
+        latencies: of batches.
+        whole: whole intervals, as in the text; else they use the bound up.
     """
     best, most = Settings(1, 1), -math.inf
     for batch in range(1, min(wish.batch, latencies.largest) + 1):
-        room = MAX_INTERVAL + 1.0
-        if wish.slope > 0:
-            spare = wish.bound / wish.slope + wish.reference_stride(latencies)
-            room = min(room, 2 * (spare - wish.planned_stride(latencies.batch(batch), 1)) + 1 + _NEAR)
-        interval = min(MAX_INTERVAL, math.floor(room))
+        interval = wish.longest(latencies.batch(batch), latencies) + _NEAR
+        interval = float(math.floor(interval)) if whole else interval
         held = batch / latencies.batch(batch) * interval
         if interval >= 1 and held > most * (1 + _NEAR):
             best, most = Settings(interval, batch), held

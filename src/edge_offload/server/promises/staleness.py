@@ -1,4 +1,4 @@
-"""How old the results of a schedule are, robot by robot (3.4.4, *verify*)."""
+"""What the ages of a schedule's results cost, robot by robot (3.4.4, *verify*)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from edge_offload.server.promises.settings import Wish
 _NEAR = 1e-9
 
 
-def mean_strides(
+def mean_drops(
     plan: Sequence[Batch],
     paces: Sequence[Pace],
     wishes: Sequence[Wish],
     latencies: Latencies,
     fresh: Sequence[bool] = (),
 ) -> List[float]:
-    """The mean age of each robot's results under ``plan``, in frames.
+    """What each robot's results lose under ``plan``, on average over its frames; the reference is not taken off.
 
     It counts from the result of the frame that the robot asked for last to when, an interval after its last turn in the
     plan, the next result would be used: who waits for its first turn, or gets too few, is charged for it.
@@ -45,16 +45,16 @@ def mean_strides(
     for place, is_fresh in enumerate(fresh):
         if is_fresh and len(used[place]) > 1:
             del used[place][0]
-    return [_mean(results, pace.interval) for results, pace in zip(used, paces)]
+    return [_mean(results, wish, pace.interval) for results, wish, pace in zip(used, wishes, paces)]
 
 
-def _mean(results: Sequence[Tuple[int, int]], interval: int) -> float:
-    frames = strides = 0
+def _mean(results: Sequence[Tuple[int, int]], wish: Wish, interval: float) -> float:
     if len(results) > 1 and results[1][1] < results[0][1]:
         results = results[1:]
-    nexts = [begin for _, begin in results[1:]] + [results[-1][1] + interval]
+    nexts = [begin for _, begin in results[1:]] + [results[-1][1] + math.ceil(interval - _NEAR)]
+    frames, total = 0, 0.0
     for (frame, begin), following in zip(results, nexts):
         count = max(0, following - begin)
         frames += count
-        strides += count * (begin - frame) + count * (count - 1) // 2
-    return strides / frames
+        total += wish.lost(begin - frame, count)
+    return total / frames

@@ -18,31 +18,30 @@ class Ages:
     """Of one robot. One thread at a time."""
 
     def __init__(self) -> None:
-        self._results: Deque[Tuple[float, int, int, float, int]] = deque(maxlen=RESULTS)
+        self._results: Deque[Tuple[float, int, int, Wish, int]] = deque(maxlen=RESULTS)
         self._late: Deque[Tuple[float, bool]] = deque(maxlen=RESULTS)
         self.turns = 0
 
     def result(self, done: float, frame: int, captured: float, wish: Wish, batch: int) -> None:
         """A result was sent at ``done``; all times on one clock, in seconds."""
         age = max(1, math.ceil((done + wish.down - captured) / wish.frame_interval - _NEAR))
-        self._results.append((done, frame, frame + age, wish.slope, batch))
+        self._results.append((done, frame, frame + age, wish, batch))
 
     def turn(self, now: float, late: bool) -> None:
         """One of its turns is over: its frame was there, or late."""
         self.turns += 1
         self._late.append((now, late))
 
-    def drop(self, now: float, wish: Wish, latencies: Latencies) -> float:
+    def drop(self, now: float, latencies: Latencies) -> float:
         """What the ages of the results have cost over the robot alone on this server; NaN: fewer than two results."""
         self._forget(now)
         frames = 0
         total = 0.0
-        reference = wish.reference_stride(latencies)
         results = list(self._results)
-        for (_, frame, begin, slope, _), (_, _, following, _, _) in zip(results, results[1:]):
+        for (_, frame, begin, then, _), (_, _, following, _, _) in zip(results, results[1:]):
             count = max(0, following - begin)
             frames += count
-            total += slope * (count * (begin - frame - reference) + count * (count - 1) / 2)
+            total += then.lost(begin - frame, count) - count * then.reference(latencies)
         return max(0.0, total / frames) if frames else math.nan
 
     def interval(self, now: float) -> float:

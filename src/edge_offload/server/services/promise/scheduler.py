@@ -12,7 +12,7 @@ import torch
 from edge_offload.errors import BadInput, EdgeOffloadError, Refused
 from edge_offload.execute.module import Execution
 from edge_offload.link.transport.peers import Peer, Request
-from edge_offload.protocol.promises import ENDED, TURNS, Ask, Report, Turns
+from edge_offload.protocol.promises import ENDED, SETTLE_S, TURNS, Ask, Report, Turns
 from edge_offload.server.promises.board import Board
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.settings import Wish
@@ -23,7 +23,7 @@ from edge_offload.server.status import PromiseStatus, StatusBook
 #: A robot that sends none of its turns for so long, and for so many intervals, loses its promise.
 SILENT_S, SILENT_TURNS = 3.0, 4
 #: What is planned with is the slope that a robot tells and so many of its standard deviations.
-SIGMAS = 0.15
+SIGMAS = 0.25
 #: A robot's frames that may wait for their batches.
 MOST_WAITING = 8
 
@@ -73,6 +73,7 @@ class Promises:
         notify: tells a robot its turns.
         nudge: has the worker of the device look at the timetable.
         clock: monotonic seconds.
+        forced: share of the device's time that other work takes though there was no room for it.
     """
 
     def __init__(
@@ -83,8 +84,9 @@ class Promises:
         notify: Notify,
         nudge: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        forced: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._others = others
+        self._others, self._forced = others, forced
         self._book = book
         self._fail = fail
         self._notify = notify
@@ -140,7 +142,7 @@ class Promises:
             if not self._robots:
                 self._subject, self._board = subject, Board(subject.latencies)
             self.check(subject.opened)
-            wish = Wish(ask.bound, _careful(ask), ask.frame_interval, ask.up, ask.down, largest, ask.usual)
+            wish = _wish(ask, ask.bound, ask.frame_interval, largest)
             self._board.join(now, name, wish, ask.frame, received - ask.age)
             self._robots[name] = _Promised(peer, subject.opened, largest, now)
 
@@ -165,7 +167,7 @@ class Promises:
                     found.append(
                         PromiseStatus(
                             robot.peer.name, robot.opened.replica.name, wish.bound,
-                            ages.drop(now, wish, self._board.latencies), ages.interval(now), ages.batch(now),
+                            ages.drop(now, self._board.latencies), ages.interval(now), ages.batch(now),
                             ages.late(now), ages.turns,
                         )
                     )  # fmt: skip
@@ -184,6 +186,7 @@ class Promises:
                 if silent > max(SILENT_S, SILENT_TURNS * gap):
                     told.append((robot.peer, ENDED, {"reason": f"none of its frames came for {silent:.1f} s"}))
                     self._end(name)
+            self._board.other = self._forced()
             for name, why in self._board.replan(now):
                 gone = self._robots.pop(name)
                 told.append((gone.peer, ENDED, {"reason": why}))
@@ -225,18 +228,7 @@ class Promises:
             if _what(robot.opened) != _what(inference.opened):
                 return False
             robot.heard = self._clock()
-            self._board.told(
-                name,
-                Wish(
-                    wish.bound,
-                    _careful(report),
-                    wish.frame_interval,
-                    report.up,
-                    report.down,
-                    robot.largest,
-                    report.usual,
-                ),
-            )
+            self._board.told(name, _wish(report, wish.bound, wish.frame_interval, robot.largest))
             self._board.arrived(name, report.frame, inference.request.received_s)
             key = (name, report.frame)
             mine = sum(one == name for one, _ in self._waiting)
@@ -309,6 +301,7 @@ class Promises:
                 captured = self._board.captured(name, frame)
                 if robot is not None and wish is not None and captured is not None:
                     robot.ages.result(self._clock(), frame, captured, wish, len(taken))
+                    self._board.done(name, frame, self._clock())
             try:
                 inference.answer(execution, shared_by=len(taken))
             except Exception as error:  # the answer of one robot that cannot be sent costs the others nothing
@@ -326,9 +319,21 @@ class Promises:
                 self._fail(inference.request, error)
 
 
-def _careful(told: Union[Ask, Report]) -> float:
-    """The slope to plan with."""
-    return told.slope + SIGMAS * told.slope_error
+def _wish(told: Union[Ask, Report], bound: float, frame_interval: float, batch: int) -> Wish:
+    """What to plan with."""
+    slope = told.slope + SIGMAS * told.slope_error
+    return Wish(
+        bound,
+        slope,
+        frame_interval,
+        told.up,
+        told.down,
+        batch,
+        told.usual,
+        told.flicker,
+        SETTLE_S / frame_interval,
+        told.noise,
+    )
 
 
 def _what(opened: Opened) -> Tuple[object, ...]:

@@ -37,7 +37,9 @@ class PromiseService(Service):
         super().__init__(book)
         self._replicas = replicas
         self._device = device
-        self.promises = Promises(replicas.scheduler, book, self.failed, notify, device.queue.nudge)
+        self.promises = Promises(
+            replicas.scheduler, book, self.failed, notify, device.queue.nudge, forced=device.queue.forced_share
+        )
         self._known: Dict[Tuple[Key, Tuple[TensorSpec, ...]], Tuple[Batches, Table]] = {}
         replicas.scheduler = device.timetable = self.promises
         self._stop = threading.Event()
