@@ -352,12 +352,13 @@ def _draw(path: pathlib.Path, cells: Sequence[Dict[str, Any]]) -> None:
     from edge_offload_benchmarks.plotting import panels
 
     names = list(cells[0]["systems"])
-    with panels(path, 1, 1, (9, 3.6)) as grid:
+    across = np.arange(len(cells))
+    with panels(path, 1, 1, (max(7.0, 1.3 * len(cells)), 4.2)) as grid:
         axes = grid[0, 0]
         for place, name in enumerate(names):
             heights = [row["systems"][name]["held"] for row in cells]
-            axes.bar(np.arange(len(cells)) + place * 0.8 / len(names), heights, 0.8 / len(names), label=name)
-        labels = [f"{row['content']}\n{row['bound']:g}\n{row['device']}" for row in cells]
-        axes.set_xticks(np.arange(len(cells)) + 0.35, labels, fontsize=7)
+            axes.bar(across + (place - (len(names) - 1) / 2) * 0.8 / len(names), heights, 0.8 / len(names), label=name)
+        labels = [f"{row['content']}, {row['bound']:g}\n{row['device'].replace('_', chr(10), 1)}" for row in cells]
+        axes.set_xticks(across, labels, fontsize=7)
         axes.set_ylabel("robots held")
-        axes.legend(fontsize=8, ncol=4)
+        axes.legend(fontsize=8, ncol=len(names), loc="upper center", bbox_to_anchor=(0.5, 1.12), frameon=False)
