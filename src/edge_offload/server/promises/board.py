@@ -32,7 +32,7 @@ PLANNED = 0.98
 SESSION, LEAST = 0.075, 0.5
 #: A frame that comes later than believed moves what is believed by the first share, an earlier one by the second:
 #: frames are expected when nearly all of them have come.
-_LATER, _EARLIER = 0.3, 0.02
+_LATER, _EARLIER = 0.3, 0.01
 
 
 @dataclass(frozen=True)
