@@ -7,20 +7,24 @@ Each robot has a key, a connection and a camera; it asks for a promise and follo
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import statistics
 import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future
-from typing import Any, Dict, List, Optional
+from dataclasses import dataclass
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.link.transport.client import Client
-from edge_offload.manager.promise import PromisePolicy
+from edge_offload.manager.drop import Habits
+from edge_offload.manager.promise import HABITS, PromisePolicy
 from edge_offload.runtime.promise import Promise
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload_benchmarks.simulation.fleet import (
@@ -28,19 +32,25 @@ from edge_offload_benchmarks.simulation.fleet import (
     FAR,
     FIRST_S,
     STEADY,
+    Content,
     Lines,
     Link,
     Robot,
+    Tables,
     alone,
     kept,
     windows,
 )
 
 WAIT_S = 60.0
+#: Frames of the video per second.
+RATE = 10.0
 #: From the start until sessions are judged: everybody has asked by then (seconds).
 LEAD_S = 4.0
 #: Sessions that are shorter are not judged (seconds).
 SESSION_S = 20.0
+#: Results of each robot that are held against the network's own.
+KEPT = 8
 #: Robots ask one after the other, so far apart (seconds).
 APART_S = 0.1
 
@@ -50,24 +60,56 @@ def measure(
 ) -> Dict[str, Any]:
     """So many robots ask a server on the device of ``table``; whom it holds, and whether it keeps its promises."""
     from edge_offload_benchmarks.chaos.robot import MODEL
+
+    told = {
+        "robots": robots, "seconds": seconds, "bound": bound, "interval": interval, "rate": rate, "model": MODEL,
+        "latencies": list(latencies.of),
+    }  # fmt: skip
+    return _measured(told, ("--allow", MODEL, "--device", f"emulated:{table}"), ())
+
+
+def measure_network(
+    size: int, first: int, count: int, folder: pathlib.Path, robots: int, bound: float, seconds: float
+) -> Dict[str, Any]:
+    """The same with a real network, kapao_vtest, on one core, and the sample video at its 10 frames per second.
+
+    Drops are measured on every frame: ``folder`` has what each result, carried along, has lost against the network's
+    own result for each later frame (simulation/staleness.py).
+
+    Args:
+        size: long side of the network's images (px).
+        first: frame of the video from which on robots replay it, each from a place of its own.
+        count: of the frames.
+        folder: of the table.
+        robots: that ask.
+        bound: that they ask for.
+        seconds: of a session.
+    """
+    from edge_offload_benchmarks.processes import two_cores
+
+    told = {
+        "robots": robots, "seconds": seconds, "bound": bound, "interval": 1 / RATE, "model": "kapao_vtest",
+        "network": {"size": size, "first": first, "count": count, "folder": str(folder)},
+    }  # fmt: skip
+    return _measured(told, ("--threads", "1"), two_cores()[1:])
+
+
+def _measured(told: Dict[str, Any], options: Sequence[str], cores: Sequence[int]) -> Dict[str, Any]:
+    """Server and robots as processes."""
     from edge_offload_benchmarks.chaos.usage import usage
     from edge_offload_benchmarks.processes import Process, Server, introduced
 
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
-        public, stores = introduced(root, [f"robot{number}" for number in range(robots)])
-        options = ("--keys", str(root / "server"), "--allow", MODEL, "--promises", "--device", f"emulated:{table}")
-        with Server(*options) as server:
+        public, stores = introduced(root, [f"robot{number}" for number in range(told["robots"])])
+        with Server("--keys", str(root / "server"), "--promises", *options, cores=cores) as server:
             for store in stores.values():
                 store.trust_server(server.address, public)
-            told: Dict[str, Any] = {
-                "address": server.address, "directory": directory, "robots": robots, "seconds": seconds, "model": MODEL,
-                "bound": bound, "interval": interval, "rate": rate, "latencies": list(latencies.of),
-            }  # fmt: skip
+            told = {**told, "address": server.address, "directory": directory}
             with Process([sys.executable, "-m", "edge_offload_benchmarks.fleet_robots", json.dumps(told)]) as load:
                 load.wait_line("loaded")
                 memory = []
-                ends = time.monotonic() + LEAD_S + seconds
+                ends = time.monotonic() + LEAD_S + told["seconds"]
                 while time.monotonic() < ends:
                     memory.append(usage(server.pid)["memory"])
                     time.sleep(0.5)
@@ -78,17 +120,35 @@ def measure(
     return found
 
 
+@dataclass
+class _Load:
+    """What robots see and send.
+
+    Attributes:
+        content: what their results lose.
+        habits: of the task.
+        opened: what the model is opened with.
+        inputs: of a robot's frame: descriptors and buffers.
+        latencies: of the reference.
+    """
+
+    content: Content
+    habits: Habits
+    opened: Dict[str, Any]
+    inputs: Callable[[int, int], Tuple[List[Any], List[Any]]]
+    latencies: Latencies
+
+
 class _Real:
     """A robot on a real link."""
 
-    def __init__(self, number: int, told: Dict[str, Any], body: Dict[str, Any], buffers: List[Any]) -> None:
+    def __init__(self, number: int, told: Dict[str, Any], load: _Load) -> None:
         from edge_offload.link.security.keys import KeyStore
 
-        self._body, self._buffers = body, buffers
-        content = Lines(told["interval"], tuple(told["rates"]))
+        self._load = load
         loopback = Link((1e5, 0.0), (1e5, 0.0), (0.002, 0.0))
-        self.virtual = Robot(number, 0.0, content, loopback, np.random.default_rng(number))
-        self.policy = PromisePolicy(told["bound"], habits=STEADY)
+        self.virtual = Robot(number, 0.0, load.content, loopback, np.random.default_rng(number))
+        self.policy = PromisePolicy(told["bound"], habits=load.habits)
         keys = KeyStore(pathlib.Path(told["directory"]) / f"robot{number}")
         self.client = Client(told["address"], keys=keys, on_notify=self._notified, on_state=self._changed)
         self.handle: Optional[int] = None
@@ -97,14 +157,25 @@ class _Real:
         self.errors: List[str] = []
         self.held_since: Optional[float] = None
         self._under_way = 0
-        self._open = {"name": told["model"], "inputs": [told["spec"]]}
+        #: The last results, to be looked at when the run is over.
+        self.last: Deque[Tuple[int, Any]] = deque(maxlen=KEPT)
 
     def open(self) -> None:
         """Connect, and open the model."""
         self.client.start()
         self.client.wait_ready(WAIT_S)
-        opened = self.client.request("open_model", self._open, timeout_s=WAIT_S).result(WAIT_S + 1)
+        opened = self.client.request("open_model", self._load.opened, timeout_s=WAIT_S).result(WAIT_S + 1)
         self.handle = opened.body["handle"]
+
+    def alone(self, times: int = 9) -> Latencies:
+        """What a frame alone takes on the server."""
+        taken = []
+        for frame in range(times):
+            inputs, buffers = self._load.inputs(self.virtual.number, frame)
+            body = {"handle": self.handle, "inputs": inputs, "codec": "auto", "wait_s": None, "meta": {}}
+            reply = self.client.request("infer", body, buffers, timeout_s=WAIT_S).result(WAIT_S + 1)
+            taken.append(reply.transfer.server_sent_s - reply.transfer.server_received_s)
+        return Latencies((statistics.median(taken),))
 
     def run(self, began: float, seconds: float) -> None:
         """Frames at their times."""
@@ -122,8 +193,9 @@ class _Real:
             frame += 1
 
     def _send(self, frame: int, captured: float, turn: Dict[str, Any], began: float) -> None:
-        body = {**self._body, "handle": self.handle, **turn}
-        future = self.client.request("infer", body, self._buffers, timeout_s=WAIT_S)
+        inputs, buffers = self._load.inputs(self.virtual.number, frame)
+        body = {"handle": self.handle, "inputs": inputs, "codec": "auto", "wait_s": None, "meta": {}, **turn}
+        future = self.client.request("infer", body, buffers, timeout_s=WAIT_S)
         self.sent += 1
         self.followed += bool(turn)
         self._under_way += 1
@@ -136,6 +208,7 @@ class _Real:
                 return
             self.answered += 1
             self.promise.travelled(captured, done.result().transfer)
+            self.last.append((frame, done.result()))
             self._result(frame, time.monotonic() - began)
 
         future.add_done_callback(came)
@@ -158,22 +231,82 @@ class _Real:
             self.promise.link_changed(state, cause)
 
 
-def _main(told: Dict[str, Any]) -> None:
-    """The robots, in a process without torch."""
+def _emulated(told: Dict[str, Any], draw: np.random.Generator) -> _Load:
+    """One small picture, again and again, whose results lose accuracy at a rate of each robot's own."""
     from edge_offload.link import codecs
 
     picture = np.random.RandomState(1).randint(0, 256, (3, 32, 32), dtype=np.uint8)
-    told["spec"] = spec = {"dtype": "uint8", "shape": list(picture.shape)}
+    spec = {"dtype": "uint8", "shape": list(picture.shape)}
     coded = codecs.encode(picture)
-    descriptor = {**spec, "payload": coded.descriptor, "parts": len(coded.buffers)}
-    body: Dict[str, Any] = {"inputs": [descriptor], "codec": "auto", "wait_s": None, "meta": {}}
+    inputs = [{**spec, "payload": coded.descriptor, "parts": len(coded.buffers)}]
+    rates = tuple(float(rate) for rate in told["rate"] * draw.uniform(0.5, 1.5, told["robots"]))
+    return _Load(
+        Lines(told["interval"], rates), STEADY, {"name": told["model"], "inputs": [spec]},
+        lambda *_: (inputs, list(coded.buffers)), Latencies(tuple(told["latencies"])),
+    )  # fmt: skip
+
+
+def _network(told: Dict[str, Any]) -> _Load:
+    """Frames of the sample video for a real network, which each robot replays from a place of its own."""
+    from edge_offload.execute.tensors import pack
+    from edge_offload.models.registry import build_estimator
+    from edge_offload_benchmarks.simulation.staleness import Stretch, table
+
+    network = told["network"]
+    first, count = network["first"], network["count"]
+    stretch = Stretch("people", first, count, size=network["size"])
+    drops = table(pathlib.Path(network["folder"]), stretch, lambda text: print(text, file=sys.stderr, flush=True))
+    estimator = build_estimator(told["model"], size=network["size"])
+    frames = [pack([estimator.prepare(bgr)[0]], "raw") for bgr in _video(first, count)]
+    shape = list(estimator.prepare(_video(first, 1)[0])[0].shape)
+    needed = math.ceil((LEAD_S + told["seconds"] + 1) * RATE)
+    begins = np.linspace(0, count - needed, told["robots"]).astype(int)
+    content = Tables(1 / RATE, (drops.drop("carried"),), tuple((0, int(begin)) for begin in begins))
+    opened = {
+        "name": told["model"], "options": {"size": network["size"]}, "inputs": [{"dtype": "uint8", "shape": shape}],
+    }  # fmt: skip
+    return _Load(
+        content, HABITS["people"], opened, lambda robot, frame: frames[int(begins[robot]) + frame], Latencies((1.0,))
+    )
+
+
+def _video(first: int, count: int) -> List[Any]:
+    from edge_offload.models.video import read_frames, sample_video
+
+    return list(read_frames(sample_video(), range(first, first + count)).values())
+
+
+def _other(told: Dict[str, Any], robots: Sequence[_Real]) -> int:
+    """How many of the last results are not what the network gives for that very frame (within 1e-5)."""
+    from edge_offload.execute.tensors import unpack
+    from edge_offload.models.registry import build_estimator
+
+    network = told["network"]
+    estimator, frames = build_estimator(told["model"], size=network["size"]), _video(network["first"], network["count"])
+    other = 0
+    for robot in robots:
+        content = robot.virtual.content
+        assert isinstance(content, Tables)
+        for frame, reply in robot.last:
+            came = unpack(reply.body["outputs"], reply.buffers)
+            own = estimator.module(estimator.prepare(frames[content.places[robot.virtual.number][1] + frame])[0])
+            other += not all(
+                one.shape == two.shape and bool((one - two).abs().max() <= 1e-5 * max(1.0, float(two.abs().max())))
+                for one, two in zip(came, own)
+            )
+    return other
+
+
+def _main(told: Dict[str, Any]) -> None:
+    """The robots, in a process without torch."""
     draw = np.random.default_rng(0)
-    told["rates"] = [float(rate) for rate in told["rate"] * draw.uniform(0.5, 1.5, told["robots"])]
-    robots = [_Real(number, told, body, coded.buffers) for number in range(told["robots"])]
+    load = _network(told) if "network" in told else _emulated(told, draw)
+    robots = [_Real(number, told, load) for number in range(told["robots"])]
     for robot in robots:
         robot.open()
+    latencies = robots[0].alone() if "network" in told else load.latencies
     print("loaded", flush=True)
-    seconds, latencies = LEAD_S + told["seconds"], Latencies(tuple(told["latencies"]))
+    seconds = LEAD_S + told["seconds"]
     began = time.monotonic() + 0.2
     offsets = [float(offset) for offset in draw.uniform(0, told["interval"], len(robots))]
     threads = [
@@ -189,7 +322,7 @@ def _main(told: Dict[str, Any]) -> None:
         status = robots[0].client.request("status", timeout_s=WAIT_S).result(WAIT_S + 1).body
     except EdgeOffloadError as error:
         robots[0].errors.append(str(error))
-    assert "torch" not in sys.modules, "an emulated robot needs no torch"
+    assert "network" in told or "torch" not in sys.modules, "an emulated robot needs no torch"
     held = [robot for robot in robots if not robot.promise.alone]
     means, parts, broken = [], [], 0
     for robot in held:
@@ -222,6 +355,8 @@ def _main(told: Dict[str, Any]) -> None:
                 "sent": sum(robot.sent for robot in robots),
                 "followed": sum(robot.followed for robot in robots),
                 "answered": sum(robot.answered for robot in robots),
+                "network_s": latencies.batch(1),
+                "other_results": _other(told, robots) if "network" in told else None,
                 "alone": sorted({robot.promise.alone for robot in robots if robot.promise.alone})[:5],
                 "errors": sorted({error for robot in robots for error in robot.errors})[:5],
             }

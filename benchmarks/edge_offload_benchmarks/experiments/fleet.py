@@ -19,6 +19,9 @@ interval, the server batches what has come. Static: one interval, one batch.
 
 --real: a server process on each emulated device and --robots of them in another, over real sockets, beside what virtual
 time says of the same robots (linear, cameras of --rate frames per second).
+
+--network SIZE: --robots on a real server, kapao_vtest at that size on one core; the drop of every frame is measured
+against the network's own result for it (--people, --tables).
 """
 
 from __future__ import annotations
@@ -92,6 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=28.0, help="of a run (28); sessions of 20 s or more count")
     parser.add_argument("--seed", type=int, default=0, help="of robots and links (0)")
     parser.add_argument("--real", action="store_true", help="real processes and sockets beside virtual time")
+    parser.add_argument("--network", type=int, metavar="SIZE", help="a real network, long side of its images (px)")
     parser.add_argument("--robots", type=int, default=16, metavar="N", help="that ask, with --real (16)")
     parser.add_argument("--rate", type=float, default=10.0, metavar="HZ", help="of their cameras, with --real (10)")
     parser.add_argument("--bound", type=float, help="only this one; with --real, the one that they ask for (0.04)")
@@ -104,6 +108,8 @@ def run(args: argparse.Namespace) -> int:
     if not 20 <= args.seconds <= 3600:
         raise BadInput("--seconds is from 20 to 3600")
     devices = {path.stem: load_csv(path) for path in args.latencies or []} or {"made up": Latencies(MADE_UP)}
+    if args.network is not None:
+        return _network(args)
     if args.real:
         return _real(args)
     contents = args.content.split(",")
@@ -138,6 +144,26 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name}: {value:.2f}")
     if args.plot:
         _draw(args.plot, record["cells"])
+    return 0
+
+
+def _network(args: argparse.Namespace) -> int:
+    """A real network on one core."""
+    from edge_offload.models.cache import cache_dir
+    from edge_offload_benchmarks import fleet_robots
+
+    bound = 0.1 if args.bound is None else args.bound
+    first, _, count = args.people.partition(":")
+    needed = math.ceil((fleet_robots.LEAD_S + args.seconds + 1) * TABLES_FPS)
+    if not (first.isdigit() and count.isdigit() and int(count) >= needed):
+        raise BadInput(f"--people {args.people}", remedy=f"one stretch FIRST:COUNT, COUNT from {needed} on")
+    if not (64 <= args.network <= 1280 and 1 <= args.robots <= 16 and 0 < bound <= 1):
+        raise BadInput("--network is 64 to 1280, --robots 1 to 16, --bound above 0 to 1")
+    folder = args.tables or cache_dir() / "staleness"
+    found = fleet_robots.measure_network(args.network, int(first), int(count), folder, args.robots, bound, args.seconds)
+    print(", ".join(f"{name} {value}" for name, value in found.items()), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps({"seconds": args.seconds, "network": found}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

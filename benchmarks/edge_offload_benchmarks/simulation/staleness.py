@@ -49,18 +49,21 @@ Say = Callable[[str], None]
 class Stretch:
     """Which frames: ``count`` of the sample video from ``number`` on, or of the street ``number``.
 
-    ``held_out`` streets have kinds of objects that no other has.
+    ``held_out`` streets have kinds of objects that no other has. ``size``: long side of the network's images (px), 0:
+    its own.
     """
 
     task: str
     number: int
     count: int
     held_out: bool = False
+    size: int = 0
 
     @property
     def name(self) -> str:
         """Of the file."""
-        return f"{self.task}-{self.number}-{self.count}{'-held-out' if self.held_out else ''}"
+        size = f"-{self.size}px" if self.size else ""
+        return f"{self.task}-{self.number}-{self.count}{'-held-out' if self.held_out else ''}{size}"
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,8 @@ def _people(stretch: Stretch, say: Say) -> Table:
 
     first, count = stretch.number, stretch.count
     frames = list(read_frames(sample_video(), range(first, first + count)).values())
-    network, lite = build_estimator("kapao_vtest"), build_estimator("kapao_vtest", size=LOCAL_SIZE)
+    sized = {"size": stretch.size} if stretch.size else {}
+    network, lite = build_estimator("kapao_vtest", **sized), build_estimator("kapao_vtest", size=LOCAL_SIZE)
     tracker = Tracker(TrackerConfig(high_score=SURE, low_score=0.1))
     seen: List[List[TrackedPerson]] = []
     small, seconds, sizes = [], [], []
