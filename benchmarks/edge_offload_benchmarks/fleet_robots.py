@@ -172,8 +172,7 @@ class _Real:
         taken = []
         for frame in range(times):
             inputs, buffers = self._load.inputs(self.virtual.number, frame)
-            body = {"handle": self.handle, "inputs": inputs, "codec": "auto", "wait_s": None, "meta": {}}
-            reply = self.client.request("infer", body, buffers, timeout_s=WAIT_S).result(WAIT_S + 1)
+            reply = self._request(inputs, buffers, {}).result(WAIT_S + 1)
             taken.append(reply.transfer.server_sent_s - reply.transfer.server_received_s)
         return Latencies((statistics.median(taken),))
 
@@ -192,10 +191,13 @@ class _Real:
                 self.held_since = captured - began
             frame += 1
 
+    def _request(self, inputs: List[Any], buffers: List[Any], turn: Dict[str, Any]) -> Future[Any]:
+        body = {"handle": self.handle, "inputs": inputs, "codec": "auto", "wait_s": None, "meta": {}, **turn}
+        return self.client.request("infer", body, buffers, timeout_s=WAIT_S)
+
     def _send(self, frame: int, captured: float, turn: Dict[str, Any], began: float) -> None:
         inputs, buffers = self._load.inputs(self.virtual.number, frame)
-        body = {"handle": self.handle, "inputs": inputs, "codec": "auto", "wait_s": None, "meta": {}, **turn}
-        future = self.client.request("infer", body, buffers, timeout_s=WAIT_S)
+        future = self._request(inputs, buffers, turn)
         self.sent += 1
         self.followed += bool(turn)
         self._under_way += 1
