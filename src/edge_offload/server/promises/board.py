@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from edge_offload.errors import BadInput, Refused
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Batch
-from edge_offload.server.promises.planner import Client, Moment, admit, hold
+from edge_offload.server.promises.planner import Client, Moment, Schedule, admit, hold, schedule
 from edge_offload.server.promises.settings import Wish, settle
 
 # the text plans 1 s ahead; 2 s hold 5 to 30 % more robots, since intervals may be nearly as long as that
@@ -30,6 +30,8 @@ PLANNED = 0.98
 #: The mean over 20 s of what is that noisy is within this share of the noise, nearly always; what a plan keeps to is
 #: that much less, and at least this share of what was promised.
 SESSION, LEAST = 0.075, 0.5
+#: So many plans in a row may cost a robot so much of its bound before one has to go.
+PATIENCE, NEARLY = 10, 1.2
 #: A frame that comes later than believed moves what is believed by the first share, an earlier one by the second:
 #: frames are expected when nearly all of them have come.
 _LATER, _EARLIER = 0.3, 0.01
@@ -134,6 +136,8 @@ class Board:
         self._robots: Dict[str, _Robot] = {}
         self._plan: List[PlannedBatch] = []
         self._busy_until = 0.0
+        #: Plans in a row that did not hold.
+        self._strained = 0
 
     def __len__(self) -> int:
         return len(self._robots)
@@ -203,7 +207,7 @@ class Board:
         self._plan = kept
         begin = self._begin(now)
         clients = [self._at(one, begin) for one in self._robots.values()]
-        plan, gone = hold(clients, self.latencies, self._moment(begin))
+        plan, gone = self._held(clients, self._moment(begin))
         reasons = []
         for client in gone:
             self.leave(client.robot)
@@ -226,6 +230,18 @@ class Board:
             if self._robots[robot].mean is None:
                 self._robots[robot].mean = drop
         return reasons
+
+    def _held(self, clients: Sequence[Client], moment: Moment) -> Tuple[Schedule, List[Client]]:
+        """As :func:`~.planner.hold`, but nobody has to go for what a few plans in a row cost a little too much."""
+        plan = schedule(clients, self.latencies, moment)
+        if plan.holds:
+            self._strained = 0
+        elif not self._whole and self._strained < PATIENCE and plan.worst <= NEARLY:
+            self._strained += 1
+        else:
+            self._strained = 0
+            return hold(clients, self.latencies, moment)
+        return plan, []
 
     def turns(self, robot: str) -> List[Tuple[int, float]]:
         """(frame, start of its batch) of a robot, as planned now."""

@@ -91,6 +91,11 @@ class Schedule:
         return not self.overfull and not self.broken
 
     @property
+    def worst(self) -> float:
+        """The largest drop, as a share of its client's bound; 0: no clients."""
+        return max((drop / client.wish.bound for drop, client in zip(self.drops, self.clients)), default=0.0)
+
+    @property
     def broken(self) -> List[int]:
         """Places of those whose bound the plan does not keep."""
         return [
