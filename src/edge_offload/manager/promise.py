@@ -46,8 +46,8 @@ FAR_S = 10.0
 #: the mean of a session, so that it is learnt slowly.
 UNKNOWN = Habits(0.1, 0.05, 0.1, 0.1, intercept_s=600.0, slope_s=600.0, settle_s=SETTLE_S, mean_gain=0.0, alike=4.0)
 HABITS = {
-    "people": replace(UNKNOWN, intercept=0.18, intercept_error=0.02, slope=0.125, slope_error=0.03),
-    "scene": replace(UNKNOWN, intercept=0.09, intercept_error=0.02, slope=0.075, slope_error=0.03, noise=0.06),
+    "people": replace(UNKNOWN, intercept=0.18, intercept_error=0.02, slope=0.13, slope_error=0.015),
+    "scene": replace(UNKNOWN, intercept=0.09, intercept_error=0.02, slope=0.085, slope_error=0.02, noise=0.06),
 }
 
 

@@ -82,6 +82,7 @@ def adjust(
     begin: float,
     grace: float = 0.0,
     wait: bool = False,
+    fresh: bool = False,
 ) -> List[Batch]:
     """Batches back to back from ``begin`` on, in the order of ``requests`` (Algorithm 2).
 
@@ -93,6 +94,8 @@ def adjust(
         grace: share of a batch's time that is left open after it, for members that come late.
         wait: where a device would be idle, a request whose frame has been asked for already is moved half its interval
             on, instead of falling away: batches are not back to back there.
+        fresh: with ``wait``, a batch whose first request is not due yet begins when that arrives, not with an earlier
+            frame.
     """
     plan: List[Batch] = []
     newest: Dict[int, int] = {}
@@ -107,8 +110,9 @@ def adjust(
             if place in inside or len(members) >= pace.batch:
                 break
             frame = pace.frame_at(start)
-            if wait and not members and frame <= newest.get(place, pace.frame):
-                frame = newest.get(place, pace.frame) + max(1, int(pace.interval // 2))
+            least = newest.get(place, pace.frame) + (max(1, int(pace.interval)) - 1 if fresh else 0)
+            if wait and not members and frame <= least:
+                frame = least + 1 if fresh else least + max(1, int(pace.interval // 2))
                 start = max(start, pace.arrival_of(frame))
                 frame = max(frame, pace.frame_at(start))
             if frame > newest.get(place, pace.frame):

@@ -42,9 +42,9 @@ class Client:
     spare: float = 0.0
     fresh: bool = False
 
-    def pace(self, latencies: Latencies, whole: bool = False) -> Pace:
+    def pace(self, latencies: Latencies, whole: bool = False, fresh: bool = False) -> Pace:
         """How it asks when its settings are those of Step 1; its frames arrive before the batch begins."""
-        settings, wish = settle(self.wish, latencies, whole), self.wish
+        settings, wish = settle(self.wish, latencies, whole, fresh), self.wish
         return Pace(
             self.robot, settings.interval, settings.batch, self.frame, self.arrival, wish.frame_interval, late=0.0
         )
@@ -109,13 +109,22 @@ def schedule(clients: Sequence[Client], latencies: Latencies, moment: Moment) ->
     """Simulate, adjust and verify for just these clients; linear in the requests of the horizon.
 
     Settings of Step 1 use a bound up as if batches began at any time. Whom the batches as they fall cost more gets
-    shorter intervals, and while there is not enough room, whom they cost less gets longer ones.
+    shorter intervals, and while there is not enough room, whom they cost less gets longer ones. Where back to back does
+    not hold, batches that begin when a frame arrives may: the device is idle now and then, but results are fresher.
     """
-    paces = [client.pace(latencies, moment.whole) for client in clients]
+    plan = _fit(clients, latencies, moment, False)
+    if plan.holds or moment.whole:
+        return plan
+    other = _fit(clients, latencies, moment, True)
+    return min(plan, other, key=lambda one: (not one.holds, one.worst, one.overfull))
+
+
+def _fit(clients: Sequence[Client], latencies: Latencies, moment: Moment, fresh: bool) -> Schedule:
+    paces = [client.pace(latencies, moment.whole, fresh) for client in clients]
     if not moment.whole and paces:
         usual = sorted(pace.batch for pace in paces)[(len(paces) - 1) // 2]
-        paces = [_wider(pace, client.wish, usual, latencies) for pace, client in zip(paces, clients)]
-    plan = _schedule(clients, paces, latencies, moment)
+        paces = [_wider(pace, client.wish, usual, latencies, fresh) for pace, client in zip(paces, clients)]
+    plan = _schedule(clients, paces, latencies, moment, fresh)
     for _ in range(FITTED):
         if plan.holds or (moment.whole and plan.overfull):
             break
@@ -126,16 +135,16 @@ def schedule(clients: Sequence[Client], latencies: Latencies, moment: Moment) ->
         if fitted == paces:
             break
         paces = fitted
-        plan = _schedule(clients, paces, latencies, moment)
+        plan = _schedule(clients, paces, latencies, moment, fresh)
     return plan
 
 
-def _wider(pace: Pace, wish: Wish, batch: int, latencies: Latencies) -> Pace:
+def _wider(pace: Pace, wish: Wish, batch: int, latencies: Latencies, fresh: bool) -> Pace:
     """With a batch of at least ``batch``, where the bound has room for it: one small batch makes others small."""
     batch = min(batch, wish.batch)
     if pace.batch >= batch:
         return pace
-    interval = wish.longest(latencies.batch(batch), latencies)
+    interval = wish.longest(latencies.batch(batch), latencies, fresh)
     return pace if interval < 1 else replace(pace, batch=batch, interval=interval)
 
 
@@ -153,11 +162,13 @@ def _fitted(pace: Pace, client: Client, drop: float, stretch: bool, whole: bool)
     return replace(pace, interval=min(float(MAX_INTERVAL), max(1.0, pace.interval * (1 + longer))))
 
 
-def _schedule(clients: Sequence[Client], paces: Sequence[Pace], latencies: Latencies, moment: Moment) -> Schedule:
+def _schedule(
+    clients: Sequence[Client], paces: Sequence[Pace], latencies: Latencies, moment: Moment, fresh: bool
+) -> Schedule:
     wishes = [client.wish for client in clients]
     requests = list(simulate(paces, moment.begin + moment.horizon))
     stretched = (1.0 + moment.grace) / (1.0 - moment.other) - 1.0
-    batches = adjust(paces, requests, latencies, moment.begin, stretched, wait=True)
+    batches = adjust(paces, requests, latencies, moment.begin, stretched, wait=True, fresh=fresh)
     lost = mean_drops(batches, paces, wishes, latencies, [client.fresh for client in clients])
     drops = tuple(max(0.0, one - wish.reference(latencies)) for wish, one in zip(wishes, lost))
     overfull = bool(batches) and batches[-1].start > moment.begin + moment.horizon

@@ -83,12 +83,14 @@ class Wish:
                 total -= self.flicker * math.exp(-age / self.settle) * (1 - kept**count) / (1 - kept)
         return total
 
-    def planned_age(self, service: float) -> float:
-        """How old a result is at first, in frames, if batches begin at any time.
+    def planned_age(self, service: float, fresh: bool = False) -> float:
+        """How old a result is at first, in frames, if batches begin at any time, or (fresh) when the frame arrives.
 
-        The newest frame there is half an interval old when its batch begins, and its result is used with the next frame
+        At any time the newest frame there is half an interval old when its batch begins, and its result is used with the next frame
         that is taken, half an interval later: one frame more than what sending and computing take.
         """
+        if fresh:
+            return float(self.age(service))
         return (self.up + service + self.down) / self.frame_interval + 1
 
     def planned_drop(self, service: float, interval: float, latencies: Latencies) -> float:
@@ -104,11 +106,11 @@ class Wish:
         begin = (age - 0.5) / self.settle
         return math.exp(-begin) * -math.expm1(-interval / self.settle) * self.settle / interval
 
-    def longest(self, service: float, latencies: Latencies) -> float:
+    def longest(self, service: float, latencies: Latencies, fresh: bool = False) -> float:
         """The longest interval that keeps the bound, in frames; below 1: none does."""
         if self.slope == 0 and not (self.flicker and self.settle):
             return float(MAX_INTERVAL)
-        age = self.planned_age(service)
+        age = self.planned_age(service, fresh)
         most = self.bound + self.reference(latencies) - self.flicker - self.slope * (age - 0.5)
         if not self.flicker or not self.settle:
             return min(float(MAX_INTERVAL), 2 * most / self.slope)
@@ -152,7 +154,7 @@ class Settings:
 
 
 @functools.lru_cache(maxsize=4096)
-def settle(wish: Wish, latencies: Latencies, whole: bool = False) -> Settings:
+def settle(wish: Wish, latencies: Latencies, whole: bool = False, fresh: bool = False) -> Settings:
     """What lets a server hold most robots of this kind: the greatest ``(batch / latency) * interval`` in the bound.
 
     The smaller batch wins where two are equal. A bound that nothing keeps gets what comes nearest: every frame, alone.
@@ -161,10 +163,11 @@ def settle(wish: Wish, latencies: Latencies, whole: bool = False) -> Settings:
         wish: what was promised.
         latencies: of batches.
         whole: whole intervals, as in the text; else they use the bound up.
+        fresh: batches begin when a frame arrives.
     """
     best, most = Settings(1, 1), -math.inf
     for batch in range(1, min(wish.batch, latencies.largest) + 1):
-        interval = wish.longest(latencies.batch(batch), latencies) + _NEAR
+        interval = wish.longest(latencies.batch(batch), latencies, fresh) + _NEAR
         interval = float(math.floor(interval)) if whole else interval
         held = batch / latencies.batch(batch) * interval
         if interval >= 1 and held > most * (1 + _NEAR):
