@@ -86,8 +86,8 @@ class Wish:
     def planned_age(self, service: float, fresh: bool = False) -> float:
         """How old a result is at first, in frames, if batches begin at any time, or (fresh) when the frame arrives.
 
-        At any time the newest frame there is half an interval old when its batch begins, and its result is used with the next frame
-        that is taken, half an interval later: one frame more than what sending and computing take.
+        At any time the newest frame there is half an interval old when its batch begins, and its result is used with
+        the next frame that is taken, half an interval later: one frame more than what sending and computing take.
         """
         if fresh:
             return float(self.age(service))
