@@ -26,7 +26,7 @@ MAX_ROBOTS = 256
 #: A promise is kept on average over about this many seconds; a single plan may cost up to half a bound more, or less.
 MEMORY_S, MOST_SPARE = 5.0, 0.5
 #: Plans keep to this share of what was promised: links are uneven, and what a robot loses is learnt first.
-PLANNED = 0.98
+PLANNED = 0.95
 #: The mean over 20 s of what is that noisy is within this share of the noise, nearly always; what a plan keeps to is
 #: that much less, and at least this share of what was promised.
 SESSION, LEAST = 0.075, 0.5

@@ -29,8 +29,8 @@ class Pace:
         frame: number of the last frame that it asked for.
         arrival: when that frame arrived.
         frame_interval: time between two of its frames.
-        late: a frame may arrive this long after the start that it is chosen for; None: half a frame interval, so that
-            the nearest is chosen.
+        late: a frame may arrive this long after the start that it is chosen for (below 0: so long before it); None:
+            half a frame interval, so that the nearest is chosen.
     """
 
     robot: str
@@ -113,7 +113,7 @@ def adjust(
             least = newest.get(place, pace.frame) + (max(1, int(pace.interval)) - 1 if fresh else 0)
             if wait and not members and frame <= least:
                 frame = least + 1 if fresh else least + max(1, int(pace.interval // 2))
-                start = max(start, pace.arrival_of(frame))
+                start = max(start, pace.arrival_of(frame) - min(0.0, pace.late or 0.0))
                 frame = max(frame, pace.frame_at(start))
             if frame > newest.get(place, pace.frame):
                 members.append((place, frame))

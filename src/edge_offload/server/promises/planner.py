@@ -18,6 +18,8 @@ from edge_offload.server.promises.staleness import mean_drops
 OFFER_STEP = 1.05
 #: So many steps are looked at: 349 times the bound that was asked for.
 OFFER_STEPS = 120
+#: Frames are chosen that arrive this share of a frame interval before their batch begins.
+EARLY = 0.05
 #: Times that intervals are fitted to what the schedule costs, each time by at most this share.
 FITTED, FITTED_BY = 16, 0.25
 
@@ -43,11 +45,12 @@ class Client:
     fresh: bool = False
 
     def pace(self, latencies: Latencies, whole: bool = False, fresh: bool = False) -> Pace:
-        """How it asks when its settings are those of Step 1; its frames arrive before the batch begins."""
+        """How it asks when its settings are those of Step 1; its frames arrive some time before the batch begins."""
         settings, wish = settle(self.wish, latencies, whole, fresh), self.wish
         return Pace(
-            self.robot, settings.interval, settings.batch, self.frame, self.arrival, wish.frame_interval, late=0.0
-        )
+            self.robot, settings.interval, settings.batch, self.frame, self.arrival, wish.frame_interval,
+            late=0.0 if whole else -EARLY * wish.frame_interval,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
