@@ -35,6 +35,8 @@ PATIENCE, NEARLY = 10, 1.2
 #: A frame that comes later than believed moves what is believed by the first share, an earlier one by the second:
 #: frames are expected when nearly all of them have come.
 _LATER, _EARLIER = 0.3, 0.01
+#: Share of a frame in what is known of how far from that belief they are.
+_APART = 0.05
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class _Robot:
     arrival: float
     #: Mean drop of what it was given so far, what is long ago counting less; None before its first turn.
     mean: Optional[float] = None
+    #: How much earlier or later frames come than believed, on average; None before the first.
+    apart: Optional[float] = None
     #: Newest frame whose result it has, and the first frame it is used for.
     result: Optional[Tuple[int, int]] = None
 
@@ -194,7 +198,10 @@ class Board:
         late = arrival - expected
         if abs(late) > 10 * found.client.wish.frame_interval:
             found.frame, found.arrival = max(found.frame, frame), arrival  # the robot counts anew, or its clock stepped
+            found.apart = None
         else:
+            before = late if found.apart is None else found.apart
+            found.apart = before + _APART * (late - before)
             found.arrival += (_LATER if late > 0 else _EARLIER) * late
 
     def replan(self, now: float) -> List[Tuple[str, str]]:
@@ -257,7 +264,10 @@ class Board:
         if found is None:
             return None
         wish = found.client.wish
-        return found.arrival + (frame - found.frame) * wish.frame_interval - wish.up
+        believed = found.arrival + (frame - found.frame) * wish.frame_interval
+        if found.apart is None or wish.usual is None:
+            return believed - wish.up
+        return believed + found.apart - wish.usual
 
     def done(self, robot: str, frame: int, when: float) -> None:
         """The result for a robot's frame was sent: what its turns cost is what they were, not what was planned."""
