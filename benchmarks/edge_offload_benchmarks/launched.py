@@ -125,9 +125,7 @@ def compare(
     return judge(runs, lead_s, seconds, arguments, truth)
 
 
-def _run(
-    kept: Optional[pathlib.Path], mode: str, seconds: float, arguments: Mapping[str, str], port: int
-) -> Launched:
+def _run(kept: Optional[pathlib.Path], mode: str, seconds: float, arguments: Mapping[str, str], port: int) -> Launched:
     if kept is not None and kept.exists():
         return Launched(**json.loads(kept.read_text(encoding="utf-8")))
     with tempfile.TemporaryDirectory() as folder:

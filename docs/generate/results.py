@@ -660,8 +660,14 @@ def _robots(record: Any) -> List[str]:
         ("robots", record["robots"]),
         ("seconds", record["seconds"]),
         ("answers a second", f"{record['answers_per_s']:.1f}"),
-        *([("bytes of a frame", record["frame_bytes"]),
-           ("server's processor time for one, ms", f"{1e3 * record['cpu_s']:.2f}")] if "cpu_s" in record else []),
+        *(
+            [
+                ("bytes of a frame", record["frame_bytes"]),
+                ("server's processor time for one, ms", f"{1e3 * record['cpu_s']:.2f}"),
+            ]
+            if "cpu_s" in record
+            else []
+        ),
         ("most served over least served", _ratio(record["ratio"])),
         ("refused", record["refused"]),
         ("failed", record["failed"]),

@@ -20,6 +20,7 @@ def summary(delays_s, origin="carried"):
     tally.latency(0, InferenceReport(Mode.SERVER, "movenet", 0.2), 0.5, False)
     return tally.summary()
 
+
 @pytest.mark.parametrize(("late", "met"), [(0, True), (1, True), (4, False)])
 def test_one_frame_in_a_hundred_may_be_late(late, met):
     delays = [0.02] * (200 - late) + [0.3] * late
@@ -27,6 +28,7 @@ def test_one_frame_in_a_hundred_may_be_late(late, met):
     records.validate("every_frame_bench", record)
     assert [bar["met"] for bar in record["bars"]] == [met]
     assert record["rows"][0]["results"] == 200
+
 
 def test_a_run_that_carries_nothing_is_no_answer():
     with pytest.raises(RemoteError, match="nothing was carried"):

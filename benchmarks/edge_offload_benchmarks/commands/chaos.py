@@ -129,8 +129,14 @@ def labelled(name: str, mode: str) -> str:
 
 
 def run_scenario(
-    name: str, hold_s: float, repeat: int = 1, timing: bool = True, mode: str = "server", in_flight: int = 1,
-    carry: bool = False, accuracy: Optional[float] = None
+    name: str,
+    hold_s: float,
+    repeat: int = 1,
+    timing: bool = True,
+    mode: str = "server",
+    in_flight: int = 1,
+    carry: bool = False,
+    accuracy: Optional[float] = None,
 ) -> Verdict:
     """Run one scenario, its fault ``repeat`` times, and judge it; frames go to the server in ``mode``."""
     from edge_offload.errors import Unsupported

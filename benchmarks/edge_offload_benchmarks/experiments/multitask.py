@@ -441,8 +441,9 @@ def joules_per_s(offloads_per_s: Sequence[float], bytes_per_s: float, carried: b
     per_frame = (np.array(CARRY_S) if carried else 0.0) + (np.array(LOCAL_S) if local else 0.0)
     computing = min(1.0, SLOWDOWN * float(np.sum(RATE * per_frame + np.array(OFFLOAD_S) * offloads_per_s)))
     powers = StatePowers()
-    adds = computing * (powers.inference - powers.standby), min(1.0, bytes_per_s / LINK) * (
-        powers.communication - powers.standby
+    adds = (
+        computing * (powers.inference - powers.standby),
+        min(1.0, bytes_per_s / LINK) * (powers.communication - powers.standby),
     )
     return powers.standby + sum(adds)
 

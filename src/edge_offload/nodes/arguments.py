@@ -205,8 +205,10 @@ _RULES = (
     ),
     (choice("street", "room", "none"), "world"),
     (matching(r"auto|cpu|cuda(:\d+)?", "use one of: auto, cpu, cuda, cuda:n"), "robot_device"),
-    (matching(r"auto|cpu|cuda(:\d+)?|emulated:/.+", "use one of: auto, cpu, cuda, cuda:n, emulated:/TABLE.csv"),
-     "device"),
+    (
+        matching(r"auto|cpu|cuda(:\d+)?|emulated:/.+", "use one of: auto, cpu, cuda, cuda:n, emulated:/TABLE.csv"),
+        "device",
+    ),
     (
         matching(
             r"embedded|none|(tcp://)?[^/,]+:\d+(,(tcp://)?[^/,]+:\d+)*",

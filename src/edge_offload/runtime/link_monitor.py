@@ -59,9 +59,7 @@ class Watch:
         longest_s: for how long the link has been quiet at most.
     """
 
-    def __init__(
-        self, limit_s: float, local_s: float, note: Callable[[float], None] = lambda longest_s: None
-    ) -> None:
+    def __init__(self, limit_s: float, local_s: float, note: Callable[[float], None] = lambda longest_s: None) -> None:
         self._limit_s, self._local_s, self._note = limit_s, local_s, note
         self._mark: Optional[Tuple[float, int]] = None
         self.longest_s = 0.0

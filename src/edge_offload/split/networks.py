@@ -42,9 +42,7 @@ def load(
     return trace(name, _Dense(module) if dense else module, inputs, axis)
 
 
-def module_and_inputs(
-    name: str, options: Mapping[str, Any], bgr: Array
-) -> Tuple[nn.Module, Tuple[torch.Tensor, ...]]:
+def module_and_inputs(name: str, options: Mapping[str, Any], bgr: Array) -> Tuple[nn.Module, Tuple[torch.Tensor, ...]]:
     """A model of the registry with a sample input; arguments and errors as `load`."""
     module, inputs = module_and_samples(name, options, [bgr])
     return module, inputs[0]

@@ -110,7 +110,16 @@ def test_offloading_is_back_soon_after_packets_flow_again(namespaces, keys):
     pair = keys.new_pair("server")
     keys.trust_client("robot", keys.new_pair("client").public)
     listener = subprocess.Popen(
-        ["ip", "netns", "exec", server, sys.executable, str(HERE.parent / "echo_server.py"), "--bind", "tcp://10.77.1.2:5700"],
+        [
+            "ip",
+            "netns",
+            "exec",
+            server,
+            sys.executable,
+            str(HERE.parent / "echo_server.py"),
+            "--bind",
+            "tcp://10.77.1.2:5700",
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -104,9 +104,7 @@ class Selector:
         self._kinds: Dict[Key, _Kind] = {}
         self._lock = threading.RLock()
 
-    def select(
-        self, array: Array, link_bytes_per_s: Optional[float] = None, reference: Optional[Array] = None
-    ) -> str:
+    def select(self, array: Array, link_bytes_per_s: Optional[float] = None, reference: Optional[Array] = None) -> str:
         """Name of the codec for ``array``; with ``reference`` the temporal ones compete too.
 
         Raises:
@@ -136,9 +134,7 @@ class Selector:
         known = kind.table[name]
         return nbytes * (known.encode_s + known.ratio / rate + known.decode_s / self._peer_speed)
 
-    def _measure(
-        self, kind: _Kind, names: List[str], array: Array, reference: Optional[Array], rate: float
-    ) -> None:
+    def _measure(self, kind: _Kind, names: List[str], array: Array, reference: Optional[Array], rate: float) -> None:
         fresh = [name for name in names if name not in kind.table]
         if not fresh and kind.choices % _REFRESH:
             return

@@ -69,9 +69,7 @@ class LatestFrameQueue(Generic[T]):
             self._changed.notify_all()
             return True
 
-    def take(
-        self, timeout_s: Optional[float] = None, wait_s: Callable[[], float] = lambda: 0.0
-    ) -> Optional[T]:
+    def take(self, timeout_s: Optional[float] = None, wait_s: Callable[[], float] = lambda: 0.0) -> Optional[T]:
         """The oldest frame that waits; waits for one. None after ``timeout_s``, or when closed and empty.
 
         ``wait_s`` says how long no frame is to be taken yet (seconds; inf: until :meth:`wake`).

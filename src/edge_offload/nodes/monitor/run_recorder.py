@@ -107,8 +107,12 @@ class RunRecorder(Node):
         Param("video", True, "write the overlay as a video"),
         Param("video_rate", 10.0, "frames per second of that video", low=0.1, high=240.0),
         Param("records", True, "write every record of the run as JSON lines"),
-        Param("network", "", "node whose inferences are counted, and whose end before the first result ends the run; "
-              "none: all, and wait on"),
+        Param(
+            "network",
+            "",
+            "node whose inferences are counted, and whose end before the first result ends the run; "
+            "none: all, and wait on",
+        ),
         Param("link", "", "name of the emulated link, for the summary"),
     )
 

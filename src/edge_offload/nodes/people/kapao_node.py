@@ -127,9 +127,7 @@ class KapaoNode(ImageNode):
         if params["every_frame"]:
             raise BadInput("~carry and ~every_frame are both set", remedy="with ~carry every image has a result")
         self._flow = FlowCarrier()
-        task: Task[List[TrackedPerson]] = Task(
-            self._flow, self._see, self._leave, self._publish_failure, people_drop
-        )
+        task: Task[List[TrackedPerson]] = Task(self._flow, self._see, self._leave, self._publish_failure, people_drop)
         if not params["local"]:
             return task
         local = self._local = build_estimator(params["local"], **params["local_options"])

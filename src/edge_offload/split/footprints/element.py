@@ -9,20 +9,24 @@ from edge_offload.ir.evaluate import mentions_tensor
 from edge_offload.ir.operators import Arg
 from edge_offload.split.footprints.registry import Footprint, Local, Locality, Rows, Site, rule, same_rows
 
-UNARY = tuple("""
+UNARY = tuple(
+    """
 abs acos acosh asin asinh atan atanh bitwise_not ceil celu clamp clamp_max clamp_min clip clone contiguous cos cosh
 detach dropout elu erf erfc exp exp2 expm1 fix floor frac gelu hardshrink hardsigmoid hardswish hardtanh isfinite isinf
 isnan leaky_relu lift_fresh_copy log log10 log1p log2 log_sigmoid logical_not logit mish nan_to_num neg negative
 ones_like positive reciprocal relu relu6 round rsqrt selu sgn sigmoid sign silu sin sinh softplus softshrink
 sqrt square tan tanh threshold to trunc type_as zeros_like full_like _to_copy alias
-""".split())  # noqa: SIM905 - a table reads better than a list of literals
+""".split()  # noqa: SIM905 - a table reads better than a list of literals
+)
 
-POINTWISE = tuple("""
+POINTWISE = tuple(
+    """
 add sub subtract rsub mul multiply div divide true_divide floor_divide remainder fmod pow float_power maximum minimum
 fmax fmin atan2 hypot logaddexp nextafter eq ne lt le gt ge greater less greater_equal less_equal not_equal logical_and
 logical_or logical_xor bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ where addcmul addcdiv lerp masked_fill
 xlogy _prelu_kernel
-""".split())  # noqa: SIM905 - a table reads better than a list of literals
+""".split()  # noqa: SIM905 - a table reads better than a list of literals
+)
 
 BATCH_NORMS = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update")
 

@@ -121,9 +121,7 @@ class SplitStrategy(Strategy):
             self._check_cut(invocation, unchecked)
         return outcome
 
-    def _together(
-        self, inference: Inference, runner: SplitRunner, invocation: SegmentInvocation
-    ) -> Optional[Outcome]:
+    def _together(self, inference: Inference, runner: SplitRunner, invocation: SegmentInvocation) -> Optional[Outcome]:
         """The result of a step by robot and server together; None if the device is to compute it."""
         attempt = self._attempt(inference, runner, invocation)
         if attempt is None:
