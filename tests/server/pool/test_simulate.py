@@ -134,13 +134,39 @@ def test_the_scheduler_hears_of_stages_that_take_longer_and_keeps_its_promise_be
     assert attained() < told
 
 
-def test_feedback_moves_what_waits_behind() -> None:
-    stage = StageTable(np.array([0]), np.array([5.0]), np.array([1.0]), 0.0)
+def test_feedback_moves_what_waits_behind_once_and_in_the_stages_after() -> None:
+    stages = [
+        StageTable(np.array([0]), np.zeros(1), np.array([takes]), transfer) for takes, transfer in ((1, 0), (2, 1))
+    ]
+    shape = tuple(Stage(n, n + 1, "H", 1, 1, 1) for n in range(2))
+    route = Route(Pipeline("a", 1.0, 1.0, shape), stages, Links(1))
+    ways = [route.probe(0.0, 1)]
+    route.reserve(ways[0])
+    ways.append(route.probe(0.0, 1))
+    route.reserve(ways[1])
+    (first, after), (second, last) = (way.uses for way in ways)
+    assert [use.end for use in (first, after, second, last)] == [1.0, 4.0, 2.0, 6.0]
+    route.used(0, first, 1.5)
+    assert [use.end for use in (after, second, last)] == [4.5, 2.5, 6.5]
+    assert (stages[0].free[0], stages[1].free[0]) == (2.5, 6.5)
+    route.used(0, second, 2.5)
+    assert (stages[0].free[0], stages[1].free[0]) == (2.5, 6.5), "it was late as expected"
+    route.used(1, after, 4.0)
+    assert (last.end, stages[1].free[0]) == (6.0, 6.0)
+    stages[1].occupy(0, np.inf)
+    route.used(1, last, 6.0)
+    assert np.isinf(stages[1].free[0]), "who is not there does not come back by what ends"
+
+
+def test_an_early_end_does_not_promise_what_has_not_come_yet() -> None:
+    stage = StageTable(np.array([0]), np.zeros(1), np.array([1.0]), 0.0)
     route = Route(Pipeline("a", 1.0, 1.0, (Stage(0, 1, "H", 1, 1, 1),)), [stage], Links(1))
-    route.used(0, Use(0, 0.0, 0.0, 3.0), 3.5)
-    assert stage.free[0] == 5.5
-    route.used(0, Use(0, 0.0, 0.0, 5.5), 4.0)
-    assert stage.free[0] == 4.0
+    soon, later = (route.probe(0.0, 1), Use(0, 5.0, 5.0, 6.0, 1.0))
+    route.reserve(soon)
+    stage.turns[0].append(later)
+    stage.settle(0)
+    route.used(0, soon.uses[0], 0.5)
+    assert later.end == stage.free[0] == 6.0
 
 
 def test_load_factor_is_the_last_step_that_holds() -> None:

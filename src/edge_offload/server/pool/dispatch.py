@@ -1,7 +1,8 @@
 """Batches that were let in: stage by stage, elsewhere when a stage is overdue, and out of the plan whoever is so twice.
 
-Ray tells of a frozen or cut-off node after a minute, so every call has its reserved end here. Pure: times are given,
-calls are made by whoever drives it; first answer wins.
+Ray tells of a frozen or cut-off node after a minute, so every call has its reserved end here. Workers are sent batches
+in the order in which they were reserved, unless one fits in before another has come. Pure: times are given, calls are
+made by whoever drives it; first answer wins.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Callable, Deque, Dict, List, Mapping, Sequence, Set, Tuple
 
-from edge_offload.server.pool.reserve import Batcher, Route, Use
+from edge_offload.server.pool.reserve import Batcher, Route, StageTable, Use
 
 #: A call is overdue so long behind its reserved end, or half of its time if that is longer (seconds).
 GRACE_S = 0.05
 #: So many overdue calls without an answer between them take a node out of the plan.
 STRIKES = 2
 
-#: Calls from whose lateness the slack is taken; from so many on, and anew after each so many.
+#: Batches from whose lateness the slack is taken; from so many on, and anew after each so many.
 LATEST, EVERY = 256, 16
+#: One batch in so many may be later than the slack.
+MOST_LATE = 50
+_NEAR = 1e-9
 
 #: A worker: route, stage, number.
 Worker = Tuple[int, int, int]
@@ -36,6 +40,8 @@ class Job:
     inputs: List[Any]
     running: int = 0
     done: bool = False
+    tracks: List[Track] = field(default_factory=list)
+    promised: float = math.inf
 
 
 @dataclass
@@ -50,25 +56,46 @@ class Track:
     tried: Set[int] = field(default_factory=set)
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """One stage of one batch at one worker.
 
     Attributes:
         number: of the call.
         track: what it is for; :attr:`Track.payload` is what it takes.
-        stage, worker: where.
-        due: when it is to end.
-        takes: seconds.
+        stage: where.
+        use: its turn at a worker.
+        ready: it is not sent before.
+        sent: whether it has been.
     """
 
     number: int
     track: Track
     stage: int
-    worker: int
-    due: float
-    takes: float
+    use: Use
+    ready: float
+    sent: bool = False
     overdue: bool = False
+
+    @property
+    def worker(self) -> int:
+        """Of the stage."""
+        return self.use.worker
+
+    @property
+    def due(self) -> float:
+        """When it is to end."""
+        return self.use.end
+
+    @property
+    def takes(self) -> float:
+        """Seconds."""
+        return self.use.takes
+
+    @property
+    def table(self) -> StageTable:
+        """Of its stage."""
+        return self.track.route.stages[self.stage]
 
 
 class Dispatcher:
@@ -79,7 +106,8 @@ class Dispatcher:
         answer: takes a batch's requests and the outputs of its last stage.
         refuse: takes requests that are not computed, and why.
         slack_s: by so much, at most, batches are to end before the deadline: what calls and clocks cost. Less where
-            calls are known to end nearer to their reserved ends.
+            batches are known to end nearer to their reserved ends.
+        links: links are emulated: what goes from stage to stage is held for as long as was reserved for it.
     """
 
     def __init__(
@@ -88,16 +116,21 @@ class Dispatcher:
         answer: Callable[[Tuple[int, ...], Any], None],
         refuse: Callable[[Sequence[int], str], None],
         slack_s: float = 0.0,
+        links: bool = False,
     ) -> None:
         self._slack_s = self._most_slack_s = slack_s
+        self.links = links
         #: Seconds from the reserved ends of the latest calls to their ends.
         self.late_s: Deque[float] = deque(maxlen=LATEST)
+        self._behind_s: Deque[float] = deque(maxlen=LATEST)
         self._ended = 0
         self._start, self._answer, self._refuse = start, answer, refuse
         self._routes: List[Route] = []
         self._batcher = Batcher([])
         self._inputs: Dict[int, Tuple[Any, float]] = {}
         self._calls: Dict[int, Call] = {}
+        self._of: Dict[int, Call] = {}
+        self._held: List[Call] = []
         self._numbers = itertools.count(1)
         self._nodes: Dict[Tuple[int, int, int], str] = {}
         self._strikes: Dict[str, int] = {}
@@ -153,7 +186,7 @@ class Dispatcher:
     def step(self, now: float) -> float:
         """Let in what can be, look at what is overdue; when to come again at the latest."""
         for call in list(self._calls.values()):
-            if not call.overdue and now >= self._limit(call):
+            if call.sent and not call.overdue and now >= self._limit(call):
                 call.overdue = True
                 self._strike(call, now)
                 self._elsewhere(call, now)
@@ -168,13 +201,15 @@ class Dispatcher:
             for dispatch in let_in:
                 given = [self._inputs.pop(request) for request in dispatch.requests]
                 job = Job(dispatch.requests, min(deadline for _, deadline in given), [inputs for inputs, _ in given])
+                job.promised = dispatch.way.end
                 self._next(_track(job, dispatch.route, dispatch.way.uses), now)
             for request in dropped:
                 del self._inputs[request]
             if dropped:
                 self._refuse(dropped, "full: the pool cannot answer in time")
+        again = min(again, self._send(now))
         limits = [self._limit(call) if not call.overdue else call.track.job.deadline + GRACE_S
-                  for call in self._calls.values() if not call.track.job.done]  # fmt: skip
+                  for call in self._calls.values() if call.sent and not call.track.job.done]  # fmt: skip
         return min([again, *limits])
 
     def ended(self, number: int, payload: Any, now: float) -> None:
@@ -182,13 +217,14 @@ class Dispatcher:
         call = self._calls.pop(number, None)
         if call is None:
             return
-        self._alive(call, now)
-        self._learn(call, now)
+        self.heard(self._node(call), now)
+        self.late_s.append(now - call.due)
         track, job = call.track, call.track.job
         job.running -= 1
-        use = track.uses[call.stage]
-        if use.worker == call.worker and math.isfinite(float(track.route.stages[call.stage].free[call.worker])):
-            track.route.used(call.stage, use, now)
+        self._of.pop(id(call.use), None)
+        if job.done or track.stage != call.stage:
+            call.use.next = None
+        track.route.used(call.stage, call.use, now)
         if job.done or track.stage != call.stage:
             return
         track.stage += 1
@@ -197,6 +233,7 @@ class Dispatcher:
         if track.stage < len(track.route.stages):
             self._next(track, now)
             return
+        self._learn(now - job.promised)
         self._finish(job)
         self._answer(job.requests, payload)
 
@@ -207,15 +244,15 @@ class Dispatcher:
             return
         job = call.track.job
         job.running -= 1
+        self._of.pop(id(call.use), None)
+        call.table.done(call.use, now)
         if gone:
             key = (id(call.track.route), call.stage, call.worker)
             self._absent.add(key)
             self._free(key, math.inf)
         if not job.done and call.track.stage == call.stage:
             self._elsewhere(call, now)
-            if not job.running:
-                self._finish(job)
-                self._refuse(job.requests, f"full: a member of the pool failed: {why}"[:500])
+            self._refuse_stranded(job, f"full: a member of the pool failed: {why}"[:500])
 
     def heard(self, node: str, now: float) -> None:
         """A node answers."""
@@ -236,22 +273,81 @@ class Dispatcher:
 
     def _next(self, track: Track, now: float) -> None:
         use = track.uses[track.stage]
-        table = track.route.stages[track.stage]
-        takes = float(table.compute_s[len(track.job.requests) - 1])
-        if not math.isfinite(float(table.free[use.worker])):
-            self._elsewhere(Call(0, track, track.stage, use.worker, now, takes), now)
-            if not track.job.running and not track.job.done:
-                self._finish(track.job)
-                self._refuse(track.job.requests, "full: no other member of the pool is there")
+        call = Call(next(self._numbers), track, track.stage, use, now)
+        if not math.isfinite(float(call.table.free[use.worker])):
+            call.table.done(use)
+            self._elsewhere(call, now)
+            self._refuse_stranded(track.job, "full: no other member of the pool is there")
             return
-        self._call(track, use.worker, max(use.end, now + (use.moved - use.begin) + takes), takes)
+        if self.links and track.stage:
+            call.ready = max(now, use.moved)
+        self._call(call)
 
-    def _call(self, track: Track, worker: int, due: float, takes: float) -> None:
-        call = Call(next(self._numbers), track, track.stage, worker, due, takes)
-        track.tried.add(worker)
-        track.job.running += 1
-        self._calls[call.number] = call
-        self._start(call)
+    def _call(self, call: Call) -> None:
+        call.track.tried.add(call.worker)
+        call.track.job.running += 1
+        self._calls[call.number] = self._of[id(call.use)] = call
+        self._held.append(call)
+
+    def _send(self, now: float) -> float:
+        """Begin calls whose turn it is; when the next one's may be."""
+        again = math.inf
+        while self._held:
+            held, self._held = self._held, []
+            tables = {}
+            for call in held:
+                if call.number not in self._calls:
+                    continue
+                wanted = not call.track.job.done and call.track.stage == call.stage
+                if wanted and math.isfinite(float(call.table.free[call.worker])):
+                    tables[id(call.table), call.worker] = call.table
+                    self._held.append(call)
+                    continue
+                del self._calls[call.number], self._of[id(call.use)]
+                call.track.job.running -= 1
+                call.table.done(call.use)
+                if wanted:
+                    self._elsewhere(call, now)
+                    self._refuse_stranded(call.track.job, "full: no other member of the pool is there")
+            again = min([math.inf, *(self._turns(table, worker, now) for (_, worker), table in tables.items())])
+            before = len(self._held)
+            self._held = [call for call in self._held if not call.sent]
+            if before == len(self._held):
+                break
+        return again
+
+    def _turns(self, table: StageTable, worker: int, now: float) -> float:
+        """Send a worker what it is to do next, as far as that is here; when to look again at the latest."""
+        again = until = math.inf
+        at = now
+        turns = table.turns[worker]
+        for use in list(turns):
+            call = self._of.get(id(use))
+            if call is not None and call.sent:
+                at = max(at, use.end)
+            elif call is None or call.ready > now + _NEAR:
+                if call is not None:
+                    again = min(again, call.ready)
+                elif now >= use.moved + GRACE_S:
+                    continue  # it is late: others need not wait for it
+                else:
+                    again = min(again, use.moved + GRACE_S)
+                until = min(until, use.moved)
+            elif max(at, use.moved if self.links else now) + use.takes <= until + _NEAR:
+                call.sent = True
+                at = max(at, use.end)
+                if math.isfinite(until):  # before one that has not come yet
+                    turns.remove(use)
+                    sent = [each for each in turns if (of := self._of.get(id(each))) is not None and of.sent]
+                    turns.insert(len(sent), use)
+                    table.settle(worker)
+                self._start(call)
+        return again
+
+    def _refuse_stranded(self, job: Job, why: str) -> None:
+        if not job.running and not job.done:
+            self._finish(job)
+            self._refuse(job.requests, why)
 
     def _elsewhere(self, call: Call, now: float) -> None:
         """From the last tensors at hand at another worker of the stage; else from the inputs by another route."""
@@ -263,10 +359,18 @@ class Dispatcher:
         left = [worker for worker in range(len(table.free)) if worker not in track.tried]
         if left:
             worker = min(left, key=lambda each: float(table.free[each]))
-            due = max(float(table.free[worker]), now) + call.takes + table.transfer_s * len(job.requests)
+            moved = now + table.transfer_s * len(job.requests)
+            due = max(float(table.free[worker]), moved) + call.takes
             if due <= job.deadline:
-                table.free[worker] = due
-                self._call(track, worker, due, call.takes)
+                use = Use(worker, now, moved, due, call.takes, call.use.next)
+                if use.next is not None:
+                    after, of = use.next
+                    of.moved += max(0.0, due - call.use.end)
+                    after.settle(of.worker)
+                call.use.next = None
+                table.turns[worker].append(use)
+                table.settle(worker)
+                self._call(Call(next(self._numbers), track, call.stage, use, now))
                 return
         for route in self._routes:
             if route is track.route or route.batch < len(job.requests):
@@ -283,6 +387,14 @@ class Dispatcher:
     def _finish(self, job: Job) -> None:
         job.done = True
         job.inputs = []
+        for track in job.tracks:
+            for table, use in zip(track.route.stages, track.uses):
+                call = self._of.get(id(use))
+                if call is None or not call.sent:
+                    if call is not None:
+                        del self._calls[call.number], self._of[id(use)]
+                        job.running -= 1
+                    table.done(use)
 
     def _refuse_all(self, why: str) -> None:
         requests = list(self._inputs)
@@ -292,13 +404,12 @@ class Dispatcher:
         if requests:
             self._refuse(requests, why)
 
-    def _learn(self, call: Call, now: float) -> None:
-        self.late_s.append(now - call.due)
+    def _learn(self, behind_s: float) -> None:
+        self._behind_s.append(behind_s)
         self._ended += 1
         if self._ended % EVERY == 0:
-            stages = max((len(route.stages) for route in self._routes), default=1)
-            late_s = max(0.0, statistics.quantiles(self.late_s, n=10)[-1])
-            self._slack_s = min(self._most_slack_s, stages * late_s)
+            late_s = max(0.0, statistics.quantiles(self._behind_s, n=MOST_LATE)[-1])
+            self._slack_s = min(self._most_slack_s, late_s)
 
     def _strike(self, call: Call, now: float) -> None:
         node = self._node(call)
@@ -312,9 +423,6 @@ class Dispatcher:
             if of == node:
                 self._free(key, math.inf)
 
-    def _alive(self, call: Call, now: float) -> None:
-        self.heard(self._node(call), now)
-
     def _node(self, call: Call) -> str:
         return self._nodes.get((id(call.track.route), call.stage, call.worker), "")
 
@@ -325,8 +433,10 @@ class Dispatcher:
     def _free(self, key: Tuple[int, int, int], when: float) -> None:
         for route in self._routes:
             if id(route) == key[0]:
-                route.stages[key[1]].free[key[2]] = when
+                route.stages[key[1]].occupy(key[2], when)
 
 
 def _track(job: Job, route: Route, uses: Tuple[Use, ...]) -> Track:
-    return Track(job, route, uses, [parcel for inputs in job.inputs for parcel in inputs])
+    track = Track(job, route, uses, [parcel for inputs in job.inputs for parcel in inputs])
+    job.tracks.append(track)
+    return track

@@ -412,7 +412,7 @@ class Gateway:
             self._why = "some members are emulated and others are not, or otherwise dilated; nothing is planned"
             return
         (dilation,) = times
-        self._emulated = dilation > 0
+        self._emulated = self._dispatcher.links = dilation > 0
         network = dilated(self._network, dilation or 1.0)
         own: Dict[str, List[Seat]] = {}
         for seat in wanted:
@@ -469,7 +469,7 @@ class Gateway:
         self._course, self._next = course, None
         for worker, seat in course.seats.items():  # what a member has begun goes first
             until = busy.get(seat, 0.0)
-            course.routes[worker[0]].stages[worker[1]].free[worker[2]] = until if math.isfinite(until) else 0.0
+            course.routes[worker[0]].stages[worker[1]].occupy(worker[2], until if math.isfinite(until) else 0.0)
         nodes = {worker: seat[0] for worker, seat in course.seats.items()}
         self._dispatcher.use(course.routes, nodes, list(course.pending))
 

@@ -20,6 +20,8 @@ from edge_offload.server.pool.plan import Pipeline, Plan
 from edge_offload.server.pool.profile import Network
 
 _NEAR = 1e-9
+#: Share of the plan's rate below which batches do not wait in vain until they are full.
+LIGHT = 0.5
 
 
 class Links:
@@ -52,20 +54,62 @@ class StageTable:
     transfer_s: float
     busy_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        #: What each worker is to do and has not done yet, in turn.
+        self.turns: List[List[Use]] = [[] for _ in self.free]
+        self._since = self.free.copy()
 
-@dataclass(frozen=True)
+    def occupy(self, worker: int, until: float) -> None:
+        """A worker begins nothing before then; infinite: it is not there."""
+        self._since[worker] = self.free[worker] = until
+        self.settle(worker)
+
+    def settle(self, worker: int) -> None:
+        """Expect ends anew, here and in the stages behind, of what a worker is to do."""
+        if not math.isfinite(float(self.free[worker])):
+            return
+        at = float(self._since[worker])
+        moved = []
+        for use in self.turns[worker]:
+            at = max(at, use.moved) + use.takes
+            if use.next is not None and abs(at - use.end) > _NEAR:
+                moved.append((*use.next, at - use.end))
+            use.end = at
+        self.free[worker] = at
+        for stage, use, later_s in moved:
+            use.moved += later_s
+            stage.settle(use.worker)
+
+    def done(self, use: Use, at: Optional[float] = None) -> None:
+        """``use`` has ended, or is not to be after all."""
+        turns = self.turns[use.worker]
+        place = next((place for place, each in enumerate(turns) if each is use), None)
+        if place is not None:
+            del turns[place]
+        if at is not None and math.isfinite(float(self.free[use.worker])):
+            self._since[use.worker] = max(float(self._since[use.worker]), at)
+        if place is not None or at is not None:
+            self.settle(use.worker)
+
+
+@dataclass(eq=False)
 class Use:
     """One stage of a batch's way.
 
     Attributes:
         worker: of the stage.
-        begin, moved, end: transfer (if any) from ``begin`` to ``moved``; computed by ``end``.
+        begin, moved, end: transfer (if any) from ``begin`` to ``moved``; computed by ``end``. The last two are moved
+            by what really happens.
+        takes: seconds of computing.
+        next: the same batch's use of the next stage.
     """
 
     worker: int
     begin: float
     moved: float
     end: float
+    takes: float = 0.0
+    next: Optional[Tuple[StageTable, Use]] = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +166,7 @@ class Route:
                 begin = float(moves[worker])
                 moved = begin + travels
             at = max(moved, float(stage.free[worker])) + takes
-            uses.append(Use(worker, begin, moved, at))
+            uses.append(Use(worker, begin, moved, at, takes))
             last = int(stage.machines[worker])
         return Way(batch, tuple(uses), at - now - worked)
 
@@ -134,13 +178,20 @@ class Route:
             if number:
                 self._links.up[last] = self._links.down[machine] = use.moved
             stage.free[use.worker] = use.end
-            stage.busy_s += float(stage.compute_s[way.batch - 1])
+            stage.busy_s += use.takes
             last = machine
+            stage.turns[use.worker].append(use)
+            if number + 1 < len(way.uses):
+                use.next = self.stages[number + 1], way.uses[number + 1]
 
     def used(self, number: int, use: Use, end: float) -> None:
         """Feedback: stage ``number`` of a reservation really ended at ``end``; what waits behind it moves with it."""
-        stage = self.stages[number]
-        stage.free[use.worker] = max(stage.free[use.worker] + end - use.end, end)
+        if use.next is not None:
+            table, after = use.next
+            after.moved += end - use.end
+            use.next = None
+            table.settle(after.worker)
+        self.stages[number].done(use, end)
 
 
 @dataclass(frozen=True)
@@ -197,12 +248,17 @@ class Batcher:
             elif len(self._waiting) < way.batch:
                 more = way if way.batch == len(self._waiting) + 1 else route.probe(now, len(self._waiting) + 1)
                 wait_s = max(deadline - more.end, 0.0)
-                if self.interval_s is None or self.interval_s * (way.batch - len(self._waiting)) <= wait_s:
+                if not self._light() or (self.interval_s or 0.0) * (way.batch - len(self._waiting)) <= wait_s:
                     return let_in, dropped, now + wait_s + 1e-6
                 let_in.append(self._let_in(route, route.probe(now, len(self._waiting))))
             else:
                 let_in.append(self._let_in(route, way))
         return let_in, dropped, math.inf
+
+    def _light(self) -> bool:
+        """Whether there is so little to do that a batch need not be full."""
+        rate = sum(route.pipeline.rate for route in self._routes)
+        return self.interval_s is not None and self.interval_s * rate * LIGHT > 1.0
 
     def _let_in(self, route: Route, way: Way) -> Dispatch:
         route.reserve(way)
