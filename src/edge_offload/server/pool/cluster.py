@@ -169,7 +169,7 @@ class Started:
         command = [
             sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--block", "--num-cpus", "0",
             "--num-gpus", "0", "--object-store-memory", str(machine.store_mb << 20), "--resources", resources,
-            "--labels", ",".join(labels), "--disable-usage-stats",
+            "--labels", ",".join(labels), "--disable-usage-stats", "--include-log-monitor", "false",
         ]  # fmt: skip
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True
@@ -246,7 +246,7 @@ def start_head(port: int, machine: Machine, folder: pathlib.Path, host: str = LO
     if host != LOOPBACK:
         certificates.prepare(folder, True)
     short = f"/tmp/edge-offload-pool-{os.getuid()}-{port}"  # sockets have at most 107 characters
-    options = ["--head", "--port", str(port), "--include-dashboard", "false", "--temp-dir", short]
+    options = ["--head", "--port", str(port), "--include-dashboard", "false", "--no-monitor", "--temp-dir", short]
     return Started([*options, "--node-ip-address", host], machine, folder)
 
 
