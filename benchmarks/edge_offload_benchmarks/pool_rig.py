@@ -100,6 +100,12 @@ class Pool:
             return dict(json.loads(found[-1].read_text(encoding="utf-8")))
         return {}
 
+    def statuses(self) -> List[Dict[str, Any]]:
+        """What each driver said in the last seconds, with its ``pid``."""
+        from edge_offload.server.pool import cluster
+
+        return cluster.told(self.keys, self.address)
+
     def wait_workers(self, gpus: Mapping[str, int], timeout_s: float) -> Dict[str, Any]:
         """The status once a plan for so many GPUs serves, all its workers there.
 

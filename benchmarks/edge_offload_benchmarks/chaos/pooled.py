@@ -13,12 +13,13 @@ import shutil
 import signal
 import subprocess
 import time
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, List, Mapping, Sequence
 
 import numpy as np
 import psutil
 
-from edge_offload.errors import Unsupported
+from edge_offload.errors import LinkLost, Unsupported
+from edge_offload.link.sockets.ports import lasting_port
 from edge_offload.server.pool import cluster, profile
 from edge_offload_benchmarks.chaos.net import SIZE
 from edge_offload_benchmarks.chaos.rig import Rig
@@ -60,6 +61,8 @@ class PooledRig(Rig):
         Unsupported: no Ray, or no network namespaces where they are needed.
     """
 
+    #: Of each class.
+    gpus = 1
     pool: Pool
     victim: Process
     wrong: pathlib.Path
@@ -82,10 +85,11 @@ class PooledRig(Rig):
             self.wrong = self.pool.root / WRONG
             path = os.pathsep.join(filter(None, [str(sabotage), os.environ.get("PYTHONPATH", "")]))
             spoilt = {"PYTHONPATH": path, "EDGE_OFFLOAD_CHAOS_WRONG": str(self.wrong)}
-            self.pool.join("L4", wait=False)
+            count = ["--gpus", str(self.gpus)]
+            self.pool.join("L4", *count, wait=False)
             prefix = self._link.prefix if self._link else []
             keys = self._own_keys() if self._link else None
-            self.victim = self.pool.join("P4", wait=False, environment=spoilt, prefix=prefix, keys=keys)
+            self.victim = self.pool.join("P4", *count, wait=False, environment=spoilt, prefix=prefix, keys=keys)
             self.pool.joined()
             self._server_options = [*self._server_options, *self.pool.server_options(MODEL, SLO_S)]
             super().__enter__()
@@ -126,6 +130,84 @@ class PooledRig(Rig):
         first = np.arange(len(taken))[:, None] < len(taken) // 2
         tables = {"L4": {1: taken * np.where(first, BAD, GOOD)}, "P4": {1: taken * np.where(first, GOOD, BAD)}}
         profile.save(self.pool.profiles, {MODEL: profile.Network(MODEL, tables, network.cut_bytes)})
+
+
+class FrontsRig(PooledRig):
+    """Two servers in front of one pool, with a GPU of each class for each of them."""
+
+    gpus = 2
+    second: Server
+
+    def start_server(self, bind: str) -> Server:
+        """One of them; the pool is waited for when there are both."""
+        return Rig.start_server(self, bind)
+
+    def other_servers(self) -> List[str]:
+        """The second one, once both serve."""
+        self.second = self.start_server(f"tcp://127.0.0.1:{lasting_port()}")
+        self.second.wait_line("listening on ")
+        self.serve_both()
+        return [self.second.address]
+
+    def __exit__(self, *_: Any) -> None:
+        if hasattr(self, "second"):
+            self.second.signal(signal.SIGCONT)
+            self.second.kill()
+        super().__exit__()
+
+    def serve_both(self) -> None:
+        """Until each has its part of the pool.
+
+        Raises:
+            LinkLost: one has not.
+        """
+        ends = time.monotonic() + SERVES_S
+        while time.monotonic() < ends:
+            told = [each for each in self.pool.statuses() if str(each["why"]).endswith("for 1 L4, 1 P4")]
+            if len(told) == len([stages for each in told if (stages := _there(each))]) == 2:
+                return
+            time.sleep(0.2)
+        raise LinkLost(f"two servers do not share the pool: {[each['why'] for each in self.pool.statuses()]}")
+
+    def used(self) -> Server:
+        """The one that answers the robot."""
+        before = {each["pid"]: each["requests"] for each in self.pool.statuses()}
+        time.sleep(2.5)
+        more = {each["pid"]: each["requests"] - before.get(each["pid"], 0) for each in self.pool.statuses()}
+        drivers = {each.pid for each in self.pool.tree(self.second, "server.pool.gateway")}
+        return self.second if max(more, key=lambda pid: more[pid]) in drivers else self.server
+
+    def again(self, server: Server) -> None:
+        """Another one in the place of one that has ended."""
+        server.kill()
+        if server is self.server:
+            self.restart_server()
+        else:
+            self.second = self.start_server(self.second.address)
+            self.second.wait_line("listening on ")
+
+
+def _there(told: Mapping[str, Any]) -> bool:
+    return bool(told["stages"]) and all(stage["workers_there"] == stage["workers"] for stage in told["stages"])
+
+
+def _front(what: Callable[[FrontsRig, Server], None], mend: Callable[[FrontsRig, Server], None]) -> Any:
+    """Harm to the server that the robot uses."""
+
+    def harm(rig: FrontsRig, hold_s: float) -> None:
+        rig.serve_both()
+        server = rig.used()
+        rig.mark("fault")
+        what(rig, server)
+        time.sleep(hold_s)
+        mend(rig, server)
+        rig.mark("restored")
+
+    return harm
+
+
+def _drain(_: FrontsRig, server: Server) -> None:
+    subprocess.run(edge_offload("serve", "--drain", "--bind", server.address), check=True, timeout=60.0)
 
 
 class Link:
@@ -199,6 +281,9 @@ def _signal(rig: PooledRig, number: signal.Signals) -> None:
             each.send_signal(number)
 
 
+kill_front = _front(lambda _, server: server.kill(), lambda rig, server: rig.again(server))
+drain_front = _front(_drain, lambda rig, server: rig.again(server))
+freeze_front = _front(lambda _, server: server.signal(signal.SIGSTOP), lambda _, server: server.signal(signal.SIGCONT))
 kill_actor = _harm(lambda rig: _kill(rig.pool, rig.victim, "ray::Member"), _nothing)
 kill_node = _harm(lambda rig: _kill(rig.pool, rig.victim, "raylet/raylet"), _nothing)
 freeze_node = _harm(lambda rig: _signal(rig, signal.SIGSTOP), lambda rig: _signal(rig, signal.SIGCONT))

@@ -56,10 +56,11 @@ class Rig:
             address = self.server_address = self.server.address
             link = Link.of("chaos", Trace.constant(MBPS * BYTES_PER_MBIT), RTT_S)
             self.emulator = Emulator("127.0.0.1:0", address[len("tcp://") :], link).start()
-            command = [sys.executable, "-m", "edge_offload_benchmarks.chaos.robot", "--server", self.emulator.address]
+            servers = ",".join([self.emulator.address, *self.other_servers()])
+            command = [sys.executable, "-m", "edge_offload_benchmarks.chaos.robot", "--server", servers]
             if "replay" in self._robot_options:
                 # an ordinary program on the virtual device, which connects by itself
-                device = ["exec", "--absent", "later", "--keys", self._keys, "--server", self.emulator.address, "--"]
+                device = ["exec", "--absent", "later", "--keys", self._keys, "--server", servers, "--"]
                 command = [sys.executable, "-m", "edge_offload.cli", *device, *command]
             command = [*self._clock_words("robot"), *command]
             self.robot = Process([*command, "--keys", self._keys, *self._robot_options])
@@ -89,6 +90,10 @@ class Rig:
         self.server_starts += 1
         options = ["--keys", self._keys, "--allow", MODEL, *self._server_options]
         return Server(*options, bind=bind, prefix=self._prefix)
+
+    def other_servers(self) -> List[str]:
+        """Addresses that the robot knows besides."""
+        return []
 
     def restart_server(self) -> None:
         """Kill the server if it runs, start another one at its address, and wait until it listens."""

@@ -35,6 +35,7 @@ class Scenario:
         gap_s: seconds that may pass without a result of the server, from the fault on; 0: what counts is the time from
             its end. Such a server has a pool of GPUs.
         apart: a member of the pool is in a network namespace.
+        fronts: two servers share the pool.
         clocks: whether robot and server have wall clocks of their own, that can be stepped.
     """
 
@@ -46,9 +47,12 @@ class Scenario:
     clocks: bool = False
     gap_s: float = 0.0
     apart: bool = False
+    fronts: bool = False
 
     def rig(self, robot_options: Sequence[str]) -> Rig:
         """What it is done to."""
+        if self.fronts:
+            return pooled.FrontsRig(robot_options)
         if self.gap_s:
             return pooled.PooledRig(robot_options, self.apart)
         return Rig(robot_options, self.server_prefix(), self.clocks)
@@ -197,6 +201,11 @@ SCENARIOS: Dict[str, Scenario] = {
     "pool_gateway": Scenario("the pool's driver is killed", pooled.kill_driver, gap_s=pooled.HEAD_S),
     "pool_link": Scenario("the link between members is cut", pooled.cut_link, gap_s=BACK_S, apart=True),
     "pool_sizes": Scenario("a member answers with wrong sizes", pooled.wrong_sizes, gap_s=pooled.HEAD_S),
+    "pool_front_killed": Scenario(
+        "of two servers in front of a pool, the one in use is killed", pooled.kill_front, gap_s=BACK_S, fronts=True
+    ),
+    "pool_front_drained": Scenario("… is drained, as for an update", pooled.drain_front, gap_s=BACK_S, fronts=True),
+    "pool_front_frozen": Scenario("… stands still", pooled.freeze_front, gap_s=BACK_S, fronts=True),
 }
 
 

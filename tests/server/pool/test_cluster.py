@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import pathlib
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Any, Iterator, List
 
 import psutil
@@ -24,7 +27,7 @@ from edge_offload.link.transport.client import Client
 from edge_offload.mode import Mode
 from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.runtime.module import OffloadedModule
-from edge_offload.server.pool import certificates, cluster, gateway
+from edge_offload.server.pool import certificates, cluster, gateway, member, profile
 from edge_offload.server.pool.gateway import Settings
 from edge_offload.server.pool.seats import DRIVER_S, Others, shared
 from edge_offload.server.server import OffloadServer
@@ -144,6 +147,82 @@ def test_a_deadline_below_one_inference_is_refused():
     gateway.check_slo(network, 2 * least_s)
     with pytest.raises(BadInput, match="less than one inference of net"):
         gateway.check_slo(network, 1e-6)
+
+
+@pytest.mark.unit
+def test_a_second_head_on_a_port_is_refused(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BadInput, match=r"may be a head already.*join that one"):
+            cluster.start_head(port, cluster.Machine(), tmp_path)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("full", "said"), [("/tmp", "sockets and logs need.*make room"), ("/dev/shm", "says 256.*smaller --store-mb")]
+)
+def test_full_disks_are_told_before_ray_begins(full, said, monkeypatch):
+    free = {place: (1 << 20 if place == full else 1 << 40) for place in ("/tmp", "/dev/shm")}
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free[place]))
+    with pytest.raises(BadInput, match=said):
+        cluster.check_room(256)
+    free[full] = 1 << 40
+    cluster.check_room(256)
+
+
+@pytest.mark.unit
+def test_a_full_object_store_is_told_with_the_remedy():
+    full = RuntimeError("ray::Member.run()\nray.exceptions.ObjectStoreFullError: Failed to put object")
+    assert "larger --store-mb" in cluster.plain(full)
+    assert cluster.plain(ValueError("a\nb")) == "ValueError: b"
+
+
+@pytest.mark.unit
+def test_clocks_that_are_apart_are_told_before_tls_fails(tmp_path, monkeypatch):
+    pytest.importorskip("cryptography")
+    cluster.make_token(tmp_path)
+    certificates.prepare(tmp_path, True)
+
+    class Early(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.datetime(2001, 1, 1, tzinfo=tz)
+
+    monkeypatch.setattr(certificates.datetime, "datetime", Early)
+    with pytest.raises(BadInput, match=r"clock says 2001-01-01.*set the clock"):
+        certificates.prepare(tmp_path, False)
+
+
+@pytest.mark.unit
+def test_members_with_other_weights_or_without_the_network_say_so(tmp_path, monkeypatch):
+    model = {"name": CHAIN, "options": {}, "state_hash": "0" * 64, "cuts": {}}
+    monkeypatch.delenv(member.TABLE, raising=False)
+    with pytest.raises(BadInput, match=r"other weights of.*same weights everywhere"):
+        member.Member(model, "L4", 1, 1)
+    network = a_network(random.Random(0), "net", ("H", "L"), 4, 2, 1)
+    profile.save(tmp_path, {"net": network})
+    monkeypatch.setenv(member.TABLE, str(tmp_path))
+    with pytest.raises(BadInput, match="no times of net on P4"):
+        member.Member({**model, "name": "net"}, "P4", 1, 1)
+
+
+@pytest.mark.unit
+def test_a_class_that_the_profile_lacks_is_told_with_those_that_it_has():
+    assert "no class P4, but H, L" in gateway._unknown("P4", {"L": 1, "H": 1})
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--gpus", "0"), "--gpus is 1 to 1024"),
+        (("--store-mb", "1"), "--store-mb at least 80"),
+        (("--times", "0"), "--times is a positive number"),
+    ],
+)
+def test_what_no_machine_brings_in_is_one_line(given, said, capsys):
+    assert main(["pool", "join", "127.0.0.1:9", "--class", "L4", *given]) != 0
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.unit

@@ -45,6 +45,7 @@ def prepare(folder: pathlib.Path, head: bool) -> None:
         raise BadInput(f"others can read {authority}", remedy=f"chmod 600 {authority}")
     if not _fits(folder):
         _make_own(folder)
+    _check_clock(folder)
 
 
 def addresses() -> Set[str]:
@@ -68,6 +69,27 @@ def _fits(folder: pathlib.Path) -> bool:
     end = getattr(certificate, "not_valid_after_utc", None) or certificate.not_valid_after.replace(tzinfo=utc)
     left = end - datetime.datetime.now(utc)
     return (folder / "tls.key").exists() and known >= addresses() and left.days >= LEFT_DAYS
+
+
+def _check_clock(folder: pathlib.Path) -> None:
+    """Whether the authority's certificate holds now, by this machine's clock.
+
+    Raises:
+        BadInput: it does not.
+    """
+    x509, utc = _library(), datetime.timezone.utc
+    authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    begin, end = (
+        getattr(authority, f"{name}_utc", None) or getattr(authority, name).replace(tzinfo=utc)
+        for name in ("not_valid_before", "not_valid_after")
+    )
+    now = datetime.datetime.now(utc)
+    if not begin <= now <= end:
+        raise BadInput(
+            f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC, and the pool's certificates hold from "
+            f"{begin:%Y-%m-%d} to {end:%Y-%m-%d}",
+            remedy="set the clock (NTP); if it is right, delete ca.key and ca.crt on the head, and begin the pool anew",
+        )
 
 
 def _make_authority(folder: pathlib.Path) -> None:

@@ -13,6 +13,7 @@ import logging
 import os
 import pathlib
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -143,6 +144,39 @@ class Machine:
     store_mb: int = 256
 
 
+#: Where Ray has its sockets and logs, and what these take at least (bytes); where tensors are shared.
+SOCKETS, SOCKETS_BYTES, SHARED = "/tmp", 64 << 20, "/dev/shm"
+
+
+def check_room(store_mb: int) -> None:
+    """Whether there is room for sockets, logs and the object store.
+
+    Raises:
+        BadInput: there is not.
+    """
+    if shutil.disk_usage(SOCKETS).free < SOCKETS_BYTES:
+        raise BadInput(
+            f"{SOCKETS} is full: Ray's sockets and logs need {SOCKETS_BYTES >> 20} MB there",
+            remedy=f"make room in {SOCKETS}",
+        )
+    with contextlib.suppress(FileNotFoundError):
+        free = shutil.disk_usage(SHARED).free >> 20
+        if free < store_mb:
+            raise BadInput(
+                f"{SHARED} has room for {free} MB, and --store-mb says {store_mb}",
+                remedy=f"take a smaller --store-mb, or enlarge {SHARED} (docker: --shm-size)",
+            )
+
+
+def plain(error: BaseException) -> str:
+    """What a member's failure means, in a line, with the remedy where there is one."""
+    words = (str(error).strip().splitlines() or [""])[-1]
+    text = f"{type(error).__name__} {error}"
+    if "ObjectStoreFull" in text or "OutOfDisk" in text:
+        return f"the object store of a member is full: join with a larger --store-mb ({words})"[:300]
+    return f"{type(error).__name__}: {words}"[:300]
+
+
 class Started:
     """Ray's processes of one machine, begun here.
 
@@ -158,6 +192,7 @@ class Started:
 
     def __init__(self, options: List[str], machine: Machine, folder: pathlib.Path) -> None:
         check_available()
+        check_room(machine.store_mb)
         env = environment(folder)
         labels = [f"{name}={value}" for name, value in versions().items()]
         if machine.table:

@@ -320,7 +320,7 @@ class Gateway:
                     "busy": float(table.busy_s / seconds / max(len(table.free), 1)),
                 })  # fmt: skip
         return {
-            "address": self._settings.address, "model": self._settings.model, "slo_s": self._slo_s,
+            "address": self._settings.address, "pid": os.getpid(), "model": self._settings.model, "slo_s": self._slo_s,
             "nodes": [
                 {
                     "id": node.name[:8], "class": node.gpu, "gpus": node.gpus, "emulated": node.times,
@@ -502,7 +502,7 @@ class Gateway:
                 # the tensors go from stage to stage as a reference; only the last stage's are fetched
                 self._post("ended", (call.number, future.result() if last else kept))
             else:
-                words = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"[:300]
+                words = cluster.plain(error)
                 self._post("failed", (call.number, seat, actor, words, type(error).__name__ in GONE))
 
         reference.future().add_done_callback(done)
