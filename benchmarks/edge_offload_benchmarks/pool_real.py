@@ -127,19 +127,21 @@ def costs(seconds: float) -> Dict[str, Any]:
             with Process(command) as robots:
                 at_s = [number / 20 for number in range(round(20 * seconds))]
                 robots.ask({"at": at_s[:40]}, LOST_S)
-                first = pool.usage([server])
+                first = pool.cpu_by(server)
                 time.sleep(seconds)
-                still = pool.usage([server])
+                still = pool.cpu_by(server)
                 answer = robots.ask({"at": at_s}, seconds + LOST_S)
-                last = pool.usage([server])
+                last = pool.cpu_by(server)
                 robots.end()
     took_s = [took for took in answer["took_s"] if took is not None]
-    without_s, all_s = still["cpu_s"] - first["cpu_s"], last["cpu_s"] - still["cpu_s"]
+    without_s = sum(still.values()) - sum(first.values())
+    all_s = sum(last.values()) - sum(still.values())
     return {
         "emulated": True,
         "idle_bytes": idle["memory"],
         "idle_cores": (idle["cpu_s"] - before["cpu_s"]) / seconds,
         "frame_cpu_s": (all_s - without_s) / max(len(took_s), 1),
+        "frame_cpu_by_s": {name: (last[name] - 2 * still[name] + first[name]) / max(len(took_s), 1) for name in last},
         "frame_cpu_all_s": all_s / max(len(took_s), 1),
         "without_frames_cores": without_s / seconds,
         "frames": len(at_s),

@@ -134,6 +134,20 @@ class Pool:
                     cpu_s += times.user + times.system
         return {"memory": memory, "cpu_s": cpu_s}
 
+    def cpu_by(self, server: Process) -> Dict[str, float]:
+        """Seconds of processor so far: of the server in front, of its driver, of members, and of Ray around them."""
+        front = psutil.Process(server.pid).cpu_times()
+        spent = {"front": front.user + front.system, "driver": 0.0, "members": 0.0}
+        for name, process, word in [
+            ("driver", server, "server.pool.gateway"), *(("members", member, "ray::Member") for member in self.members)
+        ]:  # fmt: skip
+            for each in self.tree(process, word):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    times = each.cpu_times()
+                    spent[name] += times.user + times.system
+        spent["ray"] = self.usage([server])["cpu_s"] - sum(spent.values())
+        return spent
+
     def tree(self, process: Process, word: str = "") -> List[psutil.Process]:
         """Processes below one of ours whose command has this word."""
         found = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 from typing import Any, Callable, Dict, List, Mapping, Sequence
@@ -289,7 +290,8 @@ def _pool(record: Any) -> List[str]:
     for name, values in record["summary"].items():
         shown = ", ".join(f"{of} {value:.3f}" for of, value in values.items())
         lines.append(f"| {_cell(name)} | {_cell(shown)} |")
-    return [*lines, *_pool_real(record.get("real")), *_pool_costs(record.get("costs"))]
+    more = (_pool_real(record.get("real")), _pool_networks(record.get("networks")), _pool_costs(record.get("costs")))
+    return [*lines, *itertools.chain.from_iterable(more)]
 
 
 def _pool_real(found: Any) -> List[str]:
@@ -313,6 +315,25 @@ def _pool_real(found: Any) -> List[str]:
     return [*lines, *(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows)]
 
 
+def _pool_networks(rows: Any) -> List[str]:
+    if not rows:
+        return []
+    columns: List[Column] = [
+        ("network", "model", str),
+        ("stages", "stages", str),
+        ("frames", "frames", str),
+        ("computed by the pool", "remote", str),
+        ("bit-equal to the robot's own", "equal_local", str),
+        ("to an undivided server's", "equal_server", str),
+        ("people", "people", str),
+        ("frames with the same people", "people_equal", str),
+    ]
+    lines = ["", "## Real networks in stages", "", "`edge-offload bench pool --networks`: members compute; that they "
+             "are of two classes is the bench's saying. Frames are those of the sample video, random inputs for "
+             "ResNet-50, which finds no people.", ""]  # fmt: skip
+    return [*lines, *_table(rows, columns)]
+
+
 def _pool_costs(found: Any) -> List[str]:
     if not found:
         return []
@@ -321,6 +342,7 @@ def _pool_costs(found: Any) -> List[str]:
         ("head and two members without models, processor", f"{100 * found['idle_cores']:.1f} % of a core"),
         ("a frame of 250 kB through two stages adds, processor of all processes",
          f"{1e3 * found['frame_cpu_s']:.1f} ms"),
+        *((f"of this {name}", f"{1e3 * cpu_s:.1f} ms") for name, cpu_s in found["frame_cpu_by_s"].items()),
         ("the same processes with a server and 16 robots, without frames",
          f"{100 * found['without_frames_cores']:.1f} % of a core"),
         ("both, a frame of 20 a second", f"{1e3 * found['frame_cpu_all_s']:.1f} ms"),

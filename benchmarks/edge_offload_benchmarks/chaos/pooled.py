@@ -133,7 +133,10 @@ class PooledRig(Rig):
 
 
 class FrontsRig(PooledRig):
-    """Two servers in front of one pool, with a GPU of each class for each of them."""
+    """Two servers in front of one pool, with a GPU of each class for each of them.
+
+    No link is emulated: an emulator goes on taking connections to a server that is dead, which no machine does.
+    """
 
     gpus = 2
     second: Server
@@ -142,12 +145,12 @@ class FrontsRig(PooledRig):
         """One of them; the pool is waited for when there are both."""
         return Rig.start_server(self, bind)
 
-    def other_servers(self) -> List[str]:
-        """The second one, once both serve."""
+    def servers(self) -> List[str]:
+        """Both, once both serve."""
         self.second = self.start_server(f"tcp://127.0.0.1:{lasting_port()}")
         self.second.wait_line("listening on ")
         self.serve_both()
-        return [self.second.address]
+        return [self.server.address, self.second.address]
 
     def __exit__(self, *_: Any) -> None:
         if hasattr(self, "second"):

@@ -56,7 +56,7 @@ class Rig:
             address = self.server_address = self.server.address
             link = Link.of("chaos", Trace.constant(MBPS * BYTES_PER_MBIT), RTT_S)
             self.emulator = Emulator("127.0.0.1:0", address[len("tcp://") :], link).start()
-            servers = ",".join([self.emulator.address, *self.other_servers()])
+            servers = ",".join(self.servers())
             command = [sys.executable, "-m", "edge_offload_benchmarks.chaos.robot", "--server", servers]
             if "replay" in self._robot_options:
                 # an ordinary program on the virtual device, which connects by itself
@@ -91,9 +91,9 @@ class Rig:
         options = ["--keys", self._keys, "--allow", MODEL, *self._server_options]
         return Server(*options, bind=bind, prefix=self._prefix)
 
-    def other_servers(self) -> List[str]:
-        """Addresses that the robot knows besides."""
-        return []
+    def servers(self) -> List[str]:
+        """Addresses that the robot knows."""
+        return [self.emulator.address]
 
     def restart_server(self) -> None:
         """Kill the server if it runs, start another one at its address, and wait until it listens."""

@@ -76,7 +76,12 @@ def run(
     def decide(name: str, now: float) -> None:
         let_in, _, again = batchers[name].decide(now)
         for dispatch in let_in:
-            end = dispatch.way.end if truth is None else truth.follow(dispatch, now, at)
+            if truth is None:  # all happens as reserved
+                end = dispatch.way.end
+                for stage, use in zip(dispatch.route.stages, dispatch.way.uses):
+                    stage.turns[use.worker].clear()
+            else:
+                end = truth.follow(dispatch, now, at)
             for request in dispatch.requests:
                 answered[name][request] = end <= arrivals[name][request] + slo_s[name] + 1e-9
         if again < asked[name] or asked[name] <= now:
