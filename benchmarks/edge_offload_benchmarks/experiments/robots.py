@@ -10,13 +10,13 @@ has four connections. Fairness is per robot, not per connection.
                                                    real networks in one mode, a process each; --mode split likewise
   edge-offload bench robots --front                frames of 250 kB per core of a front: decrypt, check, decode, answer
 
-served: answers per robot. ratio: most / least. memory growth: of the server's resident memory, from a fifth of the time
-to the end. A robot whose connection breaks opens its model again on the next one; every break is counted with its
-reason. Ends with 1 if anything failed, if the most served robot got more than 1.2 times as much as the least, or if the
-server grew by more than 2 %, or held more sockets or threads than at the beginning (--front: without the ratio). With --mode each robot runs frame
-after frame for --seconds once all have learnt and planned; results are compared with what the robot computes itself:
-bit for bit, or for split within 1e-4 of the largest value. Ends with 1 where that, or the ratio, is not met, or a frame
-fell back to the robot.
+served: answers per robot. ratio: most / least. memory growth: of the server's resident memory, from a fifth of the
+time to the end. A robot whose connection breaks opens its model again on the next one; every break is counted with its
+reason. Ends with 1 if anything failed, if the most served robot got more than 1.2 times as much as the least, or if
+the server grew by more than 2 %, or held more sockets or threads than at the beginning (--front: without the ratio).
+With --mode each robot runs frame after frame for --seconds once all have learnt and planned; results are compared with
+what the robot computes itself: bit for bit, or for split within 1e-4 of the largest value. Ends with 1 where that, or
+the ratio, is not met, or a frame fell back to the robot.
 """
 
 from __future__ import annotations
