@@ -954,7 +954,6 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "robots": _robots,
     "robots_front": _robots,
     "robots_modes": _held_robots,
-    "robots_front": _robots,
     "fuzz": _fuzz,
     "fuzz_messages": _fuzz,
     "fuzz_strangers": _fuzz,
