@@ -62,6 +62,11 @@ TABLE: Dict[Mode, ModeInfo] = {
 }
 
 
+#: The first, a copy of the model on the server that needs no learning, stands in for the second until that is ready,
+#: and while that is slower.
+BRIDGE, BRIDGED = Mode.SERVER, Mode.REPLAY
+
+
 def parse_mode(text: str) -> Mode:
     """Return the mode named ``text``.
 

@@ -209,7 +209,7 @@ def test_a_run_that_is_cut_off_keeps_what_it_found_and_goes_on_from_there(tmp_pa
     path, ran = tmp_path / "chaos.json", []
     frames, summary = good()
 
-    def scenario(name, hold_s, repeat, timing, mode, in_flight, carry):
+    def scenario(name, hold_s, repeat, timing, mode, in_flight, carry, accuracy):
         ran.append(name)
         if name == "reset" and ran.count("reset") == 1:
             raise KeyboardInterrupt

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Deque, Dict, Iterable, List, Mapping, Optional
 
 from edge_offload.link.estimate.estimator import LinkReading
-from edge_offload.mode import TABLE, Mode
+from edge_offload.mode import BRIDGE, BRIDGED, TABLE, Mode
 from edge_offload.power.states import StatePowers
 from edge_offload.timing import Expected, InferenceReport
 
@@ -322,11 +322,12 @@ class Forecaster:
         self._note(now, report, reading)
 
     def late(self, now: float, mode: Mode, waited_s: float) -> None:
-        """A frame waited so long for ``mode`` and got nothing."""
-        history = self._of(mode)
-        if history.frames:
-            history.late_s = max(history.late_s, 1.5 * waited_s)
-            history.late_since_s = now
+        """A frame waited so long for ``mode`` and got nothing; nor would it have from what stands in for that."""
+        for each in (mode, BRIDGE) if mode is BRIDGED else (mode,):
+            history = self._of(each)
+            if history.frames:
+                history.late_s = max(history.late_s, 1.5 * waited_s)
+                history.late_since_s = now
 
     def settled(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
         """A remote result came after its frame was over: where its time went is known now."""

@@ -15,7 +15,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple
 from edge_offload.errors import BadInput
 from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.manager.forecast import Forecast
-from edge_offload.mode import AUTO, TABLE, Mode, names
+from edge_offload.mode import AUTO, BRIDGE, BRIDGED, TABLE, Mode, names
 
 #: What ``Decision.policy`` says of a mode that is held, by configuration or because somebody asked for it.
 FIXED, SERVICE = "fixed", "service"
@@ -34,9 +34,8 @@ LOOKED = 1.3
 #: Modes that a policy chooses among unless it is told others. These two give the same bits and need no preparation;
 #: ``split`` has to be profiled and planned first, ``replay`` needs the virtual device, the rest are for comparison.
 CANDIDATES = (Mode.LOCAL, Mode.SERVER)
-#: The first, a copy of the model on the server that needs no learning, stands in for the second until that is ready,
-#: and while that is slower by more than so large a share.
-BRIDGE, BRIDGED, SLOWER = Mode.SERVER, Mode.REPLAY, 0.08
+#: The bridge stays while the mode that it stands in for is slower by more than so large a share.
+SLOWER = 0.08
 #: Why it is not to be chosen otherwise.
 BRIDGE_OVER = f"it stood in for {BRIDGED}, which is no slower"
 

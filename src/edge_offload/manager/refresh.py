@@ -8,7 +8,7 @@ result is used, and what the other mode takes is known again. It costs energy, s
 from __future__ import annotations
 
 import math
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Tuple
 
 from edge_offload.manager.forecast import Forecast
 from edge_offload.mode import Mode
@@ -72,6 +72,17 @@ class Refresher:
         self._asked: Optional[Mode] = None
         self._asked_s = math.nan
         self._rarer = 1
+
+    def choose(
+        self, mode: Mode, now: float, forecasts: Mapping[Mode, Forecast], local: bool
+    ) -> Tuple[Mode, Optional[Mode]]:
+        """The mode in which a frame runs that was meant for ``mode``, and one to ask beside it, if anything.
+
+        ``local``: whether it is known what the robot takes.
+        """
+        if mode is not Mode.LOCAL:
+            return self.instead(mode, forecasts) or mode, None
+        return mode, self.due(now, forecasts) if local else None
 
     def due(self, now: float, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
         """For a frame that is about to be computed locally: what to ask beside it, if anything."""

@@ -23,17 +23,17 @@ from edge_offload.link.estimate.estimator import LinkReading
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.forecast import Forecaster
-from edge_offload.manager.in_flight import TOGETHER, Pace, Row
-from edge_offload.manager.policy import BRIDGE, BRIDGED, CANDIDATES, Situation, bridged
+from edge_offload.manager.in_flight import TOGETHER, Lateness, Pace, Row
+from edge_offload.manager.policy import CANDIDATES, Situation, bridged
 from edge_offload.manager.promise import PromisePolicy
 from edge_offload.manager.refresh import Refresher
-from edge_offload.mode import Mode
+from edge_offload.mode import BRIDGE, BRIDGED, Mode
 from edge_offload.models import registry
 from edge_offload.models.entry import Scalar
 from edge_offload.modes.local import LocalRunner
 from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.modes.runner import Attempt, Runner
-from edge_offload.modes.server import CAPTURED, ServerRunner
+from edge_offload.modes.server import ServerRunner
 from edge_offload.power.states import StatePowers
 from edge_offload.runtime.hedge import Hedge, Outcome, apart
 from edge_offload.runtime.joining import WORTH_JOINING_S, run_and_join
@@ -45,9 +45,6 @@ from edge_offload.runtime.robot_device import executor_of, split_runner
 from edge_offload.runtime.server_load import ServerLoad
 from edge_offload.split.model.objective import Objective
 from edge_offload.timing import Expected, InferenceReport
-
-#: Modes that take long to prepare: while a mode is held by name, they are not.
-PREPARED = (Mode.REPLAY, Mode.SPLIT)
 
 
 class OffloadedModule:
@@ -115,9 +112,7 @@ class OffloadedModule:
         executor = executor_of(module, device, beside, name, options or {}, EAGER if exact else chosen(engine, name))
         self._local = LocalRunner(executor, robot_slowdown)
         self.forecaster = Forecaster(powers, self._expected)
-        self._preparation = Preparation(self.forecaster) if bridges else None
-        if bridges:
-            self.forecaster.trials = {BRIDGED: 2, Mode.SPLIT: 2}
+        self._preparation = Preparation(self.forecaster, bridges)
         self._refresher = Refresher()
         self._load = ServerLoad(client)
         self._inputs: Sequence[torch.Tensor] = ()
@@ -200,9 +195,7 @@ class OffloadedModule:
         obstacles: Dict[Mode, str] = {}
         for mode in self._candidates:
             if self.offers(mode):
-                why = "it is prepared when a policy chooses" if not choosing and mode in PREPARED else ""
-                if self._preparation is not None and not why and choosing:
-                    why = self._preparation.not_yet(mode, obstacles)
+                why = self._preparation.not_yet(mode, obstacles, choosing)
                 obstacles[mode] = why or self.unavailable_reason(mode, inputs) or ""
         now = time.monotonic()
         self._inputs = inputs
@@ -214,7 +207,7 @@ class OffloadedModule:
             link = self.forecaster.assumed(reading)
         # replay gives the bits of torch; where an engine computes on the server, that is another offer
         engine = self._server is not None and self._server.engine_in_force()
-        if self._preparation is not None and choosing and not engine:
+        if self._preparation.bridges and choosing and not engine:
             forecasts = bridged(forecasts)
         return Situation(now, forecasts, deadline_s, self._load.load(now), link=link)
 
@@ -286,8 +279,7 @@ class OffloadedModule:
         report = self._account(replace(outcome, waited_s=waited_s), mode, reason, time.monotonic() - began)
         outputs = outcome.attempt.outputs
         if self._report_results and meta is not None and report.mode is not Mode.SERVER:
-            facts = {key: value for key, value in meta.items() if key != CAPTURED}
-            tell_result(self._client, self.name, outputs, report, facts)
+            tell_result(self._client, self.name, outputs, report, meta)
         return outputs, report
 
     def _outcome(
@@ -319,9 +311,7 @@ class OffloadedModule:
         """The mode to run in, and one to ask beside it, so that what is known of the candidates does not go stale."""
         forecasts = self.situation(inputs).forecasts
         with self._lock:
-            if mode is not Mode.LOCAL:
-                return self._refresher.instead(mode, forecasts) or mode, None
-            return mode, self._refresher.due(time.monotonic(), forecasts) if self._local.expected_s() > 0 else None
+            return self._refresher.choose(mode, time.monotonic(), forecasts, self._local.expected_s() > 0)
 
     def _expected(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
         """What the plan that is in force for such a link is expected to take; None where there are no plans."""
@@ -340,18 +330,15 @@ class OffloadedModule:
         is seen to have stopped.
         """
         runner, local_s, began = self._runners[mode], self._local.expected_s(), time.monotonic()
-        usual_s, slack_s, due_s = (0.0, 0.0, 0.0) if beside else self._late_s(mode, deadline_s, local_s, began)
-        late_s = min(usual_s + slack_s, due_s)
-        self.pace.begun(place, -math.inf if beside else began + usual_s + slack_s / 2)
+        late = Lateness(0.0, 0.0, 0.0) if beside else self._lateness(mode, deadline_s, local_s, began)
+        late_s = late.first_s
+        self.pace.begun(place, -math.inf if beside else began + late.usual_s + late.slack_s / 2)
 
         def late_at() -> float:
-            since_s, late_s = self.row.first_since_s(place), usual_s + slack_s
-            if self._hedge.unavailable_reason() is None:
-                # behind the robot's own frames nothing is late: it counts from when they are through
-                part_s = self.pace.part_s(mode)
-                behind_s = since_s - began + (usual_s if math.isnan(part_s) else part_s)
-                late_s = max(usual_s, behind_s) + slack_s
-            return began + min(late_s, due_s)
+            if self._hedge.unavailable_reason() is not None:
+                return began + late_s
+            # behind the robot's own frames nothing is late: it counts from when they are through
+            return began + late.behind_s(self.row.first_since_s(place) - began, self.pace.part_s(mode))
 
         def local(enough: threading.Event) -> Attempt:
             self.pace.begun(place, -math.inf)
@@ -377,21 +364,18 @@ class OffloadedModule:
         with self._lock:
             self.forecaster.hedged(in_vain=outcome.hedged and outcome.remote)
             if outcome.hedged and not outcome.remote:
-                # what stopped the link stops it for the mode that stands in, too
                 now = time.monotonic()
-                waited_s = max(0.0, now - max(began, self.row.first_since_s(place)))
-                for other in (mode, BRIDGE) if mode is BRIDGED else (mode,):
-                    self.forecaster.late(now, other, waited_s)
+                self.forecaster.late(now, mode, max(0.0, now - max(began, self.row.first_since_s(place))))
         return outcome
 
-    def _late_s(self, mode: Mode, deadline_s: Optional[float], local_s: float, now: float) -> Tuple[float, ...]:
-        """Seconds that ``mode`` usually takes, may be later, and leaves the robot before the deadline; inf: unknown."""
+    def _lateness(self, mode: Mode, deadline_s: Optional[float], local_s: float, now: float) -> Lateness:
         with self._lock:
             forecast = self.forecaster.forecast(now, mode, self.reading(now))
         if not self._hedging or local_s <= 0 or not forecast.known:
-            return math.inf, math.inf, math.inf
-        feasible = deadline_s is not None and deadline_s - local_s >= forecast.latency_s + forecast.error_s
-        return forecast.latency_s, forecast.late_s, deadline_s - local_s if deadline_s and feasible else math.inf
+            return Lateness()
+        left_s = math.inf if deadline_s is None else deadline_s - local_s
+        due_s = left_s if left_s >= forecast.latency_s + forecast.error_s else math.inf
+        return Lateness(forecast.latency_s, forecast.late_s, due_s)
 
     def _settled(self, mode: Mode, watch: Optional[Watch], seconds: float, attempt: Optional[Attempt]) -> None:
         """A remote result came too late; where its time went is worth knowing."""
@@ -407,8 +391,7 @@ class OffloadedModule:
 
     def _account(self, outcome: Outcome, mode: Mode, reason: str, total_s: float) -> InferenceReport:
         """The report of one inference, and what the forecaster learns from it."""
-        sent = self.forecaster.bytes_up(mode)
-        report, learnt = outcome.report(mode, reason, total_s, self.name, self._local, sent)
+        report, learnt = outcome.report(mode, reason, total_s, self.name, self._local, self.forecaster.bytes_up(mode))
         now = time.monotonic()
         with self._lock:
             if outcome.remote and outcome.hedged:

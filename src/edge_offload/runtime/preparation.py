@@ -6,9 +6,10 @@ import time
 from typing import Mapping, Set
 
 from edge_offload.manager.forecast import Forecaster
-from edge_offload.manager.policy import BRIDGE, BRIDGED
-from edge_offload.mode import Mode
+from edge_offload.mode import BRIDGE, BRIDGED, Mode
 
+#: Modes that take long to prepare: while a mode is held by name, they are not.
+PREPARED = (BRIDGED, Mode.SPLIT)
 #: Frames that the server answers before anything is prepared beside them, and seconds after which none is waited for.
 FIRST_FRAMES, FIRST_S = 10, 20.0
 #: Seconds after which ``split`` is prepared although ``replay`` is not ready.
@@ -20,21 +21,29 @@ class Preparation:
 
     Args:
         forecaster: counts frames.
+        bridges: whether the server does; else everything is prepared as soon as somebody chooses.
     """
 
-    def __init__(self, forecaster: Forecaster) -> None:
-        self._forecaster = forecaster
+    def __init__(self, forecaster: Forecaster, bridges: bool) -> None:
+        self._forecaster, self.bridges = forecaster, bridges
+        if bridges:
+            forecaster.trials = dict.fromkeys(PREPARED, 2)
         self._begun: Set[Mode] = set()
         self._made_s = time.monotonic()
 
-    def not_yet(self, mode: Mode, others: Mapping[Mode, str]) -> str:
+    def not_yet(self, mode: Mode, others: Mapping[Mode, str], choosing: bool) -> str:
         """Why ``mode`` is not to be prepared yet, in words; empty when it is.
 
         Args:
             mode: one of the candidates.
             others: why those before it cannot run; empty where they can.
+            choosing: whether a policy chooses among them.
         """
-        if mode in self._begun or mode not in (BRIDGED, Mode.SPLIT):
+        if mode not in PREPARED:
+            return ""
+        if not choosing:
+            return "it is prepared when a policy chooses"
+        if not self.bridges or mode in self._begun:
             return ""
         since_s = time.monotonic() - self._made_s
         if self._forecaster.frames(BRIDGE) < FIRST_FRAMES and since_s < FIRST_S:

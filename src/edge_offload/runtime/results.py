@@ -11,6 +11,7 @@ from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.tensors import pack
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
+from edge_offload.modes.server import CAPTURED
 from edge_offload.timing import InferenceReport
 
 #: Bytes of outputs that are reported for those who watch there.
@@ -45,7 +46,7 @@ def tell_result(
         body = {
             "model": model,
             "mode": report.mode.value,
-            "meta": dict(meta),
+            "meta": {key: value for key, value in meta.items() if key != CAPTURED},
             "outputs": descriptors,
             "cost": cost,
         }

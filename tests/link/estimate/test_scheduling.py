@@ -260,5 +260,5 @@ def test_both_ends_tell_what_they_waited_and_the_application_does_not_see_it(ser
         assert reply.body == {"number": number}
         assert reply.transfer.waited_up_s >= 0.0
         assert reply.transfer.waited_down_s >= 0.0
-    assert client._far.total[1] > 0, "the server's threads have had turns"
+    assert client._waits.far.total[1] > 0, "the server's threads have had turns"
     assert all(math.isfinite(seconds) and seconds >= 0 for seconds in client.scheduling_s)

@@ -168,6 +168,41 @@ class ThreadCounts:
         return int(fields[1]), int(fields[2])
 
 
+class BothEnds:
+    """What this end of a link and the other one wait for their processors.
+
+    Attributes:
+        far: the other end's, as its messages tell it.
+    """
+
+    def __init__(self) -> None:
+        self._near, self.far, self._counts = Waits(), Waits(), ThreadCounts()
+
+    def find(self) -> None:
+        """Look which threads move this end's bytes; the caller is one of them."""
+        self._counts.find()
+
+    def look(self, now: float) -> bool:
+        """Take down how long this end has waited, unless that was done just now; returns whether it was taken down."""
+        due = self._near.due(now)
+        if due:
+            self._near.note(now, *self._counts.total(now))
+        return due
+
+    def between(self, begin: float, end: float) -> float:
+        """Seconds that both have waited in that time, at most."""
+        return self._near.between(begin, end) + self.far.between(begin, end)
+
+    def under_way(self, begin: float, end: float) -> float:
+        """The same of a transfer under way: all of the time while one of this end's threads waits."""
+        return end - begin if self._counts.stuck() else self.between(begin, end)
+
+    @property
+    def typical_s(self) -> Tuple[float, float]:
+        """Mean wait for a turn on this end and on the other, of late (seconds); 0 where that is not known."""
+        return self._near.typical_s, self.far.typical_s
+
+
 def _text(path: str) -> Optional[str]:
     """The beginning of a file; None if it cannot be read."""
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import math
 import os
 import random
@@ -23,7 +22,7 @@ import zmq
 from edge_offload.errors import BadInput, EdgeOffloadError, LinkLost, Refused
 from edge_offload.link.estimate.clock import ClockReading
 from edge_offload.link.estimate.estimator import LinkEstimator
-from edge_offload.link.estimate.scheduling import ThreadCounts, Waits
+from edge_offload.link.estimate.scheduling import BothEnds
 from edge_offload.link.security.keys import KeyStore, split_address
 from edge_offload.link.sockets.descriptors import Wakeup
 from edge_offload.link.transport import messages
@@ -32,9 +31,7 @@ from edge_offload.link.transport.connection import DEFAULT_TIMINGS, ConnectionLo
 from edge_offload.link.transport.fronts import DRAIN, Fronts
 from edge_offload.link.transport.incoming import Incoming, OnNotify
 from edge_offload.link.transport.messages import DEFAULT_LIMITS, Limits, Message
-from edge_offload.link.transport.replies import Item, LinkState, OnPart, WaitingRequests
-
-log = logging.getLogger(__name__)
+from edge_offload.link.transport.replies import Item, LinkState, LinkStatus, OnPart, WaitingRequests
 
 #: Between the end of one attempt to connect and the next (seconds).
 LEAST_PAUSE_S = 0.05
@@ -65,7 +62,6 @@ class Client:
         address: of the server that is connected, or dialled.
         estimator: what the link carries, learnt from every transfer.
         counters: what has happened, by name.
-        cause: why the link stands where it does, in words.
         welcome: what the server's ``welcome`` callable returned for the latest connection.
         clock: the server's clock: ``offset_s``, ``error_s``, ``rtt_s``, ``warning``.
     """
@@ -90,25 +86,21 @@ class Client:
         self.estimator = LinkEstimator()
         self._keys = keys if keys is not None else KeyStore()
         self._hello = hello if hello is not None else {}
-        self._on_state = on_state
         self._timings = timings
         self._limits = limits
         self._max_pending = max_pending
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._state = LinkState.CONNECTING
-        self.cause = "not started"
-        self._error: Optional[EdgeOffloadError] = None
+        self._status = LinkStatus(self._lock, on_state)
         self.welcome: Dict[str, Any] = {}
         self._terms = Terms()
         self.clock = ClockReading()
         self._epoch = 0
         self._ids = itertools.count(1)
         self._requests = WaitingRequests()
-        self._near, self._far, self._counts = Waits(), Waits(), ThreadCounts()
+        self._waits = BothEnds()
         self._on_notify = on_notify
         self._incoming = Incoming(
-            self.address, self._requests, self.estimator, self._near, self._far, self.counters, self._notified
+            self.address, self._requests, self.estimator, self._waits, self.counters, self._notified
         )
         self._attentions: List[Attention] = []
         self._stop = threading.Event()
@@ -118,7 +110,12 @@ class Client:
     @property
     def state(self) -> LinkState:
         """Where the link stands now."""
-        return self._state
+        return self._status.state
+
+    @property
+    def cause(self) -> str:
+        """Why it stands there, in words."""
+        return self._status.cause
 
     @property
     def busy(self) -> bool:
@@ -128,7 +125,7 @@ class Client:
     @property
     def scheduling_s(self) -> Tuple[float, float]:
         """Robot, server: how long a thread of the link waits for a processor, of late; 0 where that is not known."""
-        return self._near.typical_s, self._far.typical_s
+        return self._waits.typical_s
 
     def start(self) -> Client:
         """Begin to connect; returns at once.
@@ -154,7 +151,7 @@ class Client:
         """Go on with another server once what has been asked is answered; False where there is no other."""
         if not self._fronts.several:
             return False
-        if self._leaving is None and self._state is LinkState.READY:
+        if self._leaving is None and self.state is LinkState.READY:
             self._leaving = (time.monotonic() + LEAVE_S, reason)
             self._wakeup.wake()
         return True
@@ -172,19 +169,8 @@ class Client:
             Refused: the server turned this robot away.
             LinkLost: there was no connection within ``timeout_s``.
         """
-        deadline_s = time.monotonic() + timeout_s
-        with self._changed:
-            while self._state is not LinkState.READY:
-                if self._state is LinkState.REFUSED and self._error is not None:
-                    raise self._error
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or self._state is LinkState.CLOSED:
-                    raise LinkLost(
-                        f"no connection to {self.address} within {timeout_s:g} s ({self.cause})",
-                        remedy="check that 'edge-offload serve' runs there and that the address is right",
-                    )
-                self._changed.wait(left_s)
-            return self.welcome
+        self._status.wait_ready(timeout_s, self.address)
+        return self.welcome
 
     def request(
         self,
@@ -244,8 +230,6 @@ class Client:
         if problem is not None:
             raise problem
 
-    # ------------------------------------------------------------------ any thread
-
     def _submit(
         self,
         type_: str,
@@ -265,7 +249,7 @@ class Client:
             raise BadInput(problem, remedy="send it in pieces")
         size = messages.wire_bytes(sizes)
         with self._lock:
-            if self._state is not LinkState.READY or message.epoch != self._epoch:
+            if self.state is not LinkState.READY or message.epoch != self._epoch:
                 return LinkLost(f"no connection to {self.address}: {self.cause}")
             if self._leaving is not None:
                 return LinkLost(f"no connection to {self.address}: {self._leaving[1]}")
@@ -280,7 +264,7 @@ class Client:
         self._wakeup.wake()
         return None
 
-    # ------------------------------------------------------------------ the link's thread
+    # the link's thread
 
     def _run(self) -> None:
         pause_s = 0.0
@@ -295,7 +279,7 @@ class Client:
                 try:
                     self._serve(context)
                 except ConnectionLost as lost:
-                    was_ready = self._state is LinkState.READY
+                    was_ready = self.state is LinkState.READY
                     hang_ups[self.address] = hang_ups[self.address] + 1 if lost.hung_up else 0
                     refused = lost.refused if hang_ups[self.address] < 2 else self._other_key()
                     broke = was_ready and not lost.over and time.monotonic() - dialled_s > STOOD_S
@@ -312,7 +296,7 @@ class Client:
                 # half of the pause is random, so that many robots do not come back in step
                 self._stop.wait(max(left_s, LEAST_PAUSE_S) * random.uniform(0.5, 1.0))
         finally:
-            self._set_state(LinkState.CLOSED, "closed")
+            self._status.change(LinkState.CLOSED, "closed")
             self._incoming.fail_all(LinkLost(f"the connection to {self.address} was closed"))
             context.destroy(linger=0)
 
@@ -351,10 +335,10 @@ class Client:
             epoch=self._epoch,
             timings=self._timings,
             limits=self._limits,
-            far=self._far,
+            far=self._waits.far,
         )
         with dialled:
-            self._counts.find()
+            self._waits.find()
             poller = zmq.Poller()
             poller.register(self._wakeup.descriptor, zmq.POLLIN)
             for socket in dialled.sockets:
@@ -362,7 +346,8 @@ class Client:
             while not self._stop.is_set():
                 poller.poll(math.ceil(self._poll_s(dialled) * 1e3))
                 self._wakeup.clear()
-                self._look(time.monotonic())
+                if self._waits.look(time.monotonic()):
+                    self.estimator.late_s = sum(self._waits.typical_s)
                 # what has arrived is looked at before any timeout: this thread may itself have been late
                 for message, received_s, size in dialled.receive():
                     self._incoming.take(message, received_s, size, self._epoch, self.clock)
@@ -372,7 +357,7 @@ class Client:
                 for attention in attentions:
                     attention.note(time.monotonic(), dialled.quiet_since_s(), *dialled.progress())
                 self._measure(dialled)
-                if dialled.ready and self._state is not LinkState.READY:
+                if dialled.ready and self.state is not LinkState.READY:
                     self._ready(dialled)
                 if dialled.ready:
                     self._send(dialled)
@@ -381,17 +366,6 @@ class Client:
                 if leaving is not None and (not self.busy or time.monotonic() > leaving[0]):
                     raise ConnectionLost(leaving[1], over=True)
 
-    def _look(self, now: float) -> None:
-        """Take down how long this end has waited for its processors."""
-        if self._near.due(now):
-            self._near.note(now, *self._counts.total(now))
-            self.estimator.late_s = sum(self.scheduling_s)
-
-    def _waited(self, begin: float, end: float) -> float:
-        if self._counts.stuck():
-            return end - begin
-        return self._near.between(begin, end) + self._far.between(begin, end)
-
     def _measure(self, dialled: Dialled) -> None:
         now = time.monotonic()
         reading = dialled.clock.reading
@@ -399,18 +373,18 @@ class Client:
             self.clock = reading
             self.estimator.round_trip(now, reading.rtt_s)
         if dialled.ready:
-            self.estimator.progress(now, *dialled.progress(), self._waited)
+            self.estimator.progress(now, *dialled.progress(), self._waits.under_way)
 
     def _poll_s(self, dialled: Dialled) -> float:
         return max(0.0, min(dialled.due_s(self.busy), self._requests.due_s()) - time.monotonic())
 
     def _ready(self, dialled: Dialled) -> None:
-        with self._changed:
+        with self._lock:
             self.welcome, self._terms = dialled.welcome, dialled.terms
             self._leaving = None
         self._fronts.connected()
         self.counters["connections"] += 1
-        self._set_state(LinkState.READY, f"connected to {self.address}")
+        self._status.change(LinkState.READY, f"connected to {self.address}")
 
     def _send(self, dialled: Dialled) -> None:
         while True:
@@ -420,24 +394,7 @@ class Client:
             dialled.send(item.header, item.message.buffers)
 
     def _lost(self, reason: str, refused: Optional[EdgeOffloadError]) -> None:
-        self._error = refused
         self._leaving = None
         self.estimator.lost()
-        self._set_state(LinkState.REFUSED if refused is not None else LinkState.LOST, reason)
+        self._status.change(LinkState.REFUSED if refused is not None else LinkState.LOST, reason, refused)
         self._incoming.fail_all(LinkLost(f"the connection to {self.address} was lost: {reason}"))
-
-    def _set_state(self, state: LinkState, cause: str) -> None:
-        with self._changed:
-            if (state, cause) == (self._state, self.cause):
-                return
-            changed = state is not self._state
-            self._state, self.cause = state, cause
-            self._changed.notify_all()
-        if changed:
-            log.info("link: %s: %s", state.value, cause)
-        if self._on_state is not None:
-            try:
-                self._on_state(state, cause)
-            except Exception:
-                # the application's bug must not take the link down with it
-                log.exception("link: on_state() failed")

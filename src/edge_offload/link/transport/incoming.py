@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Union
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.link.estimate.clock import ClockReading
 from edge_offload.link.estimate.estimator import ACTIVE, PASSIVE, SAMPLE_BYTES, LinkEstimator, Transfer
-from edge_offload.link.estimate.scheduling import Waits
+from edge_offload.link.estimate.scheduling import BothEnds
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import PROBE, Message
 from edge_offload.link.transport.replies import Item, Reply, WaitingRequests
@@ -28,7 +28,7 @@ class Incoming:
         address: of the server, for what is told; changes with it.
         requests: what waits for an answer.
         estimator: learns from every transfer.
-        near, far: how long threads have waited for a processor here, and at the server.
+        waits: of threads for a processor, here and at the server.
         counters: what happened, by name; shared with the client.
         on_notify: told of what the server sends unasked.
     """
@@ -38,15 +38,14 @@ class Incoming:
         address: str,
         requests: WaitingRequests,
         estimator: LinkEstimator,
-        near: Waits,
-        far: Waits,
+        waits: BothEnds,
         counters: Counter[Any],
         on_notify: Optional[OnNotify],
     ) -> None:
         self.address = address
         self._requests = requests
         self._estimator = estimator
-        self._near, self._far = near, far
+        self._waits = waits
         self._counters = counters
         self._on_notify = on_notify
 
@@ -79,7 +78,7 @@ class Incoming:
                 self._finish(item, ProtocolError("reply without times"))
             else:
                 there_s, answered_s = (reading.to_local(seconds) for seconds in message.times)
-                self._far.told(answered_s, message.body)
+                self._waits.far.told(answered_s, message.body)
                 tells = max(item.bytes_up, size) >= SAMPLE_BYTES
                 transfer = Transfer(
                     item.queued_s,
@@ -90,16 +89,13 @@ class Incoming:
                     reading.error_s,
                     item.bytes_up,
                     size,
-                    self._waited(item.sent_s, there_s) if tells else 0.0,
-                    self._waited(answered_s, received_s) if tells else 0.0,
+                    self._waits.between(item.sent_s, there_s) if tells else 0.0,
+                    self._waits.between(answered_s, received_s) if tells else 0.0,
                 )
                 self._estimator.transfer(transfer, ACTIVE if item.message.name == PROBE else PASSIVE)
                 self._finish(item, Reply(message.body, message.buffers, transfer))
         else:
             self._counters["malformed"] += 1
-
-    def _waited(self, begin: float, end: float) -> float:
-        return self._near.between(begin, end) + self._far.between(begin, end)
 
     def _part(self, message: Message, size: int) -> None:
         item = self._requests.asked(message.id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import heapq
+import logging
 import math
 import threading
 import time
@@ -12,9 +13,11 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, Union
 
-from edge_offload.errors import EdgeOffloadError
+from edge_offload.errors import EdgeOffloadError, LinkLost
 from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.link.transport.messages import Message
+
+log = logging.getLogger(__name__)
 
 
 class LinkState(enum.Enum):
@@ -25,6 +28,64 @@ class LinkState(enum.Enum):
     REFUSED = "refused"
     LOST = "lost"
     CLOSED = "closed"
+
+
+class LinkStatus:
+    """Where the link stands and why, for those who look and those who wait. Thread-safe.
+
+    Args:
+        lock: held while it changes, so that whoever holds it can count on the state.
+        tell: called with (state, cause) on every change, in the thread that makes it.
+
+    Attributes:
+        state: where the link stands.
+        cause: why, in words.
+    """
+
+    def __init__(self, lock: threading.Lock, tell: Optional[Callable[[LinkState, str], None]] = None) -> None:
+        self.state = LinkState.CONNECTING
+        self.cause = "not started"
+        self._tell = tell
+        self._error: Optional[EdgeOffloadError] = None
+        self._changed = threading.Condition(lock)
+
+    def change(self, state: LinkState, cause: str, error: Optional[EdgeOffloadError] = None) -> None:
+        """It stands there from now on; ``error``: what those who wait are told of a refusal."""
+        with self._changed:
+            self._error = error
+            if (state, cause) == (self.state, self.cause):
+                return
+            changed = state is not self.state
+            self.state, self.cause = state, cause
+            self._changed.notify_all()
+        if changed:
+            log.info("link: %s: %s", state.value, cause)
+        if self._tell is not None:
+            try:
+                self._tell(state, cause)
+            except Exception:
+                # the application's bug must not take the link down with it
+                log.exception("link: on_state() failed")
+
+    def wait_ready(self, timeout_s: float, address: str) -> None:
+        """Wait until requests can be sent to ``address``.
+
+        Raises:
+            Refused: the server turned this robot away.
+            LinkLost: there was no connection within ``timeout_s``.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while self.state is not LinkState.READY:
+                if self.state is LinkState.REFUSED and self._error is not None:
+                    raise self._error
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or self.state is LinkState.CLOSED:
+                    raise LinkLost(
+                        f"no connection to {address} within {timeout_s:g} s ({self.cause})",
+                        remedy="check that 'edge-offload serve' runs there and that the address is right",
+                    )
+                self._changed.wait(left_s)
 
 
 @dataclass(frozen=True)

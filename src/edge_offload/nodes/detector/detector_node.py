@@ -44,7 +44,8 @@ from edge_offload.nodes.inference.compose import copy_header
 from edge_offload.nodes.inference.intake import Frame
 from edge_offload.nodes.inference.latest_frame_queue import Steps
 from edge_offload.nodes.inference.network import Network
-from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode, Picture
+from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode
+from edge_offload.nodes.inference.pictures import Picture
 from edge_offload.nodes.inference.vision import DetectionPublisher
 from edge_offload.perception.agreement import boxes_drop
 from edge_offload.perception.detection_view import draw_detections
@@ -112,7 +113,7 @@ class DetectorNode(ImageNode):
         self._detections.publish(header, found.boxes, found.scores, found.classes)
         if found.mask is not None and self._mask.get_num_connections():
             self._mask.publish(_mask_message(header, found.mask))
-        self.paint(Picture(header, bgr, (found, labels), report, energy))
+        self.painter.paint(Picture(header, bgr, (found, labels), report, energy))
 
     def _labels(self, found: Detections) -> List[str]:
         return [self._detector.label(number) for number in found.classes.tolist()]

@@ -19,9 +19,9 @@ from edge_offload.link.estimate.scheduling import words as of_machine
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
-from edge_offload.manager.policy import BRIDGE, BRIDGED, CANDIDATES, POLICIES, EnergyPolicy, Situation, chooses
+from edge_offload.manager.policy import CANDIDATES, POLICIES, EnergyPolicy, Situation, chooses
 from edge_offload.manager.promise import PromisePolicy
-from edge_offload.mode import Mode, parse_mode
+from edge_offload.mode import BRIDGE, BRIDGED, Mode, parse_mode
 from edge_offload.models.registry import build_estimator, state_hash
 from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
 from edge_offload.modes.remote import TimeoutLimits

@@ -8,10 +8,9 @@ from __future__ import annotations
 import functools
 import math
 import time
-from typing import Any, Callable, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, ClassVar, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import rospy
-from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 
 from edge_offload.arrays import Array
@@ -23,19 +22,19 @@ from edge_offload.mode import TABLE, Mode, names, parse_mode
 from edge_offload.modes.server import CAPTURED
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.collector import Collector
-from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, image_to_bgr
+from edge_offload.nodes.common.convert import image_to_bgr
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.carry import CarryThread
 from edge_offload.nodes.inference.compose import duration, forecast_message, latency_message, reading_of
 from edge_offload.nodes.inference.drops import Drops
 from edge_offload.nodes.inference.intake import CameraIntake, Frame, ImageIntake
-from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, Steps, Worker
+from edge_offload.nodes.inference.latest_frame_queue import Lanes, LatestFrameQueue, Steps
 from edge_offload.nodes.inference.network import Network
+from edge_offload.nodes.inference.pictures import Painter, Picture
 from edge_offload.nodes.inference.turns import Turns, task_name
-from edge_offload.perception.overlay import Status
-from edge_offload.power.detect import CHOICES, open_meter
-from edge_offload.power.source import MEASURED
-from edge_offload.power.states import COMPUTE, WATTS, StateTimeline
+from edge_offload.power.detect import CHOICES
+from edge_offload.power.frame_energy import FrameEnergy
+from edge_offload.power.states import WATTS
 from edge_offload.runtime.promise import Promise
 from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode, Power
@@ -98,7 +97,6 @@ class OffloadedNode(Node):
         self._mode = first if params["mode"] in POLICIES else parse_mode(params["mode"])
         self._mode_reason, self._chosen = "parameter ~mode", chooses(params["mode"])
         self._results = 0
-        self._told_s = -math.inf
         self._turns: Optional[Turns] = None
         self._drops: Optional[Drops] = None
         self._promise: Optional[Promise] = None
@@ -107,8 +105,7 @@ class OffloadedNode(Node):
         if self._mode in network.absent:
             raise BadInput(f"mode {self._mode} cannot run here: {network.absent[self._mode]}")
         rospy.set_param("~weights_sha256", network.weights_sha256)
-        self._timeline = StateTimeline()
-        self._meter = open_meter(self._timeline, params["power_source"], network.powers)
+        self._energy = FrameEnergy(params["power_source"], network.powers)
         self._latency = rospy.Publisher("offload/latency", Latency, queue_size=100)
         self._forecast = rospy.Publisher("offload/forecast", Forecast, queue_size=10, latch=True)
 
@@ -179,7 +176,7 @@ class OffloadedNode(Node):
                 self.health.warn("drain", f"{what}: a frame was still worked on {self.drain_s:g} s after the end")
         if hasattr(self, "collector"):
             self.collector.end()
-        for attribute in ("_network", "_meter"):
+        for attribute in ("_network", "_energy"):
             if hasattr(self, attribute):
                 getattr(self, attribute).close()
 
@@ -270,18 +267,8 @@ class OffloadedNode(Node):
         self._results += 1
 
     def energy(self, frame: Frame, report: InferenceReport) -> Tuple[float, bool]:
-        """Joules from taking the frame up to its result, and whether they were measured.
-
-        Of two frames that are under way at once, the second one's begin with the first one's result: the sum over
-        frames counts no moment twice.
-        """
-        self._timeline.add_report(report, frame.received_s)
-        ended = frame.received_s + report.total_s
-        self._timeline.add(COMPUTE, ended, ended + report.wasted_s)
-        began = max(self._told_s, frame.received_s + report.stages_s["queue"])
-        self._told_s = max(began, ended)
-        energy = self._meter.energy_between(began, max(began, ended))
-        return energy.joules, energy.source == MEASURED
+        """Joules from taking the frame up to its result, and whether they were measured."""
+        return self._energy.of(frame.received_s, report)
 
     def refresh_network(self, slot: LatestFrameQueue[Frame], what: str) -> None:
         """Say on /diagnostics how many frames came, which mode was asked for and how the link stands."""
@@ -308,32 +295,6 @@ class OffloadedNode(Node):
         # a policy that makes do without the server still misses it
         missed = TABLE[self._mode].needs_link or (self._chosen and bool(self.params["server"]))
         self._network.refresh(missed, held=not self._chosen)
-
-
-class Picture(NamedTuple):
-    """What an overlay is drawn from.
-
-    Attributes:
-        header, bgr: of the frame, and its pixels.
-        found: what is drawn, as the node that made it knows.
-        report, energy: what the frame cost (joules).
-        carried_s: how old the result is that was carried along to it, seconds.
-    """
-
-    header: Any
-    bgr: Array
-    found: Any
-    report: InferenceReport
-    energy: float
-    carried_s: Optional[float] = None
-
-    def status(self) -> Status:
-        """The overlay's bar."""
-        report = self.report
-        return Status(
-            report.mode, report.model, report.total_s, report.bytes_up, report.bytes_down, self.energy,
-            report.fallback_reason, self.carried_s,
-        )  # fmt: skip
 
 
 class ImageNode(OffloadedNode):
@@ -375,15 +336,12 @@ class ImageNode(OffloadedNode):
         params = self.params
         self._camera = CameraIntake(self, "camera/camera_info", params.get("world_frame", ""))
         self.begin(self.open())
-        self._overlay = rospy.Publisher(self.overlay, Image, queue_size=8)
-        self._overlay_jpeg = rospy.Publisher(f"{self.overlay}/compressed", CompressedImage, queue_size=2)
         keep_all = params["every_frame"]
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=4 if keep_all else 1, keep_all=keep_all)
         self._worker = self.lanes(self._slot, self._work, self._on_failure)
-        self._pictures: LatestFrameQueue[Picture] = LatestFrameQueue(capacity=2)
-        self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "overlay")
+        self.painter: Painter[Picture] = Painter(self, self.overlay, self.draw, capacity=2)
         self._worker.start()
-        self._painter.start()
+        self.painter.start()
         self.listen(self._slot)
         size = self._camera.size(min(params["server_wait"], 5.0))
         if size is not None:
@@ -397,7 +355,7 @@ class ImageNode(OffloadedNode):
     def stop(self) -> None:
         if hasattr(self, "_images"):
             self._images.close()
-        self.end({name: getattr(self, name) for name in ("_worker", "carry", "_painter") if getattr(self, name, None)})
+        self.end({name: getattr(self, name) for name in ("_worker", "carry", "painter") if getattr(self, name, None)})
 
     def refresh(self) -> None:
         if not hasattr(self, "_images"):
@@ -439,18 +397,3 @@ class ImageNode(OffloadedNode):
         else:
             self.fault("network", error)
         self._tell_failure(frame, error)
-
-    def paint(self, picture: Picture) -> None:
-        """Have a picture drawn, if somebody looks at them."""
-        if self._overlay.get_num_connections() or self._overlay_jpeg.get_num_connections():
-            self._pictures.put(picture)
-
-    def _paint(self, picture: Picture) -> None:
-        image = self.draw(picture)
-        if self._overlay.get_num_connections():
-            self._overlay.publish(bgr_to_image(image, picture.header))
-        if self._overlay_jpeg.get_num_connections():
-            self._overlay_jpeg.publish(bgr_to_jpeg(image, picture.header, self.params["jpeg_quality"]))
-
-    def _on_paint_failure(self, _: Any, error: BaseException) -> None:
-        self.fault("overlay", error)

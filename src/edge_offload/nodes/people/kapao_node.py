@@ -58,7 +58,8 @@ from edge_offload.nodes.inference.compose import NOTHING
 from edge_offload.nodes.inference.intake import DepthIntake, Frame
 from edge_offload.nodes.inference.latest_frame_queue import Steps
 from edge_offload.nodes.inference.network import Network
-from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode, Picture
+from edge_offload.nodes.inference.offloaded import ImageNode, OffloadedNode
+from edge_offload.nodes.inference.pictures import Picture
 from edge_offload.nodes.inference.vision import DetectionPublisher
 from edge_offload.nodes.people.people_messages import Motion, Placed, marker_message, people_message, place
 from edge_offload.perception.agreement import boxes_drop
@@ -256,7 +257,7 @@ class KapaoNode(ImageNode):
             self._detections.publish(
                 header, boxes_of(seen), np.array([person.score for person in seen]), np.zeros(len(seen), int)
             )
-        self.paint(Picture(header, bgr, (people, target), report, energy, carried_s))
+        self.painter.paint(Picture(header, bgr, (people, target), report, energy, carried_s))
 
     def publish_nothing(self, header: Any, report: InferenceReport, size: Tuple[int, int]) -> None:
         self._people.publish(people_message(header, report, size, along=NOTHING))

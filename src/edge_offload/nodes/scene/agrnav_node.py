@@ -46,7 +46,7 @@ import rospy
 import tf2_ros
 from geometry_msgs.msg import PoseStamped
 from nav_msgs.msg import OccupancyGrid, Path
-from sensor_msgs.msg import CompressedImage, Image, PointCloud2
+from sensor_msgs.msg import PointCloud2
 from std_msgs.msg import Header
 from visualization_msgs.msg import MarkerArray
 
@@ -58,14 +58,15 @@ from edge_offload.models.sconet.baselines import nothing
 from edge_offload.models.sconet.completer import VOXEL_SIZE_M, SceneCompleter
 from edge_offload.models.voxels import VoxelGrid, around
 from edge_offload.modes.remote import TimeoutLimits
-from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg, cloud_to_points, transform_of
+from edge_offload.nodes.common.convert import cloud_to_points, transform_of
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.carry import CarryThread, Task
 from edge_offload.nodes.inference.compose import NOTHING
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, Frame
-from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Steps, Worker
+from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Steps
 from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.offloaded import OffloadedNode
+from edge_offload.nodes.inference.pictures import Painter
 from edge_offload.nodes.lidar.sweeps import WorldSweeps
 from edge_offload.nodes.scene import scene_messages, scene_report
 from edge_offload.perception.agreement import scene_drop
@@ -169,8 +170,7 @@ class AgrnavNode(OffloadedNode):
         self._advertise()
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=1)
         self._worker = self.lanes(self._slot, self._work, self._on_failure)
-        self._pictures: LatestFrameQueue[_Picture] = LatestFrameQueue(capacity=1)
-        self._painter: Worker[Any] = Worker(self._pictures, self._paint, self._on_paint_failure, "pictures")
+        self._painter: Painter[_Picture] = Painter(self, "agrnav/overlay", self._draw, 1, beside=self._publish_voxels)
         if params["carry"]:
             self._carrier = SceneCarrier(self._grid)
             task = Task(self._carrier, self._see, self._leave, self._publish_failure, scene_drop,
@@ -199,8 +199,6 @@ class AgrnavNode(OffloadedNode):
         self._path = rospy.Publisher("agrnav/path", Path, queue_size=4)
         self._voxels = rospy.Publisher("agrnav/voxels", PointCloud2, queue_size=2)
         self._markers = rospy.Publisher("agrnav/markers", MarkerArray, queue_size=2)
-        self._overlay = rospy.Publisher("agrnav/overlay", Image, queue_size=2)
-        self._overlay_jpeg = rospy.Publisher("agrnav/overlay/compressed", CompressedImage, queue_size=2)
 
     def stop(self) -> None:
         if hasattr(self, "_sweeps"):
@@ -311,7 +309,7 @@ class AgrnavNode(OffloadedNode):
             # what was carried along is no news to them
             self._told = 0 if along is None else along.source
             self._tell_server(header, labels, found, plan, report, height_m)
-        return lambda: self._pictures.put(_Picture(header, labels, occupancy, report, found, plan, robot, goal))
+        return lambda: self._painter.paint(_Picture(header, labels, occupancy, report, found, plan, robot, goal))
 
     def _tell_server(
         self, header: Any, labels: Array, found: Array, plan: Optional[Plan], report: InferenceReport, height_m: float
@@ -380,24 +378,21 @@ class AgrnavNode(OffloadedNode):
             self.fault("network", error)
         self._tell_failure(frame, error)
 
-    def _paint(self, picture: _Picture) -> None:
-        header, labels, plan = picture.header, picture.labels, picture.plan
+    def _publish_voxels(self, picture: _Picture) -> None:
+        header, labels = picture.header, picture.labels
         if self._voxels.get_num_connections():
             self._voxels.publish(scene_messages.voxels_message(header, labels, self._grid, COLOURS))
         if self._markers.get_num_connections():
             self._markers.publish(scene_messages.markers_message(header, labels, self._grid, COLOURS, GROUND, LABELS))
-        if not (self._overlay.get_num_connections() or self._overlay_jpeg.get_num_connections()):
-            return
+
+    def _draw(self, picture: _Picture) -> Array:
+        plan = picture.plan
         path = None if plan is None else plan.cells
         top = int((self.params["body_high"] + 1.2) / self._grid.voxel_size)
-        image = draw_scene(
-            labels, COLOURS, picture.occupancy, picture.found, path, picture.robot, picture.goal,
+        return draw_scene(
+            picture.labels, COLOURS, picture.occupancy, picture.found, path, picture.robot, picture.goal,
             self._lines(picture.report, plan), top=top,
         )  # fmt: skip
-        if self._overlay.get_num_connections():
-            self._overlay.publish(bgr_to_image(image, header))
-        if self._overlay_jpeg.get_num_connections():
-            self._overlay_jpeg.publish(bgr_to_jpeg(image, header, self.params["jpeg_quality"]))
 
     def _lines(self, report: InferenceReport, plan: Optional[Plan]) -> List[str]:
         way = "no path" if plan is None else f"path {plan.length_m:.1f} m{'' if plan.reached else ' (not to the goal)'}"
@@ -410,9 +405,6 @@ class AgrnavNode(OffloadedNode):
         if report.fallback_reason:
             lines.append(f"ran on the robot: {report.fallback_reason}")
         return lines
-
-    def _on_paint_failure(self, _: Any, error: BaseException) -> None:
-        self.fault("pictures", error)
 
 
 NODE = AgrnavNode

@@ -1,0 +1,100 @@
+"""Pictures of results, drawn in a thread of its own and only for who looks at them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Generic, NamedTuple, Optional, TypeVar
+
+import rospy
+from sensor_msgs.msg import CompressedImage, Image
+
+from edge_offload.arrays import Array
+from edge_offload.nodes.common.base import Node
+from edge_offload.nodes.common.convert import bgr_to_image, bgr_to_jpeg
+from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Worker
+from edge_offload.perception.overlay import Status
+from edge_offload.timing import InferenceReport
+
+
+class Picture(NamedTuple):
+    """What an overlay is drawn from.
+
+    Attributes:
+        header, bgr: of the frame, and its pixels.
+        found: what is drawn, as the node that made it knows.
+        report, energy: what the frame cost (joules).
+        carried_s: how old the result is that was carried along to it, seconds.
+    """
+
+    header: Any
+    bgr: Array
+    found: Any
+    report: InferenceReport
+    energy: float
+    carried_s: Optional[float] = None
+
+    def status(self) -> Status:
+        """The overlay's bar."""
+        report = self.report
+        return Status(
+            report.mode, report.model, report.total_s, report.bytes_up, report.bytes_down, self.energy,
+            report.fallback_reason, self.carried_s,
+        )  # fmt: skip
+
+
+AnyPicture = TypeVar("AnyPicture")
+
+
+class Painter(Generic[AnyPicture]):
+    """Publishes pictures on a topic and its ``compressed`` (JPEG) one; what comes too fast for it is left out.
+
+    Args:
+        node: whose pictures; its parameter ~jpeg_quality is theirs.
+        topic: of the pictures.
+        draw: uint8 [h, w, 3] BGR; called only while somebody looks.
+        capacity: pictures that may wait.
+        beside: what else is published of every picture, for those who listen to that.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        topic: str,
+        draw: Callable[[AnyPicture], Array],
+        capacity: int,
+        beside: Optional[Callable[[AnyPicture], None]] = None,
+    ) -> None:
+        self._quality = node.params["jpeg_quality"]
+        self._draw, self._beside = draw, beside
+        self._plain = rospy.Publisher(topic, Image, queue_size=8)
+        self._jpeg = rospy.Publisher(f"{topic}/compressed", CompressedImage, queue_size=2)
+        self._pictures: LatestFrameQueue[AnyPicture] = LatestFrameQueue(capacity=capacity)
+        self._worker: Worker[Any] = Worker(
+            self._pictures, self._paint, lambda _, error: node.fault("overlay", error), "overlay"
+        )
+
+    def start(self) -> None:
+        """Begin to draw."""
+        self._worker.start()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Draw what waits, and end; False if that takes longer than ``timeout_s``."""
+        return self._worker.drain(timeout_s)
+
+    def paint(self, picture: AnyPicture) -> None:
+        """Have a picture drawn, if somebody looks."""
+        if self._beside is not None or self._watched():
+            self._pictures.put(picture)
+
+    def _watched(self) -> bool:
+        return bool(self._plain.get_num_connections() or self._jpeg.get_num_connections())
+
+    def _paint(self, picture: Any) -> None:
+        if self._beside is not None:
+            self._beside(picture)
+        if not self._watched():
+            return
+        image = self._draw(picture)
+        if self._plain.get_num_connections():
+            self._plain.publish(bgr_to_image(image, picture.header))
+        if self._jpeg.get_num_connections():
+            self._jpeg.publish(bgr_to_jpeg(image, picture.header, self._quality))
