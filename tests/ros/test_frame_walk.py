@@ -33,7 +33,7 @@ def listed() -> list[str]:
         if (SOURCE / name).is_file():
             folder = os.path.dirname(name)
         else:
-            name = f"{folder.split('/inner')[0]}/{name}"
+            name = f"{folder.split('/kernels')[0]}/{name}"
         assert (SOURCE / name).is_file(), name
         found.append(name)
     return found

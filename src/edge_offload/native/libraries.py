@@ -28,7 +28,7 @@ NODES = Recipe(
     takes="half a minute to two",
 )  # fmt: skip
 CODECS = Recipe(
-    "edge_offload_kernels", "the codecs' native kernels", PACKAGE / "link" / "codecs" / "inner" / "kernels.c",
+    "edge_offload_kernels", "the codecs' native kernels", PACKAGE / "link" / "codecs" / "kernels" / "kernels.c",
     ("-O3", "-fno-strict-aliasing"), language="C", processor=True,
 )  # fmt: skip
 PLANNER = Recipe(

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.link import codecs
-from edge_offload.link.codecs.inner import kernels, portable
-from edge_offload.link.codecs.inner.portable import Frame
+from edge_offload.link.codecs import kernels
+from edge_offload.link.codecs.kernels import portable
+from edge_offload.link.codecs.kernels.portable import Frame
 from edge_offload.native.libraries import CODECS
 from edge_offload.native.loader import Library, load_extension
 from edge_offload.native.recipe import cache_folder

@@ -7,12 +7,12 @@ compiles the inner loops ahead of the first frame, ``status`` says which ones se
 """
 
 from edge_offload.link.codecs.choice import DEFAULT_LINK_BYTES_PER_S, Selector, encode, select
-from edge_offload.link.codecs.coding import CODECS, codec_names, decode
 from edge_offload.link.codecs.difference import TEMPORAL
-from edge_offload.link.codecs.inner.kernels import prepare, status
+from edge_offload.link.codecs.kernels import prepare, status
 from edge_offload.link.codecs.method import NotApplicable
 from edge_offload.link.codecs.payload import DEFAULT_MAX_BYTES, Encoded
 from edge_offload.link.codecs.stream import ReceiveStream, ReferenceMissing, SendStream
+from edge_offload.link.codecs.table import CODECS, codec_names, decode
 
 __all__ = [
     "CODECS",

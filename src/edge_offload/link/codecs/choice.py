@@ -19,12 +19,12 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload.link.codecs.coding import decode, encode_as
 from edge_offload.link.codecs.difference import TEMPORAL, decode_difference, encode_difference
 from edge_offload.link.codecs.image import frame_of
-from edge_offload.link.codecs.inner.portable import NONE
+from edge_offload.link.codecs.kernels.portable import NONE
 from edge_offload.link.codecs.method import NotApplicable
 from edge_offload.link.codecs.payload import Encoded, check_array, check_buffers, check_descriptor
+from edge_offload.link.codecs.table import decode, encode_as
 
 AUTO = "auto"
 RAW = "raw"

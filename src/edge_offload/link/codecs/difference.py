@@ -9,9 +9,8 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
-from edge_offload.link.codecs import entropy, image
-from edge_offload.link.codecs.inner import kernels
-from edge_offload.link.codecs.inner.portable import GRADIENT, NONE, Frame, block_grid
+from edge_offload.link.codecs import compressors, image, kernels
+from edge_offload.link.codecs.kernels.portable import GRADIENT, NONE, Frame, block_grid
 from edge_offload.link.codecs.method import Coded, NotApplicable
 from edge_offload.link.codecs.payload import Encoded, Header, Params, array_from, bytes_of, take_int
 from edge_offload.link.codecs.plain import unshuffled
@@ -40,7 +39,7 @@ def encode_difference(array: Array, reference: Array, codec: str) -> Encoded:
         descriptor["params"], parts = _encode_blocks(bytes_of(array), difference, frame, kind)
         return Encoded(descriptor, parts)
     data = difference if item == 1 or array.size < 2 else kernels.shuffle(difference.view(np.uint8), item)
-    return Encoded(descriptor, [entropy.compress(kind, data.view(np.uint8), residual=item == 1)])
+    return Encoded(descriptor, [compressors.compress(kind, data.view(np.uint8), residual=item == 1)])
 
 
 def _encode_blocks(pixels: Array, difference: Array, frame: Frame, kind: str) -> Coded:
@@ -50,10 +49,10 @@ def _encode_blocks(pixels: Array, difference: Array, frame: Frame, kind: str) ->
     spatial = kernels.residual(pixels, replace(frame, predictor=GRADIENT))
     planes, choice = kernels.blend(temporal, spatial, frame)
     params: Params = image.frame_params(frame)
-    parts = [entropy.compress(kind, planes, residual=True)]
+    parts = [compressors.compress(kind, planes, residual=True)]
     if choice.any():
         params["blocks"] = 1
-        parts.append(entropy.compress(kind, np.packbits(choice)))
+        parts.append(compressors.compress(kind, np.packbits(choice)))
     return params, parts
 
 
@@ -66,10 +65,10 @@ def _decode_blocks(header: Header, reference: Array, parts: List[memoryview]) ->
     if not blocks:
         total: Array = image.decode_frame(parts[0], frame, kind, frame.size) + reference
         return total
-    planes = np.frombuffer(entropy.expand(kind, parts[0], frame.size), np.uint8)
+    planes = np.frombuffer(compressors.expand(kind, parts[0], frame.size), np.uint8)
     images, down, across = block_grid(frame)
     count = images * down * across
-    choice = np.unpackbits(np.frombuffer(entropy.expand(kind, parts[1], -(-count // 8)), np.uint8), count=count)
+    choice = np.unpackbits(np.frombuffer(compressors.expand(kind, parts[1], -(-count // 8)), np.uint8), count=count)
     return kernels.unblend(planes, reference, choice, frame)
 
 
@@ -86,7 +85,7 @@ def decode_difference(header: Header, reference: Array, parts: List[memoryview])
         return array_from(_decode_blocks(header, bytes_of(reference), parts), header)
     if len(parts) != 1 or item > 8:
         raise ProtocolError(f"{header.codec}: one part expected")
-    data = np.frombuffer(unshuffled(entropy.expand(kind, parts[0], header.nbytes), item), np.uint8)
+    data = np.frombuffer(unshuffled(compressors.expand(kind, parts[0], header.nbytes), item), np.uint8)
     unsigned = np.dtype(f"u{item}")
     total = data.view(unsigned) + reference.reshape(-1).view(unsigned)
     return array_from(bytes_of(total), header)

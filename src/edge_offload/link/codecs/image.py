@@ -9,9 +9,8 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
-from edge_offload.link.codecs import entropy
-from edge_offload.link.codecs.inner import kernels
-from edge_offload.link.codecs.inner.portable import NONE, PREDICTORS, Frame
+from edge_offload.link.codecs import compressors, kernels
+from edge_offload.link.codecs.kernels.portable import NONE, PREDICTORS, Frame
 from edge_offload.link.codecs.method import Coded, Method, NotApplicable
 from edge_offload.link.codecs.payload import Header, array_from, bytes_of, take_int
 
@@ -99,7 +98,7 @@ def take_frame(params: Mapping[str, Any], predictor: int, size: int) -> Frame:
 def encode_frame(data: Array, frame: Frame, kind: str) -> Coded:
     """Code uint8 (flat) as ``frame`` says, with colour differences where they help."""
     frame = with_colour(data, frame)
-    return frame_params(frame), [entropy.compress(kind, kernels.residual(data, frame), residual=True)]
+    return frame_params(frame), [compressors.compress(kind, kernels.residual(data, frame), residual=True)]
 
 
 def decode_frame(coded: memoryview, frame: Frame, kind: str, size: int) -> Array:
@@ -108,7 +107,7 @@ def decode_frame(coded: memoryview, frame: Frame, kind: str, size: int) -> Array
     Raises:
         ProtocolError: damaged.
     """
-    planes = np.frombuffer(entropy.expand(kind, coded, size), np.uint8)
+    planes = np.frombuffer(compressors.expand(kind, coded, size), np.uint8)
     return kernels.pixels(planes, frame)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, ProtocolError
-from edge_offload.link.codecs import entropy, image
-from edge_offload.link.codecs.inner.portable import NONE
+from edge_offload.link.codecs import compressors, image
+from edge_offload.link.codecs.kernels.portable import NONE
 from edge_offload.link.codecs.method import Coded, Method, NotApplicable
 from edge_offload.link.codecs.payload import Header, array_from, take_int
 from edge_offload.link.codecs.plain import one_part, shuffled, unshuffled
@@ -22,11 +22,11 @@ def _encode_fp16(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
         raise NotApplicable(f"fp16 takes float32 and float64, not {array.dtype.name}")
     with np.errstate(over="ignore"):  # beyond 65504 becomes infinite: part of what fp16 means
         half = array.astype(np.float16)
-    return {}, [entropy.compress(kind, shuffled(half))]
+    return {}, [compressors.compress(kind, shuffled(half))]
 
 
 def _decode_fp16(header: Header, kind: str, parts: List[memoryview]) -> Array:
-    data = unshuffled(entropy.expand(kind, one_part(header, parts), header.size * 2), 2)
+    data = unshuffled(compressors.expand(kind, one_part(header, parts), header.size * 2), 2)
     return np.frombuffer(data, np.float16).astype(header.dtype).reshape(header.shape)
 
 

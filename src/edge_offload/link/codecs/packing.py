@@ -8,8 +8,7 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
-from edge_offload.link.codecs import entropy
-from edge_offload.link.codecs.inner import kernels
+from edge_offload.link.codecs import compressors, kernels
 from edge_offload.link.codecs.method import Coded, Method, NotApplicable
 from edge_offload.link.codecs.palette import unsigned
 from edge_offload.link.codecs.payload import Buffer, Header, array_from, take_int
@@ -36,7 +35,7 @@ def _encode_bits(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
         if found is None:
             raise NotApplicable(f"more than {MOST_VALUES} distinct values")
         index, values = found[0], [int(value) for value in found[1][0]]
-    return {"values": values}, [entropy.compress(kind, pack(index, _width(len(values))))]
+    return {"values": values}, [compressors.compress(kind, pack(index, _width(len(values))))]
 
 
 def pack(index: Array, width: int) -> Array:
@@ -77,7 +76,7 @@ def _decode_bits(header: Header, kind: str, parts: List[memoryview]) -> Array:
     ):
         raise ProtocolError(f"{header.codec}: 1 to {MOST_VALUES} bit patterns of {item} bytes expected")
     width = _width(len(values))
-    packed = np.frombuffer(entropy.expand(kind, parts[0], -(-header.size * width // 8)), np.uint8)
+    packed = np.frombuffer(compressors.expand(kind, parts[0], -(-header.size * width // 8)), np.uint8)
     index = unpack(packed, width, header.size)
     if len(values) < 1 << width and int(index.max()) >= len(values):
         raise ProtocolError(f"{header.codec}: an index points past its {len(values)} values")
@@ -97,17 +96,17 @@ def _encode_sparse(array: Array, kind: str, options: Mapping[str, Any]) -> Coded
         raise NotApplicable(f"{array.dtype.name} {list(array.shape)} has no sparse form")
     flat = unsigned(array)
     occupied = flat != 0
-    parts: List[Buffer] = [entropy.compress(kind, shuffled(flat[occupied]))]
+    parts: List[Buffer] = [compressors.compress(kind, shuffled(flat[occupied]))]
     mask = np.packbits(occupied, bitorder="little")
     levels = 0
     while levels < _MOST_LEVELS and mask.size >= _WORTH_A_LEVEL:
         occupied = mask != 0
         if 4 * int(np.count_nonzero(occupied)) > 3 * mask.size:
             break
-        parts.append(entropy.compress(kind, mask[occupied]))
+        parts.append(compressors.compress(kind, mask[occupied]))
         mask = np.packbits(occupied, bitorder="little")
         levels += 1
-    parts.append(entropy.compress(kind, mask))
+    parts.append(compressors.compress(kind, mask))
     return {"levels": levels}, parts
 
 
@@ -120,17 +119,17 @@ def _decode_sparse(header: Header, kind: str, parts: List[memoryview]) -> Array:
     sizes = [header.size]  # elements, then bytes of every mask above them
     for _ in range(levels + 1):
         sizes.append(-(-sizes[-1] // 8))
-    masks = np.frombuffer(entropy.expand(kind, parts[-1], sizes[-1]), np.uint8)
+    masks = np.frombuffer(compressors.expand(kind, parts[-1], sizes[-1]), np.uint8)
     where = np.flatnonzero(np.unpackbits(masks, count=sizes[-2], bitorder="little"))
     for level in range(levels, 0, -1):
         # `where` are the positions of the non-zero bytes of this mask: their bits are positions one level down
-        leaves = np.frombuffer(entropy.expand(kind, parts[level], where.size), np.uint8)
+        leaves = np.frombuffer(compressors.expand(kind, parts[level], where.size), np.uint8)
         rows, bits = np.nonzero(np.unpackbits(leaves.reshape(-1, 1), axis=1, bitorder="little"))
         where = where[rows] * 8 + bits
     if where.size and int(where[-1]) >= header.size:
         raise ProtocolError(f"{header.codec}: a position lies outside the array")
     item = header.dtype.itemsize
-    values = unshuffled(entropy.expand(kind, parts[0], where.size * item), item)
+    values = unshuffled(compressors.expand(kind, parts[0], where.size * item), item)
     flat = np.zeros(header.size, np.dtype(f"u{item}"))
     flat[where] = np.frombuffer(values, flat.dtype)
     return array_from(flat.view(np.uint8), header)

@@ -12,9 +12,8 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
-from edge_offload.link.codecs import entropy, image
-from edge_offload.link.codecs.inner import kernels
-from edge_offload.link.codecs.inner.portable import GRADIENT, NONE, PALETTE_LIMIT, Frame
+from edge_offload.link.codecs import compressors, image, kernels
+from edge_offload.link.codecs.kernels.portable import GRADIENT, NONE, PALETTE_LIMIT, Frame
 from edge_offload.link.codecs.method import Coded, Method, NotApplicable
 from edge_offload.link.codecs.payload import Header, array_from, take_int
 from edge_offload.link.codecs.plain import shuffled, unshuffled
@@ -49,7 +48,7 @@ def _encode(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
     frame = Frame(frame.images, frame.channels, frame.height, frame.width, frame.interleaved, predictor, False)
     params, parts = image.encode_frame(index, frame, kind)
     params.update(picture=int(predictor == GRADIENT), counts=counts)
-    return params, [entropy.compress(kind, shuffled(np.concatenate(values))), *parts]
+    return params, [compressors.compress(kind, shuffled(np.concatenate(values))), *parts]
 
 
 def _decode(header: Header, kind: str, parts: List[memoryview]) -> Array:
@@ -64,7 +63,8 @@ def _decode(header: Header, kind: str, parts: List[memoryview]) -> Array:
     if not all(type(count) is int and 1 <= count <= PALETTE_LIMIT for count in counts):
         raise ProtocolError(f"{header.codec}: a palette has 1 to {PALETTE_LIMIT} values")
     item = header.dtype.itemsize
-    values = np.frombuffer(unshuffled(entropy.expand(kind, parts[0], sum(counts) * item), item), np.dtype(f"u{item}"))
+    plain = unshuffled(compressors.expand(kind, parts[0], sum(counts) * item), item)
+    values = np.frombuffer(plain, np.dtype(f"u{item}"))
     table = np.zeros((frame.channels, PALETTE_LIMIT), values.dtype)
     index = image.decode_frame(parts[1], frame, kind, frame.size)
     outer, channels, inner = _channels(frame)

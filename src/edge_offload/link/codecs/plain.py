@@ -8,8 +8,7 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
-from edge_offload.link.codecs import entropy
-from edge_offload.link.codecs.inner import kernels
+from edge_offload.link.codecs import compressors, kernels
 from edge_offload.link.codecs.method import Coded, Method
 from edge_offload.link.codecs.payload import Buffer, Header, array_from, bytes_of
 
@@ -49,11 +48,11 @@ def _decode_raw(header: Header, kind: str, parts: List[memoryview]) -> Array:
 
 
 def _encode_shuffle(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
-    return {}, [entropy.compress(kind, shuffled(array))]
+    return {}, [compressors.compress(kind, shuffled(array))]
 
 
 def _decode_shuffle(header: Header, kind: str, parts: List[memoryview]) -> Array:
-    plain = entropy.expand(kind, one_part(header, parts), header.nbytes)
+    plain = compressors.expand(kind, one_part(header, parts), header.nbytes)
     return array_from(unshuffled(plain, header.dtype.itemsize), header)
 
 

@@ -22,7 +22,6 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
 from edge_offload.link.codecs import fingerprint
 from edge_offload.link.codecs.choice import AUTO, Selector
-from edge_offload.link.codecs.coding import codec_named, decode, encode_as
 from edge_offload.link.codecs.difference import TEMPORAL, decode_difference, encode_difference
 from edge_offload.link.codecs.payload import (
     DEFAULT_MAX_BYTES,
@@ -33,6 +32,7 @@ from edge_offload.link.codecs.payload import (
     check_descriptor,
     take_int,
 )
+from edge_offload.link.codecs.table import codec_named, decode, encode_as
 
 DEFAULT_RING = 8
 _HASH_LIMIT = (1 << 64) - 1

@@ -10,8 +10,8 @@ from typing import Any, List, Optional, Tuple
 import numpy as np
 
 from edge_offload.arrays import Array
-from edge_offload.link.codecs.inner import portable
-from edge_offload.link.codecs.inner.portable import Frame
+from edge_offload.link.codecs.kernels import portable
+from edge_offload.link.codecs.kernels.portable import Frame
 from edge_offload.native.libraries import CODECS
 from edge_offload.native.loader import Library
 

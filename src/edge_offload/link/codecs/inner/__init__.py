@@ -1,1 +1,0 @@
-"""Inner loops of the codecs: compiled, and the same in numpy."""
