@@ -38,7 +38,7 @@ from edge_offload.power.states import StatePowers
 from edge_offload.runtime.hedge import Hedge, Outcome, apart
 from edge_offload.runtime.joining import WORTH_JOINING_S, run_and_join
 from edge_offload.runtime.link_monitor import EVERY_S, LinkMonitor, Watch
-from edge_offload.runtime.preparation import Preparation
+from edge_offload.runtime.preparation import NOT_CHOSEN, PREPARED, Preparation
 from edge_offload.runtime.promise import Promise
 from edge_offload.runtime.results import tell_result
 from edge_offload.runtime.robot_device import executor_of, split_runner
@@ -169,11 +169,8 @@ class OffloadedModule:
         runner = self._runners.get(mode)
         if runner is None:
             return f"mode {mode} is not available for model {self.name!r}"
-        if mode is not Mode.LOCAL:
-            out = self._hedge.unavailable_reason()
-            if out is not None:
-                return out
-        return runner.unavailable_reason(inputs)
+        out = None if mode is Mode.LOCAL else self._hedge.unavailable_reason()
+        return runner.unavailable_reason(inputs) if out is None else out
 
     def aim(self, objective: Objective) -> None:
         """What plans of mode ``split`` are made for from now on; returns at once."""
@@ -191,11 +188,13 @@ class OffloadedModule:
 
         ``choosing``: whether one does; modes that take long to prepare are not prepared while one is held by name.
         """
-        inputs = as_inputs(inputs)
+        inputs, preparation = as_inputs(inputs), self._preparation
         obstacles: Dict[Mode, str] = {}
         for mode in self._candidates:
             if self.offers(mode):
-                why = self._preparation.not_yet(mode, obstacles, choosing)
+                why = ""
+                if mode in PREPARED:
+                    why = preparation.not_yet(mode, obstacles) if choosing else NOT_CHOSEN
                 obstacles[mode] = why or self.unavailable_reason(mode, inputs) or ""
         now = time.monotonic()
         self._inputs = inputs
@@ -207,7 +206,7 @@ class OffloadedModule:
             link = self.forecaster.assumed(reading)
         # replay gives the bits of torch; where an engine computes on the server, that is another offer
         engine = self._server is not None and self._server.engine_in_force()
-        if self._preparation.bridges and choosing and not engine:
+        if preparation.bridges and choosing and not engine:
             forecasts = bridged(forecasts)
         return Situation(now, forecasts, deadline_s, self._load.load(now), link=link)
 

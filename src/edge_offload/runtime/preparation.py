@@ -10,6 +10,8 @@ from edge_offload.mode import BRIDGE, BRIDGED, Mode
 
 #: Modes that take long to prepare: while a mode is held by name, they are not.
 PREPARED = (BRIDGED, Mode.SPLIT)
+#: Why they cannot run then.
+NOT_CHOSEN = "it is prepared when a policy chooses"
 #: Frames that the server answers before anything is prepared beside them, and seconds after which none is waited for.
 FIRST_FRAMES, FIRST_S = 10, 20.0
 #: Seconds after which ``split`` is prepared although ``replay`` is not ready.
@@ -31,18 +33,13 @@ class Preparation:
         self._begun: Set[Mode] = set()
         self._made_s = time.monotonic()
 
-    def not_yet(self, mode: Mode, others: Mapping[Mode, str], choosing: bool) -> str:
+    def not_yet(self, mode: Mode, others: Mapping[Mode, str]) -> str:
         """Why ``mode`` is not to be prepared yet, in words; empty when it is.
 
         Args:
-            mode: one of the candidates.
-            others: why those before it cannot run; empty where they can.
-            choosing: whether a policy chooses among them.
+            mode: one of :data:`PREPARED`.
+            others: why the candidates before it cannot run; empty where they can.
         """
-        if mode not in PREPARED:
-            return ""
-        if not choosing:
-            return "it is prepared when a policy chooses"
         if not self.bridges or mode in self._begun:
             return ""
         since_s = time.monotonic() - self._made_s
