@@ -26,8 +26,8 @@ class Mode(str, enum.Enum):
     REPLAY = "replay"
     SPLIT = "split"
 
-    def __str__(self) -> str:
-        return self.value
+    #: The value, in every Python.
+    __str__ = str.__str__
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import nn
 
 from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.link.transport.replies import Reply
+from edge_offload.manager.in_flight import Lateness
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt
 from edge_offload.modes.server import ServerRunner
@@ -126,8 +127,8 @@ def test_a_wait_behind_own_frames_is_not_learnt_as_time_of_the_mode(calls):
 
 def test_behind_an_own_frame_nothing_is_late_and_alone_it_would_be(calls, monkeypatch):
     module, remote, results, threads, start = calls(Mode.SERVER)
-    limits = [(math.inf, math.inf, math.inf), (0.0, 0.0, math.inf), (0.0, 0.0, math.inf)]
-    monkeypatch.setattr(module, "_late_s", lambda *_: limits.pop(0))
+    limits = [Lateness(), Lateness(0.0, 0.0), Lateness(0.0, 0.0)]
+    monkeypatch.setattr(module, "_lateness", lambda *_: limits.pop(0))
     start(0, module.row.place())
     assert remote.begun[0].wait(FOREVER_S)
     start(1, module.row.place())
@@ -147,8 +148,8 @@ def test_behind_an_own_frame_nothing_is_late_and_alone_it_would_be(calls, monkey
 
 def test_a_deadline_is_kept_behind_an_own_frame_too(calls, monkeypatch):
     module, remote, results, threads, start = calls(Mode.SERVER)
-    limits = [(math.inf, math.inf, math.inf), (9.0, 9.0, 0.0)]
-    monkeypatch.setattr(module, "_late_s", lambda *_: limits.pop(0))
+    limits = [Lateness(), Lateness(9.0, 9.0, 0.0)]
+    monkeypatch.setattr(module, "_lateness", lambda *_: limits.pop(0))
     start(0, module.row.place())
     assert remote.begun[0].wait(FOREVER_S)
     start(1, module.row.place())
