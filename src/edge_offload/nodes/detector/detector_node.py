@@ -113,7 +113,8 @@ class DetectorNode(ImageNode):
         self._detections.publish(header, found.boxes, found.scores, found.classes)
         if found.mask is not None and self._mask.get_num_connections():
             self._mask.publish(_mask_message(header, found.mask))
-        self.painter.paint(Picture(header, bgr, (found, labels), report, energy))
+        if self.painter.watched:
+            self.painter.paint(Picture(header, bgr, (found, labels), report, energy))
 
     def _labels(self, found: Detections) -> List[str]:
         return [self._detector.label(number) for number in found.classes.tolist()]

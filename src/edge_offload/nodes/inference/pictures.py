@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Generic, NamedTuple, Optional, TypeVar
+from typing import Any, Callable, Generic, List, NamedTuple, Optional, TypeVar
 
 import rospy
 from sensor_msgs.msg import CompressedImage, Image
@@ -44,6 +44,20 @@ class Picture(NamedTuple):
 AnyPicture = TypeVar("AnyPicture")
 
 
+class _Lookers(rospy.SubscribeListener):
+    """Tells when somebody begins or ceases to look."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        super().__init__()
+        self._changed = changed
+
+    def peer_subscribe(self, *_: Any) -> None:
+        self._changed()
+
+    def peer_unsubscribe(self, *_: Any) -> None:
+        self._changed()
+
+
 class Painter(Generic[AnyPicture]):
     """Publishes pictures on a topic and its ``compressed`` (JPEG) one; what comes too fast for it is left out.
 
@@ -53,6 +67,9 @@ class Painter(Generic[AnyPicture]):
         draw: uint8 [h, w, 3] BGR; called only while somebody looks.
         capacity: pictures that may wait.
         beside: what else is published of every picture, for those who listen to that.
+
+    Attributes:
+        watched: whether somebody looks.
     """
 
     def __init__(
@@ -65,8 +82,13 @@ class Painter(Generic[AnyPicture]):
     ) -> None:
         self._quality = node.params["jpeg_quality"]
         self._draw, self._beside = draw, beside
-        self._plain = rospy.Publisher(topic, Image, queue_size=8)
-        self._jpeg = rospy.Publisher(f"{topic}/compressed", CompressedImage, queue_size=2)
+        self.watched = False
+        self._topics: List[rospy.Publisher] = []
+        lookers = _Lookers(self._look)
+        self._plain = rospy.Publisher(topic, Image, lookers, queue_size=8)
+        self._jpeg = rospy.Publisher(f"{topic}/compressed", CompressedImage, lookers, queue_size=2)
+        self._topics += [self._plain, self._jpeg]
+        self._look()
         self._pictures: LatestFrameQueue[AnyPicture] = LatestFrameQueue(capacity=capacity)
         self._worker: Worker[Any] = Worker(
             self._pictures, self._paint, lambda _, error: node.fault("overlay", error), "overlay"
@@ -81,17 +103,16 @@ class Painter(Generic[AnyPicture]):
         return self._worker.drain(timeout_s)
 
     def paint(self, picture: AnyPicture) -> None:
-        """Have a picture drawn, if somebody looks."""
-        if self._beside is not None or self._watched():
-            self._pictures.put(picture)
+        """Have a picture drawn, if somebody looks, and whatever else is to be published of it."""
+        self._pictures.put(picture)
 
-    def _watched(self) -> bool:
-        return bool(self._plain.get_num_connections() or self._jpeg.get_num_connections())
+    def _look(self) -> None:
+        self.watched = any(topic.get_num_connections() for topic in self._topics)
 
     def _paint(self, picture: Any) -> None:
         if self._beside is not None:
             self._beside(picture)
-        if not self._watched():
+        if not self.watched:
             return
         image = self._draw(picture)
         if self._plain.get_num_connections():

@@ -257,7 +257,8 @@ class KapaoNode(ImageNode):
             self._detections.publish(
                 header, boxes_of(seen), np.array([person.score for person in seen]), np.zeros(len(seen), int)
             )
-        self.painter.paint(Picture(header, bgr, (people, target), report, energy, carried_s))
+        if self.painter.watched:
+            self.painter.paint(Picture(header, bgr, (people, target), report, energy, carried_s))
 
     def publish_nothing(self, header: Any, report: InferenceReport, size: Tuple[int, int]) -> None:
         self._people.publish(people_message(header, report, size, along=NOTHING))
