@@ -44,7 +44,7 @@ class Picture(NamedTuple):
 AnyPicture = TypeVar("AnyPicture")
 
 
-class _Lookers(rospy.SubscribeListener):
+class _Lookers(rospy.SubscribeListener):  # type: ignore[misc]
     """Tells when somebody begins or ceases to look."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -70,6 +70,7 @@ class Painter(Generic[AnyPicture]):
 
     Attributes:
         watched: whether somebody looks.
+        paint: have a picture drawn, if somebody looks, and whatever else is to be published of it.
     """
 
     def __init__(
@@ -89,9 +90,10 @@ class Painter(Generic[AnyPicture]):
         self._jpeg = rospy.Publisher(f"{topic}/compressed", CompressedImage, lookers, queue_size=2)
         self._topics += [self._plain, self._jpeg]
         self._look()
-        self._pictures: LatestFrameQueue[AnyPicture] = LatestFrameQueue(capacity=capacity)
+        pictures: LatestFrameQueue[AnyPicture] = LatestFrameQueue(capacity=capacity)
+        self.paint = pictures.put
         self._worker: Worker[Any] = Worker(
-            self._pictures, self._paint, lambda _, error: node.fault("overlay", error), "overlay"
+            pictures, self._paint, lambda _, error: node.fault("overlay", error), "overlay"
         )
 
     def start(self) -> None:
@@ -101,10 +103,6 @@ class Painter(Generic[AnyPicture]):
     def drain(self, timeout_s: float) -> bool:
         """Draw what waits, and end; False if that takes longer than ``timeout_s``."""
         return self._worker.drain(timeout_s)
-
-    def paint(self, picture: AnyPicture) -> None:
-        """Have a picture drawn, if somebody looks, and whatever else is to be published of it."""
-        self._pictures.put(picture)
 
     def _look(self) -> None:
         self.watched = any(topic.get_num_connections() for topic in self._topics)
