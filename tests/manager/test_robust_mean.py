@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from edge_offload.manager.forecast import STEP, RobustMean
+from edge_offload.manager.robust_mean import STEP, RobustMean
 from edge_offload.modes.split.robot.plan_times import GRID, PlanTimes
 
 

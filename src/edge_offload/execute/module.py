@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 #: Bytes. torch allocates at this alignment; vector kernels may take another path (other bits) for other addresses.
 ALIGNMENT = 64
 
+#: dtypes that NumPy has, too.
+_NUMPY = frozenset(
+    (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32,
+     torch.float64)
+)  # fmt: skip
+
 #: Seconds for which a GPU whose memory ran out is not asked again; they double from time to time.
 PAUSE_S, MOST_PAUSE_S = 2.0, 60.0
 
@@ -253,7 +259,10 @@ def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.numel() == 0:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     with torch.inference_mode():
-        raw = flat_bytes(tensor).numpy()
+        if tensor.dtype in _NUMPY:
+            raw = tensor.resolve_neg().numpy().reshape(-1)
+        else:
+            raw = flat_bytes(tensor).numpy()
     return torch.from_numpy(raw).view(tensor.dtype).reshape(tensor.shape)
 
 
