@@ -66,14 +66,20 @@ def test_every_future_completes_exactly_once_while_the_server_is_killed(server_p
     def ask():
         made = done = 0
         while not stop.is_set():
-            calls = []
+            calls, called = [], threading.Event()
+
+            def tell(future, calls=calls, called=called):
+                calls.append(future)
+                called.set()
+
             future = client.request("echo", {}, [bytes(100_000)], timeout_s=PATIENCE_S)
-            future.add_done_callback(calls.append)
+            future.add_done_callback(tell)
             made += 1
             try:
                 future.result(PATIENCE_S)
             except LinkLost:
                 time.sleep(0.01)
+            called.wait(PATIENCE_S)  # who waits for the result is woken before callbacks run
             done += len(calls)
         outcomes.append((made, done))
 
