@@ -73,6 +73,9 @@ def test_a_chain_of_views_is_found_again_or_refused(data) -> None:
         lambda x: x.reshape(2, 2, 4, 24)[:, 1].permute(2, 0, 1),
         lambda x: x[:, :1].expand(2, 5, 4, 6),
         lambda x: x[:, ::2],
+        lambda x: x[:, ::3],
+        lambda x: x[:, 1::3, ::3, 2::3].permute(0, 3, 1, 2),
+        lambda x: x.flatten(2).transpose(1, 2).unflatten(1, (4, 6))[:, ::3, ::4],
     ],
 )
 def test_the_views_of_networks_are_understood(view) -> None:

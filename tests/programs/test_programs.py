@@ -107,6 +107,14 @@ def test_round_trips_of_a_steady_model(remote: Dict[str, Any]) -> None:
         assert steady["spent"]["defined"] <= 1
 
 
+def test_constants_that_are_compared_are_read_together(remote: Dict[str, Any]) -> None:
+    if remote["mode"] not in ("lazy", "replay"):
+        pytest.skip("the others ask of each pair")
+    compared = remote["comparisons"]
+    begun, done = compared["output"].splitlines().index("folded"), compared["trips"]
+    assert done[begun + 1] - done[begun] <= 2
+
+
 def test_one_round_trip_however_many_copies_and_one_more_for_an_upload_that_depends_on_a_read(
     remote: Dict[str, Any],
 ) -> None:

@@ -76,6 +76,7 @@ class Installed:
             with contextlib.suppress(EdgeOffloadError):
                 self.native.synchronize()
         self.native.expect(-1)
+        self.native.read_alone()
         self.recorder.reconnect(remote)
         self.native.refuse(dict(remote.refused))
         trust(self.native, remote)

@@ -6,6 +6,7 @@ rows; ``as_strided`` cannot, and it would read past a tensor that is there in pa
 
 from __future__ import annotations
 
+import math
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -19,11 +20,12 @@ Sizes = Tuple[int, ...]
 
 
 class _Cut(NamedTuple):
-    """A tensor in row-major order as a box of ``shape``, of which ``starts`` and ``lengths`` say what is viewed."""
+    """A tensor in row-major order as a box of ``shape``: ``lengths`` rows from ``starts`` on, every ``steps``-th."""
 
     shape: List[int]
     starts: List[int]
     lengths: List[int]
+    steps: List[int]
 
 
 def view_as(base: torch.Tensor, held: Layout, wanted: Layout) -> torch.Tensor:
@@ -108,7 +110,7 @@ def _slices(base: torch.Tensor, held: Layout, wanted: Layout, start: int) -> Opt
             starts[axis], start = divmod(start, held.strides[axis])
     if start or any(a + size > whole for a, size, whole in zip(starts, wanted.sizes, held.sizes)):
         return None
-    return _cut(base, _Cut(list(held.sizes), starts, list(wanted.sizes)))
+    return _cut(base, _Cut(list(held.sizes), starts, list(wanted.sizes), [1] * len(starts)))
 
 
 def _regular(physical: torch.Tensor, sizes: Sizes, wanted: Layout, start: int) -> torch.Tensor:
@@ -120,22 +122,25 @@ def _regular(physical: torch.Tensor, sizes: Sizes, wanted: Layout, start: int) -
         whole: torch.Tensor = aten.view.default(physical, list(wanted.sizes))
         return whole
     own = _own(wanted)
-    cut = _Cut([], [], [])
+    cut = _Cut([], [], [], [])
     above = count
     for axis in own:
         stride = wanted.strides[axis]
-        if above % stride or above == stride:
+        if above == stride:
             raise Unsupported("a tensor is viewed with strides that no reshape has")
-        place, start = divmod(start, stride)
-        cut.shape.append(above // stride)
+        row = math.gcd(above, stride)
+        place, start = divmod(start, row)
+        cut.shape.append(above // row)
         cut.starts.append(place)
         cut.lengths.append(wanted.sizes[axis])
-        above = stride
+        cut.steps.append(stride // row)
+        above = row
     if above > 1:
         cut.shape.append(above)
         cut.starts.append(start)
         cut.lengths.append(1)
-    if any(place + length > whole for whole, place, length in zip(*cut)):
+        cut.steps.append(1)
+    if any(place + (length - 1) * step >= whole for whole, place, length, step in zip(*cut)):
         raise Unsupported("a view reaches beyond an axis of its tensor")
     found = physical if tuple(cut.shape) == sizes else aten.view.default(physical, cut.shape)
     found = _cut(found, cut)
@@ -153,7 +158,7 @@ def _own(wanted: Layout) -> List[int]:
 def _parts(physical: torch.Tensor, sizes: Sizes, wanted: Layout, start: int) -> Optional[torch.Tensor]:
     """The view as one slice of each axis, some of which are then reshaped to several; None if it is more than that."""
     own = _own(wanted)
-    cut, shape = _Cut(list(sizes), [], []), []
+    cut, shape = _Cut(list(sizes), [], [], [1] * len(sizes)), []
     above = _product(sizes)
     rest = list(own)
     for size in sizes:
@@ -194,9 +199,10 @@ def _arranged(found: torch.Tensor, own: Sequence[int], wanted: Layout) -> torch.
 
 
 def _cut(tensor: torch.Tensor, cut: _Cut) -> torch.Tensor:
-    for axis, (whole, place, length) in enumerate(zip(*cut)):
+    for axis, (whole, place, length, step) in enumerate(zip(*cut)):
         if (place, length) != (0, whole):
-            tensor = aten.slice.Tensor(tensor, axis, place, place + length)
+            end = place + (length - 1) * step + 1
+            tensor = aten.slice.Tensor(tensor, axis, place, end, *([] if step == 1 else [step]))
     return tensor
 
 

@@ -283,6 +283,7 @@ class Recorder:
         """
         known, exchange = self.dispatcher, self.dispatcher.exchange
         known.native.expect(-1)
+        known.native.read_alone()
         known.definitions.forget()
         self.strategy.forget()
         exchange.restart(remote)

@@ -60,6 +60,15 @@ def main():
         torch.zeros(1).to(DEVICE)
         for _ in range(2):
             print(sum(torch.equal(one, other) for one in constants for other in constants))
+        folded = [constant * 2.0 for constant in constants]  # as torch.jit.freeze folds weights
+        torch.zeros(1).to(DEVICE)
+        print("folded")
+        print(sum(torch.equal(one, other) for one in folded for other in folded))
+        folded[3].add_(4.0)
+        folded[7].copy_(folded[9])
+        del folded[5]
+        print([torch.equal(folded[0] + number, one) for number, one in enumerate(folded)])
+        print([torch.equal(one, other) for one in folded for other in folded])
 
 
 main()

@@ -162,6 +162,7 @@ SINGLE: Dict[str, Tuple[Tuple[int, ...], int, Callable[[Chain], Any]]] = {
     "prelu": ((1, 3, 8, 5), 2, lambda c: c.call("aten.prelu.default", X, R(3).double())),
     "prelu over channels": ((1, 8, 5), 1, lambda c: c.call("aten.prelu.default", X, R(8).double())),
     "prelu with one slope": ((1, 8, 5), 1, lambda c: c.call("aten.prelu.default", X, R(1).double())),
+    "zero": ((1, 3, 8, 5), 2, lambda c: c.call("aten.zero.default", X)),
     "prelu of a program": ((1, 3, 8, 5), 2, lambda c: c.call("aten._prelu_kernel.default", X, R(1, 3, 1, 1).double())),
     "prelu of a program over channels": ((1, 8, 5), 1, lambda c: c.call(
         "aten._prelu_kernel.default", X, R(1, 8, 1).double())),

@@ -238,11 +238,11 @@ def _raised_transposed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 CHANGES: Tuple[Change, ...] = (
-    _same, _channels_last, _transposed, _empty, _raised,
-    _gaps, _reversed, _first_two, _expanded, _later, _single, _single_channels_last, _raised_transposed,
+    _same, _channels_last, _transposed, _empty, _raised, _gaps,
+    _reversed, _first_two, _expanded, _later, _single, _single_channels_last, _raised_transposed,
 )  # fmt: skip
 #: How many of them there are in a dtype that is not an operator's first.
-FEW = 5
+FEW = 6
 
 
 def chosen(patterns: List[str], part: int, parts: int) -> List[Any]:

@@ -1,6 +1,7 @@
 // Whether two tensors are equal: a value, which costs a round trip as any other. Programs that look for constants that are
 // the same (torch.jit does, pair by pair) ask it of the same tensors again and again. So the device remembers the answers
-// as long as neither tensor is written, and compares small constants itself, each of which it reads once.
+// as long as neither tensor is written, and compares small constants itself, each of which it reads once. With the first of
+// them it reads others that were made since, which are compared next: folded weights of torch.jit.freeze, most of all.
 #pragma once
 #include "copies.h"
 
@@ -13,17 +14,38 @@ auto named(const T& t, int) -> decltype(t.has_names()) { return t.has_names(); }
 template <typename T>
 bool named(const T&, long) { return false; }  // releases of torch that have no names of dimensions any more
 
-// The storage of a device tensor, as bytes.
-inline Tensor all_bytes(const Tensor& t) {
+// A storage of the device, as bytes.
+inline Tensor all_bytes(const c10::Storage& storage) {
   Out out;
   out.type = at::kByte;
-  out.sizes = {static_cast<int64_t>(t.storage().nbytes())};
+  out.sizes = {static_cast<int64_t>(storage.nbytes())};
   out.strides = {1};
-  return make_tensor(t.storage(), out);
+  return make_tensor(storage, out);
 }
 // A device tensor on the host, over the bytes of its storage.
 inline Tensor on_host(const Tensor& t, const Tensor& bytes) {
   return at::empty({0}, at::TensorOptions(t.dtype())).set_(bytes.storage(), t.storage_offset(), t.sizes(), t.strides());
+}
+
+// Constants that were made since the program compares, and are not known yet; each is told of once.
+inline void add_recent(std::vector<Tensor>* unknown) {
+  auto& compared = state().compared;
+  std::deque<c10::weak_intrusive_ptr<c10::StorageImpl>> later;
+  size_t bytes = 0;
+  for (auto& one : compared.recent) {
+    auto alive = one.lock();
+    if (!alive || alive->nbytes() == 0 || alive->nbytes() > kConstantBytes) continue;
+    const c10::Storage storage(std::move(alive));
+    const auto id = context_of(storage.unsafeGetStorageImpl())->id;
+    if (!compared.is_constant(id) || bytes + storage.nbytes() > kAlongBytes) { later.push_back(std::move(one)); continue; }
+    if (compared.bytes.count(id)) continue;
+    bool wanted = false;
+    for (const auto& t : *unknown) wanted = wanted || id_of(t) == id;
+    if (wanted) continue;
+    bytes += storage.nbytes();
+    unknown->push_back(all_bytes(storage));
+  }
+  compared.recent.swap(later);
 }
 
 // Of the constants among `wanted` what is not known yet is read, in one go; whether all of them are known then.
@@ -33,10 +55,11 @@ inline bool read_constants(const std::vector<Tensor>& wanted) {
   std::vector<Tensor> unknown;
   for (const auto& t : wanted) {
     if (!compared.is_constant(id_of(t)) || t.storage().nbytes() > kConstantBytes) return false;
-    if (!compared.bytes.count(id_of(t))) unknown.push_back(all_bytes(t));
+    if (!compared.bytes.count(id_of(t))) unknown.push_back(all_bytes(t.storage()));
   }
   if (unknown.empty()) return true;
   if (unknown.size() == 2 && id_of(unknown[0]) == id_of(unknown[1])) unknown.pop_back();
+  add_recent(&unknown);
   const Tensor host = read(unknown.size() == 1 ? unknown[0] : at::cat(unknown));
   int64_t at = 0;
   for (const auto& one : unknown) {

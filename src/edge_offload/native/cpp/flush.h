@@ -87,8 +87,14 @@ inline void flush(Reason reason, Use use) {
   py::gil_scoped_acquire gil;
   Told told(ended);
   Busy busy;
-  py::object result = py::reinterpret_borrow<py::object>(s.handler).attr("flush")(static_cast<int>(reason), s.generation, ended.id, ended.fresh,
-      ended.base, told.live, told.dead, told.freed, told.numbers, told.payloads, ended.segment.calls);
+  py::object result;
+  try {
+    result = py::reinterpret_borrow<py::object>(s.handler).attr("flush")(static_cast<int>(reason), s.generation, ended.id, ended.fresh,
+        ended.base, told.live, told.dead, told.freed, told.numbers, told.payloads, ended.segment.calls);
+  } catch (...) {
+    s.compared.recent.clear();  // some of it may not be there
+    throw;
+  }
   use(result);
 }
 inline void flush(Reason reason) { flush(reason, [](const py::object&) {}); }

@@ -27,8 +27,10 @@ inline c10::DataPtr pointer_to(Context* context) {
   return {reinterpret_cast<void*>(0xE000000000000000ull | (context->id << 12)), context, &release, c10::Device(kDevice, 0)};
 }
 inline c10::Storage new_storage(int64_t bytes, bool in_segment) {
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                           pointer_to(new_context(in_segment, bytes)), &allocator(), true));
+  c10::Storage made(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                         pointer_to(new_context(in_segment, bytes)), &allocator(), true));
+  state().compared.made(made);
+  return made;
 }
 
 }  // namespace edge_offload

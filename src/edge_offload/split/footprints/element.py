@@ -15,7 +15,7 @@ abs acos acosh asin asinh atan atanh bitwise_not ceil celu clamp clamp_max clamp
 detach dropout elu erf erfc exp exp2 expm1 fix floor frac gelu hardshrink hardsigmoid hardswish hardtanh isfinite isinf
 isnan leaky_relu lift_fresh_copy log log10 log1p log2 log_sigmoid logical_not logit mish nan_to_num neg negative
 ones_like positive reciprocal relu relu6 round rsqrt selu sgn sigmoid sign silu sin sinh softplus softshrink
-sqrt square tan tanh threshold to trunc type_as zeros_like full_like _to_copy alias
+sqrt square tan tanh threshold to trunc type_as zero zeros_like full_like _to_copy alias
 """.split()  # noqa: SIM905 - a table reads better than a list of literals
 )
 
