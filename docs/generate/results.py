@@ -935,6 +935,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "overhead": _overhead,
     "conformance": _conformance,
     "conformance_layouts": _conformance,
+    "conformance_layouts_lazy": _conformance,
     "split": _split,
     "split_pairs": _split,
     "split_exactness": _exactness,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
-from edge_offload.ir.trace.calls import ALLOC, DOWNLOAD, UPLOAD
+from edge_offload.ir.trace.calls import ALLOC, DOWNLOAD
 from edge_offload.ir.trace.segments import Segment
 
 
@@ -53,7 +53,7 @@ def _spread(segment: Segment, made: Sequence[Tuple[int, ...]], varying: Set[int]
     """Add to ``varying`` whatever is computed from it, or from an upload; returns the calls that use nothing of it."""
     constant: List[int] = []
     for index, (operator, references, _) in enumerate(segment.calls):
-        if operator.name == UPLOAD or (operator.name != ALLOC and varying.intersection(references)):
+        if operator.hosts or (operator.name != ALLOC and varying.intersection(references)):
             varying |= _touched(segment, made, index)
         elif operator.name != DOWNLOAD:
             constant.append(index)

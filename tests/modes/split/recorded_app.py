@@ -26,6 +26,9 @@ splits = recorder.strategy.splits
 divide_everything(recorder)
 
 
+ORDER = torch.tensor([3, 0, 4, 1, 2])  # on the host: it travels with the call that takes it
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -41,7 +44,7 @@ class Net(nn.Module):
         found = self.head(torch.cat([other, one * 2], 1).mean((2, 3)))
         turn = torch.eye(5, dtype=found.dtype, device=found.device).repeat(1, 1)  # of constants alone, then written to
         turn[:, 0] = found[0]
-        return found @ turn
+        return (found @ turn)[:, ORDER]
 
 
 torch.manual_seed(0)

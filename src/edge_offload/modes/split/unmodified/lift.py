@@ -1,8 +1,9 @@
 """A recorded segment that is a whole inference as an :class:`OperatorSequence`: what the program issued, as a function.
 
-Uploads are its inputs, storages that lived before are its constants, the one download at its end is its output. Looks
-into storages become view operators (:mod:`edge_offload.passes.views`), writes become new values. What is not a
-function of its uploads, or cannot be told to be, is refused in words; nothing is guessed.
+Uploads, and tensors of the host that travel with a call, are its inputs, storages that lived before are its constants,
+the one download at its end is its output. Looks into storages become view operators (:mod:`edge_offload.passes.views`),
+writes become new values. What is not a function of its uploads, or cannot be told to be, is refused in words; nothing
+is guessed.
 """
 
 from __future__ import annotations
@@ -99,8 +100,6 @@ def unavailable_reason(segment: Segment, live: Sequence[Tuple[int, int]], reads:
                 return f"it contains {entry.name.replace('edge::', 'a call to ')}"
         elif entry.random and not _settled(entry):
             return f"{entry.name} draws random numbers"
-        elif entry.hosts:
-            return f"{entry.name} takes a tensor of the host"
     return None
 
 
@@ -280,7 +279,8 @@ class _Tracer:
                 written_later = self._written_last.get(references[0], -1) > index
                 read.append(torch.ops.aten.clone.default(found) if written_later else found)
             else:
-                for result, tensor in self._call(cells, index, entry, references):
+                hosts = [next(uploads) for _ in entry.hosts]
+                for result, tensor in self._call(cells, index, entry, references, hosts):
                     if self._written_last.get(following, -1) > index:
                         tensor = _writable(tensor, result.layout)
                     cells[following] = _Cell(result.storage_bytes, tensor, result.layout)
@@ -328,12 +328,13 @@ class _Tracer:
         return view_as(cell.tensor, cell.held, layout)
 
     def _call(
-        self, cells: Mapping[int, _Cell], index: int, entry: BoundOperator, references: Sequence[int]
-    ) -> Iterator[Any]:
+        self, cells: Mapping[int, _Cell], index: int, entry: BoundOperator, references: Sequence[int],
+        hosts: Sequence[torch.Tensor],
+    ) -> Iterator[Any]:  # fmt: skip
         assert entry.overload is not None
         schema = entry.overload._schema  # type: ignore[attr-defined]
         arguments = [
-            _constant(argument, self._fill(cells, index, entry, references, value))
+            _constant(argument, self._fill(cells, index, entry, references, hosts, value))
             for argument, value in zip(schema.arguments, entry.arguments)
         ]
         named = dict(zip(entry.keywords, arguments[entry.positional :]))
@@ -349,16 +350,19 @@ class _Tracer:
                 yield result, tensor
 
     def _fill(
-        self, cells: Mapping[int, _Cell], index: int, entry: BoundOperator, references: Sequence[int], value: Any
-    ) -> Any:
+        self, cells: Mapping[int, _Cell], index: int, entry: BoundOperator, references: Sequence[int],
+        hosts: Sequence[torch.Tensor], value: Any,
+    ) -> Any:  # fmt: skip
         if isinstance(value, View):
             return self._tensor(cells, references[value.reference], value.layout)
         if isinstance(value, HostNumber):
             return self._scalars[index, value.number]
-        if isinstance(value, (StorageRef, HostTensor)):
-            raise Unsupported(f"{entry.name} takes a storage or a tensor of the host")
+        if isinstance(value, HostTensor):
+            return hosts[value.number]
+        if isinstance(value, StorageRef):
+            raise Unsupported(f"{entry.name} takes a storage")
         if isinstance(value, list):
-            return [self._fill(cells, index, entry, references, item) for item in value]
+            return [self._fill(cells, index, entry, references, hosts, item) for item in value]
         return value
 
 
