@@ -12,6 +12,13 @@ from edge_offload.ir.trace.calls import ALLOC, DOWNLOAD, UPLOAD
 from edge_offload.passes.folding import fold
 
 LIVE = {0, 1}
+TAKE = "take"
+"""A call that a tensor of the host travels with."""
+
+
+def call(name: str, written: List[int]) -> Any:
+    """The part of a bound operator that counts here."""
+    return SimpleNamespace(name=name, written=written, hosts=[0] if name in (UPLOAD, TAKE) else [])
 
 
 @st.composite
@@ -20,7 +27,7 @@ def segments(draw: Any) -> Tuple[Any, List[Tuple[int, ...]]]:
     calls, made, count = [], [], 2
     for _ in range(draw(st.integers(2, 14))):
         mine = list(range(2, count))
-        kind = draw(st.sampled_from([ALLOC, UPLOAD, "make", "make", "write", "both", DOWNLOAD]))
+        kind = draw(st.sampled_from([ALLOC, UPLOAD, "make", "make", "write", "both", TAKE, DOWNLOAD]))
         if kind in (UPLOAD, "write", "both", DOWNLOAD) and not mine:
             kind = ALLOC
         used = draw(st.lists(st.sampled_from([*LIVE, *mine]), max_size=2))
@@ -28,8 +35,8 @@ def segments(draw: Any) -> Tuple[Any, List[Tuple[int, ...]]]:
             used = [draw(st.sampled_from(mine)), *(used if kind in ("write", "both") else [])]
         written = [0] if kind in (UPLOAD, "write", "both") else []
         used = [] if kind == ALLOC else used
-        new = (count,) if kind in (ALLOC, "make", "both") else ()
-        calls.append((SimpleNamespace(name=kind, written=written), tuple(used), 0))
+        new = (count,) if kind in (ALLOC, "make", "both", TAKE) else ()
+        calls.append((call(kind, written), tuple(used), 0))
         made.append(new)
         count += len(new)
     return SimpleNamespace(calls=calls), made
@@ -45,7 +52,8 @@ def play(segment: Any, made: List[Tuple[int, ...]], upload: str, skipped: Set[in
         if entry.name == DOWNLOAD:
             read.append(held[used[0]])
             continue
-        value = upload if entry.name == UPLOAD else f"{entry.name}{index}({','.join(held[number] for number in used)})"
+        words = [upload] * (entry.name == TAKE) + [held[number] for number in used]
+        value = upload if entry.name == UPLOAD else f"{entry.name}{index}({','.join(words)})"
         for number in (*made[index], *(used[position] for position in entry.written)):
             held[number] = value
     return read + [held[number] for number in sorted(held) if number not in given and number >= 2]
@@ -56,11 +64,11 @@ def play(segment: Any, made: List[Tuple[int, ...]], upload: str, skipped: Set[in
 def test_what_is_folded_need_not_be_computed(case: Tuple[Any, List[Tuple[int, ...]]]) -> None:
     segment, made = case
     folded = fold(segment, made, LIVE)
-    whole: Dict[int, str] = {}
     held = {0: "w0", 1: "w1"}
     for index, (entry, used, _) in enumerate(segment.calls):  # as they are at the end, for one upload
         if entry.name != DOWNLOAD:
-            value = "up" if entry.name == UPLOAD else f"{entry.name}{index}({','.join(held[n] for n in used)})"
+            words = ["up"] * (entry.name == TAKE) + [held[number] for number in used]
+            value = "up" if entry.name == UPLOAD else f"{entry.name}{index}({','.join(words)})"
             for number in (*made[index], *(used[position] for position in entry.written)):
                 held[number] = value
     whole = {number: held[number] for number in folded.storages}
@@ -72,12 +80,12 @@ def test_what_is_folded_need_not_be_computed(case: Tuple[Any, List[Tuple[int, ..
 
 def test_a_grid_is_folded_and_a_picture_is_not() -> None:
     calls = [
-        (SimpleNamespace(name=ALLOC, written=[]), (), 0),  # 2: the picture
-        (SimpleNamespace(name=UPLOAD, written=[0]), (2,), 0),
-        (SimpleNamespace(name="empty", written=[]), (), 0),  # 3
-        (SimpleNamespace(name="arange", written=[0]), (3,), 0),
-        (SimpleNamespace(name="add", written=[]), (2, 3), 0),  # 4
-        (SimpleNamespace(name=DOWNLOAD, written=[]), (4,), 0),
+        (call(ALLOC, []), (), 0),  # 2: the picture
+        (call(UPLOAD, [0]), (2,), 0),
+        (call("empty", []), (), 0),  # 3
+        (call("arange", [0]), (3,), 0),
+        (call("add", []), (2, 3), 0),  # 4
+        (call(DOWNLOAD, []), (4,), 0),
     ]
     folded = fold(SimpleNamespace(calls=calls), [(2,), (), (3,), (), (4,), ()], LIVE)  # type: ignore[arg-type]
     assert folded.storages == {3}
