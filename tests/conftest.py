@@ -7,11 +7,12 @@ ros      needs a ROS environment: marked so
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
-from typing import Any, Iterator, List
+from typing import Any, Iterator, List, Optional
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,8 +32,29 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """A unit test, with its fixtures, that starts a process or sleeps has failed."""
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """A unit test whose fixtures start a process or sleep has failed."""
+    with _neither_process_nor_sleep(item):
+        yield
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Likewise one that does so itself."""
+    with _neither_process_nor_sleep(item):
+        yield
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: Optional[pytest.Item]) -> Iterator[None]:
+    """Likewise at its end; but with the last test of a module fixtures of other tests, or of the session, end, too."""
+    own = nextitem is not None and nextitem.parent is item.parent
+    with _neither_process_nor_sleep(item) if own else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _neither_process_nor_sleep(item: pytest.Item) -> Iterator[None]:
     if not any(item.iter_markers("unit")):
         yield
         return

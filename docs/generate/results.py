@@ -118,6 +118,7 @@ def _chaos(record: Any) -> List[str]:
             ("remote", "figures.remote", str),
             ("local p99, ms", "figures.local_p99_s", _ms),
             ("p99 in the fault, ms", "figures.during_p99_s", _ms),
+            ("most, ms", "figures.during_max_s", _ms),
             ("waited in vain", "figures.waited", str),
             ("back after, s", "figures.back_s", _s),
             ("robot, MB before → after", "figures.robot.memory", lambda m: f"{_mb(m[0])} → {_mb(m[1])}"),
@@ -144,6 +145,11 @@ def _chaos_pool(record: Any) -> List[str]:
 def _chaos_carry(record: Any) -> List[str]:
     rows = [{**row, "from": ", ".join(f"{origin} {count}" for origin, count in row["figures"]["origins"].items())}
             for row in record]  # fmt: skip
+    turns: List[Any] = []
+    if all("turns" in row["figures"] for row in record):
+        rows = [{**row, "turns": ", ".join(f"{task} {count}" for task, count in row["figures"]["turns"].items())}
+                for row in rows]  # fmt: skip
+        turns = [("turns", "turns", str), ("two at once", "figures.two_outstanding", str)]
     return [
         "Frames come 20 times a second; each that is taken up leaves once, in order, with the newest result there is.",
         "",
@@ -155,6 +161,7 @@ def _chaos_carry(record: Any) -> List[str]:
                 ("frames left", "figures.left", str),
                 ("with results", "from", str),
                 ("p99 after the frame, ms", "figures.late_p99_s", _ms),
+                *turns,
                 ("inferences", "figures.frames", str),
                 ("remote", "figures.remote", str),
                 ("back after, s", "figures.back_s", _s),
@@ -949,7 +956,9 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "multitask": _multitask,
     "chaos": _chaos,
     "chaos_split": _chaos,
+    "chaos_in_flight": _chaos,
     "chaos_carry": _chaos_carry,
+    "chaos_turns": _chaos_carry,
     "chaos_pool": _chaos_pool,
     "chaos_promise": _chaos_carry,
     "robots": _robots,

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 import os
 import socket
 
@@ -12,8 +13,8 @@ from edge_offload.cli import main
 from edge_offload.errors import BadInput
 from edge_offload_benchmarks.chaos.scenarios import SCENARIOS
 from edge_offload_benchmarks.chaos.usage import usage
-from edge_offload_benchmarks.chaos.verdict import Fault, Verdict, judge, judge_carried, judge_gap
-from edge_offload_benchmarks.commands.chaos import merged, record, run_scenario
+from edge_offload_benchmarks.chaos.verdict import Fault, Verdict, judge, judge_carried, judge_gap, judge_turns, together
+from edge_offload_benchmarks.commands.chaos import Robot, merged, record, run_scenario
 
 USED = {"descriptors": 20, "sockets": 5, "threads": 8, "memory": 200 << 20, "children": 0}
 
@@ -21,7 +22,8 @@ USED = {"descriptors": 20, "sockets": 5, "threads": 8, "memory": 200 << 20, "chi
 def frame(number, mode="server", total_s=0.03, **more):
     base = {"frame": number, "t": number * 0.1, "total_s": total_s, "mode": mode, "asked": mode, "hedged": False}
     return {**base, "equal": True, "compute_s": total_s if mode == "local" else 0.0, "reason": "",
-            "round_trips": int(mode == "server"), "way_s": [0.001, 0.001], "why": "as forecast", **more}  # fmt: skip
+            "task": "", "turn": None, "round_trips": int(mode == "server"),
+            "way_s": [0.001, 0.001], "why": "as forecast", **more}  # fmt: skip
 
 
 def good():
@@ -45,7 +47,10 @@ def test_a_run_without_blemish_passes_and_fits_the_schema():
 
 
 def carried():
-    left = [{"frame": n, "origin": "carried" if n % 2 else "fresh", "late_s": 0.01, "equal": True} for n in range(200)]
+    left = [
+        {"frame": n, "origin": "carried" if n % 2 else "fresh", "at_s": n * 0.05, "late_s": 0.01, "equal": True}
+        for n in range(200)
+    ]
     return {"carried": left, "offered": 210, "taken": 200, "superseded": 10}
 
 
@@ -65,6 +70,19 @@ def test_carried_results_are_judged(words):
         CARRIED_FAULTS[words](told)
     judge_carried(found, told, 20.0)
     assert [words in failure for failure in found.failures] == [True] * (words is not None)
+
+
+def test_frames_that_a_robot_held_while_it_stood_still_are_not_late():
+    told, found = carried(), Verdict("robot_suspended")
+    still = [Fault(1.61, 6.5, 6.6)]
+    for number in (30, 31, 32):
+        told["carried"][number]["late_s"] = 5.0
+    judge_carried(found, told, 20.0, still=still)
+    assert found.passed
+    for number in (150, 151, 152):
+        told["carried"][number]["late_s"] = 5.0
+    judge_carried(found, told, 20.0, still=still)
+    assert "above a frame interval" in found.failures[0]
 
 
 def _lose(frames, summary):
@@ -115,7 +133,7 @@ def _swap(frames, summary):
         (_crash, "exit code -11"),
         (_jump, "absurd transfer time"),
         (_linger, "2 frames in a row waited in vain for the server"),
-        (_wait, "p99 during the outage"),
+        (_wait, "p99 during the fault"),
         (_swap, "out of order"),
     ],
 )
@@ -155,6 +173,54 @@ def test_usage_sees_what_a_process_opens():
     assert (after["sockets"], after["descriptors"]) == (before["sockets"] + 1, before["descriptors"] + 2)
     assert after["memory"] > 1 << 20
     assert after["threads"] >= 1
+
+
+def taking_turns():
+    """Frames of two networks: each turn ends before the next one begins."""
+    frames = []
+    for number in range(100):
+        went = [number, number * 0.1, number * 0.1 + 0.03] if number < 80 else None
+        frames.append(frame(number, "server" if went else "local", task="ab"[number % 2], turn=went))
+    return frames
+
+
+TURN_FAULTS = {
+    "1 times two offloads": lambda frames: frames[7].update(turn=[7, 0.7, 0.81]),
+    "2 frames asked the server without": lambda frames: [frames[place].update(round_trips=1) for place in (90, 91)],
+    "b had no turn": lambda frames: [one.update(turn=None, round_trips=0) for one in frames[1::2]],
+}
+
+
+@pytest.mark.parametrize("words", [None, *TURN_FAULTS])
+def test_turns_are_judged(words):
+    frames, found = taking_turns(), Verdict("calm")
+    if words is not None:
+        TURN_FAULTS[words](frames)
+    judge_turns(found, frames, ["a", "b"])
+    assert [words in failure for failure in found.failures] == [True] * (words is not None)
+    assert sum(found.figures["turns"].values()) == (40 if words == "b had no turn" else 80)
+
+
+def test_networks_of_one_robot_are_judged_each_and_counted_together():
+    one, other = verdict(*good()), verdict(*good())
+    assert together("calm", {"": one}) is one
+    other.failures.append("results are out of order")
+    other.figures.update(back_s=None, during_max_s=9.0)
+    both = together("calm", {"a": one, "b": other})
+    assert both.failures == ["b: results are out of order"]
+    assert (both.figures["frames"], both.figures["faults"]) == (400, 2)
+    assert (both.figures["back_s"], both.figures["during_max_s"]) == (None, 9.0)
+    assert both.figures["robot"] == one.figures["robot"]
+    died = together("calm", {"a": one, "b": Verdict("calm", failures=["the robot ended with exit code 1"])})
+    assert (died.figures, died.failures) == ({}, ["b: the robot ended with exit code 1"])
+
+
+def test_where_members_of_a_pool_are_lost_frames_may_wait():
+    frames, summary = good()
+    _wait(frames, summary)
+    faults = [Fault(10.0, 12.0, 12.1, {"robot": USED, "server": USED})]
+    found = judge("pool_node", frames, summary, [0.03] * 20, faults, outage=False, allows_s=math.inf)
+    assert found.passed, found.failures
 
 
 def test_coming_back_late_or_never_is_found():
@@ -209,7 +275,7 @@ def test_a_run_that_is_cut_off_keeps_what_it_found_and_goes_on_from_there(tmp_pa
     path, ran = tmp_path / "chaos.json", []
     frames, summary = good()
 
-    def scenario(name, hold_s, repeat, timing, mode, in_flight, carry, accuracy):
+    def scenario(name, *_):
         ran.append(name)
         if name == "reset" and ran.count("reset") == 1:
             raise KeyboardInterrupt
@@ -228,10 +294,16 @@ def test_a_run_that_is_cut_off_keeps_what_it_found_and_goes_on_from_there(tmp_pa
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "mode", "repeat", "in_flight"),
-    [("server_kill", "server", 2, 2), ("two_managers", "server", 2, 1), ("reset", "split", 1, 2)],
+    ("name", "repeat", "robot"),
+    [
+        ("server_kill", 2, Robot(in_flight=2)),
+        ("two_managers", 2, Robot()),
+        ("reset", 1, Robot("split", in_flight=2)),
+        ("blackhole", 1, Robot(carry=True, turns=True)),
+    ],
 )
-def test_the_real_thing(name, mode, repeat, in_flight):
-    found = run_scenario(name, 1.5, repeat, timing=False, mode=mode, in_flight=in_flight)
+def test_the_real_thing(name, repeat, robot):
+    found = run_scenario(name, 1.5, repeat, timing=False, robot=robot)
     assert found.passed, found.failures
     assert found.figures["results"] > 10
+    assert found.figures.get("two_outstanding") == (0 if robot.turns else None)

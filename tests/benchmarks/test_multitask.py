@@ -6,6 +6,7 @@ import json
 import math
 import pathlib
 from types import SimpleNamespace
+from typing import List
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from edge_offload.cli import main
 from edge_offload.errors import BadInput, RemoteError
 from edge_offload_benchmarks.experiments import multitask
 from edge_offload_benchmarks.patrol_run import RESULTS, read
+from edge_offload_benchmarks.simulation import staleness
 from edge_offload_benchmarks.simulation.offline_optimum import optimum
 from edge_offload_benchmarks.simulation.staleness import FAR, METHODS, VERSION, Stretch, Table, load, save
 from edge_offload_benchmarks.simulation.turn_taking import (
@@ -149,6 +151,56 @@ def test_tables_are_kept_and_what_is_none_is_refused(tmp_path: pathlib.Path) -> 
     (tmp_path / "bad.npz").write_bytes(b"no table")
     with pytest.raises(BadInput, match="no table of staleness"):
         load(tmp_path / "bad.npz")
+
+
+def test_people_are_compared_with_those_of_the_very_frame_that_they_are_shown_in() -> None:
+    """Somebody walks 20 px a frame: moved so far nothing is lost, held it is, in any frame but the own one."""
+    count = 40
+    network = np.array([[[20.0 * n, 50.0, 20.0 * n + 60, 200.0]] for n in range(count)])
+    carried = np.full((count, FAR + 1, 1, 4), np.nan)
+    for n in range(count):
+        for later in range(1, min(FAR, count - 1 - n) + 1):
+            carried[n, later] = network[n + later]
+    speed = np.full((count, 1, 2), [200.0, 0.0])
+    drops = staleness._people_drops(
+        {"boxes/network": network, "boxes/local": network, "boxes/speed": speed, "boxes/carried": carried}
+    )
+    for n in range(count):
+        there = min(FAR, count - 1 - n) + 1
+        for method in METHODS:
+            assert np.isfinite(drops[f"drop/{method}"][n, :there]).all()
+            assert np.isnan(drops[f"drop/{method}"][n, there:]).all()
+        assert drops["drop/carried"][n, :there] == pytest.approx(0, abs=1e-6)
+        assert drops["drop/velocity"][n, :there] == pytest.approx(0, abs=1e-6)
+        assert drops["drop/held"][n, 0] == pytest.approx(0, abs=1e-6)
+        assert (np.diff(drops["drop/held"][n, : min(there, 4)]) > 0).all()
+    assert drops["drop/local"] == pytest.approx(0, abs=1e-6)
+
+
+def test_scenes_are_compared_with_those_of_the_very_sweep_that_they_are_shown_in(monkeypatch) -> None:
+    from edge_offload.models.sconet import completer
+    from edge_offload.perception.agreement import scene_drop
+
+    labels: List[np.ndarray] = []
+
+    class Hits:
+        def __init__(self, grid) -> None:
+            self.grid = grid
+
+        def complete(self, points: np.ndarray) -> np.ndarray:
+            labels.append((self.grid.occupancy(points) > 0).astype(np.uint8) * 9)
+            return labels[-1]
+
+    monkeypatch.setattr(completer, "SceneCompleter", Hits)
+    table = staleness._scene(Stretch("scene", 0, 5), lambda _: None)
+    held, carried = table.arrays["drop/held"], table.arrays["drop/carried"]
+    for n in range(5):
+        for later in range(5 - n):
+            assert held[n, later] == pytest.approx(scene_drop(labels[n], labels[n + later])), (n, later)
+        assert np.isnan(held[n, 5 - n :]).all()
+        assert carried[n, 0] == held[n, 0] == 0
+    assert (held[0, 1:5] > 0).all(), "the robot drives"
+    assert np.nanmean(carried[:, 1:5]) < np.nanmean(held[:, 1:5])
 
 
 def test_the_command_on_small_tables(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture) -> None:

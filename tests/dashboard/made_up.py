@@ -58,6 +58,10 @@ def people(t_s: float, origin: str = "fresh", count: int = 3):
     return {"kind": "people", "t_s": t_s, "people": count, **({} if origin == "fresh" else {"origin": origin})}
 
 
+def scene(t_s: float, origin: str = "fresh"):
+    return {"kind": "scene", "t_s": t_s, **({} if origin == "fresh" else {"origin": origin})}
+
+
 def mode(t_s: float, name: str, policy: str, reason: str):
     return {"kind": "mode", "t_s": t_s, "mode": name, "policy": policy, "reason": reason}
 

@@ -62,7 +62,8 @@ def test_a_person_sees_figures_plots_modes_and_why(browser, history, source, ser
 def test_results_that_are_carried_along_are_counted_beside_inferences(browser, history, source, serve):
     for number in range(50):
         t_s = made_up.BEGIN_S + 50 + number / 10
-        history.put(made_up.people(t_s, "carried" if number % 5 else "fresh"))
+        put = made_up.people if number % 2 else made_up.scene
+        history.put(put(t_s, "carried" if number % 5 else "fresh"))
         if not number % 5:
             history.put(made_up.latency(t_s))
     source.now_s = made_up.BEGIN_S + 55

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -161,7 +162,7 @@ def bag_of(path, topics):
         import rosbag
         from std_msgs.msg import Header
 
-        from edge_offload_msgs.msg import Latency, OffloadMode
+        from edge_offload_msgs.msg import Latency, OffloadMode, ResultOrigin, SemanticGrid
     except ImportError:
         pytest.skip("no ROS environment (source devel/setup.bash)")
 
@@ -169,6 +170,10 @@ def bag_of(path, topics):
         for second in range(1, 11):
             at = genpy.Time(second)
             for topic in topics:
+                if topic.endswith("semantic_grid"):
+                    result = ResultOrigin(origin="carried" if second % 2 else "fresh")
+                    bag.write(topic, SemanticGrid(header=Header(stamp=at), result=result), at)
+                    continue
                 kind = Latency if topic.endswith("latency") else OffloadMode
                 made = kind(header=Header(stamp=at), mode="server")
                 if kind is Latency:
@@ -186,6 +191,17 @@ def test_a_bag_is_a_run_too(tmp_path):
     assert [record["t_s"] for record in found if record["kind"] == "latency"] == list(range(1, 11))
     assert found[-1].get("energy_j") is None
     assert main(["report", str(tmp_path / "walk.bag"), "-o", str(tmp_path / "walk.html")]) == 0
+
+
+@pytest.mark.ros
+def test_a_bag_of_scenes_says_where_they_come_from(tmp_path):
+    bag_of(tmp_path / "drive.bag", ["/offload/latency", "/agrnav/semantic_grid", "/server/agrnav/semantic_grid"])
+    found = [record for record in open_run(tmp_path / "drive.bag")[0] if record["kind"] == "scene"]
+    assert [record.get("origin", "fresh") for record in found] == ["carried", "fresh"] * 5
+    figures = tmp_path / "figures.json"
+    words = ["report", str(tmp_path / "drive.bag"), "-o", str(tmp_path / "drive.html"), "--json", str(figures)]
+    assert main(words) == 0
+    assert json.loads(figures.read_text(encoding="utf-8"))["results_by_origin"] == {"carried": 5, "fresh": 5}
 
 
 @pytest.mark.ros

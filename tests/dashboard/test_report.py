@@ -100,6 +100,28 @@ def test_where_results_come_from_is_a_row_of_its_own_and_they_are_counted_beside
 
 
 @pytest.mark.process
+def test_scenes_have_a_row_of_their_own_beside_people_or_alone(browser, tmp_path):
+    scenes = [made_up.scene(made_up.BEGIN_S + 0.2 + place, "local" if place % 4 else "carried") for place in range(40)]
+    for people in (True, False):
+        kept = [record for record in made_up.run() if record["kind"] != "people"]
+        given = [made_up.people(made_up.BEGIN_S + 0.5 + place, "carried") for place in range(30)] if people else []
+        made_up.write(tmp_path / "run.jsonl", sorted([*kept, *given, *scenes], key=lambda record: record["t_s"]))
+        page, figures = tmp_path / "run.html", tmp_path / "figures.json"
+        assert main(["report", str(tmp_path / "run.jsonl"), "-o", str(page), "--json", str(figures)]) == 0
+        record = json.loads(figures.read_text(encoding="utf-8"))
+        assert record["results_by_origin"] == {"carried": 10 + 30 * people, "local": 30}
+        both = {"people": {"carried": 30}, "scene": {"local": 30, "carried": 10}}
+        assert record.get("results_by_task") == (both if people else None)
+        tab = browser.tab(page.as_uri())
+        tab.until("document.querySelectorAll('#events li').length > 8")
+        assert tab.value("document.querySelector('#ribbon canvas').clientHeight") == 24 * (3 + people) - 2
+        assert ("people carried 30; scene local 30" in tab.text(".tiles")) == people
+        assert tab.inked("#ribbon canvas", "#e69f00") > 500
+        assert tab.complaints == []
+        tab.close()
+
+
+@pytest.mark.process
 def test_a_drag_shows_a_part_of_the_run_in_every_plot(browser, run_file, tmp_path):
     page = tmp_path / "page.html"
     main(["report", str(run_file), "-o", str(page)])

@@ -50,6 +50,16 @@ def test_it_is_not_asked_for_nothing(why):
     assert Refresher().due(0.0, forecasts(**why)) is None
 
 
+def test_a_frame_that_was_given_a_turn_may_ask_however_few_there_were():
+    refresher = Refresher()
+    assert refresher.due(0.0, forecasts()) is Mode.SERVER
+    assert refresher.due(10.0, forecasts()) is None
+    refresher.may_ask()
+    assert refresher.due(10.2, forecasts(age_s=1.0)) is None, "what is known is not stale"
+    refresher.may_ask()
+    assert refresher.due(10.4, forecasts()) is Mode.SERVER
+
+
 def test_a_surprising_answer_is_looked_at_again_at_once_but_not_for_ever():
     refresher = Refresher()
     assert refresher.due(0.0, forecasts(server_s=0.6)) is Mode.SERVER

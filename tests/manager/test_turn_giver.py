@@ -248,3 +248,22 @@ def test_a_new_manager_that_does_not_know_a_node_yet_sends_no_frame_beside_its()
     assert taker.take(10.06, 10.06) is None
     taker.other(10.2, "/scene", ends=True)
     assert taker.take(10.21, 10.21) is not None
+
+
+def test_what_is_under_way_is_waited_for_though_its_task_offloads_nothing_more() -> None:
+    giver, now = TurnGiver(), 100.0
+    for node in ("/a", "/b"):
+        giver.told(now, node, node.strip("/"), 0.2, 0.1)
+    turn = giver.give(now)
+    assert turn is not None
+    giver.taken(now, turn.number, turn.node)
+    giver.leaves(turn.node)
+    assert giver.give(now + 0.1) is None, "two would be outstanding"
+    giver.ended(now + 0.2, turn.number, turn.node, 0.2)
+    after = giver.give(now + 0.2)
+    assert after is not None
+    assert after.node != turn.node
+    # a turn that was not taken goes with its task
+    giver.leaves(after.node)
+    giver.told(now + 0.3, turn.node, "a", 0.2, 0.1)
+    assert giver.give(now + 0.3) is not None

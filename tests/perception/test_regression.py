@@ -59,6 +59,55 @@ def test_of_carried_results_stamps_and_counts_are_compared_and_both_are_counted(
     assert len(regression.differences(make(), actual)) == 2
 
 
+def test_beside_carried_results_who_is_predicted_is_not_compared_and_whoever_is_seen_is():
+    actual = make()
+    actual["frames"][0].update(origin="carried", people=[])
+    actual["frames"][1]["people"][0].update(box=[0.0, 0.0, 1.0, 1.0], predicted=True)
+    assert regression.differences(make(), actual) == []
+    actual["frames"][1]["people"][1]["box"][0] += 0.6
+    assert len(regression.differences(make(), actual)) == 1
+    assert regression.person_record(1, (0, 0, 1, 1), 0.5) == {"id": 1, "box": [0.0, 0.0, 1.0, 1.0], "score": 0.5}
+
+
+def scenes(origin=None):
+    frames = [
+        {"stamp_ns": 10**9 + number * 10**8, "results": 1, "latencies": 1, "labels": [9000, 800, 200 + number]}
+        for number in range(3)
+    ]
+    return regression.golden(
+        "sconet", SHA, "local", [{**frame, **({"origin": origin} if origin else {})} for frame in frames]
+    )
+
+
+def test_of_scenes_voxels_are_compared_by_label():
+    assert regression.differences(scenes(), scenes()) == []
+    actual = scenes()
+    actual["frames"][1]["labels"] = [9002, 799, 200]  # 4 of 1001
+    assert regression.differences(scenes(), actual) == []
+    actual["frames"][1]["labels"] = [9000, 798, 205]
+    (told,) = regression.differences(scenes(), actual)
+    assert told == "frame 1 (stamp 1100000000 ns): 6 voxels have other labels, of 1001 that are full"
+    actual["frames"][1]["labels"] = []
+    assert "voxels of 0 labels" in regression.differences(scenes(), actual)[0]
+    assert regression.found(scenes()) == "3003 full voxels"
+    assert regression.found(make()) == "6 people"
+
+
+def test_of_carried_scenes_stamps_and_counts_are_compared():
+    actual = scenes("carried")
+    for frame in actual["frames"]:
+        frame["labels"] = [10000, 0, 0]
+    assert regression.differences(scenes(), actual) == []
+    assert "what was found is not compared" in regression.counts(actual)
+    actual["frames"][2]["results"] = 0
+    assert len(regression.differences(scenes(), actual)) == 1
+
+
+def test_people_are_not_compared_with_scenes():
+    actual = {**scenes(), "model": "movenet"}
+    assert regression.differences(make(), actual) == ["the golden holds people, this run found labels"]
+
+
 def restamp(record):
     record["frames"][1]["stamp_ns"] += 1
 

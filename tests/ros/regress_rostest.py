@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""The committed golden is what the people node gives, and every kind of misbehaviour makes the comparison fail."""
+"""The committed goldens are what the people node and the scene node give, and misbehaviour of any kind is noticed."""
 
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from edge_offload.link.sockets.ports import lasting_port
 
 HERE = pathlib.Path(__file__).resolve().parent
 GOLDEN = HERE / "golden_movenet.json"
+STREET, SCENES = HERE / "bags" / "street.bag", HERE / "golden_street.json"
 FRAMES = ("--first", "300", "--every", "2", "--frames", "16")
 """What the golden was made from."""
 
@@ -41,9 +43,9 @@ class Regress(unittest.TestCase):
     def tearDownClass(cls):
         shutil.rmtree(cls.folder, ignore_errors=True)
 
-    def regress(self, *more):
+    def regress(self, *more, bag=None, golden=GOLDEN):
         done = subprocess.run(
-            ["edge-offload", "regress", str(self.bag), "--golden", str(GOLDEN), *more],
+            ["edge-offload", "regress", str(bag or self.bag), "--golden", str(golden), *more],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
@@ -54,6 +56,21 @@ class Regress(unittest.TestCase):
         code, text = self.regress()
         assert code == 0, text
         assert "16 frames, model movenet: the same" in text
+
+    def test_scene_node_gives_the_golden(self):
+        code, text = self.regress("--launch", "results:=scenes", "cells:=64", bag=STREET, golden=SCENES)
+        assert code == 0, text
+        assert "3 frames, model sconet: the same" in text
+
+    def test_carried_results_are_counted_one_for_each_frame_and_inference(self):
+        code, text = self.regress("--launch", "carry:=true")
+        assert code == 0, text
+        words = r"{0} frames, {0} results \(.*: {1} was found is not compared\), {0} inferences.*: the same"
+        assert re.search(words.format(16, "who"), text), text
+        launch = ("results:=scenes", "cells:=64", "carry:=true")
+        code, text = self.regress("--launch", *launch, bag=STREET, golden=SCENES)
+        assert code == 0, text
+        assert re.search(words.format(3, "what"), text), text
 
     def test_other_model_is_refused(self):
         code, text = self.regress("--frames", "2", "--launch", "model:=kapao_n")

@@ -62,7 +62,16 @@ def test_topics_are_on_the_page_and_pictures_only_while_somebody_looks(graph):
     from sensor_msgs.msg import CompressedImage
     from std_msgs.msg import Header
 
-    from edge_offload_msgs.msg import Bandwidth, Latency, OffloadMode, PersonArray, Power, ServerStatus
+    from edge_offload_msgs.msg import (
+        Bandwidth,
+        Latency,
+        OffloadMode,
+        PersonArray,
+        Power,
+        ResultOrigin,
+        SemanticGrid,
+        ServerStatus,
+    )
 
     node = graph.node("dashboard_node", port=0)
     stamp = Header(stamp=rospy.Time(5))
@@ -74,6 +83,10 @@ def test_topics_are_on_the_page_and_pictures_only_while_somebody_looks(graph):
         "bandwidth": (graph.publisher("offload/bandwidth", Bandwidth), Bandwidth(header=stamp, uplink=1e6)),
         "power": (graph.publisher("offload/power", Power), Power(header=stamp, watts=5.0)),
         "people": (graph.publisher("kapao/people", PersonArray), PersonArray(header=stamp)),
+        "scene": (
+            graph.publisher("agrnav/semantic_grid", SemanticGrid),
+            SemanticGrid(header=stamp, result=ResultOrigin(origin="local")),
+        ),
         "server": (graph.publisher("server/status", ServerStatus), ServerStatus(header=stamp, load=0.5, state=1)),
     }  # fmt: skip
     diagnostics = rospy.Publisher("/diagnostics", DiagnosticArray, queue_size=10)
@@ -96,6 +109,8 @@ def test_topics_are_on_the_page_and_pictures_only_while_somebody_looks(graph):
     wait_for(lambda: set(send) <= set(page.records) and page.pictures, "everything on the page")
     assert page.records["latency"][0]["total_s"] == pytest.approx(0.09)
     assert page.records["mode"][0]["reason"] == "why not"
+    assert "origin" not in page.records["people"][0], "fresh, since the message does not say"
+    assert page.records["scene"][0]["origin"] == "local"
     assert any(record["message"] == "it broke" for record in page.records["diagnostic"])
     assert set(page.pictures) == {b"\xff\xd8\xff picture"}
     wait_for(lambda: page.status["state"] == "live", "the state")

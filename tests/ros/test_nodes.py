@@ -98,6 +98,71 @@ def test_a_policy_follows_the_forecasts_and_its_knobs_turn(graph):
     assert len(modes) == 6
 
 
+@pytest.mark.parametrize("many", [1, 2])
+def test_so_many_turns_are_out_at_once_as_the_manager_is_told(graph, many):
+    import rospy
+
+    from edge_offload_msgs.msg import Forecast, Turn
+
+    graph.node("offload_manager_node", mode="server", in_flight=many)
+    turns = graph.listen("offload/turn", Turn)
+    forecasts, taken = graph.publisher("offload/forecast", Forecast), graph.publisher("offload/turn_taken", Turn)
+    wait_for_readers(forecasts, taken)
+    seconds = [rospy.Duration(0, 300_000_000), rospy.Duration(0, 200_000_000)]
+    forecasts.publish(Forecast(task="people", mode=["local", "server"], latency=seconds, error=seconds, doubt=seconds,
+                               energy=[1.0, 1.0], obstacle=["", ""], server_load=0.1))  # fmt: skip
+    wait_for(lambda: turns.messages, "a turn")
+    first = turns.messages[-1]
+    assert first.at_once == many
+    taken.publish(Turn(number=first.number, task="people", node=first.node, state=Turn.TAKEN))
+    time.sleep(0.3)
+    assert (turns.messages[-1].number > first.number) == (many > 1), "the first one is under way still"
+
+
+def test_a_task_that_stays_on_the_robot_has_a_turn_now_and_then_to_see_how_the_server_is(graph):
+    import rospy
+
+    from edge_offload.manager.refresh import Refresher
+    from edge_offload_msgs.msg import Forecast, OffloadMode, Turn
+
+    graph.node("offload_manager_node", mode="auto")
+    turns, modes = graph.listen("offload/turn", Turn), graph.listen("offload/mode/people", OffloadMode)
+    forecasts, taken = graph.publisher("offload/forecast", Forecast), graph.publisher("offload/turn_taken", Turn)
+    wait_for_readers(forecasts, taken)
+
+    def tell(count, obstacle=""):
+        for _ in range(count):
+            forecasts.publish(
+                Forecast(
+                    task="people", mode=["local", "server"], error=[rospy.Duration(0, 1_000_000)] * 2,
+                    latency=[rospy.Duration(0, 100_000_000), rospy.Duration(0, 400_000_000)],
+                    doubt=[rospy.Duration()] * 2, energy=[1.0, 1.0], obstacle=["", obstacle], server_load=0.1,
+                )
+            )  # fmt: skip
+            time.sleep(0.005)
+
+    many = Refresher.FRAMES
+    tell(many)
+    wait_for(lambda: modes.messages and modes.messages[-1].mode == "local", "the local mode")
+    time.sleep(0.3)
+    assert not turns.messages, "its frames need no turn"
+    tell(1)
+    wait_for(lambda: turns.messages and turns.messages[-1].task == "people", "a turn to look")
+    newest = turns.messages[-1]
+    for state in (Turn.TAKEN, Turn.ENDED):
+        taken.publish(Turn(number=newest.number, task="people", node=newest.node, state=state))
+    time.sleep(0.3)
+    tell(1)
+    time.sleep(0.3)
+    number = turns.messages[-1].number
+    tell(many - 1)
+    tell(1, "no server")
+    time.sleep(0.3)
+    assert turns.messages[-1].number == number, "one look is enough for so many frames, and none where there is nobody"
+    tell(1)
+    wait_for(lambda: turns.messages[-1].number > number, "another look")
+
+
 def test_a_mode_that_the_node_cannot_run_is_refused_with_the_argument_that_would_allow_it(graph):
     import rospy
 

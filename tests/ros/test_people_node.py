@@ -374,3 +374,35 @@ def test_a_model_that_does_not_exist_ends_the_node_with_its_name(graph):
     node = graph.node("kapao_node", model="kapoa_s")
     assert node.wait(120) == 1
     assert "kapoa_s" in node.output
+
+
+def test_a_turn_to_see_how_the_server_is_is_taken_where_a_policy_chose_the_robot(graph, images):
+    import rospy
+    from std_msgs.msg import Header
+
+    from edge_offload_msgs.msg import OffloadMode, Turn
+
+    taken = graph.listen("offload/turn_taken", Turn)
+    node, people, _ = start(graph, images, turns=True, mode="local", model_options={"seconds": 0.05})
+    given = graph.publisher("offload/turn", Turn)
+    modes = graph.publisher("offload/mode/people", OffloadMode)
+    wait_for_readers(given, modes)
+
+    def turn(number):
+        header = Header(stamp=rospy.Time.now())
+        given.publish(Turn(header=header, number=number, task="people", node=node.name, state=Turn.GIVEN, at_once=1,
+                           nodes=[node.name], latency=[rospy.Duration(1)]))  # fmt: skip
+        time.sleep(0.2)
+        for _ in range(3):
+            images.send()
+            time.sleep(0.1)
+
+    modes.publish(OffloadMode(mode="local", policy="fixed"))
+    turn(1)
+    assert not taken.messages, "a mode that is held needs no looking"
+    modes.publish(OffloadMode(mode="local", policy="latency"))
+    turn(2)
+    wait_for(lambda: len(people) == len(images.stamps), "a result for every image")
+    wait_for(lambda: len(taken) >= 2, "a frame that takes the turn")
+    told = [(message.number, message.state) for message in taken.messages]
+    assert told == [(2, Turn.TAKEN), (2, Turn.ENDED)], "one frame, and no more"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import signal
 import sys
@@ -113,29 +114,36 @@ class Rig:
         """What each side holds now, and which process that is."""
         return {side: {"pid": process.pid, **usage(process.pid)} for side, process in self.sides()}
 
+    @property
+    def tasks(self) -> List[str]:
+        """Of the robot's networks; one without a name where there is only one."""
+        return list(self.ready["tasks"])
+
     def frames(self) -> List[Dict[str, Any]]:
-        """Results so far."""
+        """Results so far, of all networks."""
         return [json.loads(line) for line in list(self.robot.lines) if line.startswith('{"frame"')]
 
     def wait_remote(self, since: float, timeout_s: float) -> Optional[float]:
-        """When the first frame that began after ``since`` and ran on the server was done, None if none was."""
+        """When each network had a frame done that began after ``since`` and ran on the server; None if one had none."""
         ends = time.monotonic() + timeout_s
-        seen = 0
+        seen, done = 0, dict.fromkeys(self.tasks, math.inf)
         while time.monotonic() < ends and self.robot.alive:
             lines = self.robot.lines
             for line in lines[seen:]:
                 if line.startswith('{"frame"'):
                     frame = json.loads(line)
                     if frame["t"] >= since and went_remote(frame):
-                        return float(frame["t"] + frame["total_s"])
+                        done[frame["task"]] = min(done[frame["task"]], frame["t"] + frame["total_s"])
+            if math.isfinite(max(done.values())):
+                return max(done.values())
             seen = len(lines)
             time.sleep(0.02)
         return None
 
-    def carried(self) -> Optional[Dict[str, Any]]:
-        """What the robot told of results that were carried along, after it has ended; None: nothing."""
-        line = next((line for line in self.robot.lines if line.startswith('{"carried"')), None)
-        return None if line is None else dict(json.loads(line))
+    def carried(self) -> Dict[str, Dict[str, Any]]:
+        """What the robot told of results that were carried along, by task, after it has ended."""
+        lines = [json.loads(line) for line in self.robot.lines if line.startswith('{"carried"')]
+        return {line["task"]: line for line in lines}
 
     def summary(self) -> Dict[str, Any]:
         """End the robot; its last line, with its exit code."""

@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 from edge_offload.errors import Unsupported
 from edge_offload_benchmarks.chaos import pooled
 from edge_offload_benchmarks.chaos.rig import MBPS, RTT_S, Rig
+from edge_offload_benchmarks.chaos.verdict import FAULT_S
 
 HOUR_S = 3600.0
 #: Seconds without a result of the server that the loss of a member of a pool may cost.
@@ -30,6 +31,8 @@ class Scenario:
         what: it does, in a line.
         harm: called with (rig, hold_s); marks ``fault`` and ``restored``.
         outage: whether nothing can be computed remotely meanwhile: then frames must cost no more than local ones.
+        allows_s: what a frame in the fault may cost more than a local one (99th percentile).
+        stands_still: whether the robot's process does nothing meanwhile: no frame can leave.
         robot_options: of the robot's process.
         server_prefix: makes the words before the server's command; raises Unsupported where it cannot.
         gap_s: seconds that may pass without a result of the server, from the fault on; 0: what counts is the time from
@@ -42,6 +45,8 @@ class Scenario:
     what: str
     harm: Callable[[Any, float], None]
     outage: bool = False
+    allows_s: float = FAULT_S
+    stands_still: bool = False
     robot_options: Tuple[str, ...] = ()
     server_prefix: Callable[[], Sequence[str]] = tuple
     clocks: bool = False
@@ -176,12 +181,16 @@ SCENARIOS: Dict[str, Scenario] = {
     "blackhole": Scenario("nothing passes, nobody is told", _cut("blackhole"), outage=True),
     "reset": Scenario("every connection is reset", _cut("reset")),
     "half_open": Scenario("the server's ends are reset, the robot is not told", _cut("half_open"), outage=True),
-    "stalls": Scenario("1 % then 10 % of the chunks hold up the link for 0.2 s, as loss does", _stalls),
+    "stalls": Scenario(
+        "1 % then 10 % of the chunks hold up the link for 0.2 s, as loss does",
+        _stalls,
+        allows_s=2 * FAULT_S,  # the link is there between stalls: each is waited for until the frame is late
+    ),
     "rate_collapse": Scenario("the bandwidth falls to 0", _collapse, outage=True),
     "rtt": Scenario("the round trip time rises from 2.6 to 200 ms", _far),
     "server_kill": Scenario("the server is killed in mid-inference and comes back", _kill_server, outage=True),
     "server_oom": Scenario("the server gets no more memory, is restarted", _server_out_of_memory),
-    "robot_suspended": Scenario("the robot's process stands still for 5 s", _suspend),
+    "robot_suspended": Scenario("the robot's process stands still for 5 s", _suspend, stands_still=True),
     "corrupt": Scenario("bytes on the way to the server are flipped", _corrupt),
     "replayed": Scenario("what the robot sent earlier is sent again", _replay),
     "clock_steps": Scenario(

@@ -1,8 +1,9 @@
-"""Step the images of a bag through the people node and compare the results with a golden file.
+"""Step the images of a bag through the people node, or its clouds through the scene node, and compare with a golden.
 
-Every image is published with its own stamp and the next follows when its result has come, so nothing is dropped by
-chance. Stamps and counts must be exact, boxes within 0.5 px, scores within 1e-3; the golden names the model and the
-checksum of its weights, and a run with another model is refused. Exit code 0: the same; 1: different, or not run.
+Every frame is published with its own stamp and the next follows when its result has come, so nothing is dropped by
+chance. Stamps and counts must be exact, boxes within 0.5 px, scores within 1e-3, 0.5 % of the full voxels may differ;
+the golden names the model and the checksum of its weights, and a run with another model is refused. Exit code 0: the
+same; 1: different, or not run.
 
 Needs ROS: source devel/setup.bash (or the install space) first. A master of its own is started on a free port.
 
@@ -11,6 +12,7 @@ Examples:
   edge-offload regress walk.bag --golden walk.json              compare with it
   edge-offload regress walk.bag --golden walk.json --launch mode:=server
   edge-offload regress walk.bag --golden walk.json --launch carry:=true    results and inferences are counted
+  edge-offload regress drive.bag --golden drive.json --launch results:=scenes cells:=64    its clouds, not images
 """
 
 from __future__ import annotations
@@ -37,11 +39,11 @@ CANNOT_START = re.compile(r"cannot start: ([^\x1b\n]*)")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    parser.add_argument("bag", type=pathlib.Path, help="bag file with images")
+    parser.add_argument("bag", type=pathlib.Path, help="bag file with images, or with clouds")
     parser.add_argument("--golden", type=pathlib.Path, required=True, help="golden file (JSON)")
     parser.add_argument("--update", action="store_true", help="write the golden from this run instead of comparing")
-    parser.add_argument("--topic", default="", help="topic of the images; not needed when the bag has only one")
-    parser.add_argument("--frames", type=int, default=0, help="only the first N images")
+    parser.add_argument("--topic", default="", help="topic of them; not needed when the bag has only one")
+    parser.add_argument("--frames", type=int, default=0, help="only the first N")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds to wait for one result (60)")
     parser.add_argument(
         "--launch", nargs="+", default=[], metavar="ARG:=VALUE", help="for regress.launch, such as mode:=server"
@@ -62,8 +64,7 @@ def run(args: argparse.Namespace) -> int:
     expected = None if args.update else regression.load(args.golden)
     actual = step(args)
     if expected is None:
-        people = sum(len(frame["people"]) for frame in actual["frames"])
-        print(f"{regression.counts(actual)}, {people} people, model {actual['model']}")
+        print(f"{regression.counts(actual)}, {regression.found(actual)}, model {actual['model']}")
         write_text(args.golden, json.dumps(actual, indent=1) + "\n")
         print(f"wrote {args.golden}")
         return 0

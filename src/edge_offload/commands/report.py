@@ -2,7 +2,8 @@
 
 The page needs no network and no server: open it, or send it to somebody. A run is the .jsonl file that the run recorder
 writes beside its summary, or a bag with the topics offload/latency, offload/mode, offload/bandwidth, offload/power,
-server/status and /diagnostics (a bag needs ROS: source devel/setup.bash first).
+server/status and /diagnostics; kapao/people and agrnav/semantic_grid say where carried results come from.
+A bag needs ROS: source devel/setup.bash first.
 
 Examples:
   edge-offload report runs/last.jsonl                 writes runs/last.html

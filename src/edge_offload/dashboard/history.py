@@ -17,6 +17,7 @@ CAPACITY = {
     "about": 4,
     "latency": 6000,
     "people": 600,
+    "scene": 600,
     "mode": 500,
     "bandwidth": 3000,
     "power": 6000,

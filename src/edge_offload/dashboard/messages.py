@@ -66,10 +66,18 @@ def latency(message: Any, t_s: float) -> Optional[Record]:
 
 def people(message: Any, t_s: float) -> Optional[Record]:
     """Of PersonArray."""
-    record: Record = {"kind": "people", "t_s": t_s, "people": len(message.people)}
-    # messages of earlier versions do not say it
+    return {"kind": "people", "t_s": t_s, "people": len(message.people), **_origin(message)}
+
+
+def scene(message: Any, t_s: float) -> Optional[Record]:
+    """Of SemanticGrid."""
+    return {"kind": "scene", "t_s": t_s, **_origin(message)}
+
+
+def _origin(message: Any) -> Record:
+    """Where a result comes from, unless it is fresh; messages of earlier versions do not say it."""
     origin = getattr(getattr(message, "result", None), "origin", "")
-    return {**record, "origin": origin} if origin in ("carried", "local", "none") else record
+    return {"origin": origin} if origin in ("carried", "local", "none") else {}
 
 
 def mode(message: Any, t_s: float) -> Optional[Record]:
@@ -182,6 +190,7 @@ class Topic(NamedTuple):
 TOPICS: Dict[str, Topic] = {
     "latency": Topic("offload/latency", "edge_offload_msgs", "Latency", latency),
     "people": Topic("kapao/people", "edge_offload_msgs", "PersonArray", people),
+    "scene": Topic("agrnav/semantic_grid", "edge_offload_msgs", "SemanticGrid", scene),
     "mode": Topic("offload/mode", "edge_offload_msgs", "OffloadMode", mode),
     "bandwidth": Topic("offload/bandwidth", "edge_offload_msgs", "Bandwidth", bandwidth),
     "power": Topic("offload/power", "edge_offload_msgs", "Power", power),

@@ -16,7 +16,7 @@ from typing import IO, Any, Callable, Dict, Iterator, Mapping, Optional
 from edge_offload import records
 from edge_offload.errors import BadInput
 
-KINDS = ("about", "latency", "people", "mode", "bandwidth", "power", "server", "diagnostic")
+KINDS = ("about", "latency", "people", "scene", "mode", "bandwidth", "power", "server", "diagnostic")
 """Every kind of record; the schema has a definition ``run_<kind>`` of each."""
 
 MAX_LINE = 64 << 10

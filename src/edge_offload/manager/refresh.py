@@ -84,6 +84,13 @@ class Refresher:
             return self.instead(mode, forecasts) or mode, None
         return mode, self.due(now, forecasts) if local else None
 
+    def may_ask(self) -> None:
+        """The next frame that is computed locally may ask another mode, however many there were since the last one.
+
+        Where networks take turns at the server, one that computes here is given a turn now and then to see how it is.
+        """
+        self._frames = max(self._frames, self.FRAMES)
+
     def due(self, now: float, forecasts: Mapping[Mode, Forecast]) -> Optional[Mode]:
         """For a frame that is about to be computed locally: what to ask beside it, if anything."""
         self._frames += 1

@@ -145,9 +145,9 @@ class TurnGiver:
                 known.interval_s = min(MOST_S, max(LEAST_S, interval_s))
 
     def leaves(self, node: str) -> None:
-        """A node offloads nothing any more, for now."""
+        """A node offloads nothing any more, for now; what is under way is waited for."""
         self._known.pop(node, None)
-        self._open = [given for given in self._open if given.turn.node != node]
+        self._open = [given for given in self._open if given.turn.node != node or not math.isnan(given.taken_s)]
 
     def taken(self, now: float, number: int, node: str) -> None:
         """A frame goes; ``number`` 0: without a turn, since no manager was heard of."""

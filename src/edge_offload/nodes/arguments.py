@@ -199,6 +199,7 @@ _RULES = (
     (matching("|".join((*_POLICIES, ".+:.+")), f"use one of: {', '.join(_POLICIES)}, or module:Class"), "policy"),
     (choice("around", "forward"), "extent"),
     (choice("kapao_node", "detector_node"), "node"),
+    (choice("people", "scenes"), "results"),
     (
         matching(r"none|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", "give package.module:Class, or none"),
         "detector third third_detector",
@@ -260,10 +261,14 @@ def _several(given: Sequence[str]) -> List[str]:
 
 
 def _without_images(given: Sequence[str]) -> List[str]:
-    """Whether a bag has the images that are to be played; agrnav.launch plays clouds."""
+    """Whether a bag has the images that are to be played; where there are scenes it is clouds."""
     asked = dict(argument.split(":=", 1) for argument in given if ":=" in argument)
     bag, topic = asked.get("bag", "none"), asked.get("image_topic", "")
-    if bag == "none" or any(argument.endswith(("agrnav.launch", "patrol.launch")) for argument in given):
+    if (
+        bag == "none"
+        or asked.get("results") == "scenes"
+        or any(argument.endswith(("agrnav.launch", "patrol.launch")) for argument in given)
+    ):
         return []
     try:
         from edge_offload.nodes.camera.bag import image_topic, open_bag

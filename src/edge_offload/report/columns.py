@@ -17,6 +17,9 @@ MODES = tuple(mode.value for mode in TABLE)
 ORIGINS = ("fresh", "carried", "local", "none")
 """Of results: the first one is that of records that name none."""
 
+FOUND = ("people", "scene")
+"""Kinds of records that tell of a result."""
+
 MAX_EVENTS = 2000
 
 
@@ -28,7 +31,8 @@ class Columns:
             stages, ``bytes_up``, ``bytes_down``, ``round_trips``, ``energy_j`` (NaN: not known), ``deadline_s``,
             ``late``, ``fallback`` (0 or 1) and ``mode`` (index into :data:`MODES`).
         bandwidth, power, server: columns of those records, ``t_s`` first.
-        results: columns of the results that were given: ``t_s`` and ``origin`` (index into :data:`ORIGINS`).
+        results: by what was found (:data:`FOUND`), columns of the results given: ``t_s`` and ``origin`` (index into
+            :data:`ORIGINS`).
         modes: records of the mode in force. about: what the run ran on.
         fallbacks: how many frames fell back, by reason. failed: frames that could not be used.
         events: what happened, oldest first; ``events_left_out`` more did not fit.
@@ -41,7 +45,9 @@ class Columns:
         self.bandwidth: Dict[str, array[Any]] = {name: array("d") for name in ("t_s", "up", "down", "connected")}
         self.power: Dict[str, array[Any]] = {name: array("d") for name in ("t_s", "watts", "joules")}
         self.server: Dict[str, array[Any]] = {name: array("d") for name in ("t_s", "load")}
-        self.results: Dict[str, array[Any]] = {name: array("d") for name in ("t_s", "origin")}
+        self.results: Dict[str, Dict[str, array[Any]]] = {
+            kind: {name: array("d") for name in ("t_s", "origin")} for kind in FOUND
+        }
         self.modes: List[Record] = []
         self.about: Dict[str, Any] = {}
         self.models: Dict[str, int] = {}
@@ -81,8 +87,8 @@ class Columns:
             _append(self.power, t_s, record["watts"], record.get("joules", np.nan))
         elif kind == "server":
             _append(self.server, t_s, record["load"])
-        elif kind == "people":
-            _append(self.results, t_s, ORIGINS.index(record.get("origin", ORIGINS[0])))
+        elif kind in FOUND:
+            _append(self.results[kind], t_s, ORIGINS.index(record.get("origin", ORIGINS[0])))
         elif kind == "mode" and len(self.modes) < MAX_EVENTS:
             self.modes.append(record)
         elif kind == "about":

@@ -118,17 +118,22 @@ def _lasting(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
+def _many(counts: Dict[str, int]) -> str:
+    return ", ".join(f"{origin} {number}" for origin, number in counts.items())
+
+
 def _tiles(record: Dict[str, Any]) -> str:
     figures, link = record["all"], record["bandwidth"]
     latency, count = figures["latency_s"], record["frames"]
     shares = ", ".join(f"{mode} {100 * one['frames'] / count:.0f} %" for mode, one in sorted(
         record["by_mode"].items(), key=lambda item: -item[1]["frames"]))  # fmt: skip
     energy = figures["energy_j"]
-    given = record.get("results_by_origin")
+    given = record.get("results_by_origin", {})
+    tasks = record.get("results_by_task", {"": given})
+    words = "; ".join(f"{task} {_many(counts)}".strip() for task, counts in tasks.items())
     made = [
-        *([] if given is None else [("Results", f"{sum(given.values())}", ", ".join(
-            f"{origin} {number}" for origin, number in given.items()))]),
-        ("Frames" if given is None else "Inferences", f"{count}", f"{record['frames_per_s']:.2f} per second"
+        *([("Results", f"{sum(given.values())}", words)] if given else []),
+        ("Frames" if not given else "Inferences", f"{count}", f"{record['frames_per_s']:.2f} per second"
          + (f", {record['frames_failed']} more could not be used" if record["frames_failed"] else "")),
         ("Ran in", shares, f"the mode in force changed {_times(record['mode_switches'])}"),
         ("Latency, median", f"{latency['p50'] * 1e3:.0f} ms",
@@ -217,11 +222,17 @@ def data(run: Columns) -> Dict[str, Any]:
     }
 
 
-def _results(run: Columns, began_s: float) -> Dict[str, List[Any]]:
-    """When results were given, and where they came from."""
-    times, origins = run.results["t_s"], run.results["origin"]
-    shown = thin(times, origins, MAX_POINTS)
-    return {"t": _list(np.asarray(times) - began_s, shown), "origin": [ORIGINS[int(origins[each])] for each in shown]}
+def _results(run: Columns, began_s: float) -> Dict[str, Dict[str, List[Any]]]:
+    """Of people and of scenes, as far as there are: when results were given, and where they came from."""
+    found = {}
+    for kind, columns in run.results.items():
+        times, origins = columns["t_s"], columns["origin"]
+        if not times:
+            continue
+        shown = thin(times, origins, MAX_POINTS)
+        came = [ORIGINS[int(origins[each])] for each in shown]
+        found[kind] = {"t": _list(np.asarray(times) - began_s, shown), "origin": came}
+    return found
 
 
 def _series(columns: Dict[str, Any], names: Sequence[str], began_s: float, factor: float = 1.0) -> Dict[str, List[Any]]:

@@ -40,9 +40,16 @@ def summarise(run: Columns) -> Dict[str, Any]:
         "bandwidth": _bandwidth(run),
         "energy_source": max(run.energy_sources, key=lambda name: run.energy_sources[name], default="unknown"),
     }
-    origins = Counter(ORIGINS[int(code)] for code in run.results["origin"])
+    found = {
+        kind: Counter(ORIGINS[int(code)] for code in columns["origin"])
+        for kind, columns in run.results.items()
+        if columns["origin"]
+    }
+    origins = sum(found.values(), Counter[str]())
     if origins["carried"] or origins["local"]:
         record["results_by_origin"] = dict(origins.most_common())
+        if len(found) > 1:
+            record["results_by_task"] = {kind: dict(counts.most_common()) for kind, counts in found.items()}
     if "link" in run.about:
         record["link"] = run.about["link"]
     for code, mode in enumerate(MODES):

@@ -152,6 +152,11 @@ class OffloadedModule:
         server.follower = promise
         return promise
 
+    def may_ask(self) -> None:
+        """The next frame in mode ``local`` may ask another mode beside it, if what is known of that is stale."""
+        with self._lock:
+            self._refresher.may_ask()
+
     def modes(self) -> Tuple[Mode, ...]:
         """The modes that can be asked for."""
         return tuple(self._runners)

@@ -163,10 +163,9 @@ const EdgeCharts = (() => {
       charts.add(this);
     }
 
-    /* `asked`, `ran` and `gave`: lists of [begin, end, mode or origin]. */
+    /* `asked` and `ran`: lists of [begin, end, mode]; `gave`: rows of origins, see below. */
     set(asked, ran, gave, begin, end) {
-      const results = gave.some((one) => one[2] === "carried" || one[2] === "local") ? [["results", gave]] : [];
-      this.last = { rows: [["asked", asked], ["ran", ran], ...results], begin, end };
+      this.last = { rows: [["asked", asked], ["ran", ran], ...gave], begin, end };
       this.draw();
     }
 
@@ -221,6 +220,15 @@ const EdgeCharts = (() => {
     return found;
   }
 
+  /* Whether results were carried along: some are not the network's own. */
+  const carried = (results) => results.origin.some((one) => one === "carried" || one === "local");
+
+  /* Rows of where results came from, by what was found: those that were carried along; named where there are several. */
+  function origins(found) {
+    const rows = Object.entries(found).filter(([, results]) => carried(results));
+    return rows.map(([task, results]) => [rows.length > 1 ? task : "results", stretches(results.t, results.origin)]);
+  }
+
   function eventRow(one, format) {
     const row = document.createElement("li"), marks = { ok: "●", info: "◦", warn: "▲", error: "■" };
     const cell = (tag, name, text) => { const made = document.createElement(tag); made.className = name; made.textContent = text; row.append(made); return made; };
@@ -235,5 +243,5 @@ const EdgeCharts = (() => {
     for (const chart of charts) { chart.build(); if (chart.plot) chart.set(chart.data, ...chart.range, chart.empty.textContent); }
   });
 
-  return { STAGES, MODES, Chart, Ribbon, latencyChart, withGaps, stretches, eventRow, clock, elapsed, round };
+  return { STAGES, MODES, Chart, Ribbon, latencyChart, withGaps, stretches, carried, origins, eventRow, clock, elapsed, round };
 })();

@@ -10,7 +10,7 @@
   const empty = () => ({
     latency: { t: [], total: [], stages: STAGES.map(() => []), mode: [], fallback: [], deadline: [], late: [], energy: [] },
     bandwidth: { t: [], up: [], down: [] }, power: { t: [], watts: [] }, server: { t: [], load: [] },
-    mode: { t: [], mode: [] }, people: { t: [], origin: [] }, newest: {}, events: [], levels: new Map(), pictureAt: null,
+    mode: { t: [], mode: [] }, people: { t: [], origin: [] }, scene: { t: [], origin: [] }, newest: {}, events: [], levels: new Map(), pictureAt: null,
   });
 
   const take = {
@@ -28,6 +28,7 @@
     power(r) { kept.power.t.push(r.t_s); kept.power.watts.push(r.watts); },
     server(r) { kept.server.t.push(r.t_s); kept.server.load.push(r.load * 100); },
     people(r) { kept.people.t.push(r.t_s); kept.people.origin.push(r.origin || "fresh"); },
+    scene(r) { kept.scene.t.push(r.t_s); kept.scene.origin.push(r.origin || "fresh"); },
     mode(r) { kept.mode.t.push(r.t_s); kept.mode.mode.push(r.mode); },
     diagnostic(r) { if (r.battery) kept.battery = r.battery; if (kept.levels.size < 300 || kept.levels.has(r.name)) kept.levels.set(r.name, r); },
   };
@@ -146,9 +147,9 @@
     rows.mode.forEach((one) => { ran[one] = (ran[one] || 0) + 1; });
     const shares = Object.entries(ran).sort((a, b) => b[1] - a[1]).map(([name, number]) => `${name} ${Math.round((100 * number) / count)} %`).join(", ");
     tile("mode", mode ? mode.mode : "–", mode ? [shares ? `ran: ${shares}` : "", mode.reason].filter(Boolean).join(" · ") : waits("mode"));
-    const carried = kept.people.origin.some((one) => one === "carried" || one === "local");
+    const carried = [kept.people, kept.scene].some(EdgeCharts.carried);
     const sorted = [...rows.total].sort((a, b) => a - b), seconds = count > 1 ? rows.t[count - 1] - rows.t[0] : 0;
-    const given = kept.people.t.filter((t) => count && t >= rows.t[0] && t <= rows.t[count - 1]).length;
+    const given = [...kept.people.t, ...kept.scene.t].filter((t) => count && t >= rows.t[0] && t <= rows.t[count - 1]).length;
     const speed = `${round((count - 1) / seconds, 2)} ${carried ? `inferences/s, ${round((given - 1) / seconds, 2)} results/s` : "frames/s"}`;
     tile("latency", count ? `${round(rank(sorted, 0.5) * 1e3)} ms` : "–", count ? [age("latency", now), `p99 ${round(rank(sorted, 0.99) * 1e3)} ms`, seconds ? speed : ""].filter(Boolean).join(" · ") : waits("latency"), age("latency", now) ? "warn" : "");
     const back = rows.fallback.filter(Boolean).length, late = rows.late.filter(Boolean).length;
@@ -201,7 +202,7 @@
     drawTiles(rows, now);
     charts.latency.set(rows, begin, end, waits("latency"));
     const asked = kept.mode.t.map((t, i) => [t, i + 1 < kept.mode.t.length ? kept.mode.t[i + 1] : end, kept.mode.mode[i]]);
-    charts.ribbon.set(asked, EdgeCharts.stretches(rows.t, rows.mode, rows.total), EdgeCharts.stretches(kept.people.t, kept.people.origin), begin, end);
+    charts.ribbon.set(asked, EdgeCharts.stretches(rows.t, rows.mode, rows.total), EdgeCharts.origins({ people: kept.people, scene: kept.scene }), begin, end);
     const band = cut(kept.bandwidth, begin), power = cut(kept.power, begin), server = cut(kept.server, begin);
     charts.bandwidth.set(EdgeCharts.withGaps(band.t, [band.up, band.down]), begin, end, waits("bandwidth"));
     charts.power.set(EdgeCharts.withGaps(power.t, [power.watts]), begin, end, waits("power"));

@@ -10,7 +10,7 @@
 
   const asked = run.modes.map(([t, mode], i) => [t, i + 1 < run.modes.length ? run.modes[i + 1][0] : last, mode]);
   const ran = EdgeCharts.stretches(latency.t, latency.mode, latency.total);
-  const gave = EdgeCharts.stretches(run.results.t, run.results.origin);
+  const gave = EdgeCharts.origins(run.results);
   const ribbon = new EdgeCharts.Ribbon(byId("ribbon"));
   const charts = [];
   const zoom = (from, to) => { ribbon.set(asked, ran, gave, from, to); charts.forEach((chart) => chart.show(from, to)); };

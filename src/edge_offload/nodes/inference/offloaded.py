@@ -205,15 +205,18 @@ class OffloadedNode(Node):
         elif self._turns is not None and frame.claim is None:
             # nothing goes to the server without a turn, not even to see how it is
             mode, refresh = Mode.LOCAL, False
+        elif mode is Mode.LOCAL and frame.claim is not None:
+            self._network.module.may_ask()
         try:
             return self._network.module.run(inputs, mode, left, told, refresh=refresh, place=frame.place)
         finally:
             self.leave_turn(frame)
 
     def take_turn(self, frame: Frame) -> None:
-        """This frame goes to the server, where there are turns and the mode in force needs one."""
-        if self._turns is not None and TABLE[self._mode].needs_link:
-            frame.claim = self._turns.begin(frame.message.header)
+        """This frame goes to the server, where there are turns; or may ask it, too, where a policy chose the robot."""
+        needed = TABLE[self._mode].needs_link
+        if self._turns is not None and (needed or self._chosen):
+            frame.claim = self._turns.begin(frame.message.header, needed)
 
     def leave_turn(self, frame: Frame) -> None:
         """Its result is there, or there will be none; more than once is as good as once."""

@@ -96,15 +96,23 @@ class Turns:
             self._taker.gone("the manager is gone")
             self._manager = False
 
-    def begin(self, header: Any) -> Optional[Claim]:
-        """The frame with this header goes to the server; None: its turn is over already."""
+    def begin(self, header: Any, needed: bool = True) -> Optional[Claim]:
+        """The frame with this header goes to the server; None: its turn is over already.
+
+        Args:
+            header: of the frame.
+            needed: whether it waited for its turn; else it only takes one that the manager has given.
+        """
         with self._lock:
             self._frame(header)
             self._look()
+            if not needed and self._taker.alone:
+                return None
             claim = self._taker.take(time.monotonic(), rospy.get_time())
             alone = self._taker.alone
         if claim is None:
-            self._node.health.count("frames whose turn was over")
+            if needed:
+                self._node.health.count("frames whose turn was over")
             return None
         self._tell(Turn.TAKEN, claim, header, alone if not claim.number else "")
         return claim

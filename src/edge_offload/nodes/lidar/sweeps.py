@@ -53,6 +53,21 @@ class FileSweeps:
         return f"{len(self.files)} scans"
 
 
+def cloud_topic(bag: Any, wanted: str) -> str:
+    """Topic of the point clouds in ``bag``.
+
+    Raises:
+        BadInput: ``wanted`` has no clouds, or it is empty and not exactly one topic has.
+    """
+    topics, path = bag.get_type_and_topic_info().topics, bag.filename
+    clouds = sorted(name for name, info in topics.items() if info.msg_type == "sensor_msgs/PointCloud2")
+    if wanted and wanted not in clouds:
+        raise BadInput(f"{path} has no point clouds on {wanted}", remedy=f"it has some on: {', '.join(clouds)}")
+    if not wanted and len(clouds) != 1:
+        raise BadInput(f"{path} has {len(clouds)} topics of point clouds", remedy=f"name one of: {', '.join(clouds)}")
+    return wanted or clouds[0]
+
+
 class BagSweeps:
     """The point clouds of a bag.
 
@@ -66,15 +81,7 @@ class BagSweeps:
     def __init__(self, path: str, topic: str = "") -> None:
         self._path = str(pathlib.Path(path).expanduser())
         with self._open() as bag:
-            topics = bag.get_type_and_topic_info().topics
-        clouds = sorted(name for name, info in topics.items() if info.msg_type == "sensor_msgs/PointCloud2")
-        if topic and topic not in clouds:
-            raise BadInput(f"{path} has no point clouds on {topic}", remedy=f"it has some on: {', '.join(clouds)}")
-        if not topic and len(clouds) != 1:
-            raise BadInput(
-                f"{path} has {len(clouds)} topics of point clouds", remedy=f"name one of: {', '.join(clouds)}"
-            )
-        self._topic = topic or clouds[0]
+            self._topic = cloud_topic(bag, topic)
 
     def _open(self) -> Any:
         import rosbag

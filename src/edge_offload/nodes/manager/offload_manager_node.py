@@ -28,7 +28,7 @@ each other, and where the topic is silent for 3 s, the transfers count, and /dia
 Where several networks of a robot share a server (nodes with ~turns), a policy of its own decides for each of them in
 which mode its frames run, and turns say whose frame goes next: the one by which the sum of all tasks' drops in
 accuracy, times ~weights, is the least over the next ~horizon frames. A turn that is not taken within a frame interval
-goes to another.
+goes to another. A task whose frames its policy keeps on the robot has a turn now and then, to see how the server is.
 
 A power budget rules out modes whose frames draw more on average, as long as others are left. Above ~max_temperature of
 the hottest thermal zone that the kernel shows, ~hot_budget holds instead, until it is 5 degrees cooler.
@@ -62,6 +62,7 @@ from edge_offload.manager.policy import (
     chooses,
     make_policy,
 )
+from edge_offload.manager.refresh import Refresher
 from edge_offload.manager.turn_giver import Rules
 from edge_offload.manager.turns import HORIZON, MAX_RUN
 from edge_offload.mode import AUTO, TABLE, Mode, names
@@ -93,6 +94,21 @@ class _Deciding:
         self.manager = Manager(policy)
         self.situation: Optional[Situation] = None
         self.told: Optional[Decision] = None
+        #: Forecasts in a row with which the robot was chosen, since the last turn.
+        self.here = 0
+
+    def asks(self, decision: Decision) -> bool:
+        """Whether the task's frames go to the server; or one of them should, to see how that is by now.
+
+        A server that was slow a while ago would be avoided for ever by a policy that goes by what frames there took.
+        """
+        if TABLE[decision.mode].needs_link:
+            self.here = 0
+            return True
+        self.here += 1
+        known = {} if self.situation is None else self.situation.forecasts
+        there = any(TABLE[mode].needs_link and not forecast.unavailable_reason for mode, forecast in known.items())
+        return there and chooses(decision.policy) and self.here > Refresher.FRAMES
 
     def key(self, what: str) -> str:
         """Of a value on /diagnostics."""
@@ -124,6 +140,7 @@ class OffloadManagerNode(Node):
             "or an own one as package.module:Class",
         ),
         Param("horizon", HORIZON, "frames that turns are planned ahead", low=4, high=120),
+        Param("in_flight", 1, "frames of all tasks that may be under way at the server at once", low=1, high=8),
         *knobs,
     )
 
@@ -136,9 +153,9 @@ class OffloadManagerNode(Node):
         self._wanted, self._why, self._service_asked = self.params["mode"], "set by the parameter ~mode", False
         self._tasks: Dict[str, _Deciding] = {}
         self._of("")
-        self._turns = TurnGiving(
-            self, Rules(weights_of(self.params["weights"]), self.params["max_run"], self.params["horizon"])
-        )
+        params = self.params
+        rules = Rules(weights_of(params["weights"]), params["max_run"], params["horizon"], params["in_flight"])
+        self._turns = TurnGiving(self, rules, self._taken)
         self._turned(self._values)
         self._server = reconfigure.serve(self.knobs, self._values, self._turned)
         rospy.Subscriber("battery", BatteryState, self.callback(self._on_battery), queue_size=4)
@@ -226,13 +243,19 @@ class OffloadManagerNode(Node):
                 self._announce(deciding, decision)
             else:
                 decision = deciding.told  # it asks for its first turn, and knows no more
-            forecast = deciding.situation.forecasts.get(decision.mode)
+            forecast, asks = deciding.situation.forecasts.get(decision.mode), deciding.asks(decision)
         if message.task:
             node = message._connection_header["callerid"]
-            if TABLE[decision.mode].needs_link:
+            if asks:
                 self._turns.asks(node, message.task, math.nan if forecast is None else forecast.latency_s)
             else:
                 self._turns.leaves(node)
+
+    def _taken(self, task: str) -> None:
+        """A task has taken its turn."""
+        with self._lock:
+            if task in self._tasks:
+                self._tasks[task].here = 0
 
     def _budget(self) -> float:
         """W that a frame may draw now; inf if there is no bound."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import Any, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional
 
 import rospy
 from std_msgs.msg import Header
@@ -28,10 +28,11 @@ class TurnGiving:
     Args:
         node: the manager.
         rules: weights and bounds; :meth:`turned` changes them.
+        taken: called with the name of a task that has taken its turn.
     """
 
-    def __init__(self, node: Node, rules: Rules) -> None:
-        self._node = node
+    def __init__(self, node: Node, rules: Rules, taken: Callable[[str], None] = lambda _: None) -> None:
+        self._node, self._on_turn_taken = node, taken
         self._giver = TurnGiver(rules)
         self._changed = threading.Condition()
         self._closed = False
@@ -65,6 +66,8 @@ class TurnGiving:
 
     def _on_taken(self, message: Any) -> None:
         now = time.monotonic()
+        if message.state == TurnMessage.TAKEN:
+            self._on_turn_taken(message.task)
         with self._changed:
             if message.state == TurnMessage.TAKEN:
                 self._giver.taken(now, message.number, message.node)

@@ -1,15 +1,17 @@
-"""steps the images of a bag through the people node and writes down what came out.
+"""steps the frames of a bag through the people node, or the scene node, and writes down what came out.
 
-One image is published at a time, with the header it has in the bag; the next follows when the people node has
-answered. So no frame is superseded, and two runs over the same bag see the same frames.
+One frame is published at a time, with the header it has in the bag; the next follows when the node has answered. So no
+frame is superseded, and two runs over the same bag see the same frames.
 
 Publishes:
   camera/image_raw              sensor_msgs/Image, or camera/image_raw/compressed (sensor_msgs/CompressedImage),
                                 whichever the bag has
   camera/camera_info            sensor_msgs/CameraInfo of the bag, where it has one next to the images
+  lidar/points, /tf             sensor_msgs/PointCloud2, and where the sensor was, instead where ~results is scenes
 
 Subscribes:
   kapao/people                  edge_offload_msgs/PersonArray
+  agrnav/semantic_grid          edge_offload_msgs/SemanticGrid, instead where ~results is scenes
   offload/latency               edge_offload_msgs/Latency
 
 The outcome is written to ~out as JSON (definition "golden" of the schema), then the node ends. A frame without a
@@ -20,19 +22,51 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
+import numpy as np
 import rospy
-from sensor_msgs.msg import CameraInfo, CompressedImage
+import tf2_ros
+from sensor_msgs.msg import CameraInfo, CompressedImage, PointCloud2
 
 from edge_offload import records
 from edge_offload.errors import BadInput
 from edge_offload.nodes.camera.bag import image_topic, open_bag
 from edge_offload.nodes.common.base import Node
 from edge_offload.nodes.common.params import Param
+from edge_offload.nodes.lidar.sweeps import cloud_topic
+from edge_offload.nodes.scene.scene_messages import labels_of
 from edge_offload.perception import regression
 from edge_offload.runtime.carrying import CARRIED, LOCAL, NONE
-from edge_offload_msgs.msg import Latency, PersonArray
+from edge_offload_msgs.msg import Latency, PersonArray, SemanticGrid
+
+
+class _Results(NamedTuple):
+    """What a node gives: its name, the topic of its results, and what a golden file holds of one (None: of none)."""
+
+    node: str
+    topic: str
+    message: Any
+    found: Callable[[Any, bool], Dict[str, Any]]
+
+
+def _people(message: Any, carried: bool) -> Dict[str, Any]:
+    people = [] if message is None else message.people
+    boxes = [((p.x_min, p.y_min, p.x_max, p.y_max), p) for p in people]
+    return {"people": [regression.person_record(p.id, box, p.score, carried and not p.observed) for box, p in boxes]}
+
+
+def _scene(message: Any, _carried: bool) -> Dict[str, Any]:
+    if message is None:
+        return {"labels": []}
+    return {"labels": np.bincount(labels_of(message).ravel(), minlength=len(message.labels)).tolist()}
+
+
+RESULTS = {
+    "people": _Results("kapao_node", "kapao/people", PersonArray, _people),
+    "scenes": _Results("agrnav_node", "agrnav/semantic_grid", SemanticGrid, _scene),
+}
+TF = ("/tf", "/tf_static")
 
 
 class RegressNode(Node):
@@ -40,29 +74,42 @@ class RegressNode(Node):
 
     name = "regress_node"
     declared = (
-        Param("bag", "", "bag file with images"),
-        Param("topic", "", "topic of the images in it; empty: the only one that has images"),
+        Param("results", "people", "what the node under test finds", choices=tuple(RESULTS)),
+        Param("bag", "", "bag file with images, or with clouds"),
+        Param("topic", "", "topic of them in it; empty: the only one that has some"),
         Param("out", "", "JSON file to write"),
         Param("frames", 0, "stop after so many; 0: all", low=0),
         Param("timeout", 60.0, "s to wait for the result of a frame", low=0.1),
         Param("settle", 1.0, "s to wait at the end for results that nobody asked for", low=0.0),
-        Param("people_node", "kapao_node", "name of the node under test, whose ~weights_sha256 is written down"),
+        Param("network", "", "name of the node under test, whose ~weights_sha256 is written down; none: the usual one"),
     )
 
     def start(self) -> None:
         if not self.params["bag"] or not self.params["out"]:
             raise BadInput("no bag or no output file given", remedy="set ~bag and ~out")
         self._bag = open_bag(self.params["bag"])
-        self._topic, kind = image_topic(self._bag, self.params["topic"])
-        compressed = kind is CompressedImage
-        self._images = rospy.Publisher(f"camera/image_raw{'/compressed' if compressed else ''}", kind, queue_size=2)
-        self._infos = rospy.Publisher("camera/camera_info", CameraInfo, queue_size=2, latch=True)
+        self._kind: _Results = RESULTS[self.params["results"]]
+        self._node: str = self.params["network"] or self._kind.node
+        if self._kind.message is SemanticGrid:
+            self._topic = cloud_topic(self._bag, self.params["topic"])
+            self._frames = rospy.Publisher("lidar/points", PointCloud2, queue_size=2)
+            poses = tf2_ros.TransformBroadcaster()
+            self._beside: Dict[str, Callable[[Any], None]] = dict.fromkeys(
+                TF, lambda message: poses.sendTransform(message.transforms)
+            )
+        else:
+            self._topic, kind = image_topic(self._bag, self.params["topic"])
+            compressed = kind is CompressedImage
+            self._frames = rospy.Publisher(f"camera/image_raw{'/compressed' if compressed else ''}", kind, queue_size=2)
+            info_topic = self._topic.rsplit("/image", 1)[0] + "/camera_info"
+            infos = rospy.Publisher("camera/camera_info", CameraInfo, queue_size=2, latch=True)
+            self._beside = {info_topic: infos.publish}
         self._condition = threading.Condition()
-        self._people: Dict[int, List[Any]] = {}
+        self._results: Dict[int, List[Any]] = {}
         self._latencies: Dict[int, List[Any]] = {}
         self._stopping = False
-        self._answers = (
-            rospy.Subscriber("kapao/people", PersonArray, self.callback(self._on_people), queue_size=64),
+        self._answers: Tuple[Any, ...] = (
+            rospy.Subscriber(self._kind.topic, self._kind.message, self.callback(self._on_result), queue_size=64),
             rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=64),
         )
         self._thread = threading.Thread(target=self._run, name="regress", daemon=True)
@@ -76,8 +123,8 @@ class RegressNode(Node):
             self._thread.join(5.0)
             self._bag.close()
 
-    def _on_people(self, message: PersonArray) -> None:
-        self._store(self._people, message)
+    def _on_result(self, message: Any) -> None:
+        self._store(self._results, message)
 
     def _on_latency(self, message: Latency) -> None:
         self._store(self._latencies, message)
@@ -98,27 +145,26 @@ class RegressNode(Node):
             self.finish(str(error), exit_code=1)
 
     def _step_all(self) -> List[int]:
-        """Publish every image and wait for its result; the stamps published, in ns."""
+        """Publish every frame and wait for its result; the stamps published, in ns."""
         # both ways: an answer published before this node is connected to it would be taken for one never given
-        ends = (self._images, *self._answers)
+        ends = (self._frames, *self._answers)
         if not self._wait(lambda: all(end.get_num_connections() > 0 for end in ends), self.params["timeout"]):
             absent = ", ".join(end.name for end in ends if end.get_num_connections() == 0)
-            raise BadInput(f"nobody is at the other end of {absent}", remedy="start the people node")
+            raise BadInput(f"nobody is at the other end of {absent}", remedy=f"start {self._node}")
         stamps: List[int] = []
         limit = self.params["frames"]
-        info_topic = self._topic.rsplit("/image", 1)[0] + "/camera_info"
-        for topic, message, _ in self._bag.read_messages(topics=[self._topic, info_topic]):
-            if topic == info_topic:
-                self._infos.publish(message)
+        for topic, message, _ in self._bag.read_messages(topics=[self._topic, *self._beside]):
+            if topic in self._beside:
+                self._beside[topic](message)
                 continue
             stamp = message.header.stamp.to_nsec()
             if stamp in stamps:
                 raise BadInput(
-                    f"two images of the bag have the stamp {stamp} ns", remedy="give a bag with distinct stamps"
+                    f"two frames of the bag have the stamp {stamp} ns", remedy="give a bag with distinct stamps"
                 )
             stamps.append(stamp)
-            self._images.publish(message)
-            answered = self._wait(lambda s=stamp: s in self._people and s in self._latencies, self.params["timeout"])
+            self._frames.publish(message)
+            answered = self._wait(lambda s=stamp: s in self._results and s in self._latencies, self.params["timeout"])
             if self._stopping:
                 return stamps
             if not answered:
@@ -127,7 +173,7 @@ class RegressNode(Node):
             if limit and len(stamps) >= limit:
                 break
         if not stamps:
-            raise BadInput(f"no images on {self._topic} in {self.params['bag']}")
+            raise BadInput(f"no frames on {self._topic} in {self.params['bag']}")
         self._wait(lambda: False, self.params["settle"])
         return stamps
 
@@ -145,28 +191,25 @@ class RegressNode(Node):
 
     def _outcome(self, stamps: List[int]) -> Dict[str, Any]:
         with self._condition:
-            seen = stamps + sorted((set(self._people) | set(self._latencies)) - set(stamps))
-            models = {message.model for messages in self._people.values() for message in messages}
+            seen = stamps + sorted((set(self._results) | set(self._latencies)) - set(stamps))
+            models = {message.model for messages in self._latencies.values() for message in messages}
+            carried = any(_origin(messages[:1]) for messages in self._results.values())
             modes = [message.mode for messages in self._latencies.values() for message in messages]
             frames: List[Dict[str, Any]] = [
                 {
                     "stamp_ns": stamp,
-                    **_origin(self._people.get(stamp, [])[:1]),
-                    "results": len(self._people.get(stamp, [])),
+                    **_origin(self._results.get(stamp, [])[:1]),
+                    "results": len(self._results.get(stamp, [])),
                     "latencies": len(self._latencies.get(stamp, [])),
-                    "people": [
-                        regression.person_record(p.id, (p.x_min, p.y_min, p.x_max, p.y_max), p.score)
-                        for message in self._people.get(stamp, [])[:1]
-                        for p in message.people
-                    ],
+                    **self._kind.found(next(iter(self._results.get(stamp, [])), None), carried),
                 }
                 for stamp in seen
             ]
         if len(models) != 1:
-            raise BadInput(f"results came from {sorted(models) or 'no model'}", remedy="run exactly one people node")
-        weights = rospy.get_param(f"{self.params['people_node']}/weights_sha256", "")
+            raise BadInput(f"results came from {sorted(models) or 'no model'}", remedy=f"run exactly one {self._node}")
+        weights = rospy.get_param(f"{self._node}/weights_sha256", "")
         if not weights:
-            raise BadInput(f"{self.params['people_node']} does not say which weights it has (~weights_sha256)")
+            raise BadInput(f"{self._node} does not say which weights it has (~weights_sha256)")
         return regression.golden(models.pop(), weights, max(set(modes), key=modes.count), frames)
 
 
