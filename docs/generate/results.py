@@ -347,11 +347,15 @@ def _pool_costs(found: Any) -> List[str]:
     rows = [
         ("head and two members without models, memory", f"{found['idle_bytes'] / 1e9:.2f} GB"),
         ("head and two members without models, processor", f"{100 * found['idle_cores']:.1f} % of a core"),
-        ("a frame of 250 kB through two stages adds, processor of all processes",
-         f"{1e3 * found['frame_cpu_s']:.1f} ms"),
+        (
+            "a frame of 250 kB through two stages adds, processor of all processes",
+            f"{1e3 * found['frame_cpu_s']:.1f} ms",
+        ),
         *((f"of this, {name}", f"{1e3 * cpu_s:.1f} ms") for name, cpu_s in found["frame_cpu_by_s"].items()),
-        ("the same processes with a server and 16 robots, without frames",
-         f"{100 * found['without_frames_cores']:.1f} % of a core"),
+        (
+            "the same processes with a server and 16 robots, without frames",
+            f"{100 * found['without_frames_cores']:.1f} % of a core",
+        ),
         ("both, a frame of 20 a second", f"{1e3 * found['frame_cpu_all_s']:.1f} ms"),
         ("the same, from robot to robot, p50", f"{1e3 * found['p50_s']:.1f} ms"),
     ]
