@@ -176,7 +176,8 @@ def test_what_a_node_would_refuse_the_launch_file_refuses_first(master, file):
     for node in nodes_of(file):
         if node.get("type") == "edge-offload":
             continue
-        kinds = ("detector_node", "kapao_node") if node.get("type") == "$(arg node)" else (node.get("type"),)
+        chosen = {"$(arg node)": ("detector_node", "kapao_node"), "$(arg _node)": ("agrnav_node", "kapao_node")}
+        kinds = chosen.get(node.get("type"), (node.get("type"),))
         modules = [importlib.import_module(module_of(kind)) for kind in kinds]
         declared = {param.name: param for module in modules for param in module.NODE.declared}
         for element in node.iter("param"):
