@@ -159,7 +159,8 @@ def test_launch_files_explain_every_argument_and_say_what_happens_when_a_node_di
     for node in root.findall("node"):
         assert "required" in node.attrib or "respawn" in node.attrib, node.get("name")
         if node.get("pkg") == "edge_offload":
-            kinds = ("kapao_node", "detector_node") if node.get("type") == "$(arg node)" else (node.get("type"),)
+            chosen = {"$(arg node)": ("kapao_node", "detector_node"), "$(arg _node)": ("kapao_node", "agrnav_node")}
+            kinds = chosen.get(node.get("type"), (node.get("type"),))
             assert set(kinds) <= set(LAUNCHERS)
             # either that Python itself, or that Python by way of 'edge-offload exec'
             assert node.get("launch-prefix") in ("$(optenv EDGE_OFFLOAD_PYTHON)", "$(arg _exec)"), node.get("name")

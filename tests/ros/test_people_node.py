@@ -390,8 +390,9 @@ def test_a_turn_to_see_how_the_server_is_is_taken_where_a_policy_chose_the_robot
 
     def turn(number):
         header = Header(stamp=rospy.Time.now())
-        given.publish(Turn(header=header, number=number, task="people", node=f"/{node.name}", state=Turn.GIVEN, at_once=1,
-                           nodes=[f"/{node.name}"], latency=[rospy.Duration(1)]))  # fmt: skip
+        name = f"/{node.name}"
+        given.publish(Turn(header=header, number=number, task="people", node=name, state=Turn.GIVEN, at_once=1,
+                           nodes=[name], latency=[rospy.Duration(1)]))  # fmt: skip
         time.sleep(0.2)
         for _ in range(3):
             images.send()
