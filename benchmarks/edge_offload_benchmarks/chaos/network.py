@@ -264,7 +264,7 @@ class Network:
                 self._turns.leaves(self.task)
             if claim is not None and mode is Mode.LOCAL:
                 self._here = 0
-                self.offloaded.may_ask()
+                self.offloaded.refresher.may_ask()
             if claim is None:
                 # nothing goes to the server without a turn, not even to see how it is
                 mode, refresh = Mode.LOCAL, False

@@ -76,6 +76,7 @@ class OffloadedModule:
     Attributes:
         row: calls in their order, which modes keep whose inferences do not overlap.
         pace: says when one more call should be begun; feed it the reports of whole frames.
+        refresher: says when a call asks another mode, so that what is known of that does not go stale.
 
     Raises:
         BadInput: a slowdown below 1, or no such engine.
@@ -113,7 +114,7 @@ class OffloadedModule:
         self._local = LocalRunner(executor, robot_slowdown)
         self.forecaster = Forecaster(powers, self._expected)
         self._preparation = Preparation(self.forecaster, bridges)
-        self._refresher = Refresher()
+        self.refresher = Refresher()
         self._load = ServerLoad(client)
         self._inputs: Sequence[torch.Tensor] = ()
         self._hedging = hedging
@@ -151,11 +152,6 @@ class OffloadedModule:
         promise = Promise(policy, self._client, lambda: server.handle(specs_of(as_inputs(self._inputs))))
         server.follower = promise
         return promise
-
-    def may_ask(self) -> None:
-        """The next frame in mode ``local`` may ask another mode beside it, if what is known of that is stale."""
-        with self._lock:
-            self._refresher.may_ask()
 
     def modes(self) -> Tuple[Mode, ...]:
         """The modes that can be asked for."""
@@ -315,7 +311,7 @@ class OffloadedModule:
         """The mode to run in, and one to ask beside it, so that what is known of the candidates does not go stale."""
         forecasts = self.situation(inputs).forecasts
         with self._lock:
-            return self._refresher.choose(mode, time.monotonic(), forecasts, self._local.expected_s() > 0)
+            return self.refresher.choose(mode, time.monotonic(), forecasts, self._local.expected_s() > 0)
 
     def _expected(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
         """What the plan that is in force for such a link is expected to take; None where there are no plans."""

@@ -195,9 +195,8 @@ class OffloadedNode(Node):
         """Run the network for ``frame``, within what is left of the deadline since the frame arrived."""
         deadline = self.params["deadline"]
         left = max(0.0, deadline - (time.monotonic() - frame.received_s)) if deadline else None
-        header = frame.message.header
+        header, mode, refresh = frame.message.header, self._mode, self._chosen
         told: Dict[str, Any] = {"stamp_ns": header.stamp.to_nsec(), "seq": header.seq, **meta}
-        mode, refresh = self._mode, self._chosen
         if self._promise is not None:
             told[CAPTURED] = frame.received_s
         if self._follows():
@@ -206,7 +205,7 @@ class OffloadedNode(Node):
             # nothing goes to the server without a turn, not even to see how it is
             mode, refresh = Mode.LOCAL, False
         elif mode is Mode.LOCAL and frame.claim is not None:
-            self._network.module.may_ask()
+            self._network.module.refresher.may_ask()
         try:
             return self._network.module.run(inputs, mode, left, told, refresh=refresh, place=frame.place)
         finally:
@@ -214,9 +213,8 @@ class OffloadedNode(Node):
 
     def take_turn(self, frame: Frame) -> None:
         """This frame goes to the server, where there are turns; or may ask it, too, where a policy chose the robot."""
-        needed = TABLE[self._mode].needs_link
-        if self._turns is not None and (needed or self._chosen):
-            frame.claim = self._turns.begin(frame.message.header, needed)
+        if self._turns is not None and (TABLE[self._mode].needs_link or self._chosen):
+            frame.claim = self._turns.begin(frame.message.header, TABLE[self._mode].needs_link)
 
     def leave_turn(self, frame: Frame) -> None:
         """Its result is there, or there will be none; more than once is as good as once."""
