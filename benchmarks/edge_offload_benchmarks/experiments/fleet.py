@@ -353,7 +353,7 @@ def tables(task: str, stretches: str, folder: Optional[pathlib.Path], seconds: f
     from edge_offload.models.cache import cache_dir
     from edge_offload_benchmarks.simulation.staleness import FAR, Stretch, table
 
-    found = []
+    asked = []
     for item in stretches.split(","):
         number, _, count = item.partition(":")
         if not number.isdigit() or not count.isdigit() or int(count) <= max(_frames(seconds), 2 * FAR):
@@ -361,12 +361,10 @@ def tables(task: str, stretches: str, folder: Optional[pathlib.Path], seconds: f
                 f"stretch {item!r} of {task}",
                 remedy=f"give FIRST:COUNT, COUNT above {max(_frames(seconds), 2 * FAR)} for {seconds:g} s",
             )
-        stretch = Stretch(task, int(number), int(count), held_out=task == "scene")
-        made = table(
-            folder or cache_dir() / "staleness", stretch, lambda text: print(text, file=sys.stderr, flush=True)
-        )
-        found.append(made.drop("carried"))
-    return tuple(found)
+        asked.append(Stretch(task, int(number), int(count), held_out=task == "scene"))
+    where = folder or cache_dir() / "staleness"
+    made = [table(where, stretch, lambda text: print(text, file=sys.stderr, flush=True)) for stretch in asked]
+    return tuple(one.drop("carried") for one in made)
 
 
 def _frames(seconds: float) -> int:
