@@ -12,7 +12,7 @@ import pathlib
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -57,8 +57,8 @@ class Kind:
 KINDS = (Kind("kapao_vtest", 1.0), Kind("movenet", 0.1), Kind("resnet50", 0.1, False))
 
 
-def networks(frames: int) -> List[Dict[str, Any]]:
-    """One row for each network, with so many frames of the first one."""
+def networks(frames: int, keep: Callable[[List[Dict[str, Any]]], None]) -> List[Dict[str, Any]]:
+    """One row for each network, with so many frames of the first one; ``keep`` gets all so far, after each."""
     pin(threads=1)
     rows = []
     with Pool(store_mb=256) as pool:
@@ -73,6 +73,7 @@ def networks(frames: int) -> List[Dict[str, Any]]:
                 flush=True,
             )
             rows.append(row)
+            keep(rows)
     return rows
 
 
@@ -82,9 +83,10 @@ def _run(pool: Pool, kind: Kind, frames: int) -> Dict[str, Any]:
     slo_s = _profile(pool, kind.name, f"{str(spec.dtype).split('.')[-1]}[{','.join(map(str, spec.shape))}]")
     with contextlib.ExitStack() as stack:
         keys = stack.enter_context(tempfile.TemporaryDirectory())
-        options = ("--keys", keys, "--device", "cpu", "--allow", kind.name)
+        options = ("--keys", keys, "--device", "cpu")
         plain = stack.enter_context(Server(*options, environment=ONE_THREAD))
         divided = stack.enter_context(Server(*options, *pool.server_options(kind.name, slo_s), environment=ONE_THREAD))
+        divided.wait_line("listening on ")
         told = pool.wait_workers(GPUS, START_S)
         by_pool, undivided = (_robot(stack, kind.name, server, keys) for server in (divided, plain))
         _open(by_pool, spec, "eager pool")

@@ -151,8 +151,7 @@ def _networks(args: argparse.Namespace) -> int:
         raise BadInput("--networks is 1 to 10000 frames")
     from edge_offload_benchmarks.pool_networks import networks
 
-    rows = networks(args.networks)
-    _keep(args, "networks", rows)
+    rows = networks(args.networks, lambda rows: _keep(args, "networks", rows))
     whole = all(row[key] == row["frames"] for row in rows for key in ("remote", "equal_local", "equal_server"))
     return 0 if whole and all(row["people_equal"] == row["frames"] for row in rows if row["people"]) else 1
 
