@@ -150,7 +150,7 @@ class Robot:
         planned = runner.planned([tensor]) if isinstance(runner, SplitRunner) else None
         if planned is None or not isinstance(runner, SplitRunner):
             return ""
-        return ways(planned.plans[planned.choose(runner._bandwidth())].plan)
+        return ways(planned.plans[planned.in_use(runner._bandwidth())].plan)
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -777,13 +777,22 @@ def _split(record: Any) -> List[str]:
         if "pairs" in model:
             lines += ["What mode `split` runs against the best plan that divides no operator, in turns:", ""]
             lines += _table(
-                [{**row, "times": "the same plan" if row["ratio"] is None else _interval(row["ratio"])}
-                 for row in model["pairs"]],
+                [{**row, "times": "the same plan" if row["ratio"] is None else _interval(row["ratio"]),
+                  "before": _measured(row.get("measured"))} for row in model["pairs"]],
                 [("MB/s", "bytes_per_s", _mb), ("plan", "kind", str), ("undivided", "undivided", str),
-                 ("pairs", "pairs", str), ("ratio [95 %]", "times", str), ("fell back", "fell_back", str)],
+                 ("a divided plan as it ran before", "before", str), ("pairs", "pairs", str),
+                 ("ratio [95 %]", "times", str), ("fell back", "fell_back", str)],
             )  # fmt: skip
             lines.append("")
     return lines
+
+
+def _measured(found: Any) -> str:
+    """What mode ``split`` had measured of a divided plan when it chose."""
+    if not found or found["ratio"] is None:
+        return "-"
+    verdict = "used" if found["used"] else "not used"
+    return f"{_interval(found['ratio'])} over {found['pairs']} pairs: {verdict}"
 
 
 def _exactness(record: Any) -> List[str]:

@@ -28,8 +28,13 @@ _over: Future[Any] = Future()
 NICE = 10
 #: ... and seconds after which it gives up the interpreter to a frame that wants it (Python's own: 5 ms).
 SWITCH_S = 0.5e-3
+#: Seconds that it waits for frames between two of its steps, at most: it gets on beside any load.
+WAIT_S = 0.1
 _yielding = 0
 _usual_s = sys.getswitchinterval()
+_frames = 0
+_idle = threading.Condition()
+_own = threading.local()
 
 
 def start(name: str, work: Callable[..., object], *args: Any) -> None:
@@ -67,13 +72,42 @@ def yielding() -> Iterator[None]:
             _usual_s = sys.getswitchinterval()
             sys.setswitchinterval(SWITCH_S)
         _yielding += 1
+    _own.yields = True
     try:
         yield
     finally:
+        _own.yields = False
         with _lock:
             _yielding -= 1
             if not _yielding:
                 sys.setswitchinterval(_usual_s)
+
+
+@contextlib.contextmanager
+def frame() -> Iterator[None]:
+    """A frame is under way: what gives way to frames waits for its end."""
+    global _frames
+    with _idle:
+        _frames += 1
+    try:
+        yield
+    finally:
+        with _idle:
+            _frames -= 1
+            if not _frames:
+                _idle.notify_all()
+
+
+def give_way() -> None:
+    """To be called between two steps of what learns or measures: in a thread that is :func:`yielding`, frames go first.
+
+    Raises:
+        Ended: see :func:`check`.
+    """
+    check()
+    if getattr(_own, "yields", False):
+        with _idle:
+            _idle.wait_for(lambda: not _frames, WAIT_S)
 
 
 def check() -> None:

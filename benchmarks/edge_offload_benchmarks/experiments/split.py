@@ -13,9 +13,10 @@ latency is set beside what the simulation had predicted.
 
 Each side has one thread, and a core of its own where the machine has two (the emulator runs beside the robot, which
 sleeps most of its time). Planners that choose the same plan for the same bandwidth share its measurement. Read the
-figures as those of a busy machine where it was one (the load average is part of the record). With --pairs the plan
-that mode split uses at a bandwidth and the best plan that divides no operator (layer cuts included, by what they are
-expected to take) run in turns, inference by inference; the ratio is the median of the pairs', with its 95 % interval.
+figures as those of a busy machine where it was one (the load average is part of the record). With --pairs mode split
+runs as it does by itself until it has measured which plan to use at a bandwidth; then that plan and the best one that
+divides no operator (layer cuts included, by what they are expected to take) run in turns, inference by inference; the
+ratio is the median of the pairs', with its 95 % interval. Where both are the same there is nothing to compare.
 With --tensor-parallel each operator is divided by the speeds of the two sides, and both get all of each layer, as in a
 data centre; both halves run in this process then, and the link is emulated there. Records of other models and slowdowns
 that --json holds are kept, and --plot draws all of them.
@@ -30,12 +31,12 @@ import pathlib
 import statistics
 import tempfile
 from dataclasses import replace
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload.outputs import add_output
 from edge_offload_benchmarks.processes import Process, Server, edge_offload, patient_client, wait_open
 
-UNDIVIDED, DEFAULT = ("device_only", "server_only", "dsccs"), "loss_beam"
+UNDIVIDED, BESIDE, DEFAULT = ("device_only", "server_only", "dsccs"), "beside", "loss_beam"
 BANDWIDTHS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 OPEN_S = 900.0
 
@@ -147,7 +148,7 @@ def measure(
         module = OffloadedModule(args.model, network, client, options=options, robot_slowdown=args.slowdown,
                                  hedging=False)  # fmt: skip
         source = ModelSource(args.model, options, network, lambda: registry.state_hash(network), module._local.run)
-        runner = SplitRunner(source, client, args.slowdown, effort=Effort(seconds=args.seconds))
+        runner = SplitRunner(source, client, args.slowdown, effort=Effort(seconds=args.seconds), measured=False)
         module.add_runner(runner)
         runner.opener.learn(inputs)  # before the server measures: they share memory and caches here
         wait_open(module, Mode.SPLIT, inputs, OPEN_S)
@@ -177,7 +178,9 @@ def measure(
             print(_line(rows[-1]), flush=True)
         pairs: List[Dict[str, Any]] = []
         if args.pairs:
-            tables = {name: runner.replan(inputs, name) for name in (*UNDIVIDED, DEFAULT)}
+            tables = {name: runner.replan(inputs, name) for name in UNDIVIDED}
+            runner.opener.settings.measured = True
+            tables[DEFAULT] = runner.replan(inputs, DEFAULT)
             for bandwidth in args.bandwidth or BANDWIDTHS:
                 control.do("set", mbps=bandwidth * 8)
                 pairs.append(_pair(args.pairs, module, runner, inputs, tables, bandwidth * 1e6))
@@ -225,28 +228,33 @@ def _gathered(
 def _pair(
     count: int, module: Any, runner: Any, inputs: Sequence[Any], tables: Dict[str, Any], bytes_per_s: float
 ) -> Dict[str, Any]:
-    """The plan in force and the best undivided one, ``count`` times in turns."""
+    """The plan that is used, once that is measured, and the best undivided one, ``count`` times in turns."""
     from edge_offload.mode import Mode
     from edge_offload.modes.split.robot.runner import ways
     from edge_offload.split.model.simulate import simulate
     from edge_offload_benchmarks.experiments.modes import interval
 
-    chosen = {name: planned.plans[planned.choose(bytes_per_s)] for name, planned in tables.items()}
+    measured = _settled(module, runner, inputs, tables[DEFAULT], bytes_per_s)
+    chosen = {name: planned.plans[planned.in_use(bytes_per_s)] for name, planned in tables.items()}
     model = tables[DEFAULT].model
     expected = {name: simulate(item.plan, model, bytes_per_s).makespan_s for name, item in chosen.items()}
-    undivided = [name for name in UNDIVIDED if not chosen[name].plan.splits_an_operator]
+    beside = tables[DEFAULT].contest(bytes_per_s)
+    if beside is not None:
+        chosen[BESIDE] = tables[DEFAULT].plans[beside[1]]
+        expected[BESIDE] = simulate(chosen[BESIDE].plan, model, bytes_per_s).makespan_s
+    undivided = [name for name in (BESIDE, *UNDIVIDED) if name in chosen and not chosen[name].plan.splits_an_operator]
     best = min(undivided, key=lambda name: expected[name])
     mine, other = chosen[DEFAULT].plan, chosen[best].plan
     row: Dict[str, Any] = {
         "bytes_per_s": bytes_per_s, "kind": ways(mine), "undivided": ways(other), "expected_s": expected[DEFAULT],
-        "undivided_expected_s": expected[best], "pairs": 0, "fell_back": 0, "ratio": None,
+        "undivided_expected_s": expected[best], "pairs": 0, "fell_back": 0, "ratio": None, "measured": measured,
     }  # fmt: skip
     if (mine.robot, mine.server, mine.transfers) == (other.robot, other.server, other.transfers):
         return row
 
     def both(planned: Any) -> Any:
         table = replace(planned.table, bandwidths=(1.0, 2.0), plans=(mine, other))
-        return replace(planned, table=table, plans=(chosen[DEFAULT], chosen[best]), place=(0, 1))
+        return replace(planned, table=table, plans=(chosen[DEFAULT], chosen[best]), place=(0, 1), undivided=())
 
     runner.put_in_force(inputs, both)
     seconds: List[List[float]] = [[], []]
@@ -267,8 +275,37 @@ def _pair(
     return row
 
 
+def _settled(
+    module: Any, runner: Any, inputs: Sequence[Any], planned: Any, bytes_per_s: float
+) -> Optional[Dict[str, Any]]:  # fmt: skip
+    """Run mode ``split`` as it runs until it knows which plan to use; what it measured. None: it divides nothing."""
+    from edge_offload.mode import Mode
+    from edge_offload.modes.split.robot.contest import COLD, LOOKS
+
+    runner.put_in_force(inputs, lambda _: planned)
+    runner.bandwidth = bytes_per_s
+    found = planned.contest(bytes_per_s)
+    if found is None:
+        return None
+    for _ in range(3 * (COLD + LOOKS[-1])):
+        if found[0].used is not None:
+            break
+        module.run(inputs, Mode.SPLIT)
+    measured = found[0].measured
+    if measured is None:
+        return {"used": False, "pairs": 0, "ratio": None}
+    return {
+        "used": bool(found[0].used), "pairs": measured.pairs, "ratio": [measured.ratio, measured.low, measured.high]
+    }  # fmt: skip
+
+
 def _pair_line(row: Dict[str, Any]) -> str:
     told = f"{row['bytes_per_s'] / 1e6:5.1f} MB/s {row['kind']} against {row['undivided']}: "
+    if row["measured"] is not None and row["measured"]["ratio"] is not None:
+        ratio, low, high = row["measured"]["ratio"]
+        verdict = "it is used" if row["measured"]["used"] else "it is not used"
+        told = f"a divided plan took {ratio:.3f} [{low:.3f}, {high:.3f}] over {row['measured']['pairs']} pairs as it " \
+               f"ran: {verdict}\n{told}"  # fmt: skip
     if row["ratio"] is None:
         return told + "the same plan"
     ratio, low, high = row["ratio"]

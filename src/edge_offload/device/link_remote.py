@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
+from edge_offload import background
 from edge_offload.device.remote import known_facts
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.execute.fingerprint import two_torches
@@ -142,6 +143,7 @@ class LinkRemote(Remote):
 
     def submit(self, buffers: Sequence[Buffer], keep: bool = False) -> Arriving:
         """See :class:`~edge_offload.protocol.remote.Remote`."""
+        background.give_way()  # a model that is learnt here in the background
         with self._lock:
             if self._lost is not None:
                 raise self._lost

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Unio
 import torch
 from torch import nn
 
+from edge_offload import background
 from edge_offload.companion.process import ExecutorProcess
 from edge_offload.errors import BadInput
 from edge_offload.execute.engines.base import EAGER
@@ -41,7 +42,7 @@ from edge_offload.runtime.link_monitor import EVERY_S, LinkMonitor, Watch
 from edge_offload.runtime.preparation import NOT_CHOSEN, PREPARED, Preparation
 from edge_offload.runtime.promise import Promise
 from edge_offload.runtime.results import tell_result
-from edge_offload.runtime.robot_device import executor_of, split_runner
+from edge_offload.runtime.robot_device import executor_of, made_once, split_runner
 from edge_offload.runtime.server_load import ServerLoad
 from edge_offload.split.model.objective import Objective
 from edge_offload.timing import Expected, InferenceReport
@@ -132,7 +133,7 @@ class OffloadedModule:
             self.add_runner(self._server)
             source = (name, options or {}, executor.module, hashed, self._local.run)
             link = {"client": client, "slowdown": robot_slowdown, "limits": patience, "power": powers}
-            self._make_split = lambda: split_runner(executor, *source, objective=self._objective, **link)
+            self._make_split = made_once(lambda: split_runner(executor, *source, objective=self._objective, **link))
             if example is not None:
                 self._server.prepare(specs_of(as_inputs(example)))
 
@@ -272,7 +273,8 @@ class OffloadedModule:
                 mode, beside = self._refreshed(mode, canonical)
                 waited_s += 0.0 if mode in TOGETHER else self.row.wait(place)
             left_s = None if deadline_s is None else max(0.0, deadline_s - waited_s)
-            mode, outcome, reason = self._outcome(canonical, mode, beside, left_s, meta or {}, refresh, place)
+            with background.frame():
+                mode, outcome, reason = self._outcome(canonical, mode, beside, left_s, meta or {}, refresh, place)
         finally:
             self.pace.ended(place)
             self.row.done(place)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Union
+import threading
+from typing import Any, Callable, List, Mapping, Optional, Union
 
 import torch
 from torch import nn
@@ -26,6 +27,20 @@ def executor_of(
     if beside is not None:
         return ModuleBeside(module, beside, name, options, engine)
     return ModuleExecutor(module, device, engine, spare=True)
+
+
+def made_once(make: Callable[[], Runner]) -> Callable[[], Runner]:
+    """``make``, called the first time; frames in flight ask at the same time, and get the same runner."""
+    lock = threading.Lock()
+    made: List[Runner] = []
+
+    def once() -> Runner:
+        with lock:
+            if not made:
+                made.append(make())
+            return made[0]
+
+    return once
 
 
 def split_runner(executor: ModuleExecutor, *source: Any, **link: Any) -> Runner:

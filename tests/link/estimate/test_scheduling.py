@@ -163,6 +163,15 @@ def test_a_rise_needs_no_benefit_of_the_doubt():
     assert rates.bytes_per_s > 0.5 * MBPS_93
 
 
+def test_waiting_that_is_counted_but_does_not_scatter_took_no_time():
+    """Pieces of a split while both ends compute: threads may have waited all the while, and each piece was on time."""
+    rates, chance = RateFilter(), random.Random(1)
+    for number in range(1000):
+        busy_s = 64e3 / MBPS_93 * chance.uniform(0.96, 1.04)
+        rates.observe(0.02 * number, 64e3, busy_s, 2.8e-3, lag_s=chance.uniform(0.7, 2.0) * busy_s)
+    assert rates.bytes_per_s == pytest.approx(MBPS_93, rel=0.06)
+
+
 def test_a_first_sample_that_may_be_waiting_is_believed_with_doubt():
     rates = RateFilter()
     assert rates.observe(0.0, 600e3, 0.3, 1e-3, lag_s=0.29)

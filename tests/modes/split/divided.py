@@ -48,7 +48,7 @@ def divide_everything(recorder):
             assert found.splits_an_operator
             made.append((network, found))
             chosen = ready(found, network.located, identity)
-            return dataclasses.replace(planned, plans=(chosen,), place=(0,) * len(planned.place))
+            return dataclasses.replace(planned, plans=(chosen,), place=(0,) * len(planned.place), undivided=())
 
         runner.opener.plan = plan
         return runner

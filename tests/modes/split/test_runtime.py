@@ -19,8 +19,10 @@ from edge_offload.execute.tensors import pack
 from edge_offload.ir import sequence_hash
 from edge_offload.mode import Mode
 from edge_offload.modes.remote import TimeoutLimits
+from edge_offload.modes.split.robot.contest import COLD, LOOKS, Contests
 from edge_offload.split.footprints.registry import EMPTY, Locality
 from edge_offload.split.model.complete import backward, complete
+from edge_offload.split.model.cost import OperatorCost
 from edge_offload.split.model.locality import union
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side
@@ -57,7 +59,7 @@ def random_plan(located, chooser, identity):
     return complete(located, *backward(located, decide), identity=identity)
 
 
-def install(robot, picture, plans):
+def install(robot, picture, plans, undivided=()):
     """Put these plans in force on both sides; entry k serves k MB/s."""
 
     def changed(planned):
@@ -66,7 +68,10 @@ def install(robot, picture, plans):
         table = dataclasses.replace(
             planned.table, bandwidths=tuple(1e6 * k for k in range(len(plans))), plans=tuple(plans)
         )
-        return dataclasses.replace(planned, table=table, plans=compiled, place=tuple(range(len(plans))))
+        places = tuple(range(len(plans)))
+        return dataclasses.replace(
+            planned, table=table, plans=compiled, place=places, undivided=undivided, contests=Contests()
+        )
 
     return robot.runner.put_in_force([picture], changed)
 
@@ -160,6 +165,57 @@ def test_a_value_of_unknown_length_is_bounded_and_of_its_kind(bot):
         else:
             with pytest.raises(ProtocolError, match=bound):
                 decode_piece(progress, body, views)
+
+
+def test_a_plan_that_divides_operators_runs_in_turns_with_the_best_undivided_one_until_one_is_measured_faster(bot):
+    picture = image(4)
+    located = bot.open(picture).network.located
+    identity = sequence_hash(located.sequence)
+    chooser = random.Random(11)
+    plans = (random_plan(located, chooser, identity) for _ in range(200))
+    divided = next(plan for plan in plans if plan.splits_an_operator)
+    planned = install(bot, picture, [divided, server_only(located)], undivided=(1, 1)).planned
+    bot.runner.bandwidth = 0.5e6
+    with torch.no_grad():
+        want = bot.module(picture)
+
+    def ran():
+        got, report = bot.offloaded.run([picture], Mode.SPLIT)
+        assert report.mode is Mode.SPLIT, report.fallback_reason
+        close_to(got, want)
+        return bot.runner.counted.plan
+
+    assert [ran() for _ in range(6)] == [0, 1, 1, 0, 0, 1]
+    contest, other = planned.contest(0.5e6)
+    assert (other, contest.used, planned.in_use(0.5e6)) == (1, None, 0)
+    for _ in range(COLD + LOOKS[0]):
+        contest.pair(1.2, 1.0)
+    assert [ran() for _ in range(4)] == [1, 1, 1, 1]
+    assert planned.expected(0.5e6).remote, "for the manager that is a mode that leaves everything to the server"
+    assert "1 measured not faster (1.20)" in bot.runner.state()
+
+
+def test_plans_are_made_with_the_best_undivided_ones_beside_them(bot):
+    planned = bot.open(image())
+    runner = bot.runner
+    costs = (OperatorCost(0.0, 1e-3),) * len(planned.network.located.operators)
+    model = dataclasses.replace(planned.model, robot=costs, server=costs)
+    for objective in (Objective(), Objective("energy")):
+        runner.opener.settings.objective = objective
+        try:
+            made = runner.opener.plan(planned.network, model, planned.shared)
+        finally:
+            runner.opener.settings.objective = None
+        divides = [made.plans[place].plan.splits_an_operator for place in made.place]
+        assert any(divides), "both sides are as fast"
+        if objective.kind == "energy":
+            assert made.undivided == (), "for energy plans are used by what is expected of them"
+            continue
+        assert len(made.undivided) == len(made.place)
+        for index, divided in enumerate(divides):
+            mine, other = made.place[index], made.undivided[index]
+            assert (mine != other) is divided
+            assert not made.plans[other].plan.splits_an_operator
 
 
 def test_intermediates_travel_coded_both_ways_and_exactly(bot):

@@ -127,6 +127,8 @@ def test_a_slow_network_is_timed_less_often_and_says_how_far_it_is(monkeypatch: 
     assert [len(points) for points in found.points] == [4] * 6 + [1], "every slice size is there all the same"
     assert all(points[-1][0] == 24 and points[-1][1] > 0 for points in found.points[:6])
     assert told[0] == "timing the network as a whole"
+    warm = told.count("timing the network as a whole, pass 1")
+    assert warm >= 2 * profiling.LOOKS, "others are given way in the pauses, too"
     assert told[-1] == f"timing operator {len(found.points)} of {len(found.points)}"
 
 

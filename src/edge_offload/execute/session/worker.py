@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib
 import itertools
 import mmap
 import os
@@ -16,21 +17,30 @@ import resource
 import signal
 import socket
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
-import torch
-
 from edge_offload.errors import BadInput, LinkLost, ProtocolError, RemoteError
-from edge_offload.protocol.channel import Channel
 
 if TYPE_CHECKING:
     from edge_offload.execute.session.session import DeviceSession
     from edge_offload.ir.trace.calls import Buffer
+    from edge_offload.protocol.channel import Channel
 
 #: What torch and its kernels need besides tensors.
 OVERHEAD_BYTES = 4 << 30
 #: Messages between two complete garbage collections.
 FULL_COLLECTION = 500
+#: Niceness of starting.
+NICE = 10
+
+
+def import_all() -> None:
+    """What takes a second or two of a processor: beside what others compute there."""
+    with contextlib.suppress(OSError, AttributeError):  # a priority of this thread alone
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    for name in ("execute.session.serve", "execute.session.session"):  # and torch, above all
+        importlib.import_module(f"edge_offload.{name}")
 
 
 def make_session(args: argparse.Namespace) -> DeviceSession:
@@ -55,6 +65,8 @@ def bound_memory(size: int) -> None:
 
 def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
     """Answer messages in order until the parent hangs up."""
+    import torch
+
     from edge_offload.execute import devices, heap
     from edge_offload.execute.session.native_runner import library
     from edge_offload.execute.session.serve import serve
@@ -119,6 +131,11 @@ def main(argv: Optional[List[str]] = None) -> int:
     args = parser.parse_args(argv)
     # Ctrl-C in a terminal reaches this process too; the parent decides when it ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    starting = threading.Thread(target=import_all)
+    starting.start()
+    starting.join()
+    from edge_offload.protocol.channel import Channel
+
     channel = Channel(socket.socket(fileno=args.fd))
     try:
         serve_forever(channel, args)

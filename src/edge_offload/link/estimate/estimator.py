@@ -31,6 +31,9 @@ LONG_S = 0.25
 STEP_DOUBT = 0.5
 #: Share of the lag that usually held a transfer up: threads wait beside it, too.
 LIKELY_LAG = 0.25
+#: Waiting scatters: what it may have added to a transfer is no more than this share of the latest ones leave below
+#: themselves, of so many within so many seconds (fewer tell nothing).
+UNDELAYED, RECENT, RECENT_S, FEWEST = 0.9, 16, 3.0, 6
 #: No transfer takes less (seconds).
 LEAST_S = 1e-6
 #: Weight of an estimate of unknown age.
@@ -95,6 +98,7 @@ class RateFilter:
         self._log: Optional[float] = None
         self._variance = MAX_VARIANCE
         self._aside: Optional[float] = None
+        self._recent: Deque[Tuple[float, float]] = deque(maxlen=RECENT)
 
     def observe(self, now: float, size: float, busy_s: float, error_s: float, lag_s: float = 0.0) -> bool:
         """``size`` bytes had the link to themselves for ``busy_s`` seconds, known to within ``error_s``.
@@ -117,6 +121,7 @@ class RateFilter:
         # the link carried no less than this, and no more than this
         least, most = math.log(size / busy_s), math.log(size / max(busy_s - lag_s, LEAST_S))
         likely = math.log(size / (busy_s - LIKELY_LAG * min(lag_s, busy_s)))
+        likely = min(likely, max(least, self._undelayed(now, least)))
         width = math.hypot(error, (most - least) / 2)
         self.heard += 1
         if self._log is None:
@@ -144,9 +149,16 @@ class RateFilter:
         self._believe(now, self._log + max(moves, key=abs), (1 - _gain(variance, width)) * variance)
         return True
 
+    def _undelayed(self, now: float, least: float) -> float:
+        """Logarithm of what the link carried when hardly anything was waited for, by the latest samples."""
+        self._recent.append((now, least))
+        latest = sorted(log for since_s, log in self._recent if now - since_s <= RECENT_S)
+        return latest[int(UNDELAYED * (len(latest) - 1))] if len(latest) >= FEWEST else math.inf
+
     def forget(self) -> None:
         """The link was away: whatever comes next is believed."""
         self._log, self._aside, self._variance = None, None, MAX_VARIANCE
+        self._recent.clear()
 
     @property
     def unsure(self) -> bool:

@@ -27,9 +27,13 @@ def layer_partition(space: Space, bandwidth_index: int, objective: Objective) ->
 
     Sums are minimised: for ``latency`` seconds of compute and transfer, for the other objectives the robot's joules
     in the same states (with the weight for ``weighted``). The deadline is not part of a cut; see ``spso_ga``.
+    Remembered: several planners start from it.
     """
-    robot, server = _cut(space, bandwidth_index, objective)
-    return space.score_ranges(robot, server)
+    known = space.partitions.get((bandwidth_index, objective))
+    if known is None:
+        known = space.score_ranges(*_cut(space, bandwidth_index, objective))
+        space.partitions[bandwidth_index, objective] = known
+    return known
 
 
 def _cut(space: Space, bandwidth_index: int, objective: Objective) -> Tuple[Dict[int, Range], Dict[int, Range]]:

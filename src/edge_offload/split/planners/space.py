@@ -65,6 +65,9 @@ class Space:
         model: costs.
         bandwidths: bytes per second, uplink, ascending.
         codecs: whether payloads may be coded (off for baselines as published).
+
+    Attributes:
+        partitions: the best layer partitions found so far, by bandwidth and objective.
     """
 
     def __init__(self, model: CostModel, bandwidths: Sequence[float], codecs: bool = True) -> None:
@@ -77,6 +80,7 @@ class Space:
         self.identity = sequence_hash(self.located.sequence)
         self.last = len(self.located.operators) - 1
         self._reach = self._last_consumers()
+        self.partitions: Dict[Tuple[int, Objective], Scored] = {}
         self._known: Dict[Recuts, Scored] = {}
         self._payloads: Dict[Tuple[int, int, Side], Payload] = {}
 

@@ -361,6 +361,8 @@ PLANNERS: Dict[str, Method] = {
     "loss_beam": loss_beam,
 }
 DEFAULT = "loss_beam"
+#: Who finds the best plan that divides no operator, the two extremes included.
+UNDIVIDED = "dsccs"
 
 
 def plan_table(space: Space, planner: str = DEFAULT, objective: Optional[Objective] = None,

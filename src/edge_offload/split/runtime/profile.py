@@ -6,6 +6,7 @@ cost model. A profile is tied to a sequence by its hash and says what machine it
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import statistics
@@ -48,8 +49,9 @@ LEAST_CODED_BYTES = 4096
 SAMPLE_BYTES = 128 * 1024
 PLACES = (0.5, 0.0, 1.0)
 """Where in a payload codecs are measured, from its first row to its last one."""
-PAUSE_S = 0.05
-"""Before a pass: an inference finds the caches as whatever ran since the last frame left them."""
+PAUSE_S, LOOKS = 0.05, 10
+"""Before a pass, and how often others are given way in it: an inference finds the caches as whatever ran since the last
+frame left them."""
 COPY_BYTES = (1 << 12, 1 << 17, 1 << 20, 1 << 23)
 COPY_REPEATS = 9
 
@@ -235,6 +237,7 @@ def _measure(
         whole_s = statistics.median(seconds[index] for seconds in in_place)
         measured.append(_points(values, index, repeats, whole_s, clock))
         if codecs:
+            tell(f"timing operator {index + 1} of {len(sequence.operators)}")
             # a view has the bytes of what it is a view of
             sources = dict(operator.aliases)
             for position, number in enumerate(operator.outputs):
@@ -262,6 +265,7 @@ class _Passes:
     ) -> None:
         self._network, self._shared, self._dead = network, shared, dead
         self._device, self._clock = device, clock
+        self._give_way: Callable[[], None] = lambda: None
 
     def run(self, repeats: int, tell: Callable[[str], None]) -> Tuple[List[List[float]], float]:
         """Seconds of every operator in up to ``repeats`` passes, and the median of the network alone.
@@ -272,16 +276,23 @@ class _Passes:
         alone: List[float] = []
         began = time.monotonic()
         while len(found) <= repeats and (len(found) < 2 or time.monotonic() - began < ENOUGH_S):
-            tell(f"timing the network as a whole, pass {len(found) + 1}")
+            doing = f"timing the network as a whole, pass {len(found) + 1}"
+            self._give_way = functools.partial(tell, doing)
             found.append(self._operators())
             alone.append(self._alone())
         return found[1:], statistics.median(alone[1:])
+
+    def _pause(self) -> None:
+        for _ in range(LOOKS):
+            self._give_way()
+            threading.Event().wait(PAUSE_S / LOOKS)
+        self._give_way()
 
     def _alone(self) -> float:
         """Seconds of one inference without a plan: of the model itself, or of its record, call by call."""
         network, clock = self._network, self._clock
         values = _Values(network, self._shared, self._device)
-        threading.Event().wait(PAUSE_S)
+        self._pause()
         began = clock.mark()
         if network.module is not None:
             network.module(*network.inputs)
@@ -302,7 +313,7 @@ class _Passes:
         half = PieceHalf(network.located, self._shared, {}, self._device)
         for number, tensor in zip(network.program.sequence.inputs, network.inputs):
             half.put(number, 0, tensor)
-        threading.Event().wait(PAUSE_S)
+        self._pause()
         marks: List[Any] = []
         for index, entry in enumerate(network.located.operators):
             background.check()

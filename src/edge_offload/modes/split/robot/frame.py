@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -19,6 +19,7 @@ from edge_offload.execute.clocks import busy_clock
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import Reply
 from edge_offload.modes.runner import Attempt
+from edge_offload.modes.split.robot.contest import Contest, Contests
 from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.network import Network
@@ -49,6 +50,9 @@ class Planned:
         place: entry of the table -> place among ``plans``.
         times: what they are expected to take at any bandwidth.
         shared: what both sides have, on the robot's device.
+        undivided: entry of the table -> place of the best plan that divides no operator; empty: plans are used by what
+            they are expected to take.
+        contests: what was measured of plans that divide operators against those.
     """
 
     network: Network
@@ -58,14 +62,29 @@ class Planned:
     place: Tuple[int, ...]
     times: PlanTimes
     shared: Mapping[int, torch.Tensor]
+    undivided: Tuple[int, ...] = ()
+    contests: Contests = field(default_factory=Contests, compare=False)
 
     def choose(self, bandwidth: float) -> int:
-        """Place of the plan for a bandwidth (bytes per second)."""
+        """Place of the plan for a bandwidth (bytes per second), by what plans are expected to take."""
         return self.place[self.table.index(bandwidth)]
+
+    def contest(self, bandwidth: float) -> Optional[Tuple[Contest, int]]:
+        """Of the plan for a bandwidth, if it divides operators, and the place of the other one."""
+        if not self.undivided:
+            return None
+        index = self.table.index(bandwidth)
+        mine, other = self.place[index], self.undivided[index]
+        return None if mine == other else (self.contests.of(mine, other), other)
+
+    def in_use(self, bandwidth: float) -> int:
+        """Place of the plan for a bandwidth, by what was measured, too; while that is not decided, of the first."""
+        found = self.contest(bandwidth)
+        return self.choose(bandwidth) if found is None or found[0].used is not False else found[1]
 
     def expected(self, bandwidth: float) -> Expected:
         """What the plan for a bandwidth is expected to take there."""
-        place = self.choose(bandwidth)
+        place = self.in_use(bandwidth)
         plan = self.plans[place].plan
         return Expected(self.times.seconds(place, bandwidth), plan.is_local, plan.shape == "server")
 

@@ -35,7 +35,7 @@ from edge_offload.split.model.cost import CostModel, Link
 from edge_offload.split.model.network import Network
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.planners.space import Space
-from edge_offload.split.planners.table import DEFAULT, Effort, plan_table
+from edge_offload.split.planners.table import DEFAULT, UNDIVIDED, Effort, plan_table
 from edge_offload.split.runtime.places import Place
 from edge_offload.split.runtime.profile import Profile, cost_model
 from edge_offload.split.runtime.streaming import best_stream
@@ -67,6 +67,8 @@ class Source(Protocol):
     """What is split: where its operators come from, and how the server comes to have them."""
 
     name: str
+    computes: bool
+    """Whether :meth:`run_here` does; otherwise the robot computes such an inference by itself, and it is not asked."""
 
     def trace(self, examples: Sequence[torch.Tensor]) -> Network:
         """Its operators, for inputs of these shapes."""
@@ -102,6 +104,7 @@ class ModelSource:
     module: nn.Module
     state_hash: Callable[[], str]
     run_here: Callable[[Sequence[torch.Tensor]], Attempt]
+    computes: bool = True
     _hash: str = ""
 
     def trace(self, examples: Sequence[torch.Tensor]) -> Network:
@@ -148,6 +151,8 @@ class PlanSettings:
         power: of the robot by state, for plans that save energy; None: a Jetson's.
         codecs: whether payloads may be coded.
         stream: whether the server's first steps follow the pieces of the input.
+        measured: whether a plan that divides operators for the sake of latency has to be measured no slower than the
+            best undivided one before it is used (:mod:`.contest`).
     """
 
     planner: str = DEFAULT
@@ -156,6 +161,7 @@ class PlanSettings:
     power: Optional[StatePowers] = None
     codecs: bool = True
     stream: bool = True
+    measured: bool = True
 
 
 @dataclass(frozen=True)
@@ -259,30 +265,41 @@ class SplitOpener:
             if specs not in self._known:
                 keep_freed()  # page faults come and go with the heap's state; no profile would foretell them
                 network = self.source.trace(examples)
-                measured = self.place.measure(network, PROFILE_REPEATS, progress)
+
+                def between(doing: str) -> None:
+                    background.give_way()
+                    progress(doing)
+
+                measured = self.place.measure(network, PROFILE_REPEATS, between)
                 self._known[specs] = (network, measured, self.place.shared(network))
             return self._known[specs]
 
     def plan(self, network: Network, model: CostModel, shared: Mapping[int, torch.Tensor]) -> Planned:
         """Plans for :data:`BANDWIDTHS`, the equal ones once."""
-        settings = self.settings
+        settings, objective = self.settings, self.settings.objective or Objective()
         space = Space(model, BANDWIDTHS, settings.codecs)
-        table = plan_table(space, settings.planner, settings.objective or Objective(), settings.effort or Effort())
+        table = plan_table(space, settings.planner, objective, settings.effort or Effort())
+        chosen = list(table.plans)
+        if settings.measured and objective.kind == "latency" and any(plan.splits_an_operator for plan in chosen):
+            whole = plan_table(space, UNDIVIDED, objective).plans
+            chosen += [other if plan.splits_an_operator else plan for plan, other in zip(table.plans, whole)]
         distinct: Dict[Tuple[Any, ...], List[int]] = {}
-        for index, plan in enumerate(table.plans):
+        for index, plan in enumerate(chosen):
             distinct.setdefault((plan.robot, plan.server, plan.transfers), []).append(index)
         plans: List[ReadyPlan] = []
-        place = [0] * len(table.plans)
+        place = [0] * len(chosen)
+        count = len(table.plans)
         for entries in distinct.values():
             background.check()
-            plan = table.plans[entries[0]]
+            plan = chosen[entries[0]]
             if settings.stream:
-                plan = best_stream(plan, model, [table.bandwidths[index] for index in entries])
+                plan = best_stream(plan, model, [table.bandwidths[index % count] for index in entries])
             for index in entries:
                 place[index] = len(plans)
             plans.append(ready(plan, network.located, space.identity))
         times = PlanTimes.of([item.plan for item in plans], model)
-        return Planned(network, model, table, tuple(plans), tuple(place), times, shared)
+        places, undivided = tuple(place[:count]), tuple(place[count:])
+        return Planned(network, model, table, tuple(plans), places, times, shared, undivided)
 
     def _request_s(self, rtt_s: float) -> float:
         """What a request takes beyond the round trip, through all the threads of both sides: a median."""

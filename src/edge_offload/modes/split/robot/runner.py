@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import replace
-from typing import Any, Callable, List, Mapping, Optional, Sequence
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -19,6 +19,7 @@ from edge_offload.link.transport.replies import LinkState
 from edge_offload.mode import Mode
 from edge_offload.modes.remote import Handles, TimeoutLimits, TimeoutPolicy, Work
 from edge_offload.modes.runner import Attempt, FailedAttempt
+from edge_offload.modes.split.robot.contest import Contest
 from edge_offload.modes.split.robot.frame import Counted, Frame, Planned, Threads
 from edge_offload.modes.split.robot.opening import OpenSplit, PlanSettings, Source, SplitOpener
 from edge_offload.split.model.objective import Objective
@@ -95,7 +96,7 @@ class SplitRunner:
     def stays_local(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether the plan for the bandwidth of the moment leaves everything to the robot."""
         planned = self.planned(inputs)
-        return planned is not None and planned.plans[planned.choose(self._bandwidth())].plan.is_local
+        return planned is not None and planned.plans[planned.in_use(self._bandwidth())].plan.is_local
 
     def close(self) -> None:
         """Give the server's half up, also of what is still being opened."""
@@ -140,13 +141,17 @@ class SplitRunner:
         while self._outdated:  # frames that ran with them are over
             self.opener.close(self._outdated.pop())
         planned = opened.planned
-        place = planned.choose(self._bandwidth())
+        bandwidth = self._bandwidth()
+        place, contest = self._turn(planned, bandwidth)
+        divides = place == planned.choose(bandwidth)
         plan = planned.plans[place].plan
+        began = time.monotonic()
         if plan.is_local:
             attempt = self._source.run_here(inputs)
             self.counted = Counted(place, sum(step.high - step.low for step in plan.robot), 0, 0, 0)
+            if contest is not None:
+                contest.note(divides, time.monotonic() - began)
             return attempt
-        began = time.monotonic()
         frame = Frame(
             self._client,
             self._threads,
@@ -162,12 +167,19 @@ class SplitRunner:
             attempt = frame.run(began + self.patience.wait_s(deadline_s, local_s))
         except EdgeOffloadError as error:
             self._silent += 1
+            if contest is not None:
+                contest.drop()
             pause_s = min(PAUSE_S * 2 ** (self._silent - 1), MOST_PAUSE_S)
             self._handles.pause(pause_s, "the server's half did not come a moment ago")
             if not isinstance(error, LinkLost):  # the session may be gone there: open again
                 self._handles.forget(specs, opened)
             raise FailedAttempt(error, time.monotonic() - began, frame.bytes_up) from error
-        self.patience.note(time.monotonic() - began)
+        took_s = time.monotonic() - began
+        self.patience.note(took_s)
+        if contest is not None:
+            contest.note(divides, took_s)
+        elif divides:
+            self._against_local(planned, bandwidth, took_s, local_s)
         self.counted = frame.counted()
         self._silent = 0
         return attempt
@@ -180,7 +192,24 @@ class SplitRunner:
             return why
         plans = opened[0].planned.plans
         shared = sum(plan.plan.splits_an_operator for plan in plans)
-        return f"{len(plans)} plans by {self.opener.settings.planner}, {shared} of them split operators"
+        measured = opened[0].planned.contests.words()
+        return f"{len(plans)} plans by {self.opener.settings.planner}, {shared} of them split operators" + (
+            measured and f": {measured}"
+        )
+
+    def _turn(self, planned: Planned, bandwidth: float) -> Tuple[int, Optional[Contest]]:
+        """Place of the plan that is to run now, and the contest that it is part of."""
+        found = planned.contest(bandwidth)
+        if found is None or (planned.plans[found[1]].plan.is_local and not self._source.computes):
+            return planned.in_use(bandwidth), None
+        contest, other = found
+        return planned.choose(bandwidth) if contest.divides() else other, contest
+
+    def _against_local(self, planned: Planned, bandwidth: float, took_s: float, local_s: float) -> None:
+        """Where the best undivided plan is what somebody else computes here, it counts with what that takes."""
+        found = planned.contest(bandwidth)
+        if found is not None and local_s > 0:
+            found[0].pair(took_s, local_s)
 
     def _open(self, specs: Specs) -> OpenSplit:
         opened = self._handles.get(specs)

@@ -36,6 +36,8 @@ class RecordedSource:
         weights_sent: bytes of constants that the server did not have.
     """
 
+    computes = False
+
     def __init__(self, network: Network) -> None:
         self.name = network.name
         self.weights_sent = 0
