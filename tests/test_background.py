@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import pytest
 
 from edge_offload import background
+from edge_offload.manager.in_flight import Row
 
 
 @pytest.fixture
@@ -36,27 +38,38 @@ def learner(monkeypatch):
         assert not thread.is_alive()
 
 
-def test_a_step_waits_for_the_frames_that_are_under_way(learner):
-    with background.frame():
-        with background.frame():
-            passed = learner(60.0)
-            assert not passed.wait(0.2)
-        assert not passed.wait(0.2), "one is still under way"
+@pytest.fixture
+def row():
+    made = Row()
+    background.first(made)
+    return made
+
+
+def test_a_step_waits_for_the_frames_that_are_under_way(learner, row):
+    places = row.place(), row.place()
+    passed = learner(60.0)
+    assert not passed.wait(0.2)
+    row.done(places[0])
+    assert not passed.wait(0.2), "one is still under way"
+    row.done(places[1])
     assert passed.wait(60.0)
 
 
-def test_it_waits_for_no_longer_than_it_is_said(learner):
-    with background.frame():
-        assert learner(0.01).wait(60.0)
+def test_it_waits_for_no_longer_than_it_is_said(learner, row):
+    row.place()
+    assert learner(0.01).wait(60.0)
 
 
-def test_without_frames_and_in_other_threads_nothing_is_waited_for(learner):
+def test_without_frames_and_in_other_threads_nothing_is_waited_for(learner, row):
     assert learner(3600.0).wait(60.0)
-    with background.frame():
-        assert learner(3600.0, yields=False).wait(60.0)
+    row.place()
+    assert learner(3600.0, yields=False).wait(60.0)
 
 
-def test_a_frame_that_fails_is_over(learner):
-    with pytest.raises(ValueError, match="no result"), background.frame():
-        raise ValueError("no result")
+def test_who_is_gone_is_not_waited_for(learner):
+    row = Row()
+    background.first(row)
+    row.place()
+    del row
+    gc.collect()
     assert learner(3600.0).wait(60.0)

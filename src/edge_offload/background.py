@@ -12,9 +12,11 @@ import contextlib
 import os
 import sys
 import threading
+import time
+import weakref
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, Callable, Iterator, Set
+from typing import Any, Callable, Iterator, Protocol, Set
 
 
 class Ended(BaseException):
@@ -28,13 +30,22 @@ _over: Future[Any] = Future()
 NICE = 10
 #: ... and seconds after which it gives up the interpreter to a frame that wants it (Python's own: 5 ms).
 SWITCH_S = 0.5e-3
-#: Seconds that it waits for frames between two of its steps, at most: it gets on beside any load.
-WAIT_S = 0.1
+#: Seconds that it waits for frames between two of its steps, at most: it gets on beside any load; and between looks.
+WAIT_S, LOOK_S = 0.1, 1e-3
 _yielding = 0
 _usual_s = sys.getswitchinterval()
-_frames = 0
-_idle = threading.Condition()
 _own = threading.local()
+
+
+class Work(Protocol):
+    """What others give way to."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way."""
+
+
+_first: weakref.WeakSet[Work] = weakref.WeakSet()
 
 
 def start(name: str, work: Callable[..., object], *args: Any) -> None:
@@ -83,19 +94,9 @@ def yielding() -> Iterator[None]:
                 sys.setswitchinterval(_usual_s)
 
 
-@contextlib.contextmanager
-def frame() -> Iterator[None]:
-    """A frame is under way: what gives way to frames waits for its end."""
-    global _frames
-    with _idle:
-        _frames += 1
-    try:
-        yield
-    finally:
-        with _idle:
-            _frames -= 1
-            if not _frames:
-                _idle.notify_all()
+def first(work: Work) -> None:
+    """What gives way waits from now on while ``work`` is busy, as long as that lives."""
+    _first.add(work)
 
 
 def give_way() -> None:
@@ -106,8 +107,10 @@ def give_way() -> None:
     """
     check()
     if getattr(_own, "yields", False):
-        with _idle:
-            _idle.wait_for(lambda: not _frames, WAIT_S)
+        until_s = time.monotonic() + WAIT_S
+        while any(work.busy for work in list(_first)) and time.monotonic() < until_s:
+            wait((_over,), LOOK_S)
+            check()
 
 
 def check() -> None:

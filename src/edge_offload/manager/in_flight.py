@@ -43,6 +43,11 @@ class Row:
         self._next = 0
         self._open: Dict[int, float] = {}  # place -> since when it is the first; inf while it is not
 
+    @property
+    def busy(self) -> bool:
+        """Whether anybody has a place."""
+        return bool(self._open)
+
     def place(self) -> int:
         """A place behind all others; :meth:`done` gives it up."""
         with self._changed:

@@ -106,6 +106,7 @@ class OffloadedModule:
     ) -> None:
         self.name = name
         self.row, self.pace = Row(), Pace(in_flight)
+        background.first(self.row)
         self._client = client
         self._report_results = report_results
         bridges = BRIDGE not in candidates and BRIDGED in candidates
@@ -177,9 +178,8 @@ class OffloadedModule:
     def aim(self, objective: Objective) -> None:
         """What plans of mode ``split`` are made for from now on; returns at once."""
         self._objective = objective
-        change = getattr(self._runners.get(Mode.SPLIT), "aim", None)
-        if change is not None:
-            change(objective)
+        change = getattr(self._runners.get(Mode.SPLIT), "aim", lambda _objective: None)
+        change(objective)
 
     def reading(self, now: float) -> LinkReading:
         """What is known of the link."""
@@ -273,8 +273,7 @@ class OffloadedModule:
                 mode, beside = self._refreshed(mode, canonical)
                 waited_s += 0.0 if mode in TOGETHER else self.row.wait(place)
             left_s = None if deadline_s is None else max(0.0, deadline_s - waited_s)
-            with background.frame():
-                mode, outcome, reason = self._outcome(canonical, mode, beside, left_s, meta or {}, refresh, place)
+            mode, outcome, reason = self._outcome(canonical, mode, beside, left_s, meta or {}, refresh, place)
         finally:
             self.pace.ended(place)
             self.row.done(place)
