@@ -20,9 +20,10 @@ from edge_offload.ir import sequence_hash
 from edge_offload.mode import Mode
 from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.modes.split.robot.contest import COLD, LOOKS, Contests
+from edge_offload.modes.split.robot.plan_times import PlanTimes
 from edge_offload.split.footprints.registry import EMPTY, Locality
 from edge_offload.split.model.complete import backward, complete
-from edge_offload.split.model.cost import OperatorCost
+from edge_offload.split.model.cost import CostModel, OperatorCost
 from edge_offload.split.model.locality import union
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side
@@ -70,7 +71,13 @@ def install(robot, picture, plans, undivided=()):
         )
         places = tuple(range(len(plans)))
         return dataclasses.replace(
-            planned, table=table, plans=compiled, place=places, undivided=undivided, contests=Contests()
+            planned,
+            table=table,
+            plans=compiled,
+            place=places,
+            undivided=undivided,
+            contests=Contests(),
+            times=PlanTimes.of(plans, planned.model),
         )
 
     return robot.runner.put_in_force([picture], changed)
@@ -199,7 +206,7 @@ def test_plans_are_made_with_the_best_undivided_ones_beside_them(bot):
     planned = bot.open(image())
     runner = bot.runner
     costs = (OperatorCost(0.0, 1e-3),) * len(planned.network.located.operators)
-    model = dataclasses.replace(planned.model, robot=costs, server=costs)
+    model = CostModel(planned.network.located, costs, costs)
     for objective in (Objective(), Objective("energy")):
         runner.opener.settings.objective = objective
         try:
