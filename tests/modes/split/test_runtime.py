@@ -77,7 +77,7 @@ def install(robot, picture, plans, undivided=()):
             place=places,
             undivided=undivided,
             contests=Contests(),
-            times=PlanTimes.of(plans, planned.model),
+            times=PlanTimes.of(plans, planned.model) if undivided else planned.times,
         )
 
     return robot.runner.put_in_force([picture], changed)
