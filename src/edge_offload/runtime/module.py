@@ -167,8 +167,7 @@ class OffloadedModule:
         """Why ``mode`` cannot run ``inputs`` now, in words; None when it can. Never blocks."""
         inputs = as_inputs(inputs)
         if mode is Mode.SPLIT and mode not in self._runners and self._make_split is not None:
-            # tracing and planning are costly: only for who asks for the mode
-            self.add_runner(self._make_split())
+            self.add_runner(self._make_split())  # tracing and planning are costly: only for who asks for it
         runner = self._runners.get(mode)
         if runner is None:
             return f"mode {mode} is not available for model {self.name!r}"
