@@ -55,31 +55,53 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: Optional[pytest.Item]) 
 
 @contextlib.contextmanager
 def _neither_process_nor_sleep(item: pytest.Item) -> Iterator[None]:
-    if not any(item.iter_markers("unit")):
+    _guard.on = any(item.iter_markers("unit"))
+    try:
         yield
-        return
+    finally:
+        _guard.on = False
 
-    def refused(*_arguments: Any, **_named: Any) -> Any:
-        raise AssertionError("a unit test starts no process and does not sleep: mark it 'process', or inject a clock")
 
-    begin = subprocess.Popen.__init__
+class _Guard:
+    """Refuses processes and sleep while it is on.
 
-    def compiles(process: Any, command: Any, *arguments: Any, **named: Any) -> None:
+    It stands in for what it guards from the first test to the last: a fixture that replaces ``time.sleep`` in one phase
+    of a test and puts it back in another never sees the guard come or go.
+    """
+
+    def __init__(self) -> None:
+        self.on = False
+        self._begin, self._fork, self._sleep = subprocess.Popen.__init__, os.fork, time.sleep
+        guard = self
+
+        def begin(process: Any, command: Any, *arguments: Any, **named: Any) -> None:
+            guard.compiles(process, command, *arguments, **named)
+
+        subprocess.Popen.__init__ = begin  # type: ignore[method-assign]
+        os.fork = self.fork
+        time.sleep = self.sleep
+
+    def refuse(self) -> None:
+        if self.on:
+            raise AssertionError(
+                "a unit test starts no process and does not sleep: mark it 'process', or inject a clock"
+            )
+
+    def compiles(self, process: Any, command: Any, *arguments: Any, **named: Any) -> None:
         """Libraries are built, compilers asked for their version and fonts listed on first use: whoever that is."""
         if os.path.basename(command[0] if isinstance(command, (list, tuple)) else command) not in FIRST_USE:
-            refused()
-        begin(process, command, *arguments, **named)
+            self.refuse()
+        self._begin(process, command, *arguments, **named)
 
-    sleep = time.sleep
+    def fork(self) -> int:
+        self.refuse()
+        return self._fork()
 
-    def waits(seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """What waits for the compiler sleeps as well."""
         if seconds > 0 and sys._getframe(1).f_globals["__name__"] != subprocess.__name__:
-            refused()
-        sleep(seconds)
+            self.refuse()
+        self._sleep(seconds)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess.Popen, "__init__", compiles)
-        patch.setattr(os, "fork", refused)
-        patch.setattr(time, "sleep", waits)
-        yield
+
+_guard = _Guard()
