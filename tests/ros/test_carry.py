@@ -142,7 +142,7 @@ def test_every_sweep_has_one_scene_and_without_odometry_that_is_said(graph, odom
     wait_for(lambda: graph.values(node).get("sweeps offered") == "20", "the arrival of all sweeps")
     taken = int(graph.values(node)["sweeps taken"])
     wait_for(lambda: len(scenes) == taken, "a scene for every sweep taken up")
-    assert len(latency) < taken
+    assert len(latency) <= taken
     origins = [found[0].result.origin for found in scenes.by_stamp().values()]
     assert {len(found) for found in scenes.by_stamp().values()} == {1}
     assert "carried" in origins or "local" in origins

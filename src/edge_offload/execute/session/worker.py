@@ -39,8 +39,9 @@ def import_all() -> None:
     """What takes a second or two of a processor: beside what others compute there."""
     with contextlib.suppress(OSError, AttributeError):  # a priority of this thread alone
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-    for name in ("execute.session.serve", "execute.session.session"):  # and torch, above all
-        importlib.import_module(f"edge_offload.{name}")
+    # torch first: in a program on the virtual device its import brings our own modules with it
+    for name in ("torch", "edge_offload.execute.session.serve", "edge_offload.execute.session.session"):
+        importlib.import_module(name)
 
 
 def make_session(args: argparse.Namespace) -> DeviceSession:
