@@ -61,6 +61,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+def tenths(value: float) -> str:
+    """One digit."""
+    return f"{value:.1f}"
+
+
 def ratio(value: float) -> str:
     """Three digits."""
     return f"{value:.3f}"

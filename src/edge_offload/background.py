@@ -83,11 +83,11 @@ def yielding() -> Iterator[None]:
             _usual_s = sys.getswitchinterval()
             sys.setswitchinterval(SWITCH_S)
         _yielding += 1
-    _own.yields = True
+    before, _own.yields = getattr(_own, "yields", False), True
     try:
         yield
     finally:
-        _own.yields = False
+        _own.yields = before
         with _lock:
             _yielding -= 1
             if not _yielding:

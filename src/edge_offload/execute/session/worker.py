@@ -20,6 +20,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
+from edge_offload import background
 from edge_offload.errors import BadInput, LinkLost, ProtocolError, RemoteError
 
 if TYPE_CHECKING:
@@ -31,17 +32,14 @@ if TYPE_CHECKING:
 OVERHEAD_BYTES = 4 << 30
 #: Messages between two complete garbage collections.
 FULL_COLLECTION = 500
-#: Niceness of starting.
-NICE = 10
 
 
 def import_all() -> None:
     """What takes a second or two of a processor: beside what others compute there."""
-    with contextlib.suppress(OSError, AttributeError):  # a priority of this thread alone
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-    # torch first: in a program on the virtual device its import brings our own modules with it
-    for name in ("torch", "edge_offload.execute.session.serve", "edge_offload.execute.session.session"):
-        importlib.import_module(name)
+    with background.yielding():
+        # torch first: in a program on the virtual device its import brings our own modules with it
+        for name in ("torch", "edge_offload.execute.session.serve", "edge_offload.execute.session.session"):
+            importlib.import_module(name)
 
 
 def make_session(args: argparse.Namespace) -> DeviceSession:

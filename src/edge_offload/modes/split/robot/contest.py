@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
+from statistics import median
 from typing import Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 #: Pairs after which is decided, if it can be; after the last, what is not decided is the undivided plan.
@@ -151,13 +152,6 @@ class Contests:
         if len(found) > len(used) + len(left):
             told.append(f"{len(found) - len(used) - len(left)} being measured")
         return ", ".join(told)
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle one, or the mean of the two."""
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def compared(ratios: Sequence[float]) -> Measured:

@@ -1,0 +1,196 @@
+"""Pages of many robots on one server, and of pools of GPUs."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, List
+
+from generate.tables import Column, cell, exponent, ms, percent, ratio, table, tenths
+
+
+def pool(record: Any) -> List[str]:
+    """The page of ``bench pool``."""
+    systems = list(record["groups"][0]["systems"])
+    loads = [
+        {
+            "cluster": row["cluster"],
+            "networks": ", ".join(row["networks"]),
+            **{name: one["load"] for name, one in row["systems"].items()},
+        }
+        for row in record["groups"]
+    ]
+    columns: List[Column] = [("cluster", "cluster", str), ("networks", "networks", str)]
+    lines = ["The largest load, in steps of 0.05, at which 99 % of every network's requests are answered in time:", ""]
+    lines += table(loads, [*columns, *((name, name, lambda value: f"{value:.2f}") for name in systems)])
+    lines += ["", "| figure | |", "| --- | --- |"]
+    for name, values in record["summary"].items():
+        shown = ", ".join(f"{of} {value:.3f}" for of, value in values.items())
+        lines.append(f"| {cell(name)} | {cell(shown)} |")
+    more = (_pool_real(record.get("real")), _pool_networks(record.get("networks")), _pool_costs(record.get("costs")))
+    return [*lines, *itertools.chain.from_iterable(more)]
+
+
+def _pool_real(found: Any) -> List[str]:
+    if not found:
+        return []
+    gpus = ", ".join(f"{count} {gpu}" for gpu, count in found["gpus"].items())
+    rows = [
+        ("network", found["network"]),
+        ("emulated GPUs", gpus),
+        ("a stage costs beyond its time", f"{1e3 * found['overhead_s']:.1f} ms"),
+        ("shortest stage, dilated", f"{1e3 * found['shortest_stage_s']:.0f} ms ({found['times']:.0f} times as long)"),
+        ("cost over shortest stage", f"{100 * found['overhead_share']:.1f} %"),
+        ("load", f"{found['load']:g} of {found['rate']:.2f} /s, {found['requests']} requests"),
+        ("answered within the deadline", f"{100 * found['served']:.2f} %"),
+        ("the simulator, same arrivals", f"{100 * found['simulated']:.2f} %"),
+        ("refused, failed, lost", f"{found['refused']}, {found['failed']}, {found['lost']}"),
+    ]
+    lines = ["", "## On Ray", "", "`edge-offload bench pool --real`: head, members, driver and server as they are, on "
+             "this machine; members sleep the profile's times, dilated, and pass tensors of the true size; requests of "
+             "robots come through ZeroMQ.", "", "| figure | |", "| --- | --- |"]  # fmt: skip
+    return [*lines, *(f"| {cell(name)} | {cell(value)} |" for name, value in rows)]
+
+
+def _pool_networks(rows: Any) -> List[str]:
+    if not rows:
+        return []
+    columns: List[Column] = [
+        ("network", "model", str),
+        ("stages", "stages", str),
+        ("frames", "frames", str),
+        ("computed by the pool", "remote", str),
+        ("bit-equal to the robot's own", "equal_local", str),
+        ("to an undivided server's", "equal_server", str),
+        ("people", "people", str),
+        ("frames with the same people", "people_equal", str),
+    ]
+    lines = ["", "## Real networks in stages", "", "`edge-offload bench pool --networks`: members compute; that they "
+             "are of two classes is the bench's saying. Frames are those of the sample video, random inputs for "
+             "ResNet-50, which finds no people.", ""]  # fmt: skip
+    return [*lines, *table(rows, columns)]
+
+
+def _pool_costs(found: Any) -> List[str]:
+    if not found:
+        return []
+    rows = [
+        ("head and two members without models, memory", f"{found['idle_bytes'] / 1e9:.2f} GB"),
+        ("head and two members without models, processor", f"{100 * found['idle_cores']:.1f} % of a core"),
+        (
+            "a frame of 250 kB through two stages adds, processor of all processes",
+            f"{1e3 * found['frame_cpu_s']:.1f} ms",
+        ),
+        *((f"of this, {name}", f"{1e3 * cpu_s:.1f} ms") for name, cpu_s in found["frame_cpu_by_s"].items()),
+        (
+            "the same processes with a server and 16 robots, without frames",
+            f"{100 * found['without_frames_cores']:.1f} % of a core",
+        ),
+        ("both, a frame of 20 a second", f"{1e3 * found['frame_cpu_all_s']:.1f} ms"),
+        ("the same, from robot to robot, p50", f"{1e3 * found['p50_s']:.1f} ms"),
+    ]
+    lines = ["", "## What it costs", "", "`edge-offload bench pool --costs`; memory is shared out among who shares it, "
+             "the robot's processor time does not count.", "", "| figure | |", "| --- | --- |"]  # fmt: skip
+    return [*lines, *(f"| {cell(name)} | {cell(value)} |" for name, value in rows)]
+
+
+def fleet(record: Any) -> List[str]:
+    """The page of ``bench fleet``."""
+    systems = list(record["cells"][0]["systems"])
+    rows = [
+        {
+            **row,
+            "settings": ", ".join(
+                f"{name}: {one['settings']}" for name, one in row["systems"].items() if one["settings"] and one["held"]
+            ),
+            **{name: one["held"] for name, one in row["systems"].items()},
+            "most": row["systems"]["ours"]["drop_most"],
+            "late": row["systems"]["ours"]["late"],
+            "busy": row["systems"]["ours"]["busy"],
+        }
+        for row in record["cells"]
+    ]
+    lines = [
+        "Robots held: every session's mean true drop over the robot alone within the bound, 95 % of windows of 5 s "
+        "within 1.5 times it. Then, for ours: the largest mean drop, the share of frames that came too late, and how "
+        "busy the device is.",
+        "",
+    ]
+    lines += table(
+        rows,
+        [
+            ("robots see", "content", str),
+            ("bound", "bound", lambda value: f"{value:g}"),
+            ("device", "device", str),
+            *((name, name, str) for name in systems),
+            ("drop, most", "most", lambda value: f"{value:.4f}"),
+            ("late", "late", lambda value: f"{value:.1%}"),
+            ("busy", "busy", lambda value: f"{value:.0%}"),
+        ],
+    )
+    lines += ["", "| figure | |", "| --- | --- |"]
+    lines += [f"| {cell(name)} | {value:.2f} |" for name, value in record["summary"].items()]
+    lines += ["", "Settings that the search found, where a baseline has any:", ""]
+    lines += [f"- {row['content']}, {row['bound']:g}, {row['device']}: {row['settings']}" for row in rows]
+    if record.get("real"):
+        lines += ["", "With `--real`: a server process on the emulated device, robots without torch, real sockets.", ""]
+        lines += table(
+            record["real"],
+            [
+                ("device", "device", str),
+                ("robots that ask", "robots", str),
+                ("held", "held", str),
+                ("in virtual time", "virtual", str),
+                ("bound", "bound", lambda value: f"{value:g}"),
+                ("promises broken", "broken", str),
+                ("drop, most", "drop_most", lambda value: f"{value:.4f}"),
+                ("windows within", "windows_within", lambda value: f"{value:.1%}"),
+                ("late", "late", lambda value: f"{value:.1%}"),
+                ("idle", "idle", lambda value: f"{value:.0%}"),
+                ("server's memory", "memory_growth", lambda value: f"{value:+.1%}"),
+            ],
+        )
+    return lines
+
+
+def robots(record: Any) -> List[str]:
+    """The page of ``bench robots``."""
+    rows = [
+        ("robots", record["robots"]),
+        ("seconds", record["seconds"]),
+        ("answers a second", f"{record['answers_per_s']:.1f}"),
+        *(
+            [
+                ("bytes of a frame", record["frame_bytes"]),
+                ("server's processor time for one, ms", f"{1e3 * record['cpu_s']:.2f}"),
+            ]
+            if "cpu_s" in record
+            else []
+        ),
+        ("most served over least served", ratio(record["ratio"])),
+        ("refused", record["refused"]),
+        ("failed", record["failed"]),
+        ("mean latency, ms", ms(record["latency_s"]["mean"])),
+        ("p99, ms", ms(record["latency_s"]["p99"])),
+        ("growth of the server's memory", percent(record["memory_growth"])),
+    ]
+    return table(
+        [{"what": what, "value": value} for what, value in rows], [("what", "what", str), ("value", "value", str)]
+    )
+
+
+def held_robots(records: Any) -> List[str]:
+    """The page of ``bench robots --mode``."""
+    rows = sorted(records, key=lambda record: (record["model"], record["mode"], record["robots"]))
+    for row in rows:
+        row["equal_of"] = f"{row['equal']} of {row['checked']}"
+        row["back"] = "; ".join(f"{count} x {reason}" for reason, count in row["fell_back"].items()) or "none"
+    return table(
+        rows,
+        [
+            ("model", "model", str), ("mode", "mode", str), ("robots", "robots", str),
+            ("frames a second", "frames_per_s", tenths), ("most / least served", "ratio", ratio),
+            ("p50, ms", "latency_s.p50", ms), ("p99, ms", "latency_s.p99", ms), ("bit-equal", "equal_of", str),
+            ("largest difference", "difference", exponent), ("computed on the robot", "back", str),
+            ("load average", "load_average", tenths),
+        ],
+    )  # fmt: skip
