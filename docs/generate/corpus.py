@@ -11,7 +11,8 @@ from generate.tables import Column, cell, exponent, ms, s, table, yes
 
 def programs(record: Any) -> List[str]:
     """The page of ``bench programs``."""
-    ran, packages = record["programs"], ", ".join(record["packages"])
+    ran = record["programs"]
+    packages = "; ".join(f"in environment {name}: {', '.join(found)}" for name, found in record["packages"].items())
     said = f"{len(ran)} programs, {record['inferences']} inferences each; {packages}."
     columns: List[Column] = [
         ("program", "program", str),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 from typing import Any, Dict, List
 
 import pytest
 
-from edge_offload_benchmarks.programs.catalogue import catalogue
+from edge_offload_benchmarks.programs.catalogue import ENVIRONMENTS, MAIN, catalogue, chosen, packages
 from edge_offload_benchmarks.programs.compare import STEADY, Run, verdict
 
 pytest.importorskip("torch")
@@ -97,6 +98,28 @@ def test_the_corpus_is_large_and_its_names_say_the_package():
     assert len(programs) >= 60
     assert all("/" in name for name in programs)
     assert len({name.split("/")[0] for name in programs}) >= 12
+
+
+def test_programs_say_which_environment_has_their_packages():
+    main, lerobot = chosen((), MAIN), chosen((), "lerobot")
+    assert set(main) | set(lerobot) == set(catalogue())
+    assert set(lerobot) == set(chosen(["lerobot/"], "lerobot"))
+    assert chosen(["lerobot/"], MAIN) == ()
+    assert ENVIRONMENTS["lerobot"].apart  # it has a torch of its own
+    assert not ENVIRONMENTS[MAIN].apart
+
+
+def test_a_record_names_the_packages_of_what_ran():
+    assert packages(["lerobot/act"]) == {"lerobot": list(ENVIRONMENTS["lerobot"].requirements)}
+    assert list(packages(["lerobot/act", "timm/resnet18", "gone/since"])) == [MAIN, "lerobot"]
+
+
+def test_an_environment_of_its_own_gets_this_package_by_what_it_needs_but_torch_and_numpy():
+    from edge_offload_benchmarks.experiments.programs import _own_requirements
+
+    needed = {re.split(r"[^\w-]", line)[0] for line in _own_requirements()}
+    assert {"pyzmq", "msgpack", "lz4"} <= needed
+    assert not {"torch", "numpy", "ray", "pytest", "edge_offload"} & needed
 
 
 @pytest.mark.process

@@ -8,6 +8,8 @@ of this machine.
   edge-offload bench programs --python ~/.cache/edge_offload/programs/bin/python --json programs.json
   edge-offload bench programs --python … --only timm/ transformers/bert    names that begin so
   edge-offload bench programs --list
+  edge-offload bench programs --environment lerobot --setup DIR            one with a torch of its own; then
+  DIR/bin/edge-offload bench programs --environment lerobot --resume --json programs.json
   edge-offload bench programs --python … --link wifi_93mbps --against lazy    replay and lazy at once, in turn
 
 steady: the median of the round trips from the 15th inference on. A program passes in a mode if every inference has the
@@ -24,14 +26,16 @@ import argparse
 import json
 import math
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Mapping, Sequence
 
 from edge_offload.errors import BadInput, Unsupported
 from edge_offload.outputs import add_output, write_text
+from edge_offload_benchmarks.programs.catalogue import ENVIRONMENTS, MAIN
 
 MODES = ("local", "per_op", "lazy", "replay", "split")
 OPERATORS = "edge_offload_benchmarks.programs.operators"
@@ -45,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("--setup", type=pathlib.Path, metavar="DIR", help="make the environment there and end")
     parser.add_argument("--python", type=pathlib.Path, metavar="FILE", help="the Python of that environment")
+    parser.add_argument("--environment", choices=ENVIRONMENTS, default=MAIN, help="whose programs (%(default)s)")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="programs whose names begin so")
     parser.add_argument("--modes", default="local,lazy,replay", help=f"some of {','.join(MODES)} (%(default)s)")
     parser.add_argument("--inferences", type=int, default=20, metavar="N", help="of each program (20)")
@@ -68,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload_benchmarks.programs.compare import Run, error, run_program, verdict
 
     if args.setup is not None:
-        return _set_up(args.setup)
-    names = [name for name in chosen(args.only) if not args.quick or catalogue()[name].quick]
+        return _set_up(args.setup, args.environment)
+    names = [name for name in chosen(args.only, args.environment) if not args.quick or catalogue()[name].quick]
     if args.list:
         print("\n".join(names))
         return 0
@@ -156,13 +161,11 @@ def _pairs(args: argparse.Namespace, names: List[str], python: str) -> int:
     from edge_offload.link.emulate.emulator import Emulator
     from edge_offload.link.emulate.trace import named_link
     from edge_offload_benchmarks.processes import Server
-    from edge_offload_benchmarks.programs.catalogue import REQUIREMENTS, catalogue
+    from edge_offload_benchmarks.programs.catalogue import catalogue, packages
     from edge_offload_benchmarks.programs.pairs import measure
 
     modes = ("replay", args.against)
-    record: Dict[str, Any] = {
-        "link": args.link, "modes": modes, "packages": list(REQUIREMENTS), "programs": []
-    }  # fmt: skip
+    record: Dict[str, Any] = {"link": args.link, "modes": modes, "packages": {}, "programs": []}
     if args.resume and args.json is not None and args.json.exists():
         record = {**record, **json.loads(args.json.read_text(encoding="utf-8"))}
     done = {item["program"] for item in record["programs"]}
@@ -175,6 +178,7 @@ def _pairs(args: argparse.Namespace, names: List[str], python: str) -> int:
                 found = measure(program, modes, session, _environment(), args.pairs, args.timeout)
                 row = {"program": name, "varies": catalogue()[name].varies, **found}
                 record["programs"].append(row)
+                record["packages"] = packages(item["program"] for item in record["programs"])
                 _say_pairs(row)
                 if args.json is not None:
                     write_text(args.json, json.dumps(record, indent=1))
@@ -211,30 +215,57 @@ def _say(name: str, mode: str, record: Dict[str, Any]) -> None:
 
 
 def _write(path: pathlib.Path, programs: List[Dict[str, Any]], inferences: int) -> None:
-    from edge_offload_benchmarks.programs.catalogue import REQUIREMENTS
+    from edge_offload_benchmarks.programs.catalogue import packages
 
-    record = {"inferences": inferences, "packages": list(REQUIREMENTS), "programs": programs}
+    needed = packages(item["program"] for item in programs)
+    record = {"inferences": inferences, "packages": needed, "programs": programs}
     write_text(path, json.dumps(record, indent=1))
 
 
-def _set_up(folder: pathlib.Path) -> int:
-    """An environment that sees the packages of this one and has the corpus's own, pinned."""
+def _set_up(folder: pathlib.Path, name: str) -> int:
+    """The environment of that name, see :class:`~edge_offload_benchmarks.programs.catalogue.Environment`."""
+    wanted = ENVIRONMENTS[name]
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    if wanted.apart:
+        _install(folder, [*wanted.requirements, *_own_requirements()], {})
+        _install(folder, ["--no-deps", *(word for root in _checkout() for word in ("-e", str(root)))], {})
+        print(f"now: {folder / 'bin' / 'edge-offload'} bench programs --environment {name}")
+        return 0
     import sysconfig
 
-    from edge_offload_benchmarks.programs.catalogue import REQUIREMENTS
+    import torch
 
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     (site,) = folder.glob("lib/python3*/site-packages")
     seen = sysconfig.get_paths()["purelib"]
     (site / "zz_edge_offload.pth").write_text(f"import site; site.addsitedir({seen!r})\n", encoding="utf-8")
-    import torch
-
     pins = ["numpy<2", f"torch=={torch.__version__.split('+')[0]}"]
-    command = [str(folder / "bin" / "python"), "-m", "pip", "install", *REQUIREMENTS, *pins]
-    if subprocess.run(command, env={"PYTHONPATH": seen, **_without("PYTHONPATH")}, check=False).returncode:
-        raise Unsupported("the packages of the corpus cannot be installed here", remedy="see what pip said above")
+    _install(folder, [*wanted.requirements, *pins], {"PYTHONPATH": seen})
     print(f"now: edge-offload bench programs --python {folder / 'bin' / 'python'}")
     return 0
+
+
+def _install(folder: pathlib.Path, words: Sequence[str], environment: Mapping[str, str]) -> None:
+    command = [str(folder / "bin" / "python"), "-m", "pip", "install", *words]
+    if subprocess.run(command, env={**_without("PYTHONPATH"), **environment}, check=False).returncode:
+        raise Unsupported("the packages of the corpus cannot be installed here", remedy="see what pip said above")
+
+
+def _own_requirements() -> List[str]:
+    """What this package and its benches need, but for torch and NumPy, whose versions are the environment's affair."""
+    import importlib.metadata
+
+    said = [line for package in ("edge_offload", "edge_offload_benchmarks") for line in
+            importlib.metadata.requires(package) or () if "extra ==" not in line]  # fmt: skip
+    return [line for line in said if re.split(r"[^\w-]", line)[0] not in ("torch", "numpy", "edge_offload")]
+
+
+def _checkout() -> List[pathlib.Path]:
+    import edge_offload_benchmarks
+
+    benchmarks = pathlib.Path(edge_offload_benchmarks.__file__).parents[1]
+    if not (benchmarks.parent / "setup.cfg").exists():
+        raise Unsupported("this environment is made from a checkout only", remedy="clone the repository")
+    return [benchmarks.parent, benchmarks]
 
 
 def _without(name: str) -> Dict[str, str]:

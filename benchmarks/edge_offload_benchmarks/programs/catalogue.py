@@ -4,25 +4,50 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple
 
 #: Modules that hold programs.
 FIELDS = ("vision", "text", "speech", "detection", "diffusion", "graphs", "policies", "loops")
-#: What the corpus needs beside torch, torchvision and this package, in an environment of its own.
-REQUIREMENTS = (
-    "timm==1.0.31",
-    "transformers==5.23.0",
-    "diffusers==0.42.1",
-    "ultralytics==8.4.190",
-    "torch_geometric==2.8.1",
-    "stable-baselines3==2.9.2",
-    "segment-anything==1.0",
-    "kornia==0.9.0",
-    "silero-vad==6.2.3",
-    "openai-whisper==20250625",
-    "monai==1.6.1",
-    "torchdiffeq==0.2.5",
-)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Packages that programs need, which ``bench programs --setup`` installs.
+
+    Attributes:
+        requirements: pinned. Without torch among them, the environment sees the packages of the one that runs the
+            bench, its torch included; with torch it sees none of them, has this package as well and runs the bench.
+    """
+
+    requirements: Tuple[str, ...]
+
+    @property
+    def apart(self) -> bool:
+        """Whether it has a torch of its own."""
+        return any(item.startswith("torch==") for item in self.requirements)
+
+
+#: By name. Programs say which they need; packages that exclude each other are in different ones.
+MAIN = "main"
+ENVIRONMENTS = {
+    MAIN: Environment(
+        (
+            "timm==1.0.31",
+            "transformers==5.23.0",
+            "diffusers==0.42.1",
+            "ultralytics==8.4.190",
+            "torch_geometric==2.8.1",
+            "stable-baselines3==2.9.2",
+            "segment-anything==1.0",
+            "kornia==0.9.0",
+            "silero-vad==6.2.3",
+            "openai-whisper==20250625",
+            "monai==1.6.1",
+            "torchdiffeq==0.2.5",
+        )
+    ),
+    "lerobot": Environment(("torch==2.10.0", "torchvision==0.25.0", "lerobot==0.4.4")),
+}
 
 #: Called with the number of an inference; gives what the program brings back to the host.
 Infer = Callable[[int], Any]
@@ -37,22 +62,24 @@ class Program:
         make: builds it on a device, with seeded weights.
         varies: whether lengths, sizes or branches change from inference to inference.
         quick: whether it is one of the small ones that tests run.
+        environment: the one of :data:`ENVIRONMENTS` that has its packages.
     """
 
     name: str
     make: Callable[[str], Infer]
     varies: bool
     quick: bool
+    environment: str
 
 
 _found: Dict[str, Program] = {}
 
 
-def program(name: str, varies: bool = False, quick: bool = False) -> Callable[[Any], Any]:
+def program(name: str, varies: bool = False, quick: bool = False, environment: str = MAIN) -> Callable[[Any], Any]:
     """Decorator: a function from a device's name to an :data:`Infer` is a program."""
 
     def note(make: Callable[[str], Infer]) -> Callable[[str], Infer]:
-        _found[name] = Program(name, make, varies, quick)
+        _found[name] = Program(name, make, varies, quick, environment)
         return make
 
     return note
@@ -65,6 +92,17 @@ def catalogue() -> Dict[str, Program]:
     return dict(_found)
 
 
-def chosen(only: Sequence[str]) -> Tuple[str, ...]:
-    """Names that begin with one of ``only`` (all, if there are none), in order."""
-    return tuple(name for name in catalogue() if not only or any(name.startswith(start) for start in only))
+def chosen(only: Sequence[str], environment: str) -> Tuple[str, ...]:
+    """Names of an environment's programs that begin with one of ``only`` (all, if there are none), in order."""
+    return tuple(
+        name
+        for name, item in catalogue().items()
+        if item.environment == environment and (not only or any(name.startswith(start) for start in only))
+    )
+
+
+def packages(names: Iterable[str]) -> Dict[str, List[str]]:
+    """What programs need, by environment; those that are not in the catalogue any more count for the first."""
+    known = catalogue()
+    wanted = {known[name].environment if name in known else MAIN for name in names}
+    return {name: list(found.requirements) for name, found in ENVIRONMENTS.items() if name in wanted}

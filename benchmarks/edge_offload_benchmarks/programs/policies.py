@@ -1,8 +1,8 @@
-"""Robots' policies: stable-baselines3, and recurrent ones as people write them."""
+"""Robots' policies: stable-baselines3, lerobot, and recurrent ones as people write them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch import nn
@@ -83,3 +83,58 @@ def _sampled(device: str) -> Infer:
             return [action.cpu(), chances.log_prob(action).cpu(), chances.entropy().cpu()]
 
     return infer
+
+
+def _chunks(name: str, make: Callable[..., Any], each: int, draws: bool = False, **options: Any) -> None:
+    """A policy that computes several actions at a time, from a camera and joints; an inference is one control step.
+
+    Args:
+        name: of the program.
+        make: the policy, of the arguments of its configuration.
+        each: steps that it gives what it has computed, before it computes anew.
+        draws: whether it draws random numbers on the device.
+        options: of its configuration, besides.
+    """
+
+    @program(f"lerobot/{name}", varies=each > 1, environment="lerobot")
+    def built(device: str) -> Infer:
+        from lerobot.configs.types import FeatureType, PolicyFeature
+
+        seen = {
+            "observation.image": PolicyFeature(FeatureType.VISUAL, (3, 64, 64)),
+            "observation.state": PolicyFeature(FeatureType.STATE, (6,)),
+        }
+        done = {"action": PolicyFeature(FeatureType.ACTION, (6,))}
+        torch.manual_seed(0)
+        made = make(input_features=seen, output_features=done, device=device, n_action_steps=each, **options)
+        policy = ready(made, device)
+
+        def infer(number: int) -> Any:
+            if draws:
+                torch.manual_seed(number)
+            batch = {name: noise(number, 1, *feature.shape).to(device) for name, feature in seen.items()}
+            return policy.select_action(batch).cpu()
+
+        return infer
+
+
+def _act(**options: Any) -> Any:
+    from lerobot.policies.act.configuration_act import ACTConfig
+    from lerobot.policies.act.modeling_act import ACTPolicy
+
+    sizes = {"dim_model": 64, "n_heads": 4, "dim_feedforward": 128, "n_encoder_layers": 2, "latent_dim": 8}
+    return ACTPolicy(ACTConfig(chunk_size=8, pretrained_backbone_weights=None, **sizes, **options))
+
+
+def _diffusion(**options: Any) -> Any:
+    from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
+    from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
+
+    sizes = {"down_dims": (32, 64), "diffusion_step_embed_dim": 32, "spatial_softmax_num_keypoints": 8}
+    return DiffusionPolicy(DiffusionConfig(horizon=8, num_inference_steps=4, **sizes, **options))
+
+
+_chunks("act", _act, 4)
+_chunks("act_ensembled", _act, 1, temporal_ensemble_coeff=0.01)
+_chunks("diffusion", _diffusion, 4, draws=True)
+_chunks("diffusion_every_step", _diffusion, 1, draws=True)
