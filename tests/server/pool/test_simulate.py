@@ -85,7 +85,8 @@ def test_a_way_is_the_earliest_of_all_workers_stage_by_stage() -> None:
     source = np.random.default_rng(2)
     for _ in range(200):
         links = Links(4)
-        links.up, links.down = source.uniform(0, 2, 4), source.uniform(0, 2, 4)
+        for spans in (*links.up, *links.down):
+            spans += in_use(source)
         stages = [
             StageTable(
                 source.integers(0, 4, 5), source.uniform(0, 3, 5), np.cumsum(source.uniform(0.1, 1, 3)), transfer
@@ -96,12 +97,40 @@ def test_a_way_is_the_earliest_of_all_workers_stage_by_stage() -> None:
         way = Route(Pipeline("a", 1.0, 1.0, shape), stages, links).probe(1.0, 2)
         first = min(max(1.0, free) + stages[0].compute_s[1] for free in stages[0].free)
         assert way.uses[0].end == pytest.approx(first)
-        up = links.up[stages[0].machines[way.uses[0].worker]]
+        sender = int(stages[0].machines[way.uses[0].worker])
         ends = [
-            max(max(first, up, links.down[machine]) + 0.6, free) + stages[1].compute_s[1]
+            max(first_gap([*links.up[sender], *links.down[machine]], first, 0.6) + 0.6, free) + stages[1].compute_s[1]
             for machine, free in zip(stages[1].machines, stages[1].free)
         ]
         assert way.end == pytest.approx(min(ends))
+
+
+def in_use(source: np.random.Generator) -> List[Tuple[float, float]]:
+    """Times from and to, apart from each other."""
+    ends = np.cumsum(source.uniform(0.05, 0.9, 2 * source.integers(0, 5)))
+    return list(zip(ends[::2].tolist(), ends[1::2].tolist()))
+
+
+def first_gap(spans: List[Tuple[float, float]], at: float, takes: float) -> float:
+    """The first time that is free for so long: it is ``at``, or an end of something."""
+    free = [
+        begin
+        for begin in (at, *(end for _, end in spans if end > at))
+        if all(end <= begin + 1e-9 or start >= begin + takes - 1e-9 for start, end in spans)
+    ]
+    return min(free)
+
+
+def test_a_transfer_that_comes_later_blocks_none_that_is_over_before_it() -> None:
+    links = Links(2)
+    links.take(0, 1, 5.0, 6.0, 0.0)
+    assert links.begin(0, 1, 1.0, 2.0) == 1.0
+    assert links.begin(0, 0, 1.0, 4.5) == 6.0, "it would not be over before it"
+    assert links.begin(1, 1, 4.5, 1.0) == 6.0, "the receiver is busy, too"
+    links.take(0, 1, 1.0, 4.5, 1.0)
+    assert links.begin(0, 1, 2.0, 0.5) == 4.5
+    links.take(0, 1, 8.0, 9.0, 7.0)
+    assert links.up[0] == links.down[1] == [(8.0, 9.0)], "what is over is forgotten"
 
 
 def test_a_light_load_is_all_in_time_and_an_overload_is_served_up_to_the_rate() -> None:

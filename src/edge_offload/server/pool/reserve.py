@@ -1,12 +1,14 @@
 """Which GPUs and links a batch gets, and when, before it is let in (4.5.5, Algorithms 3 and 4).
 
-Every GPU (or share of one) and every machine's link, up and down, has a time from which it is free; a batch reserves
-what its way through a pipeline needs, in order. Gaps before that time are not filled: workers serve in the order in
-which they were sent work. Times are seconds on whatever clock the caller has; nothing here reads one.
+Every GPU (or share of one) has a time from which it is free; a batch reserves what its way through a pipeline needs, in
+order, and workers serve in the order in which they were sent work. Of a machine's link, up and down, it reserves a time
+between others': a transfer that is to come later blocks none that is over before it. Times are seconds on whatever
+clock the caller has; nothing here reads one.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -24,16 +26,45 @@ _NEAR = 1e-9
 LIGHT = 0.5
 
 
+#: Times from and to, rising, in which a link is in use.
+Spans = List[Tuple[float, float]]
+
+
 class Links:
-    """When each machine's link is free, up and down.
+    """When each machine's link is in use, up and down.
 
     Args:
         machines: how many there are.
     """
 
     def __init__(self, machines: int) -> None:
-        self.up = np.zeros(machines)
-        self.down = np.zeros(machines)
+        self.up: List[Spans] = [[] for _ in range(machines)]
+        self.down: List[Spans] = [[] for _ in range(machines)]
+
+    def begin(self, sender: int, receiver: int, at: float, takes: float) -> float:
+        """The first time from ``at`` on when both machines' links are free for so long."""
+        up, down = self.up[sender], self.down[receiver]
+        begin = -math.inf
+        while at > begin:
+            begin = at
+            at = _gap(down, _gap(up, begin, takes), takes)
+        return begin
+
+    def take(self, sender: int, receiver: int, begin: float, end: float, now: float) -> None:
+        """Nobody else sends from or to there meanwhile; what was over by ``now`` is forgotten."""
+        for spans in (self.up[sender], self.down[receiver]):
+            over = next((place for place, (_, until) in enumerate(spans) if until > now), len(spans))
+            del spans[:over]
+            bisect.insort(spans, (begin, end))
+
+
+def _gap(spans: Spans, at: float, takes: float) -> float:
+    """The first time from ``at`` on that is free for so long."""
+    for begin, end in spans:
+        if begin >= at + takes - _NEAR:
+            break
+        at = max(at, end)
+    return at
 
 
 @dataclass
@@ -160,23 +191,38 @@ class Route:
             else:
                 travels = stage.transfer_s * batch
                 worked += travels
-                machines = stage.machines
-                moves = np.maximum(self._links.down[machines], max(at, float(self._links.up[last])))
-                worker = int(np.maximum(moves + travels, stage.free).argmin())
-                begin = float(moves[worker])
-                moved = begin + travels
+                worker, moved = self._moved(stage, last, at, travels)
+                begin = moved - travels
             at = max(moved, float(stage.free[worker])) + takes
             uses.append(Use(worker, begin, moved, at, takes))
             last = int(stage.machines[worker])
         return Way(batch, tuple(uses), at - now - worked)
 
+    def _moved(self, stage: StageTable, sender: int, at: float, travels: float) -> Tuple[int, float]:
+        """The worker that can begin first with what is at ``sender`` from ``at`` on, and when it is there."""
+        links = self._links
+        earliest = _gap(links.up[sender], at, travels) + travels
+        begins = np.maximum(stage.free, earliest)
+        known: Dict[int, float] = {}
+        while True:
+            worker = int(begins.argmin())
+            machine = int(stage.machines[worker])
+            if machine in known:
+                return worker, known[machine]
+            known[machine] = moved = links.begin(sender, machine, at, travels) + travels
+            if moved <= earliest:
+                return worker, moved
+            beside = stage.machines == machine
+            begins[beside] = np.maximum(stage.free[beside], moved)
+
     def reserve(self, way: Way) -> None:
         """Nobody else gets what ``way`` uses (Algorithm 3)."""
         last = -1
+        now = way.uses[0].begin
         for number, (stage, use) in enumerate(zip(self.stages, way.uses)):
             machine = int(stage.machines[use.worker])
             if number:
-                self._links.up[last] = self._links.down[machine] = use.moved
+                self._links.take(last, machine, use.begin, use.moved, now)
             stage.free[use.worker] = use.end
             stage.busy_s += use.takes
             last = machine
