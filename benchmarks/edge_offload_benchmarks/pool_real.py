@@ -64,11 +64,7 @@ def measure(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float,
     network = known[name]
     fastest_s = min(float(shares[1][:, 0].sum()) for shares in network.latency_s.values())
     with Pool(store_mb=512) as pool:
-        served = profile.Network(MODEL, network.latency_s, network.cut_bytes)
-        profile.save(pool.profiles, {MODEL: served})
-        served = profile.load(pool.profiles)[MODEL]  # as rounded there
-        nothing = {"options": {}, "state_hash": "", "cuts": {}}  # emulated members build no network
-        (pool.profiles / "blocks.json").write_text(json.dumps({MODEL: nothing}), encoding="utf-8")
+        served = emulated_profile(pool, network)
         while True:
             slo_s = 5 * fastest_s * times
             plan, cluster = _plan(dilated(served, times), gpus, slo_s, times)
@@ -104,10 +100,7 @@ def costs(seconds: float) -> Dict[str, Any]:
 
     with Pool() as pool:
         good, bad = np.array([[1e-3], [1e-1]]), np.array([[1e-1], [1e-3]])
-        served = profile.Network(MODEL, {"L4": {1: good}, "P4": {1: bad}}, np.array([250e3]))
-        profile.save(pool.profiles, {MODEL: served})
-        nothing = {"options": {}, "state_hash": "", "cuts": {}}
-        (pool.profiles / "blocks.json").write_text(json.dumps({MODEL: nothing}), encoding="utf-8")
+        emulated_profile(pool, profile.Network(MODEL, {"L4": {1: good}, "P4": {1: bad}}, np.array([250e3])))
         for gpu in ("L4", "P4"):
             pool.join(gpu, "--emulated", str(pool.profiles))
         time.sleep(5.0)  # they have begun
@@ -148,6 +141,14 @@ def costs(seconds: float) -> Dict[str, Any]:
         "answered": len(took_s),
         "p50_s": statistics.median(took_s),
     }
+
+
+def emulated_profile(pool: Pool, network: Network) -> Network:
+    """Put a network's times into a pool's profiles, for members that build none; as they are rounded there."""
+    profile.save(pool.profiles, {MODEL: profile.Network(MODEL, network.latency_s, network.cut_bytes)})
+    nothing = {"options": {}, "state_hash": "", "cuts": {}}
+    (pool.profiles / "blocks.json").write_text(json.dumps({MODEL: nothing}), encoding="utf-8")
+    return profile.load(pool.profiles)[MODEL]
 
 
 def _plan(network: Network, gpus: Dict[str, int], slo_s: float, times: float) -> Tuple[Plan, Cluster]:

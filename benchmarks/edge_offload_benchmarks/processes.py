@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from edge_offload.errors import LinkLost, RemoteError
+from edge_offload.parent import with_parent
 
 if TYPE_CHECKING:
     from edge_offload.link.security.keys import KeyStore
@@ -60,6 +61,8 @@ def edge_offload(*arguments: str) -> List[str]:
 class Process:
     """A child whose standard output is read line by line; as a context manager it is ended at the end.
 
+    It ends with this process, too, even if that is killed, where this process's main thread began it.
+
     Args:
         environment: on top of this process's.
         cores: that it may use; empty: all.
@@ -80,6 +83,7 @@ class Process:
             stderr=self._log,
             text=True,
             env={**os.environ, **(environment or {})},
+            preexec_fn=with_parent(),
         )
         wanted = set(cores)
         if wanted:

@@ -26,8 +26,8 @@ def pool(record: Any) -> List[str]:
     for name, values in record["summary"].items():
         shown = ", ".join(f"{of} {value:.3f}" for of, value in values.items())
         lines.append(f"| {cell(name)} | {cell(shown)} |")
-    more = (_pool_real(record.get("real")), _pool_networks(record.get("networks")), _pool_costs(record.get("costs")))
-    return [*lines, *itertools.chain.from_iterable(more)]
+    parts = (("real", _pool_real), ("faults", _pool_faults), ("networks", _pool_networks), ("costs", _pool_costs))
+    return [*lines, *itertools.chain.from_iterable(show(record.get(name)) for name, show in parts)]
 
 
 def _pool_real(found: Any) -> List[str]:
@@ -49,6 +49,19 @@ def _pool_real(found: Any) -> List[str]:
              "this machine; members sleep the profile's times, dilated, and pass tensors of the true size; requests of "
              "robots come through ZeroMQ.", "", "| figure | |", "| --- | --- |"]  # fmt: skip
     return [*lines, *(f"| {cell(name)} | {cell(value)} |" for name, value in rows)]
+
+
+def _pool_faults(rows: Any) -> List[str]:
+    if not rows:
+        return []
+    names = {
+        "fault": "a machine's", "faults": "times", "requests": "requests", "stranded": "under way there",
+        "could": "could be in time elsewhere", "did": "were", "refused": "refused, of all", "lost": "lost",
+    }  # fmt: skip
+    lines = ["", "## Faults under load, on Ray", "", "`edge-offload bench pool --faults`: as above, at "
+             f"{rows[0]['load']:g} of the planned rate, each request within {rows[0]['slo_s']:.1f} s; processes of one "
+             "machine are killed or stopped from outside.", ""]  # fmt: skip
+    return [*lines, *table(rows, [(title, name, str) for name, title in names.items()])]
 
 
 def _pool_networks(rows: Any) -> List[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from typing import Any, Dict
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from edge_offload.cli import main
 from edge_offload.server.pool import profile, simulate
 from edge_offload.server.pool.columns import Cluster, Demand
 from edge_offload.server.pool.plan import most
+from edge_offload_benchmarks import pool_faults
 from edge_offload_benchmarks.simulation import reactive
 
 
@@ -39,6 +41,13 @@ def test_dividing_networks_holds_more_than_serving_them_whole(
     assert row["systems"]["pooled"]["load"] > row["systems"]["whole"]["load"]
     assert record["summary"]["HC1: gain over whole"]["pooled"] > 0
     assert "HC1: gain over whole" in capsys.readouterr().out
+    profile.save(tmp_path, {"a": a_network("a", 6.0)})
+    alone = ("--cluster", "HC1", "--groups", "0", "--alone", "--seconds", "0.5", "--update")
+    assert main(["bench", "pool", "--profiles", str(tmp_path), *alone, "--json", str(out)]) == 0
+    more = json.loads(out.read_text())
+    assert more["groups"] == record["groups"], "what is not measured anew is kept"
+    assert [row["margin"] for row in more["alone"]] == [0.1, 0.4]
+    assert more["summary"]["alone, over whole"]["pooled"] >= 0.97
 
 
 def test_a_reactive_scheduler_answers_a_light_load_and_less_of_a_heavy_one() -> None:
@@ -58,7 +67,35 @@ def test_emulated_clusters_without_ray_or_profile_are_refused_in_a_line(tmp_path
     assert main(["bench", "pool"]) != 0
     profile.save(tmp_path, {"a": a_network("a", 6.0)})
     assert main(["bench", "pool", "--profiles", str(tmp_path), "--real", "b"]) != 0
+    assert main(["bench", "pool", "--profiles", str(tmp_path), "--faults", "b"]) != 0
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2
+    assert len(said) == 3
     assert "no --profiles" in said[0]
-    assert "has no b on L4, P4" in said[1] or "Ray" in said[1] or "Python 3.10" in said[1]
+    assert all("has no b on L4, P4" in line or "Ray" in line or "Python 3.10" in line for line in said[1:])
+
+
+@pytest.mark.parametrize(
+    ("changed", "can"),
+    [
+        ({}, True),
+        ({"free": None}, False),  # nobody else has the stage
+        ({"free": None, "anew_s": 3.0}, True),  # … but another route has
+        ({"free": None, "anew_s": 4.0}, False),
+        ({"free": 9.2}, False),  # … or only too late
+        ({"deadline": 7.4}, False),  # it was overdue at 6.5
+        ({"noticed": 5.5, "deadline": 7.4}, True),  # a failed call is known of at once
+        ({"noticed": 9.5}, True),  # noticing it too late is the driver's fault
+        ({"due": 1.0, "deadline": 6.5}, True),  # overdue at once when the fault comes
+    ],
+)
+def test_what_could_be_in_time_elsewhere_is_counted_from_when_it_could_be_known(changed, can):
+    stood: Dict[str, Any] = {"noticed": 6.6, "due": 6.0, "takes": 1.0, "left_s": 1.0, "free": 2.0, "anew_s": None}
+    stood = {**stood, "deadline": 10.0, "requests": 2}
+    assert pool_faults.able({**stood, **changed}, 5.0) is can
+
+
+def test_faults_are_held_if_nearly_all_that_could_were_in_time_and_nothing_was_lost():
+    row = {"could": 20, "did": 19, "lost": 0, "failed": 0}
+    assert pool_faults.held([row])
+    assert not pool_faults.held([row, {**row, "did": 18}])
+    assert not pool_faults.held([{**row, "lost": 1}])

@@ -3,12 +3,14 @@
 Clusters are the authors' four of 25 + 75 GPUs; networks are served three at a time (the groups, weights and deadlines
 of --plans where it is given, else groups by --seed and five times the latency on the fastest class), and each alone
 with --alone. Requests come at random (Poisson). A load of 1 is what our plan with the whole of the links promises; the
-table has the largest load, in steps of 0.05, at which 99 % of each network's requests are answered in time.
+table has the largest load, in steps of 0.05 (alone: 0.01), at which 99 % of each network's requests are in time.
 
   edge-offload bench pool --profiles DIR --json pool.json
   edge-offload bench pool --profiles DIR --plans reference_plans.csv --alone --json pool.json --plot pool.png
+  edge-offload bench pool --profiles DIR --alone --groups 0 --cluster HC4 --json pool.json --update      a part of it
 
   edge-offload bench pool --profiles DIR --real NAME --gpus 4xL4,12xP4 --seconds 60 --json pool.json
+  edge-offload bench pool --profiles DIR --faults NAME --repeat 5 --json pool.json
   edge-offload bench pool --costs --json pool.json
   edge-offload bench pool --networks 500 --json pool.json
 
@@ -16,6 +18,9 @@ table has the largest load, in steps of 0.05, at which 99 % of each network's re
 robots through ZeroMQ; GPUs sleep the time of the profile, dilated until what a stage costs beyond it is at most 2 % of
 the shortest stage. How many are answered in time, beside the simulator's on the same arrivals. Put into the record that
 --json names. It ends with 1 if a request is lost or the cluster is more than a point below the simulator.
+--faults: such a cluster with a machine's actors killed, its raylet killed, all of it stopped, from outside and under
+load: of the requests whose batch was under way there and could still be in time elsewhere, how many were. Ends with 1
+below 95 %, or if a request is lost.
 --costs: memory and processor of head and members, and processor that a frame of 250 kB through two stages adds.
 
 --networks: KAPAO on so many frames of the sample video, MoveNet and ResNet-50 on a tenth of it, in up to three stages
@@ -54,7 +59,7 @@ CLUSTERS: Dict[str, Tuple[Dict[str, int], float]] = {
     "HC4": ({"V100": 4, "T4": 2}, 10e9 / 8),
 }
 COUNTS = (25, 75)
-STEP, MOST = 0.05, 1.0
+STEP, ALONE_STEP, MOST = 0.05, 0.01, 1.0
 
 
 @dataclass(frozen=True)
@@ -83,10 +88,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alone", action="store_true", help="each network alone, too, at margins of 0.1 and 0.4")
     parser.add_argument("--cluster", action="append", choices=list(CLUSTERS), help="only this one (may be repeated)")
     parser.add_argument("--groups", type=int, metavar="N", help="groups of each cluster, at most (default: all)")
+    parser.add_argument("--update", action="store_true", help="keep what --json has of other clusters, and of the rest")
     parser.add_argument("--real", default="", metavar="NAME", help="this network on an emulated cluster; needs Ray")
-    parser.add_argument("--gpus", default="4xL4,12xP4", metavar="NxCLASS,…", help="--real: of it (4xL4,12xP4)")
-    parser.add_argument("--times", type=float, default=30.0, metavar="X", help="--real: least dilation (30)")
-    parser.add_argument("--load", type=float, default=0.9, metavar="F", help="--real: share of the planned rate (0.9)")
+    parser.add_argument("--faults", default="", metavar="NAME", help="harm to such a cluster under load; needs Ray")
+    parser.add_argument("--gpus", metavar="NxCLASS,…", help="--real: of it (4xL4,12xP4); --faults (6xL4,12xP4)")
+    parser.add_argument("--times", type=float, default=30.0, metavar="X", help="--real, --faults: least dilation (30)")
+    parser.add_argument(
+        "--load", type=float, metavar="F", help="--real (0.9), --faults (0.6): share of the planned rate"
+    )
+    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="--faults: of each kind (5)")
     parser.add_argument(
         "--seconds", type=float, default=10.0, help="of virtual time for each load; --real: of load (10)"
     )
@@ -97,20 +107,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See the module."""
-    if args.seconds <= 0 or (args.groups is not None and args.groups < 1):
-        raise BadInput("--seconds is above 0 and --groups at least 1")
+    if args.seconds <= 0 or (args.groups is not None and args.groups < (0 if args.alone else 1)):
+        raise BadInput("--seconds is above 0 and --groups at least 1 (0: with --alone)")
+    if args.update and args.json is None:
+        raise BadInput("--update without a file", remedy="say --json FILE")
     if args.costs:
         return _costs(args)
     if args.networks is not None:
         return _networks(args)
     if args.profiles is None:
         raise BadInput("no --profiles", remedy="name a folder as 'edge-offload pool profile' writes it")
-    if args.real:
-        return _real(args)
+    if args.real or args.faults:
+        return _real(args) if args.real else _faults(args)
     networks = profile.load(args.profiles)
     clusters = args.cluster or list(CLUSTERS)
     cases = _cases(args, networks, clusters)
-    record: Dict[str, Any] = {"seconds": args.seconds, "groups": [], "alone": []}
+    held = json.loads(args.json.read_text(encoding="utf-8")) if args.update and args.json.exists() else {}
+    replaced = {"alone" if alone else "groups" for _, alone in cases}
+    record: Dict[str, Any] = {**held, "seconds": args.seconds}
+    for kind in ("groups", "alone"):
+        record[kind] = [row for row in held.get(kind, []) if kind not in replaced or row["cluster"] not in clusters]
     for number, (case, alone) in enumerate(cases, 1):
         row = _measure(case, networks, args, alone)
         record["alone" if alone else "groups"].append(row)
@@ -168,16 +184,40 @@ def _real(args: argparse.Namespace) -> int:
     from edge_offload_benchmarks.pool_real import measure
 
     check_available()
-    if not 1 <= args.times <= 10000 or not 0 < args.load <= 2:
-        raise BadInput("--times is 1 to 10000, --load above 0 and at most 2")
-    found = measure(args.profiles, args.real, counts(args.gpus), args.times, args.load, args.seconds, args.seed)
+    load = _load(args, 0.9)
+    gpus = counts(args.gpus or "4xL4,12xP4")
+    found = measure(args.profiles, args.real, gpus, args.times, load, args.seconds, args.seed)
     print(
-        f"{found['requests']} requests at {args.load:g} of {found['rate']:.1f} /s: {100 * found['served']:.2f} % in "
+        f"{found['requests']} requests at {load:g} of {found['rate']:.1f} /s: {100 * found['served']:.2f} % in "
         f"time, {100 * found['simulated']:.2f} % in the simulator; {found['refused']} refused, {found['lost']} lost"
     )
     _keep(args, "real", found)
     held_up = found["served"] >= found["simulated"] - 0.01 and not found["lost"] and not found["failed"]
     return 0 if held_up else 1
+
+
+def _load(args: argparse.Namespace, usual: float) -> float:
+    load: float = usual if args.load is None else args.load
+    if not 1 <= args.times <= 10000 or not 0 < load <= 2 or not 1 <= args.repeat <= 1000:
+        raise BadInput("--times is 1 to 10000, --load above 0 and at most 2, --repeat 1 to 1000")
+    return load
+
+
+def _faults(args: argparse.Namespace) -> int:
+    from edge_offload.commands.pool import counts
+    from edge_offload.server.pool.cluster import check_available
+    from edge_offload_benchmarks.pool_faults import held, measure
+
+    check_available()
+    gpus = counts(args.gpus or "6xL4,12xP4")
+    rows = measure(args.profiles, args.faults, gpus, args.times, _load(args, 0.6), args.repeat, args.seed)
+    for row in rows:
+        print(
+            f"{row['fault']}: {row['stranded']} requests under way there, {row['could']} could be in time elsewhere, "
+            f"{row['did']} were; of {row['requests']} in all {row['refused']} refused, {row['lost']} lost"
+        )
+    _keep(args, "faults", rows)
+    return 0 if held(rows) else 1
 
 
 def _cases(
@@ -280,22 +320,25 @@ def _measure(case: Case, networks: Mapping[str, Network], args: argparse.Namespa
         return simulate.Outcome(reactive.run(best, networks, full, slo_s, arrivals), {}, {})
 
     systems = {}
+    step = ALONE_STEP if alone else STEP
     for name, plan in plans.items():
-        systems[name] = {**_held(rates, reserved(plan), full, args), "plan": plan.objective / best.objective}
+        systems[name] = {**_held(rates, reserved(plan), full, args, step), "plan": plan.objective / best.objective}
     if not alone:
-        systems["reactive"] = {**_held(rates, reacts, full, args), "plan": 1.0}
+        systems["reactive"] = {**_held(rates, reacts, full, args, step), "plan": 1.0}
     return {
         "cluster": case.cluster, "networks": list(slo_s), "margin": case.margin, "planned_s": planned_s,
         "unit": best.objective, "systems": systems,
     }  # fmt: skip
 
 
-def _held(rates: Mapping[str, float], serve: Serve, cluster: Cluster, args: argparse.Namespace) -> Dict[str, Any]:
+def _held(
+    rates: Mapping[str, float], serve: Serve, cluster: Cluster, args: argparse.Namespace, step: float
+) -> Dict[str, Any]:
     """The largest load at which 99 % is held, by every network and by each; how busy GPUs are at the former."""
     seen: Dict[int, simulate.Outcome] = {}
 
     def at(load: float) -> simulate.Outcome:
-        steps = round(load / STEP)
+        steps = round(load / step)
         if steps not in seen:
             source = np.random.default_rng([args.seed, steps])
             arrivals = {name: simulate.poisson(rate * load, args.seconds, source) for name, rate in rates.items()}
@@ -305,7 +348,7 @@ def _held(rates: Mapping[str, float], serve: Serve, cluster: Cluster, args: argp
     def attained(name: str) -> Callable[[float], float]:
         return lambda load: at(load).attainment[name]
 
-    loads = {name: simulate.load_factor(attained(name), 0.99, STEP, MOST) for name in rates}
+    loads = {name: simulate.load_factor(attained(name), 0.99, step, MOST) for name in rates}
     load = min(loads.values())
     busy = at(load).utilisation if load else {}
     return {"load": load, "loads": loads, "busy": {gpu: round(busy.get(gpu, 0.0), 4) for gpu in cluster.gpus}}
@@ -349,7 +392,8 @@ def _loads(row: Mapping[str, Any], name: str) -> List[float]:
 def _least_over_whole(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     """The least, over groups, of the load that all of a group hold, as a share of what they hold undivided."""
     return min(
-        float(row["systems"][name]["load"]) / max(float(row["systems"]["whole"]["load"]), STEP / 2) for row in rows
+        float(row["systems"][name]["load"]) / max(float(row["systems"]["whole"]["load"]), ALONE_STEP / 2)
+        for row in rows
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import pathlib
@@ -84,10 +85,18 @@ def test_the_token_is_private_and_asked_for_always(tmp_path):
 
 
 @pytest.mark.unit
-def test_another_machine_is_not_joined_without_tls(tmp_path):
+def test_another_machine_is_not_spoken_to_without_tls(tmp_path, monkeypatch):
     cluster.make_token(tmp_path)
     with pytest.raises(BadInput, match="in the clear"):
         cluster.start_member("203.0.113.9:5790", cluster.Machine("P4", 1), tmp_path)
+    monkeypatch.setattr(cluster, "check_available", lambda: None)
+    for speaks in (
+        cluster.connect,
+        lambda address, folder: gateway.settings_of(address, "m", 1.0, ".", str(folder), 1),
+    ):
+        with pytest.raises(BadInput, match="in the clear"):
+            speaks("203.0.113.9:5790", tmp_path)
+    monkeypatch.undo()
     with pytest.raises(BadInput, match="no address of this machine"):
         cluster.start_head(5790, cluster.Machine(), tmp_path, "203.0.113.9")
 
@@ -281,11 +290,11 @@ needs_ray = pytest.mark.skipif(bool(cluster.unavailable_reason()), reason=cluste
 class Cluster:
     """Processes of ``edge-offload pool``."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, host: str = "127.0.0.1") -> None:
         self.keys, self.profiles = folder / "pool", folder / "profiles"
-        self.address = f"127.0.0.1:{lasting_port()}"
+        self.address = f"{host}:{lasting_port()}"
         self._started: List[Any] = []
-        head = ["head", "--port", self.address.split(":")[1], "--store-mb", "80"]
+        head = ["head", "--host", host, "--port", self.address.split(":")[1], "--store-mb", "80"]
         self.head = self.begin([*head, "--pool-keys", str(self.keys)], "pool on port")
 
     def begin(self, command: List[str], says: str) -> Any:
@@ -363,3 +372,88 @@ def test_nothing_is_served_without_the_token(pool, tmp_path):
     assert done.returncode != 0
     assert "no pool at" in done.stderr
     assert "members" not in done.stdout
+
+
+@needs_ray
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_between_machines_who_has_no_certificate_of_the_pool_gets_nothing(tmp_path):
+    link = Link()
+    with contextlib.ExitStack() as stack:
+        stack.callback(link.close)
+        made = Cluster(tmp_path, link.near)
+        stack.callback(made.close)
+        stranger, imposter = (tmp_path / name for name in ("stranger", "imposter"))
+        for folder in (stranger, imposter):
+            folder.mkdir(mode=0o700)
+            shutil.copy(made.keys / "token", folder / "token")  # the right one
+        certificates.prepare(imposter, True)  # of an authority of its own
+
+        def status(keys: pathlib.Path) -> Any:
+            command = [*CLI, "status", made.address, "--pool-keys", str(keys)]
+            return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+
+        assert "in the clear" in status(stranger).stderr
+        assert link.speaks_plainly(int(made.address.split(":")[1])) in ("", "15"), "at most an alert of TLS"
+        assert "no pool at" in status(imposter).stderr
+        done = status(made.keys)
+        assert done.returncode == 0, done.stderr
+        assert "0 members" in done.stdout
+
+
+class Link:
+    """This machine and a network namespace beside it, which stands for another machine."""
+
+    def __init__(self) -> None:
+        number = os.getpid() % 250
+        self.near, far, self._name, device = f"10.78.{number}.1", f"10.78.{number}.2", f"eot{os.getpid()}", "eot0"
+        self._device = f"eot{os.getpid()}"[:14]
+        for words in (
+            f"netns add {self._name}",
+            f"link add {self._device} type veth peer name {device} netns {self._name}",
+            f"addr add {self.near}/24 dev {self._device}",
+            f"link set {self._device} up",
+            f"-n {self._name} addr add {far}/24 dev {device}",
+            f"-n {self._name} link set {device} up",
+            f"-n {self._name} link set lo up",
+        ):
+            if shutil.which("ip") is None or self._ip(words).returncode != 0:
+                self.close()
+                pytest.skip("no network namespace can be made here (ip netns, as root)")
+
+    def _ip(self, words: str, *command: str) -> Any:
+        return subprocess.run(["ip", *words.split(), *command], capture_output=True, text=True, env=ENVIRONMENT)
+
+    def speaks_plainly(self, port: int) -> str:
+        """The first byte (hexadecimal) of what the head answers there to who asks by HTTP/2 without TLS."""
+        program = (
+            "import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 5); s.settimeout(5); "
+            "s.sendall(b'PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n' + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))\n"
+            "try: print(s.recv(100)[:1].hex())\nexcept ConnectionError: pass"
+        )
+        done = self._ip(f"netns exec {self._name}", sys.executable, "-c", program, self.near, str(port))
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout).strip()
+
+    def close(self) -> None:
+        """Take both away."""
+        if shutil.which("ip") is not None:
+            self._ip(f"netns del {self._name}")
+            self._ip(f"link del {self._device}")
+
+
+@needs_ray
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_nothing_of_a_head_that_is_killed_stays(tmp_path):
+    made = Cluster(tmp_path)
+    began = psutil.Process(made.head.pid).children(recursive=True)
+    assert any("gcs_server" in " ".join(each.cmdline()) for each in began)
+    made.head.kill()
+    made.head.wait()
+    _, alive = psutil.wait_procs(began, timeout=60)
+    for each in alive:
+        each.kill()
+    assert not alive

@@ -208,5 +208,8 @@ def test_what_is_under_way_makes_its_deadline_elsewhere_if_it_can(fault: str) ->
         found = world.run(2.0)
         could += len(able)
         made += sum(found[number] == "answered" for number in able)
+        told = list(world.dispatcher.stranded)
+        assert sum(each.requests for each in told) >= len(able), "who counts is told of each of them"
+        assert all(each.noticed >= 1.0 and each.answered > each.noticed for each in told)
     assert could >= 10
     assert made >= 0.95 * could

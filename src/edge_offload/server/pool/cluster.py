@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from edge_offload.errors import BadInput, Refused, Unsupported
+from edge_offload.parent import with_parent
 from edge_offload.server.pool.member import TABLE, TIMES
 
 #: Releases of Ray before this one have no token, or not everywhere.
@@ -207,8 +208,9 @@ class Started:
             "--labels", ",".join(labels), "--disable-usage-stats", "--include-log-monitor", "false",
         ]  # fmt: skip
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True
-        )
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True,
+            preexec_fn=with_parent(),
+        )  # fmt: skip
         self._said: List[str] = []
         end_s = time.monotonic() + START_S
         assert self._process.stdout is not None
@@ -292,12 +294,8 @@ def start_member(address: str, machine: Machine, folder: pathlib.Path) -> Starte
         BadInput: no head, the head is elsewhere and there are no certificates, or as :class:`Started`.
         Unsupported: as :class:`Started`.
     """
+    check_keys(address, folder)
     host, port = parse_address(address)
-    environment(folder)
-    if host not in (LOOPBACK, "localhost"):
-        from edge_offload.server.pool import certificates
-
-        certificates.prepare(folder, False)
     try:
         socket.create_connection((host, port), 5.0).close()
     except OSError as error:
@@ -314,6 +312,21 @@ def start_member(address: str, machine: Machine, folder: pathlib.Path) -> Starte
             if "timed out during startup" not in str(slow):
                 raise
             return Started(options, machine, folder)  # Ray itself waits 30 s, which a busy machine may need
+
+
+def check_keys(address: str, folder: pathlib.Path) -> None:
+    """Have what it takes to speak to the pool of ``address``: the token, and off loopback this machine's certificate.
+
+    Raises:
+        BadInput: there is no token, others can read it, or it would travel in the clear.
+        Unsupported: no library for certificates.
+    """
+    host, _ = parse_address(address)
+    environment(folder)
+    if host not in (LOOPBACK, "localhost"):
+        from edge_offload.server.pool import certificates
+
+        certificates.prepare(folder, False)
 
 
 def parse_address(text: str) -> Tuple[str, int]:
@@ -429,6 +442,7 @@ def connect(address: str, folder: pathlib.Path) -> Any:
         Unsupported, BadInput: no Ray, no token, no pool there, or another token.
     """
     check_available()
+    check_keys(address, folder)
     os.environ.update(environment(folder))
     host, port = parse_address(address)
     import ray

@@ -12,7 +12,7 @@ import math
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Callable, Deque, Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from edge_offload.server.pool.reserve import Batcher, Route, StageTable, Use
 
@@ -32,6 +32,33 @@ Worker = Tuple[int, int, int]
 
 
 @dataclass
+class Stranded:
+    """A batch whose call has failed or is overdue, as it stood when that was noticed.
+
+    Attributes:
+        noticed: when.
+        due: when the call was to end.
+        takes: seconds of the call.
+        left_s: seconds that it and the stages after it take elsewhere.
+        free: when another worker of the stage begins it; infinite: there is none.
+        anew_s: seconds that it takes by another route, from its inputs; infinite: there is none.
+        deadline: of the batch.
+        requests: how many.
+        answered: when it was, after all; infinite: it was not.
+    """
+
+    noticed: float
+    due: float
+    takes: float
+    left_s: float
+    free: float
+    anew_s: float
+    deadline: float
+    requests: int
+    answered: float = math.inf
+
+
+@dataclass
 class Job:
     """A batch: its requests, and what is kept of them until they are answered."""
 
@@ -42,6 +69,7 @@ class Job:
     done: bool = False
     tracks: List[Track] = field(default_factory=list)
     promised: float = math.inf
+    stranded: Optional[Stranded] = None
 
 
 @dataclass
@@ -122,6 +150,8 @@ class Dispatcher:
         self.links = links
         #: Seconds from the reserved ends of the latest calls to their ends.
         self.late_s: Deque[float] = deque(maxlen=LATEST)
+        #: The latest batches that could not go on where they were.
+        self.stranded: Deque[Stranded] = deque(maxlen=LATEST)
         self._behind_s: Deque[float] = deque(maxlen=LATEST)
         self._ended = 0
         self._start, self._answer, self._refuse = start, answer, refuse
@@ -234,6 +264,8 @@ class Dispatcher:
             self._next(track, now)
             return
         self._learn(now - job.promised)
+        if job.stranded is not None:
+            job.stranded.answered = now
         self._finish(job)
         self._answer(job.requests, payload)
 
@@ -357,6 +389,7 @@ class Dispatcher:
         track.tried.add(call.worker)
         table = track.route.stages[call.stage]
         left = [worker for worker in range(len(table.free)) if worker not in track.tried]
+        self._note(call, min((float(table.free[worker]) for worker in left), default=math.inf), now)
         if left:
             worker = min(left, key=lambda each: float(table.free[each]))
             moved = now + table.transfer_s * len(job.requests)
@@ -380,6 +413,20 @@ class Dispatcher:
                 route.reserve(way)
                 self._next(_track(job, route, way.uses), now)
                 return
+
+    def _note(self, call: Call, free: float, now: float) -> None:
+        """Keep how a batch stands that cannot go on where it is; the first time counts."""
+        track, job = call.track, call.track.job
+        if job.stranded is not None:
+            return
+        batch = len(job.requests)
+        left_s = sum(
+            float(stage.compute_s[batch - 1]) + stage.transfer_s * batch for stage in track.route.stages[call.stage :]
+        )
+        others = [route for route in self._routes if route is not track.route and route.batch >= batch]
+        anew_s = min((route.probe(now, batch).end - now for route in others), default=math.inf)
+        job.stranded = Stranded(now, call.due, call.takes, left_s, free, anew_s, job.deadline, batch)
+        self.stranded.append(job.stranded)
 
     def _limit(self, call: Call) -> float:
         return call.due + max(GRACE_S, call.takes / 2)

@@ -46,6 +46,8 @@ PING_S = 10.0
 SLACK = 0.1
 #: Weight of the latest interval between requests in their mean.
 LATEST = 0.1
+#: So many batches that could not go on where they were are told.
+TOLD = 64
 #: A driver without word from its front for so long ends.
 ORPHAN_S = 10.0
 _log = logging.getLogger(__name__)
@@ -92,15 +94,14 @@ def settings_of(address: str, model: str, slo_s: float, profiles: str, keys: str
     """The settings of a server; without an endpoint yet.
 
     Raises:
-        BadInput: a part is missing, the profile lacks the model, or the deadline cannot be met.
+        BadInput: a part is missing, the profile lacks the model, the deadline cannot be met, no token or certificates.
         Unsupported: no Ray, or too old a Python.
     """
     cluster.check_available()
     if not model or not profiles:
         raise BadInput("a pool needs --model and --profiles", remedy="measure with 'edge-offload pool profile'")
-    cluster.parse_address(address)
     folder = pathlib.Path(keys) if keys else cluster.default_folder()
-    cluster.environment(folder)
+    cluster.check_keys(address, folder)
     found = Settings(
         address, "", model, slo_s, str(pathlib.Path(profiles).resolve()), str(folder.resolve()), threads=threads
     )
@@ -331,6 +332,10 @@ class Gateway:
             "drivers": len(self._drivers), "rate": float(course.plan.objective) if course else 0.0, "stages": stages,
             "why": self._why,
             "late_s": {"mean": sum(late_s) / len(late_s), "p50": late_s[len(late_s) // 2], "max": late_s[-1]},
+            "stranded": [
+                {name: value if math.isfinite(value) else None for name, value in vars(each).items()}
+                for each in list(self._dispatcher.stranded)[-TOLD:]
+            ],
             **self._counts,
         }  # fmt: skip
 

@@ -1,0 +1,165 @@
+"""``bench pool --faults``: what becomes of requests that are under way when a part of an emulated pool fails, on Ray.
+
+GPUs are emulated, so that many batches are under way; processes are killed and stopped from outside. The driver says
+how each batch stood that could not go on where it was. One *could* be in time elsewhere if its deadline leaves time for
+what is left of it at another worker of its stage, or for another route from its inputs, from when the failure could be
+known: when the call is overdue (by half of its time, 50 ms at least), or at the driver's notice where that was earlier.
+Each batch is judged as if it were the only one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import pathlib
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Sequence
+
+import numpy as np
+import psutil
+
+from edge_offload.errors import BadInput
+from edge_offload.server.pool import profile, simulate
+from edge_offload.server.pool.dispatch import GRACE_S
+from edge_offload_benchmarks.chaos.robot import MODEL
+from edge_offload_benchmarks.pool_real import LOST_S, ROBOTS, START_S, emulated_profile
+from edge_offload_benchmarks.processes import Process, Server, introduced
+
+if TYPE_CHECKING:
+    from edge_offload_benchmarks.pool_rig import Pool
+
+#: Share of frames under way that could be in time elsewhere, and have to be.
+WANTED = 0.95
+#: Machines of each class.
+MACHINES = 3
+#: In units of the deadline: load before a fault, and after it.
+BEFORE, AFTER = 1.0, 2.0
+
+
+def measure(
+    folder: pathlib.Path, name: str, gpus: Mapping[str, int], times: float, load: float, repeat: int, seed: int
+) -> List[Dict[str, Any]]:
+    """A row for each kind of fault.
+
+    Args:
+        folder: of profiles.
+        name: of the network.
+        gpus: how many of each class, shared out among machines; the last class is harmed.
+        times: dilation.
+        load: share of the planned rate.
+        repeat: faults of each kind.
+        seed: of arrivals.
+    """
+    from edge_offload_benchmarks.pool_rig import Pool
+
+    known = profile.load(folder)
+    if name not in known or any(gpu not in known[name].latency_s for gpu in gpus):
+        raise BadInput(f"{folder} has no {name or 'network'} on {', '.join(gpus)}", remedy="say --faults NAME")
+    if any(count % MACHINES for count in gpus.values()):
+        raise BadInput(f"GPUs of a class are shared out among {MACHINES} machines", remedy=f"multiples of {MACHINES}")
+    slo_s = 5 * min(float(shares[1][:, 0].sum()) for shares in known[name].latency_s.values()) * times
+    rows = []
+    with Pool() as pool:
+        emulated_profile(pool, known[name])
+        members = []
+        for gpu, count in gpus.items():
+            words = ["--gpus", str(count // MACHINES), "--emulated", str(pool.profiles), "--times", repr(times)]
+            members += [pool.join(gpu, *words, wait=False) for _ in range(MACHINES)]
+        pool.joined()
+        root = pool.root / "keys"
+        public, stores = introduced(root, [f"robot{number}" for number in range(ROBOTS)])
+        options = ["--keys", str(root / "server"), "--allow", MODEL, "--queue", "1024"]
+        with Server(*options, *pool.server_options(MODEL, slo_s)) as server:
+            for store in stores.values():
+                store.trust_server(server.address, public)
+            command = [sys.executable, "-m", "edge_offload_benchmarks.pool_real", server.address, str(root)]
+            with Process(command) as robots:
+                for kind, (harm, mend) in KINDS.items():
+                    faults = []
+                    for number in range(repeat):
+                        rate = pool.wait_workers(gpus, START_S)["rate"]
+                        at_s = simulate.poisson(
+                            rate * load, slo_s * (BEFORE + AFTER), np.random.default_rng([seed, number])
+                        )
+                        faults.append(_fault(pool, members[-1], robots, at_s.tolist(), slo_s, harm, mend))
+                    rows.append({"fault": kind, "slo_s": slo_s, "load": load, "faults": repeat, **_sums(faults)})
+                    print(f"{kind}: {rows[-1]['did']} of {rows[-1]['could']} that could be in time", flush=True)
+                robots.end()
+    return rows
+
+
+def _fault(
+    pool: Pool, victim: Process, robots: Process, at_s: List[float], slo_s: float,
+    harm: Callable[[Pool, Process], None], mend: Callable[[Pool, Process], None],
+) -> Dict[str, Any]:  # fmt: skip
+    """One fault under load: what the robots got, and what the driver says of batches that were under way."""
+    answers: List[Dict[str, Any]] = []
+    load = threading.Thread(target=lambda: answers.append(robots.ask({"at": at_s}, at_s[-1] + 2 * LOST_S)))
+    load.start()
+    time.sleep(BEFORE * slo_s)
+    began_s = time.monotonic()
+    harm(pool, victim)
+    time.sleep(AFTER * slo_s)
+    mend(pool, victim)
+    load.join()
+    time.sleep(2.0)  # the driver tells once a second
+    stranded = [each for each in pool.status()["stranded"] if each["noticed"] >= began_s]
+    took_s = answers[0]["took_s"]
+    could = [each for each in stranded if able(each, began_s)]
+    return {
+        "requests": len(at_s),
+        "in_time": sum(took is not None and took <= slo_s for took in took_s),
+        "refused": answers[0]["refused"],
+        "failed": answers[0]["failed"],
+        "lost": sum(took is None for took in took_s) - answers[0]["refused"] - answers[0]["failed"],
+        "stranded": sum(each["requests"] for each in stranded),
+        "could": sum(each["requests"] for each in could),
+        "did": sum(each["requests"] for each in could if (each["answered"] or math.inf) <= each["deadline"]),
+    }
+
+
+def able(stood: Mapping[str, Any], began_s: float) -> bool:
+    """Whether a batch could be in time elsewhere: see the module. None stands for infinite."""
+    overdue_s = max(stood["due"], began_s) + max(GRACE_S, stood["takes"] / 2)
+    known_s = min(overdue_s, stood["noticed"])
+    free_s, anew_s = (math.inf if stood[name] is None else stood[name] for name in ("free", "anew_s"))
+    return bool(min(max(free_s, known_s) + stood["left_s"], known_s + anew_s) <= stood["deadline"])
+
+
+def _sums(faults: Sequence[Mapping[str, int]]) -> Dict[str, int]:
+    return {name: sum(fault[name] for fault in faults) for name in faults[0]}
+
+
+def held(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether enough were in time, and every request was answered or refused once."""
+    return all(row["did"] >= WANTED * row["could"] and not row["lost"] and not row["failed"] for row in rows)
+
+
+def _kill(pool: Pool, victim: Process, word: str) -> None:
+    for each in pool.tree(victim, word):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+
+
+def _signal(pool: Pool, victim: Process, number: signal.Signals) -> None:
+    for each in [psutil.Process(victim.process.pid), *pool.tree(victim)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.send_signal(number)
+
+
+def _nothing(_pool: Pool, _victim: Process) -> None:
+    """It mends itself."""
+
+
+#: What is done to a machine, and how it is made good.
+KINDS = {
+    "actors killed": (lambda pool, victim: _kill(pool, victim, "ray::Member"), _nothing),
+    "raylet killed": (lambda pool, victim: _kill(pool, victim, "raylet/raylet"), _nothing),
+    "stopped": (
+        lambda pool, victim: _signal(pool, victim, signal.SIGSTOP),
+        lambda pool, victim: _signal(pool, victim, signal.SIGCONT),
+    ),
+}
