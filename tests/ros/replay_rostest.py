@@ -32,7 +32,7 @@ class Replay(unittest.TestCase):
         with self.lock:
             kept.append(message)
 
-    def until(self, condition, what, timeout_s=90.0):
+    def until(self, condition, what, timeout_s=120.0):
         ends = time.monotonic() + timeout_s
         while time.monotonic() < ends:
             if condition():

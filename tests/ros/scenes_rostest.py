@@ -96,9 +96,16 @@ class Scenes(unittest.TestCase):
         """Every sweep in ``mode``, once it can run."""
         assert self.call(mode).ok
         self.until(lambda: self.result(self.sweeps[0])[3].mode == mode, f"a result in mode {mode}", 150.0)
-        found = [self.result(sweep) for sweep in self.sweeps]
-        assert {cost.mode for *_, cost in found} == {mode}, [cost.fallback_reason for *_, cost in found]
-        return found
+        return [self.in_mode(mode, sweep) for sweep in self.sweeps]
+
+    def in_mode(self, mode, sweep):
+        """One sweep's result in ``mode``, sent once more if the robot helped out."""
+        for _ in range(5):
+            found = self.result(sweep)
+            if found[3].mode == mode:
+                return found
+            assert found[3].fallback_reason, f"{found[3].mode} instead of {mode}, without a reason"
+        raise AssertionError(f"never in mode {mode}: {found[3].fallback_reason}")
 
     def test_grids_and_paths_are_those_of_the_golden_in_every_mode(self):
         own = self.walk("local")

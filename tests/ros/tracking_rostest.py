@@ -44,7 +44,7 @@ class Tracking(unittest.TestCase):
             cls.got[topic].append(message)
 
     @classmethod
-    def until(cls, condition, what, timeout_s=60.0):
+    def until(cls, condition, what, timeout_s=120.0):
         ends = time.monotonic() + timeout_s
         while time.monotonic() < ends:
             if condition():

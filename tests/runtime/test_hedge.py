@@ -38,6 +38,49 @@ def test_a_result_in_time_starts_no_local_computation(hedge):
     assert outcome.attempt.outputs is THERE
 
 
+class Planned:
+    """Mode split with a plan that leaves everything to the robot."""
+
+    mode = Mode.SPLIT
+
+    def __init__(self, lost=None):
+        self.thread, self.lost = None, lost
+
+    def stays_local(self, inputs):
+        return True
+
+    def unavailable_reason(self, inputs):
+        return None
+
+    def run(self, inputs, deadline_s, local_s, meta):
+        self.thread = threading.get_ident()
+        if self.lost is not None:
+            raise self.lost
+        return Attempt(tuple(inputs), {"compute_robot": 0.0})
+
+    def state(self):
+        return ""
+
+
+def test_a_plan_that_stays_on_the_robot_runs_on_the_calling_thread():
+    module, runner = OffloadedModule("net", nn.Identity()), Planned()
+    module.add_runner(runner)
+    _, report = module.run(torch.ones(3), Mode.SPLIT)
+    assert report.mode is Mode.SPLIT
+    assert runner.thread == threading.get_ident()
+    module.close()
+
+
+def test_a_plan_that_turned_to_the_server_meanwhile_and_failed_leaves_the_local_result():
+    module = OffloadedModule("net", nn.Identity())
+    module.add_runner(Planned(LinkLost("the link went down")))
+    outputs, report = module.run(torch.ones(3), Mode.SPLIT)
+    assert report.mode is Mode.LOCAL
+    assert "the link went down" in report.fallback_reason
+    assert torch.equal(outputs[0], torch.ones(3))
+    module.close()
+
+
 @pytest.mark.process
 def test_late_remote_loses_and_no_frame_starts_another_until_it_ends():
     ended, told = threading.Event(), []

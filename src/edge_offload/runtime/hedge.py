@@ -161,14 +161,24 @@ class Hedge:
         out = self._remote.submit(remote)
         ends = began + max(0.0, late_s)
         if self._came_in(out, late_at or (lambda: ends), stopped, every_s):
-            lost = out.exception()
-            if lost is None:
-                return Outcome(out.result(), remote=True)
-            if not isinstance(lost, EdgeOffloadError):
-                raise lost
-            attempt = self.alone(local)
-            return Outcome(attempt, False, False, attempt.stages_s["compute_robot"], str(lost), _failed(lost))
+            return self._over(out.result, local)
         return self._first(out, self._start(local), began, settled)
+
+    def here(self, attempt: Remote, local: Local) -> Outcome:
+        """One frame of a mode that leaves it to the robot: on the calling thread, whose memory is warm.
+
+        Raises:
+            Exception: what the local computation raised.
+        """
+        return self._over(lambda: self.alone(lambda _enough: attempt()), local)
+
+    def _over(self, attempt: Remote, local: Local) -> Outcome:
+        """A mode's attempt without a rival, and the local computation in its place where it fails."""
+        try:
+            return Outcome(attempt(), remote=True)
+        except EdgeOffloadError as lost:
+            here = self.alone(local)
+            return Outcome(here, False, False, here.stages_s["compute_robot"], str(lost), _failed(lost))
 
     @staticmethod
     def _came_in(

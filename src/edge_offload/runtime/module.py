@@ -277,10 +277,9 @@ class OffloadedModule:
             self.pace.ended(place)
             self.row.done(place)
         report = self._account(replace(outcome, waited_s=waited_s), mode, reason, time.monotonic() - began)
-        outputs = outcome.attempt.outputs
         if self._report_results and meta is not None and report.mode is not Mode.SERVER:
-            tell_result(self._client, self.name, outputs, report, meta)
-        return outputs, report
+            tell_result(self._client, self.name, outcome.attempt.outputs, report, meta)
+        return outcome.attempt.outputs, report
 
     def _outcome(
         self, inputs: Sequence[torch.Tensor], mode: Mode, beside: Optional[Mode], deadline_s: Optional[float],
@@ -315,8 +314,7 @@ class OffloadedModule:
 
     def _expected(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
         """What the plan that is in force for such a link is expected to take; None where there are no plans."""
-        runner = self._runners.get(mode)
-        find = getattr(runner, "planned", None)
+        find = getattr(self._runners.get(mode), "planned", None)
         planned = find(self._inputs) if find is not None and self._inputs and reading.uplink > 0 else None
         return None if planned is None else planned.expected(reading.uplink)
 
@@ -330,28 +328,31 @@ class OffloadedModule:
         is seen to have stopped.
         """
         runner, local_s, began = self._runners[mode], self._local.expected_s(), time.monotonic()
-        late = Lateness(0.0, 0.0, 0.0) if beside else self._lateness(mode, deadline_s, local_s, began)
-        late_s = late.first_s
-        self.pace.begun(place, -math.inf if beside else began + late.usual_s + late.slack_s / 2)
-
-        def late_at() -> float:
-            if self._hedge.unavailable_reason() is not None:
-                return began + late_s
-            # behind the robot's own frames nothing is late: it counts from when they are through
-            return began + late.behind_s(self.row.first_since_s(place) - began, self.pace.part_s(mode))
 
         def local(enough: threading.Event) -> Attempt:
             self.pace.begun(place, -math.inf)
             return self._local.run(inputs, enough=enough)
 
+        if not beside and getattr(runner, "stays_local", lambda _inputs: False)(inputs):
+            self.pace.begun(place, -math.inf)
+            return self._hedge.here(lambda: runner.run(inputs, deadline_s, local_s, meta), local)
+        late = Lateness(0.0, 0.0, 0.0) if beside else self._lateness(mode, deadline_s, local_s, began)
+        self.pace.begun(place, -math.inf if beside else began + late.usual_s + late.slack_s / 2)
+
+        def late_at() -> float:
+            if self._hedge.unavailable_reason() is not None:
+                return began + late.first_s
+            # behind the robot's own frames nothing is late: it counts from when they are through
+            return began + late.behind_s(self.row.first_since_s(place) - began, self.pace.part_s(mode))
+
         # a link that stops is watched for while a policy decides; a mode that is held waits until it is late
-        monitor = self._link_monitor if watched and math.isfinite(late_s) else None
+        monitor = self._link_monitor if watched and math.isfinite(late.first_s) else None
         with contextlib.nullcontext((None, None)) if monitor is None else monitor.over(local_s) as (watch, stopped):
             outcome = self._hedge.run(
                 # a local rival sees to the deadline: then the remote attempt may go on for as long as makes sense
-                lambda: runner.run(inputs, deadline_s if math.isinf(late_s) else None, local_s, meta),
+                lambda: runner.run(inputs, deadline_s if math.isinf(late.first_s) else None, local_s, meta),
                 local,
-                late_s,
+                late.first_s,
                 stopped,
                 EVERY_S,
                 None if beside or self.row.first_since_s(place) <= began else late_at,
@@ -385,9 +386,8 @@ class OffloadedModule:
             watch.came()
         sizes = (attempt.bytes_up, attempt.bytes_down, attempt.round_trips)
         report = apart(InferenceReport(mode, self.name, seconds, attempt.stages_s, *sizes), attempt)
-        now = time.monotonic()
         with self._lock:
-            self.forecaster.settled(now, report, self.reading(now))
+            self.forecaster.settled(time.monotonic(), report, self.reading(time.monotonic()))
 
     def _account(self, outcome: Outcome, mode: Mode, reason: str, total_s: float) -> InferenceReport:
         """The report of one inference, and what the forecaster learns from it."""
