@@ -47,6 +47,8 @@ WAIT_S = 60.0
 RATE = 10.0
 #: From the start until sessions are judged: everybody has asked by then (seconds).
 LEAD_S = 4.0
+#: Robots go on for so long after the server was asked how it served them: who has stopped sends none of its turns.
+TAIL_S = 1.0
 #: Sessions that are shorter are not judged (seconds).
 SESSION_S = 20.0
 #: Results of each robot that are held against the network's own.
@@ -261,7 +263,7 @@ def _network(told: Dict[str, Any]) -> _Load:
     estimator = build_estimator(told["model"], size=network["size"])
     frames = [pack([estimator.prepare(bgr)[0]], "raw") for bgr in _video(first, count)]
     shape = list(estimator.prepare(_video(first, 1)[0])[0].shape)
-    needed = math.ceil((LEAD_S + told["seconds"] + 1) * RATE)
+    needed = math.ceil((LEAD_S + told["seconds"] + TAIL_S) * RATE)
     begins = np.linspace(0, count - needed, told["robots"]).astype(int)
     content = Tables(1 / RATE, (drops.drop("carried"),), tuple((0, int(begin)) for begin in begins))
     opened = {
@@ -312,20 +314,21 @@ def _main(told: Dict[str, Any]) -> None:
     began = time.monotonic() + 0.2
     offsets = [float(offset) for offset in draw.uniform(0, told["interval"], len(robots))]
     threads = [
-        threading.Thread(target=robot.run, args=(began + APART_S * place + offset, seconds))
+        threading.Thread(target=robot.run, args=(began + APART_S * place + offset, seconds + TAIL_S))
         for place, (robot, offset) in enumerate(zip(robots, offsets))
     ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    time.sleep(max(0.0, began + seconds - time.monotonic()))
     status: Dict[str, Any] = {}
+    held = [robot for robot in robots if not robot.promise.alone]
     try:
         status = robots[0].client.request("status", timeout_s=WAIT_S).result(WAIT_S + 1).body
     except EdgeOffloadError as error:
         robots[0].errors.append(str(error))
+    for thread in threads:
+        thread.join()
     assert "network" in told or "torch" not in sys.modules, "an emulated robot needs no torch"
-    held = [robot for robot in robots if not robot.promise.alone]
     means, parts, broken = [], [], 0
     for robot in held:
         if seconds - (robot.held_since or 0.0) < SESSION_S:

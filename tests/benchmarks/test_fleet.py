@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pathlib
+from typing import List, Optional, Tuple
 
 import numpy as np
 import pytest
 
 from edge_offload.errors import BadInput
+from edge_offload.server.promises.board import PlannedBatch, Turn
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload_benchmarks.experiments import fleet as bench
-from edge_offload_benchmarks.simulation.fleet import LINKS, Lines, Robot, Tables, alone, kept, react
+from edge_offload_benchmarks.simulation.fleet import LINKS, Lines, Robot, Tables, alone, follow, kept, react
 from edge_offload_benchmarks.simulation.fleet_systems import systems
 from edge_offload_benchmarks.simulation.staleness import FAR, METHODS, VERSION, Table, save
 
@@ -28,6 +30,40 @@ def test_drops_are_those_of_the_results_that_are_used() -> None:
     one.results = [(0, 0.09), (6, 7.5 / 30), (3, 8.5 / 30)]
     ages = one.drop_by_frame(3, 11) / 0.006
     assert ages.round(6).tolist() == [3, 4, 5, 6, 7, 2, 3, 4]
+
+
+def test_a_batch_begins_when_all_its_frames_have_come_and_does_not_wait_for_late_ones() -> None:
+    class Plan:
+        """One batch, due at 1 s."""
+
+        latencies = GPU
+
+        def __init__(self, frames: Tuple[int, ...]) -> None:
+            turns = tuple(Turn(str(number), frame) for number, frame in enumerate(frames))
+            self.left = [PlannedBatch(1.0, 1.001, turns)]
+            self.began: List[float] = []
+
+        def due(self) -> Optional[PlannedBatch]:
+            return self.left[0] if self.left else None
+
+        def take(self, now: float, there: Optional[int] = None) -> None:
+            self.left.pop()
+            self.began.append(now)
+
+        def replan(self, now: float) -> List[Tuple[str, str]]:
+            return []
+
+        def ignore(self, *_: object) -> None:
+            pass
+
+        join = told = arrived = done = ignore
+
+    for frames, late, earliest, latest in (((20, 21), 0, 0.7, 0.75), ((20, 30), 1, 1.0, 1.002)):
+        plan, robots = Plan(frames), [robot(0), robot(1)]
+        counts = follow(plan, robots, lambda *_: None, 3.0)
+        assert counts["late"] == late
+        assert earliest <= plan.began[0] <= latest
+        assert all(one.results for one in robots), "who is late is computed in what is left"
 
 
 def test_one_robot_that_sends_back_to_back_is_its_own_reference() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import random
+from dataclasses import replace
 from typing import Callable
 
 import pytest
@@ -44,6 +45,18 @@ def test_slope_and_intercept_are_told_apart(seed: int) -> None:
     assert abs(found.intercept - intercept) < 0.06
     assert found.carried(1.0) == pytest.approx(intercept + slope, abs=0.05)
     assert found.age_s == 0
+
+
+def test_what_is_lost_at_once_whatever_the_age_is_kept_out_of_the_line() -> None:
+    believed = Habits(0.05, 0.01, 0.1, 0.01, intercept_s=600.0, slope_s=600.0, noise=0.03, mean_gain=0.0)
+    found = {}
+    for error in (0.0, 0.1):
+        estimator = DropEstimator(replace(believed, level_error=error))
+        now = follow(estimator, random.Random(5), lambda _: 0.1, intercept=0.25, seconds=120)
+        found[error] = estimator.curve(now)
+    assert found[0.0].intercept > 0.15, "else it is taken for flicker"
+    assert found[0.1].slope == pytest.approx(0.1, abs=0.01)
+    assert found[0.1].intercept == pytest.approx(0.05, abs=0.01)
 
 
 def test_a_network_that_flickers_alone_has_no_slope() -> None:

@@ -71,7 +71,7 @@ MADE_UP = tuple(0.008 + 0.0045 * size for size in range(1, 9))
 #: Searched for each baseline that has them.
 INTERVALS, BATCHES = (1, 2, 3, 4, 6, 8, 12, 16), (1, 2, 4, 8)
 #: Robots that a cell has at most.
-MOST = 96
+MOST = 128
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streets", default=STREETS, metavar="STRETCHES", help=f"of streets, likewise ({STREETS})")
     parser.add_argument("--seconds", type=float, default=28.0, help="of a run (28); sessions of 20 s or more count")
     parser.add_argument("--seed", type=int, default=0, help="of robots and links (0)")
+    parser.add_argument("--systems", metavar="NAME,...", help="only these, such as ours,fixed (all)")
     parser.add_argument("--real", action="store_true", help="real processes and sockets beside virtual time")
     parser.add_argument("--network", type=int, metavar="SIZE", help="a real network, long side of its images (px)")
     parser.add_argument("--robots", type=int, default=16, metavar="N", help="that ask, with --real (16)")
@@ -117,6 +118,10 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--content {args.content}", remedy=f"give some of {','.join(BOUNDS)}")
     given = {"people": args.people, "scene": args.streets}
     measured = {name: tables(name, given[name], args.tables, args.seconds) for name in contents if name in given}
+    names = tuple(system.name for system in systems(INTERVALS, BATCHES))
+    asked = names if args.systems is None else tuple(args.systems.split(","))
+    if not set(asked) <= set(names):
+        raise BadInput(f"--systems {args.systems}", remedy=f"give some of {','.join(names)}")
     cells = [
         Cell(content, bound, device, latencies)
         for content in contents
@@ -133,11 +138,11 @@ def run(args: argparse.Namespace) -> int:
         "cells": [],
     }
     for cell in cells:
-        row = measure(cell, measured, args.seconds, args.seed)
+        row = measure(cell, measured, args.seconds, args.seed, asked)
         record["cells"].append(row)
         shown = ", ".join(f"{name} {one['held']}" for name, one in row["systems"].items())
         print(f"{cell.content}, bound {cell.bound:g}, {cell.device}: {shown}", flush=True)
-        record["summary"] = summary(record["cells"])
+        record["summary"] = summary(record["cells"]) if asked == names else {}
         if args.json:  # after each, so that a run that is stopped has something to show
             args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for name, value in record["summary"].items():
@@ -154,7 +159,7 @@ def _network(args: argparse.Namespace) -> int:
 
     bound = 0.1 if args.bound is None else args.bound
     first, _, count = args.people.partition(":")
-    needed = math.ceil((fleet_robots.LEAD_S + args.seconds + 1) * TABLES_FPS)
+    needed = math.ceil((fleet_robots.LEAD_S + args.seconds + fleet_robots.TAIL_S) * TABLES_FPS)
     if not (first.isdigit() and count.isdigit() and int(count) >= needed):
         raise BadInput(f"--people {args.people}", remedy=f"one stretch FIRST:COUNT, COUNT from {needed} on")
     if not (64 <= args.network <= 1280 and 1 <= args.robots <= 16 and 0 < bound <= 1):
@@ -186,7 +191,9 @@ def _real(args: argparse.Namespace) -> int:
             Robot(number, float(draw.uniform(0, 1 / args.rate)), content, loopback, np.random.default_rng(number))
             for number in range(args.robots)
         ]
-        systems(INTERVALS, BATCHES)[0].variants[0][1](robots, latencies, bound, args.seconds)
+        systems(INTERVALS, BATCHES)[0].variants[0][1](
+            robots, latencies, bound, args.seconds + fleet_robots.LEAD_S
+        )  # fmt: skip
         virtual = sum(robot.since is not None for robot in robots)
         record["real"].append({"device": path.stem, "virtual": virtual, **real})
         shown = ", ".join(f"{name} {value}" for name, value in record["real"][-1].items() if name != "device")
@@ -196,15 +203,21 @@ def _real(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(cell: Cell, measured: Dict[str, Tuple[Array, ...]], seconds: float, seed: int) -> Dict[str, Any]:
-    """Robots held by every system in one cell."""
+def measure(
+    cell: Cell, measured: Dict[str, Tuple[Array, ...]], seconds: float, seed: int, names: Optional[Sequence[str]] = None
+) -> Dict[str, Any]:
+    """Robots held by every system, or those of these names, in one cell."""
     fleet = _Fleet(cell, measured, seconds, seed)
     return {
         "content": cell.content,
         "bound": cell.bound,
         "device": cell.device,
         "analytic": fleet.analytic(),
-        "systems": {system.name: fleet.held(system) for system in systems(INTERVALS, BATCHES)},
+        "systems": {
+            system.name: fleet.held(system)
+            for system in systems(INTERVALS, BATCHES)
+            if names is None or system.name in names
+        },
     }
 
 

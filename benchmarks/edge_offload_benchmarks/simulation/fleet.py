@@ -252,10 +252,22 @@ def follow(planner: Planner, robots: List[Robot], wish_of: Any, seconds: float) 
     counts = dict.fromkeys(("batches", "members", "late", "busy_s"), 0.0)
     now = free = replan_at = 0.0
     late: List[Tuple[float, Robot, int]] = []
+    arrivals: Dict[Tuple[str, int], float] = {}
     lat = planner.latencies
+
+    def arrival_of(name: str, frame: int) -> float:
+        if (name, frame) not in arrivals:
+            robot = by_name[name]
+            arrivals[name, frame] = robot.captured(frame) + robot.up()
+        return arrivals[name, frame]
+
     while True:
         batch = planner.due()
-        begin = math.inf if batch is None else max(batch.start, free)
+        begin = math.inf
+        if batch is not None:
+            # as the server: at once when all have come, without those who have not when its grace is over
+            latest = max(batch.latest, free)
+            begin = max(free, min(latest, max(arrival_of(turn.robot, turn.frame) for turn in batch.turns)))
         if late and max(free, late[0][0]) + lat.batch(1) <= min(begin, replan_at):
             # what missed its batch is computed in what is left
             arrival, robot, frame = late.pop(0)
@@ -277,29 +289,24 @@ def follow(planner: Planner, robots: List[Robot], wish_of: Any, seconds: float) 
             replan_at += PERIOD_S
             continue
         now = begin
-        latest = max(batch.latest, now)
-        there, start = [], now
+        there = []
         for turn in batch.turns:
-            robot = by_name[turn.robot]
-            arrival = robot.captured(turn.frame) + robot.up()
+            robot, arrival = by_name[turn.robot], arrivals.pop((turn.robot, turn.frame))
             planner.arrived(turn.robot, turn.frame, arrival)
-            if arrival <= latest:
+            if arrival <= now + _NEAR:
                 there.append((robot, turn.frame))
-                start = max(start, arrival)
             else:
                 late.append((arrival, robot, turn.frame))
         counts["late"] += len(batch.turns) - len(there)
         counts["members"] += len(batch.turns)
         planner.take(now, len(there))
         if there:
-            free = start + lat.batch(len(there))
-            counts["busy_s"] += free - start
+            free = now + lat.batch(len(there))
+            counts["busy_s"] += free - now
             counts["batches"] += 1
             for robot, frame in there:
                 robot.computed(frame, free)
                 planner.done(str(robot.number), frame, free)
-        else:
-            free = max(free, now)
 
 
 def react(

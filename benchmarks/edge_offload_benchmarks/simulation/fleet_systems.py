@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from edge_offload.server.promises.board import FIXED_S, GRACE, Board, PlannedBatch, Turn
+from edge_offload.server.promises.board import FIXED_S, GRACE, SLACK, Board, PlannedBatch, Turn
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.packing import Pace, adjust, simulate
 from edge_offload.server.promises.settings import Wish, settle
@@ -60,7 +60,7 @@ class FixedBoard(Board):
             for one in clients
         ]  # fmt: skip
         requests = list(simulate(paces, begin + self._horizon_s))
-        for batch in adjust(paces, requests, self.latencies, begin, GRACE, wait=True):
+        for batch in adjust(paces, requests, self.latencies, begin, SLACK, wait=True):
             turns = tuple(Turn(paces[place].robot, frame) for place, frame in batch.members)
             self._plan.append(PlannedBatch(batch.start, batch.start + self._grace_of(len(turns)), turns))
         for one in self._robots.values():

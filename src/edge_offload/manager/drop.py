@@ -43,6 +43,8 @@ class Habits:
         settle_s: seconds of staleness in which two thirds of the intercept are lost; 0: at once.
         mean_gain: least share of a new measurement in the mean that both go back to; 0: that stays as believed.
         alike: so many comparisons in a row say the same thing, since what is seen stays.
+        level_error: what any carried result loses beyond the line, however little it is carried, is 0, give or take
+            this; no schedule changes it, so that it is kept out of the line. 0: there is no such thing.
     """
 
     intercept: float = 0.1
@@ -58,10 +60,11 @@ class Habits:
     settle_s: float = 0.0
     mean_gain: float = MEAN_GAIN
     alike: float = 1.0
+    level_error: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            above = name != "settle_s" and name.endswith(("_error", "_s", "noise", "alike"))
+            above = name not in ("settle_s", "level_error") and name.endswith(("_error", "_s", "noise", "alike"))
             if not math.isfinite(value) or value < 0 or (value == 0 and above):
                 raise BadInput(f"{name} of a task's habits is {value}", remedy="give a finite number above 0")
 
@@ -128,12 +131,15 @@ class DropEstimator:
         self._habits, self._features = habits, tuple(features)
         count = len(features)
         # intercept, slope, and what each feature adds to the slope per standard deviation of it
-        self._mean = np.array([habits.intercept, habits.slope] + [0.0] * count)
+        level = 1 if habits.level_error else 0
+        self._levels = np.ones(level)
+        self._mean = np.array([habits.intercept, habits.slope] + [0.0] * (count + level))
         self._state = self._mean.copy()
         effect = (EFFECT * habits.slope_error) ** 2
-        self._spread = np.diag([habits.intercept_error**2, habits.slope_error**2] + [effect] * count)
+        levels = [habits.level_error**2] * level
+        self._spread = np.diag([habits.intercept_error**2, habits.slope_error**2] + [effect] * count + levels)
         self._covariance = self._spread.copy()
-        self._lasting_s = np.array([habits.intercept_s, habits.slope_s] + [habits.intercept_s] * count)
+        self._lasting_s = np.array([habits.intercept_s, habits.slope_s] + [habits.intercept_s] * (count + level))
         self._noise = habits.noise**2
         self._seen = np.zeros((count, 2))  # mean and variance of each feature
         self._samples = 0
@@ -164,7 +170,7 @@ class DropEstimator:
         self._pass(now)
         settle_s = self._habits.settle_s
         settled = 1 - math.exp(-stale_s / settle_s) if settle_s else 1.0
-        row = np.concatenate([[settled, stale_s], stale_s * known])
+        row = np.concatenate([[settled, stale_s], stale_s * known, self._levels])
         variance = float(row @ self._covariance @ row)
         surprise = drop - float(row @ self._state)
         noise = max(self._noise, LEAST_NOISE**2) * self._habits.alike
@@ -207,7 +213,7 @@ class DropEstimator:
         """
         known = self._known(content)
         state, covariance = self._after(now)
-        row = np.concatenate([[0.0, 1.0], known])
+        row = np.concatenate([[0.0, 1.0], known, 0.0 * self._levels])
         local, error = None, math.inf
         if self._local is not None:
             level = _Level(**vars(self._local))

@@ -8,7 +8,7 @@ from typing import List
 import pytest
 
 from edge_offload.errors import BadInput, Refused
-from edge_offload.server.promises.board import FIXED_S, Board
+from edge_offload.server.promises.board import FIXED_S, PERIOD_S, Board
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.settings import Wish
 from tests.server.promises.virtual_fleet import VirtualRobot, drive
@@ -113,6 +113,57 @@ def test_scenes_that_become_harder_cost_promises_and_those_are_told() -> None:
     assert len(board) == before - len(gone) < before
     assert all("cannot be kept beside" in why for _, why in gone)
     assert all(drop <= 0.02 + 1e-12 for drop in board.drops.values())
+
+
+def test_what_robots_had_beyond_their_bounds_for_a_while_costs_nobody_a_promise() -> None:
+    board = Board(GPU)
+    robots = joined(board, [a_robot(number, 0.02) for number in range(64)])
+    drive(board, robots, 3.0, random.Random(5))
+    before = len(board)
+    # the device was away for a while
+    counts = drive(board, robots, 12.0, random.Random(6), begin_s=3.6)
+    assert len(board) == before
+    assert not counts["evicted"]
+
+
+def test_robots_that_cannot_be_held_in_the_long_run_go_one_by_one() -> None:
+    board = Board(GPU)
+    robots = joined(board, [a_robot(number, 0.02) for number in range(64)])
+    before, now = len(board), 0.0
+    gone = []
+    while now < 6.0:
+        for robot in robots:
+            board.told(robot.name, Wish(0.9, 0.0072, 1 / 30, 0.012, 0.006, 8))  # a fifth more than at first
+        gone.append(len(board.replan(now)))
+        now += PERIOD_S
+        while board.due() is not None and board.due().start < now:  # type: ignore[union-attr]
+            board.take(now)
+    assert not any(gone[:5]), "not at once"
+    assert 0.6 * before < len(board) < before
+
+
+@pytest.mark.parametrize("longer", [1.0, 1.2])
+def test_what_batches_take_longer_than_the_table_says_is_set_aside(longer: float) -> None:
+    board = Board(GPU)
+    joined(board, [a_robot(number, 0.02) for number in range(64)])
+    now = replan_at = 0.0
+    while now < 12.0:
+        if now >= replan_at:
+            board.replan(now)
+            replan_at += PERIOD_S
+        batch = board.due()
+        if batch is None or batch.start > replan_at:
+            now = replan_at
+            continue
+        now = max(now, batch.start)
+        board.take(now)
+        done = now + longer * GPU.batch(len(batch.turns))
+        for turn in batch.turns:
+            board.done(turn.robot, turn.frame, done)
+        now = done
+    planned = board.planned()
+    shares = [(later.start - one.start) / GPU.batch(len(one.turns)) for one, later in zip(planned, planned[1:])]
+    assert min(shares[:-1]) == pytest.approx(1.03 * longer, abs=0.03)
 
 
 def test_a_robot_counts_once_and_a_clock_that_steps_is_followed() -> None:

@@ -14,7 +14,7 @@ from edge_offload.execute.tensors import TensorSpec, pack
 from edge_offload.link.transport.messages import Message
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.protocol.promises import ENDED, TURNS, Ask, Report
-from edge_offload.server.promises.board import PERIOD_S
+from edge_offload.server.promises.board import PATIENCE, PERIOD_S
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.results import ResultFeed
 from edge_offload.server.services.promise.scheduler import SILENT_S, Promises, Subject
@@ -313,7 +313,8 @@ def test_work_that_is_done_though_there_is_no_room_is_counted_in_plans() -> None
     robots = joined(rig, 64)
     rig.promises.tick()
     rig.forced = 0.3
-    rig.promises.tick()
+    for _ in range(PATIENCE + 1):
+        rig.promises.tick()
     gone = [body["reason"] for _, kind, body in rig.told if kind == ENDED]
     assert 0 < len(gone) < len(robots), "promises that cannot be kept beside it are taken back, and no other"
     assert all("cannot be kept beside" in why for why in gone)

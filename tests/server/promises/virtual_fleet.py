@@ -46,11 +46,16 @@ class VirtualRobot:
         return sum(self.slope_at(frame) for frame in range(first, last)) * strides / (last - first)
 
 
-def drive(board: Board, robots: List[VirtualRobot], seconds: float, source: random.Random) -> Dict[str, float]:
-    """Let robots follow the board for ``seconds``. Returns counts: batches, members, late members, busy seconds."""
+def drive(
+    board: Board, robots: List[VirtualRobot], seconds: float, source: random.Random, begin_s: float = 0.0
+) -> Dict[str, float]:
+    """Let robots follow the board from ``begin_s`` until ``seconds``.
+
+    Returns counts: batches, members, late members, busy seconds.
+    """
     counts = {"batches": 0.0, "members": 0.0, "late": 0.0, "busy_s": 0.0, "evicted": 0.0}
     by_name = {robot.name: robot for robot in robots}
-    now, replan_at, free = 0.0, 0.0, 0.0
+    now, replan_at, free = begin_s, begin_s, begin_s
     while now < seconds:
         batch = board.due()
         begin = max(batch.start, free) if batch is not None else float("inf")

@@ -8,6 +8,7 @@ clock.
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
@@ -19,24 +20,31 @@ from edge_offload.server.promises.settings import Wish, settle
 
 # the text plans 1 s ahead; 2 s hold 5 to 30 % more robots, since intervals may be nearly as long as that
 PERIOD_S, HORIZON_S, FIXED_S = 0.2, 2.0, 0.3
-#: Share of a batch's time that is left open after it for members that come late.
-GRACE = 0.1
+#: Share of a batch's time that is waited for members that come late. Few do, so that plans set less aside for it: what
+#: a batch begins late is known when the next plan is made. What batches take longer than the table says is added.
+GRACE, SLACK = 0.1, 0.03
+#: Share of a batch in what is known of that, and the most that is set aside.
+_LONGER, _MOST_SLACK = 0.05, 0.25
 #: Robots that one device makes promises to.
 MAX_ROBOTS = 256
-#: A promise is kept on average over about this many seconds; a single plan may cost up to half a bound more, or less.
-MEMORY_S, MOST_SPARE = 5.0, 0.5
-#: Plans keep to this share of what was promised: links are uneven, and what a robot loses is learnt first.
-PLANNED = 0.95
+#: A promise is kept on average over about this many seconds: who had less may have so many times the rest, but a single
+#: plan costs at most half a bound more, or less.
+MEMORY_S, GAIN, MOST_SPARE = 10.0, 2.0, 0.5
+#: Plans keep to this share of what was promised: links are uneven.
+PLANNED = 0.97
 #: The mean over 20 s of what is that noisy is within this share of the noise, nearly always; what a plan keeps to is
 #: that much less, and at least this share of what was promised.
-SESSION, LEAST = 0.075, 0.5
-#: So many plans in a row may cost a robot so much of its bound before one has to go.
-PATIENCE, NEARLY = 10, 1.2
+SESSION, LEAST = 0.3, 0.7
+#: Plans that do not hold, though nobody made up for what it had before, may cost robots so much of their bounds while
+#: all have what they were promised; else so many in a row. One that costs so many bounds is the last.
+NEARLY, PATIENCE, BY_FAR = 1.1, 10, 2.0
 #: A frame that comes later than believed moves what is believed by the first share, an earlier one by the second:
 #: frames are expected when nearly all of them have come.
 _LATER, _EARLIER = 0.3, 0.01
 #: Share of a frame in what is known of how far from that belief they are.
 _APART = 0.05
+#: Share of a plan in what is known of how much less plans cost than they say, and the most that is believed of it.
+_LESS, _MOST_LESS = 0.05, 0.2
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,8 @@ class _Robot:
     arrival: float
     #: Mean drop of what it was given so far, what is long ago counting less; None before its first turn.
     mean: Optional[float] = None
+    #: How much less plans cost than they say, on average: batches begin as soon as all members have come.
+    less: float = 0.0
     #: How much earlier or later frames come than believed, on average; None before the first.
     apart: Optional[float] = None
     #: Newest frame whose result it has, and the first frame it is used for.
@@ -95,8 +105,18 @@ class _Robot:
             arrival = self.arrival + frames * wish.frame_interval
             return replace(self.client, wish=wish, frame=self.frame + frames, arrival=arrival, fresh=True)
         most = most_spare * wish.bound
-        spare = min(max((wish.bound - self.mean) * MEMORY_S / horizon_s, -most), most)
+        spare = min(max((wish.bound - self.mean) * GAIN, -most), most)
         return replace(self.client, wish=wish, frame=self.frame, arrival=self.arrival, spare=spare)
+
+    @property
+    def kept(self) -> bool:
+        """Whether it had what it was promised of late."""
+        return self.mean is None or self.mean <= self.client.wish.bound
+
+    @property
+    def usual_spare(self) -> float:
+        """What a plan may cost it beyond its bound, in the long run."""
+        return min(max(self.less, 0.0), _MOST_LESS * self.client.wish.bound)
 
     def used(self, frame: int, begin: int, latencies: Latencies) -> None:
         """A result for ``frame`` is used from the frame ``begin`` on."""
@@ -136,10 +156,15 @@ class Board:
         self.latencies = latencies
         self.other = other
         self._horizon_s, self._most_spare, self._planned, self._whole = horizon_s, most_spare, planned, whole
+        self._slack = GRACE if whole else SLACK
         self.drops: Dict[str, float] = {}
         self._robots: Dict[str, _Robot] = {}
         self._plan: List[PlannedBatch] = []
         self._busy_until = 0.0
+        #: When the last batch began, what it should take, and has taken until its last answer.
+        self._began, self._takes, self._took = 0.0, 0.0, 0.0
+        #: Share by which batches take longer than they should.
+        self._longer = 0.0
         #: Plans in a row that did not hold.
         self._strained = 0
 
@@ -164,8 +189,10 @@ class Board:
             raise Refused(f"full: {MAX_ROBOTS} robots have promises", remedy="use another server")
         newcomer = Client(robot, wish, frame, arrival)
         begin = self._begin(now)
-        others = [replace(self._at(one, begin), spare=0.0) for one in self._robots.values()]
-        first = self._at(_Robot(newcomer, frame, arrival), begin)
+        others = [replace(self._at(one, begin), spare=one.usual_spare) for one in self._robots.values()]
+        usual = [one.usual_spare / one.client.wish.bound for one in self._robots.values()]
+        spare = wish.bound * statistics.mean(usual) if usual else 0.0
+        first = replace(self._at(_Robot(newcomer, frame, arrival), begin), spare=spare)
         plan, bound = admit(first, others, self.latencies, self._moment(begin))
         if plan is None:
             raise Refused(
@@ -234,21 +261,34 @@ class Board:
             self._plan.append(PlannedBatch(batch.start, batch.start + self._grace(batch), tuple(turns)))
         self.drops = {client.robot: drop for client, drop in zip(plan.clients, plan.drops)}
         for robot, drop in self.drops.items():
-            if self._robots[robot].mean is None:
-                self._robots[robot].mean = drop
+            found = self._robots[robot]
+            if found.mean is None:
+                found.mean = drop
+            found.less += _LESS * (drop - found.mean - found.less)
         return reasons
 
     def _held(self, clients: Sequence[Client], moment: Moment) -> Tuple[Schedule, List[Client]]:
-        """As :func:`~.planner.hold`, but nobody has to go for what a few plans in a row cost a little too much."""
+        """As :func:`~.planner.hold`; but what robots have had more or less before costs nobody a promise.
+
+        Who had more than its bound gets its turns sooner as far as there is room. Somebody has to go when all could
+        not be held in the long run.
+        """
         plan = schedule(clients, self.latencies, moment)
         if plan.holds:
             self._strained = 0
-        elif not self._whole and self._strained < PATIENCE and plan.worst <= NEARLY:
-            self._strained += 1
-        else:
-            self._strained = 0
+            return plan, []
+        if self._whole:
             return hold(clients, self.latencies, moment)
-        return plan, []
+        lasting = [replace(one, spare=self._robots[one.robot].usual_spare, fresh=True) for one in clients]
+        usual = schedule(lasting, self.latencies, moment)
+        if usual.holds or (usual.worst <= NEARLY and all(one.kept for one in self._robots.values())):
+            self._strained = 0
+            return plan, []
+        self._strained += 1
+        if self._strained < PATIENCE and usual.worst <= BY_FAR:
+            return plan, []
+        self._strained = 0
+        return hold(lasting, self.latencies, moment)
 
     def turns(self, robot: str) -> List[Tuple[int, float]]:
         """(frame, start of its batch) of a robot, as planned now."""
@@ -271,6 +311,7 @@ class Board:
 
     def done(self, robot: str, frame: int, when: float) -> None:
         """The result for a robot's frame was sent: what its turns cost is what they were, not what was planned."""
+        self._took = max(self._took, when - self._began)
         found, captured = self._robots.get(robot), self.captured(robot, frame)
         if found is not None and captured is not None:
             wish = found.client.wish
@@ -296,17 +337,25 @@ class Board:
         batch = self._plan.pop(0)
         self._note(batch)
         size = len(batch.turns) if there is None else there
-        self._busy_until = now + (self.latencies.batch(size) if size else 0.0)
+        if self._took and self._takes and not self._whole:
+            self._longer += _LONGER * (self._took / self._takes - 1 - self._longer)
+            self._slack = min(_MOST_SLACK, SLACK + max(0.0, self._longer))
+        self._began, self._took = now, 0.0
+        self._takes = self.latencies.batch(size) if size else 0.0
+        self._busy_until = now + self._takes
         return batch
 
     def _begin(self, now: float) -> float:
-        """When what is planned now may begin: robots must hear of it first, and what is fixed goes before."""
-        begin = max(now + FIXED_S, self._busy_until)
+        """When what is planned now may begin: robots must hear of it first, and what is fixed goes before.
+
+        Where the device is behind its plan, what is fixed ends later than was planned.
+        """
+        free = max(now, self._busy_until)
         for batch in self._plan:
             if batch.start < now + FIXED_S and batch.turns:
                 self._note(batch)
-                begin = max(begin, batch.start + self.latencies.batch(len(batch.turns)) * (1 + GRACE))
-        return begin
+                free = max(free, batch.start) + self.latencies.batch(len(batch.turns)) * (1 + self._slack)
+        return max(now + FIXED_S, free)
 
     def _at(self, robot: _Robot, begin: float) -> Client:
         return robot.at(begin, self.latencies, self._horizon_s, self._most_spare, self._planned)
@@ -322,7 +371,7 @@ class Board:
         return GRACE * self.latencies.batch(len(batch.members))
 
     def _moment(self, begin: float) -> Moment:
-        return Moment(begin, self._horizon_s, GRACE, self.other, self._whole)
+        return Moment(begin, self._horizon_s, self._slack, self.other, self._whole)
 
 
 def _offer(bound: float) -> str:

@@ -21,7 +21,7 @@ OFFER_STEPS = 120
 #: Frames are chosen that arrive this share of a frame interval before their batch begins.
 EARLY = 0.05
 #: Times that intervals are fitted to what the schedule costs, each time by at most this share.
-FITTED, FITTED_BY = 16, 0.25
+FITTED, FITTED_BY = 8, 0.25
 
 
 @dataclass(frozen=True)
@@ -115,19 +115,23 @@ def schedule(clients: Sequence[Client], latencies: Latencies, moment: Moment) ->
     shorter intervals, and while there is not enough room, whom they cost less gets longer ones. Where back to back does
     not hold, batches that begin when a frame arrives may: the device is idle now and then, but results are fresher.
     """
-    plan = _fit(clients, latencies, moment, False)
-    if plan.holds or moment.whole:
+    plan = _fit(clients, latencies, moment, False, False)
+    if moment.whole:
         return plan
-    other = _fit(clients, latencies, moment, True)
-    return min(plan, other, key=lambda one: (not one.holds, one.worst, one.overfull))
+    for fresh, hopeful in ((True, True), (False, True)):
+        if plan.holds:
+            break
+        plan = min(plan, _fit(clients, latencies, moment, fresh, hopeful), key=_badness)
+    return plan
 
 
-def _fit(clients: Sequence[Client], latencies: Latencies, moment: Moment, fresh: bool) -> Schedule:
-    paces = [client.pace(latencies, moment.whole, fresh) for client in clients]
+def _fit(clients: Sequence[Client], latencies: Latencies, moment: Moment, fresh: bool, hopeful: bool) -> Schedule:
+    """``fresh``: batches begin when a frame arrives. ``hopeful``: intervals are at first as if they all did."""
+    paces = [client.pace(latencies, moment.whole, hopeful) for client in clients]
     if not moment.whole and paces:
         usual = sorted(pace.batch for pace in paces)[(len(paces) - 1) // 2]
-        paces = [_wider(pace, client.wish, usual, latencies, fresh) for pace, client in zip(paces, clients)]
-    plan = _schedule(clients, paces, latencies, moment, fresh)
+        paces = [_wider(pace, client.wish, usual, latencies, hopeful) for pace, client in zip(paces, clients)]
+    plan = best = _schedule(clients, paces, latencies, moment, fresh)
     for _ in range(FITTED):
         if plan.holds or (moment.whole and plan.overfull):
             break
@@ -139,7 +143,12 @@ def _fit(clients: Sequence[Client], latencies: Latencies, moment: Moment, fresh:
             break
         paces = fitted
         plan = _schedule(clients, paces, latencies, moment, fresh)
-    return plan
+        best = min(plan, best, key=_badness)
+    return plan if moment.whole else best
+
+
+def _badness(plan: Schedule) -> Tuple[bool, float, bool]:
+    return not plan.holds, plan.worst, plan.overfull
 
 
 def _wider(pace: Pace, wish: Wish, batch: int, latencies: Latencies, fresh: bool) -> Pace:

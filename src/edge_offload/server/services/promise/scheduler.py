@@ -229,7 +229,7 @@ class Promises:
                 return False
             robot.heard = self._clock()
             self._board.told(name, _wish(report, wish.bound, wish.frame_interval, robot.largest))
-            self._board.arrived(name, report.frame, inference.request.received_s)
+            self._board.arrived(name, report.frame, robot.heard)  # from then on a batch can have it
             key = (name, report.frame)
             mine = sum(one == name for one, _ in self._waiting)
             planned = any(frame == report.frame for frame, _ in self._board.turns(name))
