@@ -119,11 +119,15 @@ def test_what_robots_had_beyond_their_bounds_for_a_while_costs_nobody_a_promise(
     board = Board(GPU)
     robots = joined(board, [a_robot(number, 0.02) for number in range(64)])
     drive(board, robots, 3.0, random.Random(5))
+    assert len(robots) > 12
     before = len(board)
     # the device was away for a while
     counts = drive(board, robots, 12.0, random.Random(6), begin_s=3.6)
     assert len(board) == before
     assert not counts["evicted"]
+    for robot in robots:
+        first, last = robot.frame(7.0), robot.frame(11.5)
+        assert robot.mean_drop(first, last) - robot.reference(GPU, first, last) <= 0.02, "and it is over soon"
 
 
 def test_robots_that_cannot_be_held_in_the_long_run_go_one_by_one() -> None:
