@@ -48,6 +48,23 @@ def test_promises_are_kept_by_frames_counted_one_by_one(bound: float, seed: int)
     assert counts["busy_s"] / 30 > 0.75, "a full board uses its device"
 
 
+def test_less_is_planned_for_noisy_results_and_least_where_the_bound_is_small_beside_the_noise() -> None:
+    shares = []
+    for bound, noise in ((0.05, 0.0), (0.05, 0.06), (0.02, 0.06)):
+        board = Board(GPU)
+        wish = Wish(bound, 0.002, 0.1, 0.012, 0.006, 1, noise=noise)
+        for number in range(200):  # as many as there is room for, so that bounds are used up
+            try:
+                board.join(0.0, str(number), wish, 3, 0.0)
+            except Refused:
+                break
+        board.replan(0.0)
+        shares.append(max(board.drops.values()) / bound)
+    assert 0.9 < shares[0] <= 0.97
+    assert 0.7 < shares[1] <= 0.76
+    assert 0.4 < shares[2] <= 0.5
+
+
 def test_looser_promises_hold_more_robots() -> None:
     held = [len(joined(Board(GPU), [a_robot(number, bound) for number in range(64)])) for bound in (0.02, 0.04, 0.08)]
     assert held[0] < held[1] < held[2]

@@ -34,7 +34,9 @@ MEMORY_S, GAIN, MOST_SPARE = 10.0, 2.0, 0.5
 PLANNED = 0.97
 #: The mean over 20 s of what is that noisy is within this share of the noise, nearly always; what a plan keeps to is
 #: that much less, and at least this share of what was promised.
-SESSION, LEAST = 0.3, 0.7
+SESSION, LEAST = 0.3, 0.76
+#: Nor may the mean over 5 s exceed so many bounds in more than one case of twenty: it is within so much of the noise.
+BEYOND, WINDOW, LEAST_OF_WINDOWS = 1.5, 0.35, 0.5
 #: Plans that do not hold, though nobody made up for what it had before, may cost robots so much of their bounds while
 #: all have what they were promised; else so many in a row. One that costs so many bounds is the last.
 NEARLY, PATIENCE, BY_FAR = 1.1, 10, 2.0
@@ -96,7 +98,10 @@ class _Robot:
         Who has had no plan yet does without until then; its first turn is due at once.
         """
         wish = self.client.wish
-        left = max(LEAST * wish.bound, planned * wish.bound - (SESSION if most_spare else 0.0) * wish.noise)
+        left = planned * wish.bound
+        if most_spare:
+            left = max(LEAST * wish.bound, left - SESSION * wish.noise)
+            left = max(LEAST_OF_WINDOWS * wish.bound, min(left, BEYOND * wish.bound - WINDOW * wish.noise))
         wish = replace(wish, bound=left)
         if self.mean is None:
             frames = math.floor((begin - self.arrival) / wish.frame_interval) - math.ceil(
