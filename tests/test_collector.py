@@ -7,7 +7,8 @@ import weakref
 
 import pytest
 
-from edge_offload.nodes.common.collector import Collector
+from edge_offload import background
+from edge_offload.collector import Collector
 
 
 class Cycle:
@@ -18,8 +19,9 @@ class Cycle:
 @pytest.fixture
 def collector():
     passed = [0.0]
-    made = Collector(600.0, lambda: passed[0])
-    made.passed = passed
+    learns = [False]
+    made = Collector(600.0, lambda: passed[0], lambda: learns[0])
+    made.passed, made.learns = passed, learns
     yield made
     made.end()
     made.end()
@@ -51,3 +53,36 @@ def test_at_the_end_all_is_as_before_and_nothing_happens_before_the_begin(collec
     assert gc.get_threshold()[2] > before[2]
     collector.end()
     assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
+
+
+def test_what_was_made_while_something_learns_is_not_looked_at_before_everything_is(collector):
+    collector.begin()
+    gone, frozen = weakref.ref(Cycle()), gc.get_freeze_count()
+    collector.learns[0] = True
+    collector.look()
+    assert (gone() is None, gc.get_freeze_count()) == (False, frozen), "nobody looks while something learns"
+    collector.learns[0] = False
+    collector.look()
+    assert gone() is not None, "nor once it has learnt"
+    assert gc.get_freeze_count() > frozen
+    young = weakref.ref(Cycle())
+    collector.look()
+    assert (young() is None, gone() is None) == (True, False), "what is made from then on goes as before"
+    collector.passed[0] = 601.0
+    collector.look()
+    assert gone() is None, "and after a while what learning left goes, too"
+
+
+def test_at_work_it_begins_and_leaves_everything_as_it_was():
+    before = gc.get_threshold()
+    with Collector().at_work():
+        assert gc.get_freeze_count() > 1000
+        assert gc.get_threshold()[2] > before[2]
+    assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
+
+
+def test_a_thread_that_gives_way_counts_as_learning():
+    assert not background.learns()
+    with background.yielding():
+        assert background.learns()
+    assert not background.learns()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import sys
 import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from typing import Any, Callable, Dict, List, Sequence
 
 from edge_offload.errors import RemoteError
 from edge_offload_benchmarks.chaos.usage import usage
-from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, edge_offload, introduced
+from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, introduced, modes_robot
 
 #: Seconds in which a robot learns and plans, with all the others.
 PREPARE_S = 600.0
@@ -39,7 +38,7 @@ def together(mode: str, model: str, robots: int, seconds: float) -> Dict[str, An
         for store in stores.values():
             store.trust_server(server.address, public)
         programs = [
-            stack.enter_context(Process(_command(server.address, str(root / name), model), ONE_THREAD))
+            stack.enter_context(Process(modes_robot(server.address, str(root / name), model), ONE_THREAD))
             for name in stores
         ]
         begin = usage(server.pid)
@@ -101,12 +100,6 @@ def show(record: Dict[str, Any]) -> None:
           f"{memory[2] / 1e6:.0f} MB at the end", flush=True)  # fmt: skip
     for reason, count in record["fell_back"].items():
         print(f"  {count} computed on the robot: {reason}")
-
-
-def _command(server: str, keys: str, model: str) -> List[str]:
-    end = ["--server", server, "--keys", keys]
-    program = [sys.executable, "-m", "edge_offload_benchmarks.modes_robot", *end, "--model", model, "--slowdown", "1"]
-    return [*edge_offload("exec", "--absent", "later", *end, "--"), *program]
 
 
 def _ask(programs: Sequence[Process], request: Dict[str, Any], timeout_s: float) -> List[Dict[str, Any]]:

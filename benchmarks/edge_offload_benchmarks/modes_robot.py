@@ -2,8 +2,8 @@
 
 A line of JSON on standard input asks for something, and a line comes back: ``{"rounds": n}`` for so many rounds of one
 frame in each mode and one by ``auto``; ``{"prepare": mode}``, ``{"hold": mode, "seconds": s}`` and ``{"check": n}`` for
-one mode. A frame is what a node asks an :class:`OffloadedModule` for, without hedging: each mode has to finish what it
-began.
+one mode; ``{"costs": n}`` for what n frames of ``replay`` cost robot, server and link. A frame is what a node asks an
+:class:`OffloadedModule` for, without hedging: each mode has to finish what it began.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_devi
 from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.modes.split.robot.runner import SplitRunner, ways
 from edge_offload.runtime.module import OffloadedModule
+from edge_offload.timing import InferenceReport
 from edge_offload_benchmarks.processes import robot_arguments
 
 AUTO = "auto"
 FRAMES, WARM = 24, 6
 OPEN_S = 400.0
+#: So many times the frames that are asked for are run at most until as many took one round trip.
+PATIENCE = 4
 #: Results of a mode held that are compared with the robot's own.
 CHECKED = 12
 PATIENT = TimeoutLimits(first_s=60.0, floor_s=60.0, cap_s=60.0)
@@ -103,6 +106,23 @@ class Robot:
                 self.kept.append((tensor, outputs))
         return {"seconds": found.seconds, "fell_back": dict(found.fell_back), "plan": self.plan(tensor)}
 
+    def costs(self, frames: int) -> Dict[str, Any]:
+        """Seconds of robot and server, and bytes, of so many frames in mode ``replay`` of one round trip each."""
+        found: List[InferenceReport] = []
+        for _ in range(PATIENCE * frames):
+            _, report = self.module.run([next(self.inputs)], Mode.REPLAY)
+            if report.mode is Mode.REPLAY and report.round_trips == 1:
+                found.append(report)
+            if len(found) == frames:
+                break
+        away_s = [(one.stages_s["compute_server"], one.stages_s["uplink"] + one.stages_s["downlink"]) for one in found]
+        return {
+            "robot_s": [max(0.0, one.total_s - server_s - link_s) for one, (server_s, link_s) in zip(found, away_s)],
+            "server_s": [server_s for server_s, _ in away_s],
+            "bytes_up": [one.bytes_up for one in found],
+            "bytes_down": [one.bytes_down for one in found],
+        }
+
     def check(self) -> Dict[str, Any]:
         """The results that were kept, against what the robot computes by itself."""
         equal, worst = 0, 0.0
@@ -142,6 +162,8 @@ class Robot:
             return {"lacks": self.ready([Mode.LOCAL, Mode(asked["prepare"])])}
         if "hold" in asked:
             return self.hold(asked["hold"], asked["seconds"])
+        if "costs" in asked:
+            return self.costs(asked["costs"])
         return self.check() if "check" in asked else self.rounds(**asked)
 
     def plan(self, tensor: torch.Tensor) -> str:

@@ -58,6 +58,13 @@ def edge_offload(*arguments: str) -> List[str]:
     return [sys.executable, "-m", "edge_offload.cli", *arguments]
 
 
+def modes_robot(server: str, keys: str, model: str) -> List[str]:
+    """The command of a robot in every mode (:mod:`edge_offload_benchmarks.modes_robot`)."""
+    end = ["--server", server, "--keys", keys]
+    program = [sys.executable, "-m", "edge_offload_benchmarks.modes_robot", *end, "--model", model, "--slowdown", "1"]
+    return [*edge_offload("exec", "--absent", "later", *end, "--"), *program]
+
+
 class Process:
     """A child whose standard output is read line by line; as a context manager it is ended at the end.
 

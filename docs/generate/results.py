@@ -475,6 +475,7 @@ def _engines(record: Any) -> List[str]:
 
 TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "kapao_tracking": _run,
+    "loop_indoors": _run,
     "agrnav": _run,
     "transparent": _transparent,
     "transparent_memory": _memory,

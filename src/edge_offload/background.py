@@ -94,6 +94,11 @@ def yielding() -> Iterator[None]:
                 sys.setswitchinterval(_usual_s)
 
 
+def learns() -> bool:
+    """Whether something of this process is :func:`yielding`."""
+    return _yielding > 0
+
+
 def first(work: Work) -> None:
     """What gives way waits from now on while ``work`` is busy, as long as that lives."""
     _first.add(work)

@@ -15,7 +15,7 @@ from edge_offload.manager.policy import FixedPolicy, LatencyPolicy
 from edge_offload.mode import Mode
 from edge_offload_benchmarks.experiments.adaptive import bars, compare, dead_times, with_outages
 from edge_offload_benchmarks.simulation.closed_loop import ModeCost, VirtualRobot
-from edge_offload_benchmarks.simulation.workload import load_workload, save_workload
+from edge_offload_benchmarks.simulation.workload import load_workload, replay_cost, save_workload
 
 MB = 1e6
 # a network that takes 87 ms on the robot and 5 ms on the server, and an input that takes 61 ms at 10 MB/s
@@ -58,6 +58,24 @@ def test_it_neither_stays_local_nor_hedges_all_the_time(indoors):
 def test_the_oracle_is_never_beaten(indoors, interrupted):
     for rows in (indoors, interrupted):
         assert all(row["regret"] >= -1e-3 for row in rows.values())
+
+
+@pytest.mark.parametrize(("share", "chosen"), [(1.0, Mode.REPLAY), (1.5, Mode.SERVER)])
+def test_server_stands_in_for_replay_only_where_that_is_slower(share, chosen):
+    """Two modes of 0.1 s, and replay of as much or more, on a link that takes no time."""
+    found = {"robot_s": [0.01], "server_s": [share * 0.1 - 0.01], "bytes_up": [600], "bytes_down": [400]}
+    server = ModeCost(Mode.SERVER, [0.01], [0.09], [1000], 1000)
+    costs = [ModeCost(Mode.LOCAL, [0.4]), server, replay_cost(found, 1.0, ())]
+    robot = VirtualRobot(costs, Trace((0.0,), (10 * MB,), 60.0), LatencyPolicy())
+    modes = robot.run(30.0).modes[10:]
+    assert modes.count(chosen) >= 0.95 * len(modes)
+
+
+def test_a_slow_robot_is_slow_in_its_own_part_of_replay():
+    found = {"robot_s": [0.01, 0.02], "server_s": [0.03], "bytes_up": [5], "bytes_down": [7, 9]}
+    slow, fast = replay_cost(found, 4.0, [0.001]), replay_cost(found, 1.0, [0.001])
+    assert slow.robot_s == [0.04, 0.08]
+    assert (slow.server_s, slow.bytes_up, slow.bytes_down) == (fast.server_s, fast.bytes_up, fast.bytes_down)
 
 
 def test_no_frame_waits_for_a_dead_link():

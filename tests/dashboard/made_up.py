@@ -34,7 +34,7 @@ def run(seconds: float = 60.0, begin_s: float = BEGIN_S, rate: float = 8.0):
             records.append(server(t_s, 0.0 if outage else 0.35 * wobble))
     records.append(mode(down + 1, "local", "auto", "the server has not answered for 1.0 s"))
     records.append(diagnostic(down + 0.6, "kapao_node: health", "warn", "the server does not answer"))
-    records.append(mode(back + 0.5, "server", "auto", "the link carries 88 Mbit/s again"))
+    records.append(mode(back + 0.5, "server", "auto", "the link carries 11.0 MB/s again"))
     records.append(diagnostic(back + 0.4, "kapao_node: health", "ok", "running"))
     return sorted(records, key=lambda record: record["t_s"])
 

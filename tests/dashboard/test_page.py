@@ -39,7 +39,7 @@ def test_a_person_sees_figures_plots_modes_and_why(browser, history, source, ser
     tab = browser.tab(serve().url)
     tab.until("document.querySelectorAll('#events li').length > 8")
     assert tab.text("#tile-mode .big") == "server"
-    assert "the link carries 88 Mbit/s again" in tab.text("#tile-mode .small")
+    assert "the link carries 11.0 MB/s again" in tab.text("#tile-mode .small")
     assert "server 67 %, local 33 %" in tab.text("#tile-mode .small")
     assert tab.text("#tile-faults .big") == "160 of 480"
     assert tab.text("#tile-latency .big").endswith(" ms")

@@ -40,7 +40,7 @@ def test_the_figures_are_those_of_the_run(run_file, tmp_path, capsys):
     )
     assert record["by_mode"]["server"]["bytes_up"] == 61234
     assert record["fallbacks"] == {"the server does not answer": len(local)}
-    assert record["mode_switches"] == 2
+    assert (record["mode_switches"], record["switches_with_rate"]) == (2, 1)
     assert record["bandwidth"]["down_share"] == pytest.approx(1 / 3, abs=0.03)
     assert record["link"] == "wifi_93mbps"
     text = (tmp_path / "walk.html").read_text()

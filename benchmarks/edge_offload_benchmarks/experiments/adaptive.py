@@ -1,9 +1,10 @@
 """Choosing the mode per frame, over a whole bandwidth trace: auto against every mode and plan held, and an oracle.
 
 What a frame costs is measured here, between a robot's process and a server's, on frames of a video, one thread each:
-the network on the robot times --slowdown, and a request to the server without its time on the link. Plans of mode
-split are simulated from the times of the operators, measured as well, and corrected by what the simulation of a whole
-request is off. The trace is then run through in *virtual time*, frame after frame without a pause: estimator, probes,
+the network on the robot times --slowdown; a request to the server without its time on the link; a frame in mode replay
+of a process on the virtual device, likewise. Plans of mode split are simulated from the times of the operators,
+measured as well, and corrected by what the simulation of a whole request is off. The trace is then run through in
+*virtual time*, frame after frame without a pause: estimator, probes,
 forecasts, policy and hedging are those of the running system and see the link only through their own transfers. What
 is held is the running system, too: it falls back, and hedges when a result is late by its forecast. To begin sooner,
 because the link is seen to have stopped, and to join a server that comes back, is the policy's. The oracle knows what

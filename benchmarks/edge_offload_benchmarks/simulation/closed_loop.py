@@ -17,7 +17,7 @@ from edge_offload.link.estimate.estimator import PASSIVE, LinkReading, Transfer
 from edge_offload.link.transport.prober import Prober
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.forecast import Forecast, Forecaster
-from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation
+from edge_offload.manager.policy import FixedPolicy, Manager, OraclePolicy, Policy, Situation, bridged
 from edge_offload.manager.refresh import Refresher, worth_joining
 from edge_offload.mode import Mode
 from edge_offload.power.states import StatePowers
@@ -181,6 +181,8 @@ class VirtualRobot:
         reading = self._link.estimator.reading(began)
         obstacles = {mode: self._obstacle(mode) for mode in self._modes}
         forecasts = self._forecaster.forecasts(began, self._modes, reading, obstacles)
+        if self._watches:
+            forecasts = bridged(forecasts)  # where replay runs as well, server only stands in for it
         decision = self._manager.decide(Situation(began, forecasts, self._deadline_s))
         self._count_choice(forecasts, decision.mode)
         oracle = isinstance(self._manager.policy, OraclePolicy)

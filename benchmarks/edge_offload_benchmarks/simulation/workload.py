@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import pathlib
+import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from edge_offload.errors import BadInput, RemoteError
 from edge_offload.mode import Mode, parse_mode
 from edge_offload.outputs import write_text
-from edge_offload_benchmarks.processes import Server, patient_client, wait_open
+from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, modes_robot, patient_client, wait_open
 from edge_offload_benchmarks.simulation.closed_loop import ModeCost
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def measure(model: str, slowdowns: Sequence[float], frames: int, plans: bool) ->
     """One workload per slowdown, from frames of the sample video.
 
     ``local`` is what the robot's process takes for the network, times the slowdown. ``server`` is what a request takes
-    between the two processes without its time on the link; coding on the robot is slowed, too. Plans for ``split`` are
+    between the two processes without its time on the link; coding on the robot is slowed, too. ``replay`` is what it
+    takes a robot's process on the virtual device, whose own part is slowed. Plans for ``split`` are
     simulated from the times of the operators here, corrected by what the simulation of the whole request was off.
 
     Args:
@@ -89,17 +91,49 @@ def _measure(
             sizes.append(report.bytes_up + HEADERS_UP)
             down = report.bytes_down + HEADERS_DOWN
             pauses_s.append(attention.longest_s)
+        replayed = _replayed(address, keys, model, frames)
         found: List[Workload] = []
         for slowdown in slowdowns:
             costs = [
                 ModeCost(Mode.LOCAL, [slowdown * seconds for seconds in compute_s]),
                 ModeCost(Mode.SERVER, [slowdown * seconds for seconds in coding_s], serving_s, sizes, down, pauses_s),
             ]
+            if replayed["robot_s"]:
+                costs.append(replay_cost(replayed, slowdown, pauses_s))
             whole_s = [slowdown * own_s + rest_s for own_s, rest_s in zip(coding_s, serving_s)]
             planned = _planned(model, estimator.module, slowdown, inputs[0], whole_s) if plans else None
             found.append((costs, planned))
         module.close()
     return found
+
+
+def _replayed(address: str, keys: str, model: str, frames: int) -> Dict[str, Any]:
+    """What frames of mode ``replay`` cost; nothing, with a word, where this machine cannot run them."""
+    with Process(modes_robot(address, keys, model), ONE_THREAD) as robot:
+        lacks = robot.ask({"prepare": Mode.REPLAY.value}, OPEN_S)["lacks"]
+        found = robot.ask({"costs": 0 if lacks else frames}, OPEN_S)
+        robot.end()
+    if not found["robot_s"]:
+        print(f"without mode replay: {lacks or 'no frame took one round trip'}", file=sys.stderr)
+    return found
+
+
+def replay_cost(found: Mapping[str, Any], slowdown: float, pauses_s: Sequence[float]) -> ModeCost:
+    """Mode ``replay`` of a robot that is so much slower; ``found``: what a robot said of its frames.
+
+    Args:
+        found: ``robot_s``, ``server_s``, ``bytes_up`` and ``bytes_down``, a number per frame.
+        slowdown: of the robot's part.
+        pauses_s: see :class:`ModeCost`.
+    """
+    return ModeCost(
+        Mode.REPLAY,
+        [slowdown * seconds for seconds in found["robot_s"]],
+        found["server_s"],
+        [size + HEADERS_UP for size in found["bytes_up"]],
+        max(found["bytes_down"]) + HEADERS_DOWN,
+        pauses_s,
+    )
 
 
 def _own_coding_s(inputs: Sequence[Any], outputs: Sequence[Any]) -> float:

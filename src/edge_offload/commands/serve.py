@@ -109,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
     say("loading torch")
     import pathlib
 
+    from edge_offload.collector import Collector
     from edge_offload.execute.engines import table
     from edge_offload.execute.heap import keep_freed
     from edge_offload.execute.threads import parse_cores
@@ -151,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
         began = time.monotonic()
         server.preload(name)
         say(f"built {name} in {time.monotonic() - began:.1f} s")
-    with server:
+    with server, Collector().at_work():
         # one line on stdout that programs can wait for; everything else goes to stderr
         if server.engine != "eager":
             say(f"engine: {server.engine}")

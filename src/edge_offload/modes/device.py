@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -32,8 +32,9 @@ _log = logging.getLogger(__name__)
 READY_S = 60.0
 #: Seconds between attempts to make the device ready.
 AGAIN_S = 2.0
-#: Inferences by which ``replay`` has learnt a model: once with each call's metadata unknown, then its repeats.
-LESSONS = 8
+#: Most inferences by which ``replay`` learns a model, on what frames bring meanwhile: what is seen decides which calls
+#: a read-out makes. It has learnt it when so many of them in a row took one round trip each.
+LESSONS, IN_A_ROW = 16, 3
 
 
 def installed_device() -> Optional[Installed]:
@@ -71,12 +72,14 @@ class DeviceModule:
         self._handles: Dict[Mode, Handles[Specs, bool]] = {}
         self._copy: Optional[nn.Module] = None
         self._connection = -1
+        self._latest: Tuple[Specs, Sequence[torch.Tensor]] = ((), ())
         self._making = threading.Lock()
         self._lock = threading.Lock()
 
     def unavailable_reason(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """See :class:`~edge_offload.modes.runner.Runner`."""
         specs = specs_of(inputs)
+        self._latest = specs, inputs
         reason = self._handles_of(mode).unavailable_reason(
             specs, lambda: functools.partial(self._make_ready, mode, specs)
         )
@@ -132,11 +135,14 @@ class DeviceModule:
                     self._connection = connection
                     self._copy = copy.deepcopy(self._module).to("cuda")
                 progress(f"mode {mode} learns it")
-                probe = [spec.zeros() for spec in specs]
-                for lesson in range(LESSONS if mode is Mode.REPLAY else 2):
+                known = 0
+                for _ in range(LESSONS if mode is Mode.REPLAY else 2):
+                    latest, inputs = self._latest
+                    example = [tensor.clone() for tensor in inputs] if latest == specs else [s.zeros() for s in specs]
                     with self._lock:
-                        attempt = self._infer(self._copy, mode, probe)
-                    if attempt.round_trips <= 1 and lesson > 2:
+                        attempt = self._infer(self._copy, mode, example)
+                    known = known + 1 if attempt.round_trips <= 1 else 0
+                    if known == IN_A_ROW:
                         break
             except Exception as error:
                 self._drop(f"the virtual device cannot run this model: {error}")

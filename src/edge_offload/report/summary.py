@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any, Dict, List, Optional
 
@@ -11,6 +12,8 @@ from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.report.columns import MODES, ORIGINS, Columns
 from edge_offload.timing import STAGES
+
+_RATE = re.compile(r"\d [kM]B/s")
 
 
 def summarise(run: Columns) -> Dict[str, Any]:
@@ -25,6 +28,7 @@ def summarise(run: Columns) -> Dict[str, Any]:
         raise BadInput("the run holds no frame with a result", remedy="record offload/latency")
     times = np.sort(frames["t_s"])
     lasted = float(times[-1] - times[0])
+    switches = [after for before, after in zip(run.modes, run.modes[1:]) if before["mode"] != after["mode"]]
     record: Dict[str, Any] = {
         "begin_s": float(run.first_s),
         "duration_s": float(run.last_s - run.first_s),
@@ -36,7 +40,8 @@ def summarise(run: Columns) -> Dict[str, Any]:
         "all": _figures(frames, np.ones(count, dtype=bool)),
         "by_mode": {},
         "fallbacks": dict(sorted(run.fallbacks.items(), key=lambda item: -item[1])),
-        "mode_switches": sum(1 for a, b in zip(run.modes, run.modes[1:]) if a["mode"] != b["mode"]),
+        "mode_switches": len(switches),
+        "switches_with_rate": sum(_RATE.search(str(one["reason"])) is not None for one in switches),
         "bandwidth": _bandwidth(run),
         "energy_source": max(run.energy_sources, key=lambda name: run.energy_sources[name], default="unknown"),
     }

@@ -14,7 +14,9 @@ PREPARED = (BRIDGED, Mode.SPLIT)
 NOT_CHOSEN = "it is prepared when a policy chooses"
 #: Frames that the server answers before anything is prepared beside them, and seconds after which none is waited for.
 FIRST_FRAMES, FIRST_S = 10, 20.0
-#: Seconds after which ``split`` is prepared although ``replay`` is not ready.
+#: Frames of a mode after which it is known: the first one tells of its start only.
+TRIALS = 2
+#: Seconds after which ``split`` is prepared although ``replay`` is not ready, or not tried.
 IN_TURN_S = 60.0
 
 
@@ -29,7 +31,7 @@ class Preparation:
     def __init__(self, forecaster: Forecaster, bridges: bool) -> None:
         self._forecaster, self.bridges = forecaster, bridges
         if bridges:
-            forecaster.trials = dict.fromkeys(PREPARED, 2)
+            forecaster.trials = dict.fromkeys(PREPARED, TRIALS)
         self._begun: Set[Mode] = set()
         self._made_s = time.monotonic()
 
@@ -45,7 +47,9 @@ class Preparation:
         since_s = time.monotonic() - self._made_s
         if self._forecaster.frames(BRIDGE) < FIRST_FRAMES and since_s < FIRST_S:
             return "it is prepared when frames run"
-        if mode is Mode.SPLIT and others.get(BRIDGED) and since_s < IN_TURN_S:
+        # one at a time: what is tried beside what is learnt looks slower than it is, and frames meet both
+        known = not others.get(BRIDGED) and self._forecaster.frames(BRIDGED) >= TRIALS
+        if mode is Mode.SPLIT and not known and since_s < IN_TURN_S:
             return f"it is prepared after {BRIDGED}"
         self._begun.add(mode)
         return ""

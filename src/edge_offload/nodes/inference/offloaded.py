@@ -14,6 +14,7 @@ import rospy
 from std_msgs.msg import Header
 
 from edge_offload.arrays import Array
+from edge_offload.collector import Collector
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.manager.in_flight import MOST
 from edge_offload.manager.policy import POLICIES, chooses
@@ -21,7 +22,6 @@ from edge_offload.manager.promise import HABITS, UNKNOWN, PromisePolicy
 from edge_offload.mode import TABLE, Mode, names, parse_mode
 from edge_offload.modes.server import CAPTURED
 from edge_offload.nodes.common.base import Node
-from edge_offload.nodes.common.collector import Collector
 from edge_offload.nodes.common.convert import image_to_bgr
 from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.carry import CarryThread

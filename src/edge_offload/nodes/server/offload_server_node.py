@@ -23,6 +23,7 @@ import rospy
 from nav_msgs.msg import OccupancyGrid, Path
 from std_msgs.msg import Header
 
+from edge_offload.collector import Collector
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.execute.devices import AUTO
 from edge_offload.link.security.keys import KeyStore
@@ -102,6 +103,8 @@ class OffloadServerNode(Node):
         self._server.start()
         self.health.value("address", self._server.address)
         self.health.value("device", self._server.device)
+        self._collector = Collector()
+        self._collector.begin()
         self._ticker = Ticker(1.0 / params["status_rate"], self._tick, self.fault)
         self._ticker.start()
         rospy.loginfo(f"listening on {self._server.address}, device {self._server.device}")
@@ -109,6 +112,7 @@ class OffloadServerNode(Node):
     def stop(self) -> None:
         if hasattr(self, "_ticker"):
             self._ticker.close()
+            self._collector.end()
             self._status.publish(self._status_message(ServerStatus.STOPPING))
         if hasattr(self, "_server"):
             self._server.close()
@@ -116,6 +120,7 @@ class OffloadServerNode(Node):
             self._gpu.close()
 
     def _tick(self) -> None:
+        self._collector.look()
         message = self._status_message(ServerStatus.READY)
         states = self._server.pool.engines()
         for model, (words, _) in states.items():

@@ -1,0 +1,72 @@
+"""Mode ``replay`` learns a model on what frames bring, until it needs one round trip for an inference."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, List, Sequence
+
+import pytest
+import torch
+
+from edge_offload.execute.tensors import specs_of
+from edge_offload.mode import Mode
+from edge_offload.modes import device
+from edge_offload.modes.device import IN_A_ROW, LESSONS, DeviceModule
+from edge_offload.modes.runner import Attempt
+
+
+class Learner(DeviceModule):
+    """Notes its lessons; ``trips``: the round trips that each takes, the last one for ever; ``news``: told of each."""
+
+    def __init__(self, trips: Sequence[int]) -> None:
+        recorder = SimpleNamespace(failed=False, limit_waits=lambda seconds: None)
+        remote = SimpleNamespace(close=lambda: None)
+        there: Any = SimpleNamespace(recorder=recorder, remote=remote)
+        client: Any = SimpleNamespace(counters={"connections": 1}, cause="")
+        super().__init__(there, SimpleNamespace(to=lambda where: None), client)  # type: ignore[arg-type]
+        self.trips, self.lessons, self.news = list(trips), [], lambda: None
+        self._copy, self._connection = torch.nn.Identity(), 1
+
+    def _infer(self, module: torch.nn.Module, mode: Mode, inputs: Sequence[torch.Tensor]) -> Attempt:
+        trips = self.trips.pop(0) if len(self.trips) > 1 else self.trips[0]
+        self.lessons.append((float(inputs[0].flatten()[0]), trips))
+        self.news()
+        return Attempt((), {}, 0, 0, trips)
+
+    def learn(self, mode: Mode = Mode.REPLAY) -> List[Any]:
+        specs = specs_of([torch.zeros(2, 3)])
+        assert self._make_ready(mode, specs, lambda doing: None)
+        return self.lessons
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_opened(monkeypatch):
+    monkeypatch.setattr(device.Handles, "unavailable_reason", lambda *_: "it is being opened")
+
+
+def test_before_a_frame_has_come_it_learns_on_zeros_until_one_round_trip_has_done_for_some():
+    assert [trips for _, trips in Learner([8, 7, 1]).learn()] == [8, 7, *[1] * IN_A_ROW]
+    assert {value for value, _ in Learner([8, 7, 1]).learn()} == {0.0}
+
+
+def test_what_is_seen_is_what_it_learns_on_and_a_surprise_makes_it_go_on():
+    learner = Learner([8, 1, 1, 6, 1])
+    frames = iter(range(1, 100))
+
+    def frame():
+        learner.unavailable_reason(Mode.REPLAY, [torch.full((2, 3), float(next(frames)))])
+
+    learner.news = frame
+    frame()
+    assert learner.learn() == [(1.0, 8), (2.0, 1), (3.0, 1), (4.0, 6), (5.0, 1), (6.0, 1), (7.0, 1)]
+
+
+def test_frames_of_other_shapes_are_no_example():
+    learner = Learner([1])
+    learner.unavailable_reason(Mode.REPLAY, [torch.ones(5)])
+    assert {value for value, _ in learner.learn()} == {0.0}
+
+
+def test_a_program_that_always_needs_more_is_not_learnt_for_ever():
+    assert len(Learner([3]).learn()) == LESSONS
+    assert len(Learner([3]).learn(Mode.LAZY)) == 2

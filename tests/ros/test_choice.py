@@ -1,0 +1,28 @@
+"""What a node says it can choose among, where it was started without what some modes need."""
+
+import pytest
+
+from edge_offload.mode import Mode
+
+network = pytest.importorskip("edge_offload.nodes.inference.network", reason="needs ROS")
+#: Those of the launch files.
+CANDIDATES = (Mode.LOCAL, Mode.REPLAY, Mode.SPLIT)
+
+
+def test_with_everything_there_the_bridge_is_told_apart_from_the_choice():
+    assert network._choice(CANDIDATES, {}) == (
+        "local, replay, split; server until replay is ready, and while it is slower"
+    )
+
+
+def test_off_the_virtual_device_replay_is_named_with_its_reason_and_server_stands_in_for_good():
+    words = network._choice(CANDIDATES, {Mode.REPLAY: "virtual_device is false"})
+    assert words == "local, split; server for replay; not replay: virtual_device is false"
+
+
+def test_without_a_server_the_robot_is_all_that_is_left():
+    absent = {mode: "there is no server" for mode in Mode if mode is not Mode.LOCAL}
+    words = network._choice(CANDIDATES, absent)
+    assert words.startswith("local;")
+    assert "not split: there is no server" in words
+    assert "server for" not in words

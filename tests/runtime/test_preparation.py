@@ -1,0 +1,61 @@
+"""Modes that take long to learn are prepared behind the first frames, and one after the other."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+import pytest
+
+from edge_offload.mode import Mode
+from edge_offload.runtime import preparation
+from edge_offload.runtime.preparation import FIRST_FRAMES, FIRST_S, IN_TURN_S, TRIALS, Preparation
+
+
+class Counts:
+    """Counts frames as a forecaster does."""
+
+    def __init__(self) -> None:
+        self.ran: Dict[Mode, int] = {}
+        self.trials: Dict[Mode, int] = {}
+
+    def frames(self, mode: Mode) -> int:
+        return self.ran.get(mode, 0)
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    made = Counts()
+    made.now = 100.0
+    monkeypatch.setattr(preparation.time, "monotonic", lambda: made.now)
+    return made
+
+
+def lacking(prepared, replay=""):
+    """Why the two cannot be prepared, asked in their order; ``replay``: why that cannot run."""
+    first = prepared.not_yet(Mode.REPLAY, {})
+    return first, prepared.not_yet(Mode.SPLIT, {Mode.REPLAY: first or replay})
+
+
+def test_first_frames_then_replay_then_its_trials_then_split(counts):
+    prepared = Preparation(counts, bridges=True)
+    assert all(lacking(prepared))
+    counts.ran[Mode.SERVER] = FIRST_FRAMES
+    assert lacking(prepared, "it is learnt") == ("", "it is prepared after replay")
+    assert lacking(prepared) == ("", "it is prepared after replay"), "it is learnt, and not tried"
+    counts.ran[Mode.REPLAY] = TRIALS - 1
+    assert lacking(prepared) == ("", "it is prepared after replay")
+    counts.ran[Mode.REPLAY] = TRIALS
+    assert lacking(prepared) == ("", "")
+    assert lacking(prepared, "the server has gone") == ("", ""), "what has begun goes on"
+
+
+def test_nobody_waits_for_ever(counts):
+    prepared = Preparation(counts, bridges=True)
+    counts.now += FIRST_S
+    assert lacking(prepared, "no compiler") == ("", "it is prepared after replay")
+    counts.now += IN_TURN_S
+    assert lacking(prepared, "no compiler") == ("", "")
+
+
+def test_where_server_is_a_candidate_of_its_own_nothing_waits(counts):
+    assert lacking(Preparation(counts, bridges=False), "it is learnt") == ("", "")
