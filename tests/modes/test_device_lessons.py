@@ -13,6 +13,7 @@ from edge_offload.mode import Mode
 from edge_offload.modes import device
 from edge_offload.modes.device import IN_A_ROW, LESSONS, DeviceModule
 from edge_offload.modes.runner import Attempt
+from edge_offload.protocol.remote import END
 
 
 class Learner(DeviceModule):
@@ -70,3 +71,22 @@ def test_frames_of_other_shapes_are_no_example():
 def test_a_program_that_always_needs_more_is_not_learnt_for_ever():
     assert len(Learner([3]).learn()) == LESSONS
     assert len(Learner([3]).learn(Mode.LAZY)) == 2
+
+
+def test_the_session_of_before_is_ended_over_the_new_connection(monkeypatch):
+    asked, sessions = [], iter([b"first", b"second"])
+    monkeypatch.setattr("edge_offload.device.connect.other_operators", lambda client: ())
+    monkeypatch.setattr(
+        "edge_offload.device.link_remote.LinkRemote", lambda *_, **__: SimpleNamespace(session=next(sessions))
+    )
+    there: Any = SimpleNamespace(
+        remote=SimpleNamespace(session=b"somebody else's"), reconnect=lambda remote: setattr(there, "remote", remote)
+    )
+    client: Any = SimpleNamespace(
+        request=lambda kind, body, timeout_s: asked.append((there.remote.session, kind, body["session"]))
+    )
+    module = DeviceModule(there, torch.nn.Identity(), client)
+    module._connect()
+    assert (there.remote.session, asked) == (b"first", []), "there was none before"
+    module._connect()
+    assert asked == [(b"second", END, b"first")]

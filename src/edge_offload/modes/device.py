@@ -23,6 +23,7 @@ from edge_offload.link.transport.client import Client
 from edge_offload.mode import Mode
 from edge_offload.modes.remote import Handles, Progress, TimeoutLimits, TimeoutPolicy
 from edge_offload.modes.runner import Attempt, FailedAttempt
+from edge_offload.protocol.remote import END
 
 if TYPE_CHECKING:
     from edge_offload.device.installation import Installed
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: Longest wait for one answer while the device is made ready (seconds).
 READY_S = 60.0
+#: Seconds within which the server should hear that a session of before is over; nobody waits for that.
+END_S = 10.0
 #: Seconds between attempts to make the device ready.
 AGAIN_S = 2.0
 #: Most inferences by which ``replay`` learns a model, on what frames bring meanwhile: what is seen decides which calls
@@ -72,6 +75,7 @@ class DeviceModule:
         self._handles: Dict[Mode, Handles[Specs, bool]] = {}
         self._copy: Optional[nn.Module] = None
         self._connection = -1
+        self._session = b""
         self._latest: Tuple[Specs, Sequence[torch.Tensor]] = ((), ())
         self._making = threading.Lock()
         self._lock = threading.Lock()
@@ -160,6 +164,9 @@ class DeviceModule:
             refused=other_operators(self._client),
         )  # fmt: skip
         self._device.reconnect(remote)
+        if self._session:  # the server would keep it for a return, with a process of its own
+            self._client.request(END, {"session": self._session}, timeout_s=END_S)
+        self._session = remote.session
 
     def _drop(self, problem: str) -> None:
         """The session is over; a frame that asks after a while starts another."""
