@@ -259,13 +259,14 @@ def test_the_list_names_every_scenario_and_a_wrong_name_is_refused(capsys):
 def test_a_file_of_results_is_kept_up_to_date_scenario_by_scenario(tmp_path):
     path = tmp_path / "chaos.json"
     frames, summary = good()
-    older = [record(verdict(frames, summary, scenario=name)) for name in ("reset (split)", "reset", "calm")]
+    before = ("rtt (replay)", "reset (split)", "reset", "calm")
+    older = [record(verdict(frames, summary, scenario=name)) for name in before]
     records.write(path, "chaos", merged([], older))
     newer = record(verdict(frames, summary, back=18.0, scenario="calm"))
     assert not newer["passed"]
     found = merged(records.read_list(path, "chaos"), [newer])
     passed = [(item["scenario"], item["passed"]) for item in found]
-    assert passed == [("calm", False), ("reset", True), ("reset (split)", True)]
+    assert passed == [("calm", False), ("reset", True), ("reset (split)", True), ("rtt (replay)", True)]
     path.write_text("[1]")
     with pytest.raises(BadInput, match="holds something else"):
         records.read_list(path, "chaos")

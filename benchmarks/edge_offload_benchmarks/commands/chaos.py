@@ -42,6 +42,7 @@ from edge_offload.outputs import Kept, add_output
 if TYPE_CHECKING:
     from edge_offload_benchmarks.chaos.verdict import Verdict
 
+MODES = ("server", "split", "replay")
 HOLD_S, FULL_HOLD_S = 5.0, 15.0
 REPEAT = 3
 STEADY_S, RECOVER_S, SETTLE_S = 1.5, 15.0, 1.0
@@ -57,8 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeat", type=int, default=REPEAT, metavar="N", help=f"faults one after the other ({REPEAT})"
     )
     parser.add_argument("--no-timing", action="store_true", help="report latencies but do not judge them")
-    modes = ("server", "split", "replay")
-    parser.add_argument("--mode", choices=modes, default=modes[0], help="where frames go but local")
+    parser.add_argument("--mode", choices=MODES, default=MODES[0], help="where frames go but local")
     parser.add_argument("--in-flight", type=int, default=1, metavar="N", help="frames under way at once (1)")
     parser.add_argument("--carry", action="store_true", help="every frame leaves at once, carried along")
     parser.add_argument("--turns", action="store_true", help="two networks, which take turns at the server")
@@ -126,7 +126,7 @@ def merged(held: Sequence[Dict[str, Any]], found: Sequence[Dict[str, Any]]) -> L
     from edge_offload_benchmarks.chaos.scenarios import names
 
     by_name = {item["scenario"]: item for item in [*held, *found]}
-    order = [*names(), *(labelled(name, "split") for name in names())]
+    order = [labelled(name, mode) for mode in MODES for name in names()]
     return [by_name[name] for name in order if name in by_name]
 
 
