@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -27,8 +28,11 @@ SLO_S = 0.6
 class World:
     """Workers that serve in turn; a test freezes, ends or brings back nodes of them."""
 
-    def __init__(self, seed: int, gpus: int = 3, load: float = 0.5, beyond: float = 0.0, slo: float = 0.0) -> None:
+    def __init__(
+        self, seed: int, gpus: int = 3, load: float = 0.5, beyond: float = 0.0, slo: float = 0.0, stays: bool = False
+    ) -> None:
         self.source = random.Random(seed)
+        self.stays = stays
         self.beyond = beyond
         self.network = network = a_network(self.source, "net", ("H", "L"), 4, 3, 1)
         fastest = min(float(shares[1][:, 0].sum()) for shares in network.latency_s.values())
@@ -44,7 +48,7 @@ class World:
             for w in range(stage.gpus)
         }
         self.dispatcher = Dispatcher(self.start, self.answer, self.refuse)
-        self.now = 0.0
+        self.now, self.waiting_for_ever = 0.0, 0
         self.events: List[Tuple[float, int, Callable[[], None]]] = []
         self.numbers = itertools.count()
         self.frozen: Set[str] = set()
@@ -67,6 +71,8 @@ class World:
             self.at(self.now + 0.017, lambda: self.dispatcher.failed(call.number, "it died", True, self.now))
         elif node in self.frozen:
             self.held.setdefault(node, []).append(call)
+        elif call.track.at in self.dead | self.frozen:
+            self.waiting_for_ever += 1  # it takes its tensors from there
         else:
             begin = max(self.now, self.free.get(self.where(call), 0.0))
             takes = call.takes * (1.0 + self.beyond * self.source.expovariate(1.0))
@@ -80,7 +86,7 @@ class World:
         elif node in self.dead:
             self.dispatcher.failed(call.number, "it died", True, self.now)
         else:
-            self.dispatcher.ended(call.number, list(call.track.payload), self.now)
+            self.dispatcher.ended(call.number, list(call.track.payload), self.now, self.stays)
 
     def thaw(self, node: str) -> None:
         self.frozen.discard(node)
@@ -183,11 +189,12 @@ def test_nobody_there_refuses_at_once() -> None:
     assert set(found.values()) == {"refused"}
 
 
+@pytest.mark.parametrize("stays", [False, True])
 @pytest.mark.parametrize("fault", ["freeze", "die"])
-def test_what_is_under_way_makes_its_deadline_elsewhere_if_it_can(fault: str) -> None:
+def test_what_is_under_way_makes_its_deadline_elsewhere_if_it_can(fault: str, stays: bool) -> None:
     made, could = 0, 0
     for seed in range(14):
-        world = World(seed, 6, load=0.4)
+        world = World(seed, 6, load=0.4, stays=stays)
         victim = next((world.nodes[at] for at in world.nodes if at[2] == 0 and (*at[:2], 1) in world.nodes), "")
         able: List[int] = []
 
@@ -196,7 +203,8 @@ def test_what_is_under_way_makes_its_deadline_elsewhere_if_it_can(fault: str) ->
             for call in world.dispatcher._calls.values():
                 if world.nodes[world.where(call)] != victim:
                     continue
-                stages, batch = call.track.route.stages[call.stage :], len(call.track.job.requests)
+                first = 0 if call.track.at == victim else call.stage  # its tensors are gone, too: from the inputs
+                stages, batch = call.track.route.stages[first:], len(call.track.job.requests)
                 others = [float(free) for worker, free in enumerate(stages[0].free) if worker != call.worker]
                 # a dead one is told of when its call would end, a frozen one is overdue later
                 known = max(call.due, world.now) + (0.017 if fault == "die" else max(0.05, call.takes / 2))
@@ -213,3 +221,23 @@ def test_what_is_under_way_makes_its_deadline_elsewhere_if_it_can(fault: str) ->
         assert all(each.noticed >= 1.0 and each.answered > each.noticed for each in told)
     assert could >= 10
     assert made >= 0.95 * could
+
+
+@pytest.mark.parametrize("fault", ["freeze", "die"])
+def test_what_has_its_tensors_on_a_node_that_is_gone_begins_anew(fault: str) -> None:
+    """The nodes of the first stage fail one after the other, behind what they have passed on."""
+    waited = lost = 0
+    for seed in range(20):
+        world = World(seed, 6, load=0.4, slo=12.0, stays=True)
+        route = next((route for route in world.routes if len(route.stages) > 1), None)
+        if route is None or len(route.stages[0].free) < 3:
+            continue
+        at = world.routes.index(route)
+        harmed = world.dead if fault == "die" else world.frozen
+        for number in range(2):
+            world.at(1.0 + number, functools.partial(harmed.add, world.nodes[at, 0, number]))
+        found = world.run(4.0)
+        waited += world.waiting_for_ever
+        lost += sum(word != "answered" for word in found.values())
+    assert waited >= 5, "some were about to take tensors from there"
+    assert lost <= 0.2 * waited

@@ -16,6 +16,7 @@ import secrets
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -35,6 +36,8 @@ DEFAULT_PORT = 5790
 LOOPBACK = "127.0.0.1"
 #: Seconds that a machine may take to join.
 START_S = 90.0
+#: Seconds in which a head has to answer.
+GREET_S = 5.0
 #: Ray's processes wait so long for a head that is away, and end then (seconds).
 HEAD_S = 5
 #: For so long a server's word counts.
@@ -296,12 +299,7 @@ def start_member(address: str, machine: Machine, folder: pathlib.Path) -> Starte
     """
     check_keys(address, folder)
     host, port = parse_address(address)
-    try:
-        socket.create_connection((host, port), 5.0).close()
-    except OSError as error:
-        raise BadInput(
-            f"no pool at {host}:{port}: {error}", remedy="begin it there with 'edge-offload pool head'"
-        ) from error
+    _greet(host, port, folder)
     options = ["--address", f"{host}:{port}"]
     # one after the other: two that begin at once on one machine may take the same socket, and one of them fails
     with open(folder / "start.lock", "w", encoding="utf-8") as lock:
@@ -327,6 +325,32 @@ def check_keys(address: str, folder: pathlib.Path) -> None:
         from edge_offload.server.pool import certificates
 
         certificates.prepare(folder, False)
+
+
+def _greet(host: str, port: int, folder: pathlib.Path) -> None:
+    """See that a head listens, with a certificate of the authority that this machine knows: Ray itself just aborts.
+
+    Raises:
+        BadInput: nobody listens there, or with another certificate.
+    """
+    secured = "RAY_USE_TLS" in environment(folder, {})
+    try:
+        with socket.create_connection((host, port), GREET_S) as plain:
+            if secured:
+                context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+                context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+                context.check_hostname = False  # Ray, too, asks for the authority alone
+                context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+                context.wrap_socket(plain).close()
+    except ssl.SSLError as error:
+        raise BadInput(
+            f"no pool at {host}:{port} with certificates like those in {folder}: {error.reason or error}",
+            remedy="copy the head's folder here; a pool on loopback has none: take --pool-keys of its own",
+        ) from error
+    except OSError as error:
+        raise BadInput(
+            f"no pool at {host}:{port}: {error}", remedy="begin it there with 'edge-offload pool head'"
+        ) from error
 
 
 def parse_address(text: str) -> Tuple[str, int]:
@@ -445,6 +469,7 @@ def connect(address: str, folder: pathlib.Path) -> Any:
     check_keys(address, folder)
     os.environ.update(environment(folder))
     host, port = parse_address(address)
+    _greet(host, port, folder)
     import ray
 
     try:

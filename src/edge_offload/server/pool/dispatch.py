@@ -70,17 +70,22 @@ class Job:
     tracks: List[Track] = field(default_factory=list)
     promised: float = math.inf
     stranded: Optional[Stranded] = None
+    anew: bool = False
 
 
 @dataclass
 class Track:
-    """A way of a batch through a route; there is a second one where the first cannot go on."""
+    """A way of a batch through a route; there is a second one where the first cannot go on.
+
+    ``at``: the node whose store holds ``payload``, which is lost along with it; empty: the driver has it.
+    """
 
     job: Job
     route: Route
     uses: Tuple[Use, ...]
     payload: Any
     stage: int = 0
+    at: str = ""
     tried: Set[int] = field(default_factory=set)
 
 
@@ -167,6 +172,8 @@ class Dispatcher:
         #: Nodes that are out of the plan, since when.
         self.out: Dict[str, float] = {}
         self._absent: Set[Tuple[int, int, int]] = set()
+        #: Nodes of which a worker has gone, and that have not answered since: they may be gone, too.
+        self._doubted: Set[str] = set()
 
     @property
     def running(self) -> int:
@@ -242,8 +249,8 @@ class Dispatcher:
                   for call in self._calls.values() if call.sent and not call.track.job.done]  # fmt: skip
         return min([again, *limits])
 
-    def ended(self, number: int, payload: Any, now: float) -> None:
-        """A call has ended; what it gave."""
+    def ended(self, number: int, payload: Any, now: float, stays: bool = False) -> None:
+        """A call has ended; what it gave, and whether that stays in its node's store until somebody takes it."""
         call = self._calls.pop(number, None)
         if call is None:
             return
@@ -258,7 +265,7 @@ class Dispatcher:
         if job.done or track.stage != call.stage:
             return
         track.stage += 1
-        track.payload = payload
+        track.payload, track.at = payload, self._node(call) if stays else ""
         track.tried = set()
         if track.stage < len(track.route.stages):
             self._next(track, now)
@@ -279,6 +286,7 @@ class Dispatcher:
         self._of.pop(id(call.use), None)
         call.table.done(call.use, now)
         if gone:
+            self._doubted.add(self._node(call))
             key = (id(call.track.route), call.stage, call.worker)
             self._absent.add(key)
             self._free(key, math.inf)
@@ -289,6 +297,7 @@ class Dispatcher:
     def heard(self, node: str, now: float) -> None:
         """A node answers."""
         self._strikes.pop(node, None)
+        self._doubted.discard(node)
         if self.out.pop(node, None) is not None:
             for key, of in self._nodes.items():
                 if of == node and key not in self._absent:
@@ -299,14 +308,14 @@ class Dispatcher:
         if node not in self.out:
             self._take_out(node, now)
         for call in list(self._calls.values()):
-            if not call.overdue and self._node(call) == node:
+            if not call.overdue and node in (self._node(call), call.track.at):
                 call.overdue = True
                 self._elsewhere(call, now)
 
     def _next(self, track: Track, now: float) -> None:
         use = track.uses[track.stage]
         call = Call(next(self._numbers), track, track.stage, use, now)
-        if not math.isfinite(float(call.table.free[use.worker])):
+        if not math.isfinite(float(call.table.free[use.worker])) or track.at in self.out:
             call.table.done(use)
             self._elsewhere(call, now)
             self._refuse_stranded(track.job, "full: no other member of the pool is there")
@@ -382,7 +391,10 @@ class Dispatcher:
             self._refuse(job.requests, why)
 
     def _elsewhere(self, call: Call, now: float) -> None:
-        """From the last tensors at hand at another worker of the stage; else from the inputs by another route."""
+        """From the last tensors at hand at another worker of the stage; else from the inputs by another route.
+
+        Both where the tensors are on a node that may be gone, from the inputs alone where it is.
+        """
         track, job = call.track, call.track.job
         if job.done or track.stage != call.stage:
             return
@@ -390,7 +402,8 @@ class Dispatcher:
         table = track.route.stages[call.stage]
         left = [worker for worker in range(len(table.free)) if worker not in track.tried]
         self._note(call, min((float(table.free[worker]) for worker in left), default=math.inf), now)
-        if left:
+        doubtful = bool(track.at) and (track.at in self._doubted or track.at in self._strikes or track.at in self.out)
+        if left and track.at not in self.out:
             worker = min(left, key=lambda each: float(table.free[each]))
             moved = now + table.transfer_s * len(job.requests)
             due = max(float(table.free[worker]), moved) + call.takes
@@ -404,15 +417,17 @@ class Dispatcher:
                 table.turns[worker].append(use)
                 table.settle(worker)
                 self._call(Call(next(self._numbers), track, call.stage, use, now))
-                return
-        for route in self._routes:
-            if route is track.route or route.batch < len(job.requests):
-                continue
-            way = route.probe(now, len(job.requests))
-            if way.end <= job.deadline:
-                route.reserve(way)
-                self._next(_track(job, route, way.uses), now)
-                return
+                if not doubtful or job.anew:
+                    return
+        routes = [route for route in self._routes if route.batch >= len(job.requests)]
+        ways = [
+            (route, route.probe(now, len(job.requests))) for route in routes if doubtful or route is not track.route
+        ]
+        route, way = min(ways, key=lambda each: each[1].end, default=(None, None))
+        if route is not None and way is not None and way.end <= job.deadline:
+            job.anew = job.anew or doubtful
+            route.reserve(way)
+            self._next(_track(job, route, way.uses), now)
 
     def _note(self, call: Call, free: float, now: float) -> None:
         """Keep how a batch stands that cannot go on where it is; the first time counts."""
@@ -423,7 +438,7 @@ class Dispatcher:
         left_s = sum(
             float(stage.compute_s[batch - 1]) + stage.transfer_s * batch for stage in track.route.stages[call.stage :]
         )
-        others = [route for route in self._routes if route is not track.route and route.batch >= batch]
+        others = [route for route in self._routes if (track.stage or route is not track.route) and route.batch >= batch]
         anew_s = min((route.probe(now, batch).end - now for route in others), default=math.inf)
         job.stranded = Stranded(now, call.due, call.takes, left_s, free, anew_s, job.deadline, batch)
         self.stranded.append(job.stranded)
@@ -459,7 +474,7 @@ class Dispatcher:
             self._slack_s = min(self._most_slack_s, late_s)
 
     def _strike(self, call: Call, now: float) -> None:
-        node = self._node(call)
+        node = call.track.at if call.track.at in self._doubted else self._node(call)
         self._strikes[node] = self._strikes.get(node, 0) + 1
         if self._strikes[node] >= STRIKES and node not in self.out:
             self._take_out(node, now)

@@ -46,6 +46,8 @@ PING_S = 10.0
 SLACK = 0.1
 #: Weight of the latest interval between requests in their mean.
 LATEST = 0.1
+#: Tensors of so many of the bytes that travel with a call may be too many, with what tells of them.
+INLINE_SHARE = 0.9
 #: So many batches that could not go on where they were are told.
 TOLD = 64
 #: A driver without word from its front for so long ends.
@@ -496,16 +498,18 @@ class Gateway:
             self._post("failed", (call.number, seat, None, "its member is not there", True))
             return
         last = call.stage == len(call.track.route.stages) - 1
-        run = sitting.actor.run.options(num_returns=2)
+        run = sitting.actor.run.options(num_returns=1 if last else 2)
         ran = run.remote(found[0].parts[found[1]], len(call.track.job.requests), call.track.payload)
         actor = sitting.actor
-        reference, kept = (ran[1], None) if last else (ran[0], ran[1])
+        reference, kept = (ran, None) if last else ran
+        crossing = 0.0 if last else float(self._network.cut_bytes[found[0].parts[found[1]][2] - 1])
+        stays = crossing * len(call.track.job.requests) >= INLINE_SHARE * cluster.INLINE_BYTES
 
         def done(future: Any) -> None:
             error = future.exception()
             if error is None:
                 # the tensors go from stage to stage as a reference; only the last stage's are fetched
-                self._post("ended", (call.number, future.result() if last else kept))
+                self._post("ended", (call.number, future.result()[1] if last else kept, stays))
             else:
                 words = cluster.plain(error)
                 self._post("failed", (call.number, seat, actor, words, type(error).__name__ in GONE))
@@ -520,8 +524,8 @@ class Gateway:
     def _note(self, what: str, about: Any) -> None:
         now = time.monotonic()
         if what == "ended":
-            number, payload = about
-            self._dispatcher.ended(number, payload, now)
+            number, payload, stays = about
+            self._dispatcher.ended(number, payload, now, stays)
         elif what == "failed":
             number, seat, actor, words, gone = about
             self._dispatcher.failed(number, words, gone, now)
