@@ -4,7 +4,8 @@ GPUs are emulated, so that many batches are under way; processes are killed and 
 how each batch stood that could not go on where it was. One *could* be in time elsewhere if its deadline leaves time for
 what is left of it at another worker of its stage, or for another route from its inputs, from when the failure could be
 known: when the call is overdue (by half of its time, 50 ms at least), or at the driver's notice where that was earlier.
-Each batch is judged as if it were the only one.
+Its last tensors may be in the failed machine's store (a killed actor leaves that): then from its inputs alone. Each
+batch is judged as if it were the only one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 import psutil
@@ -77,25 +78,23 @@ def measure(
                 store.trust_server(server.address, public)
             command = [sys.executable, "-m", "edge_offload_benchmarks.pool_real", server.address, str(root)]
             with Process(command) as robots:
-                for kind, (harm, mend) in KINDS.items():
+                for kind in KINDS:
                     faults = []
                     for number in range(repeat):
                         rate = pool.wait_workers(gpus, START_S)["rate"]
                         at_s = simulate.poisson(
                             rate * load, slo_s * (BEFORE + AFTER), np.random.default_rng([seed, number])
                         )
-                        faults.append(_fault(pool, members[-1], robots, at_s.tolist(), slo_s, harm, mend))
+                        faults.append(_fault(pool, members[-1], robots, at_s.tolist(), slo_s, kind))
                     rows.append({"fault": kind, "slo_s": slo_s, "load": load, "faults": repeat, **_sums(faults)})
                     print(f"{kind}: {rows[-1]['did']} of {rows[-1]['could']} that could be in time", flush=True)
                 robots.end()
     return rows
 
 
-def _fault(
-    pool: Pool, victim: Process, robots: Process, at_s: List[float], slo_s: float,
-    harm: Callable[[Pool, Process], None], mend: Callable[[Pool, Process], None],
-) -> Dict[str, Any]:  # fmt: skip
+def _fault(pool: Pool, victim: Process, robots: Process, at_s: List[float], slo_s: float, kind: str) -> Dict[str, Any]:
     """One fault under load: what the robots got, and what the driver says of batches that were under way."""
+    harm, mend, loses = KINDS[kind]
     answers: List[Dict[str, Any]] = []
     load = threading.Thread(target=lambda: answers.append(robots.ask({"at": at_s}, at_s[-1] + 2 * LOST_S)))
     load.start()
@@ -108,7 +107,11 @@ def _fault(
     time.sleep(2.0)  # the driver tells once a second
     stranded = [each for each in pool.status()["stranded"] if each["noticed"] >= began_s]
     took_s = answers[0]["took_s"]
-    could = [each for each in stranded if able(each, began_s)]
+    could = [each for each in stranded if able(each, began_s, loses)]
+    for each in could:
+        if not in_time(each):
+            ends_s = {name: round(each[name] - began_s, 2) for name in ("noticed", "due", "deadline")}
+            print(f"{kind}, not in time: { ({**each, **ends_s}) }", flush=True)
     return {
         "requests": len(at_s),
         "in_time": sum(took is not None and took <= slo_s for took in took_s),
@@ -117,15 +120,22 @@ def _fault(
         "lost": sum(took is None for took in took_s) - answers[0]["refused"] - answers[0]["failed"],
         "stranded": sum(each["requests"] for each in stranded),
         "could": sum(each["requests"] for each in could),
-        "did": sum(each["requests"] for each in could if (each["answered"] or math.inf) <= each["deadline"]),
+        "did": sum(each["requests"] for each in could if in_time(each)),
     }
 
 
-def able(stood: Mapping[str, Any], began_s: float) -> bool:
+def in_time(stood: Mapping[str, Any]) -> bool:
+    """Whether a batch was answered in time after all."""
+    return stood["answered"] is not None and stood["answered"] <= stood["deadline"]
+
+
+def able(stood: Mapping[str, Any], began_s: float, loses: bool) -> bool:
     """Whether a batch could be in time elsewhere: see the module. None stands for infinite."""
     overdue_s = max(stood["due"], began_s) + max(GRACE_S, stood["takes"] / 2)
     known_s = min(overdue_s, stood["noticed"])
+    gone = loses and stood["doubtful"]
     free_s, anew_s = (math.inf if stood[name] is None else stood[name] for name in ("free", "anew_s"))
+    free_s = math.inf if gone else free_s
     return bool(min(max(free_s, known_s) + stood["left_s"], known_s + anew_s) <= stood["deadline"])
 
 
@@ -154,12 +164,14 @@ def _nothing(_pool: Pool, _victim: Process) -> None:
     """It mends itself."""
 
 
-#: What is done to a machine, and how it is made good.
-KINDS = {
-    "actors killed": (lambda pool, victim: _kill(pool, victim, "ray::Member"), _nothing),
-    "raylet killed": (lambda pool, victim: _kill(pool, victim, "raylet/raylet"), _nothing),
+#: What is done to a machine, how it is made good, and whether what its store holds is lost meanwhile.
+Act = Callable[["Pool", Process], None]
+KINDS: Dict[str, Tuple[Act, Act, bool]] = {
+    "actors killed": (lambda pool, victim: _kill(pool, victim, "ray::Member"), _nothing, False),
+    "raylet killed": (lambda pool, victim: _kill(pool, victim, "raylet/raylet"), _nothing, True),
     "stopped": (
         lambda pool, victim: _signal(pool, victim, signal.SIGSTOP),
         lambda pool, victim: _signal(pool, victim, signal.SIGCONT),
+        True,
     ),
 }

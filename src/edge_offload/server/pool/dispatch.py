@@ -42,6 +42,7 @@ class Stranded:
         left_s: seconds that it and the stages after it take elsewhere.
         free: when another worker of the stage begins it; infinite: there is none.
         anew_s: seconds that it takes by another route, from its inputs; infinite: there is none.
+        doubtful: whether its last tensors are on a node that may be gone.
         deadline: of the batch.
         requests: how many.
         answered: when it was, after all; infinite: it was not.
@@ -53,6 +54,7 @@ class Stranded:
     left_s: float
     free: float
     anew_s: float
+    doubtful: bool
     deadline: float
     requests: int
     answered: float = math.inf
@@ -402,7 +404,7 @@ class Dispatcher:
         table = track.route.stages[call.stage]
         left = [worker for worker in range(len(table.free)) if worker not in track.tried]
         self._note(call, min((float(table.free[worker]) for worker in left), default=math.inf), now)
-        doubtful = bool(track.at) and (track.at in self._doubted or track.at in self._strikes or track.at in self.out)
+        doubtful = self._doubtful(track)
         if left and track.at not in self.out:
             worker = min(left, key=lambda each: float(table.free[each]))
             moved = now + table.transfer_s * len(job.requests)
@@ -429,6 +431,10 @@ class Dispatcher:
             route.reserve(way)
             self._next(_track(job, route, way.uses), now)
 
+    def _doubtful(self, track: Track) -> bool:
+        """Whether what it goes on from is on a node that may be gone."""
+        return bool(track.at) and (track.at in self._doubted or track.at in self._strikes or track.at in self.out)
+
     def _note(self, call: Call, free: float, now: float) -> None:
         """Keep how a batch stands that cannot go on where it is; the first time counts."""
         track, job = call.track, call.track.job
@@ -440,7 +446,8 @@ class Dispatcher:
         )
         others = [route for route in self._routes if (track.stage or route is not track.route) and route.batch >= batch]
         anew_s = min((route.probe(now, batch).end - now for route in others), default=math.inf)
-        job.stranded = Stranded(now, call.due, call.takes, left_s, free, anew_s, job.deadline, batch)
+        doubtful = self._doubtful(track)
+        job.stranded = Stranded(now, call.due, call.takes, left_s, free, anew_s, doubtful, job.deadline, batch)
         self.stranded.append(job.stranded)
 
     def _limit(self, call: Call) -> float:
