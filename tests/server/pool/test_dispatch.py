@@ -275,9 +275,10 @@ def test_what_has_its_tensors_on_a_node_that_is_gone_begins_anew_from_its_inputs
 def test_where_the_node_may_be_gone_the_tensors_and_the_inputs_are_both_tried() -> None:
     world = TwoStages()
     world.passes_a_stage()
-    world.dispatcher.arrive(2, ["others"], 20.0)
+    for request in (2, 3):
+        world.dispatcher.arrive(request, ["others"], 20.0)
     world.dispatcher.step(1.0)
-    on_a = next(call for call in world.calls if call.worker == 0)
+    (on_a,) = (call for call in world.calls if call.worker == 0)
     world.dispatcher.failed(on_a.number, "it died", True, 1.2)
     world.dispatcher.step(1.2)
     world.began()
