@@ -232,7 +232,9 @@ class TwoStages:
         self.answered: List[int] = []
         self.refused: List[int] = []
         self.dispatcher = Dispatcher(
-            self.calls.append, lambda requests, _: self.answered.extend(requests), lambda r, _: self.refused.extend(r)
+            lambda call: self.calls.append(call),
+            lambda requests, _: self.answered.extend(requests),
+            lambda r, _: self.refused.extend(r),
         )
         route = Route(Pipeline("net", 2.0, 2.0, shape), stages, Links(4))
         nodes = {(0, stage, worker): "ABCD"[2 * stage + worker] for stage in range(2) for worker in range(2)}
