@@ -33,9 +33,9 @@ from edge_offload.device.installation import installed
 from edge_offload.device.shapes import HOW, LAYOUTS
 from edge_offload.errors import EdgeOffloadError
 
-#: Calls that must agree, at the least; samples of an operator in its first dtype, and in each other, in fewer layouts.
+#: Calls that must agree, at the least; samples of an operator in its first dtype, and in each other, in more layouts.
 FEWEST, SAMPLES, FEWER = 3, 5, 2
-#: Seconds for an operator and dtype.
+#: Seconds for an operator and dtype: for those samples, and for all the others.
 LONGEST_S = 6.0
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.float16, torch.float64, torch.complex64)
 MARK = "shapes "
@@ -82,7 +82,8 @@ def survey(entries: Iterable[Any], native: Any) -> Iterator[Counts]:
     for op in entries:
         native.survey(True)
         for number, dtype in enumerate(each for each in DTYPES if each in op.supported_dtypes("cpu")):
-            run(op, dtype, FEWER if number else SAMPLES, CHANGES[:FEW] if number else CHANGES)
+            few, same = CHANGES[:FEW], CHANGES[:1]
+            run(op, dtype, FEWER if number else SAMPLES, *((few, same) if number else (CHANGES, few)))
         native.survey(False)
         now: Counts = dict(native.surveyed())
         more = {
@@ -93,16 +94,25 @@ def survey(entries: Iterable[Any], native: Any) -> Iterator[Counts]:
         before = now
 
 
-def run(op: Any, dtype: torch.dtype, count: int, changes: Sequence[Change]) -> None:
-    """Have the device see samples of one operator and dtype in some layouts; errors are part of them."""
-    deadline = time.monotonic() + LONGEST_S
+def run(op: Any, dtype: torch.dtype, count: int, changes: Sequence[Change], others: Sequence[Change]) -> None:
+    """Have the device see the samples of one operator and dtype; errors are part of them.
+
+    ``count`` of them, evenly spread, lie in memory in all of ``changes``, all others in ``others``.
+    """
     seed(0)
     try:
         samples = list(op.sample_inputs("cpu", dtype, requires_grad=False))
     except Exception:
         return  # it has none here
     step = max(1.0, (len(samples) - 1) / max(1, count - 1))
-    for sample in [samples[round(index * step)] for index in range(min(count, len(samples)))]:
+    spread = {round(index * step) for index in range(min(count, len(samples)))}
+    _run([samples[place] for place in sorted(spread)], op, changes)
+    _run([sample for place, sample in enumerate(samples) if place not in spread], op, others)
+
+
+def _run(samples: Sequence[Any], op: Any, changes: Sequence[Change]) -> None:
+    deadline = time.monotonic() + LONGEST_S
+    for sample in samples:
         for make in _variants(op, sample, changes):
             for function in filter(None, (op.op, op.inplace_variant)):
                 if time.monotonic() > deadline:
