@@ -32,9 +32,9 @@ MAX_ROBOTS = 256
 MEMORY_S, GAIN, MOST_SPARE = 10.0, 2.0, 0.5
 #: Plans keep to this share of what was promised: links are uneven.
 PLANNED = 0.97
-#: The mean over 20 s of what is that noisy is within this share of the noise, nearly always; what a plan keeps to is
-#: that much less, and at least this share of what was promised.
-SESSION, LEAST = 0.3, 0.76
+#: Where single results are noisy sessions differ: their means over 20 s are within this share of the noise, and never
+#: further apart than that. What a plan keeps to is that much less, and at least this share of what was promised.
+SESSION, SPREAD, LEAST = 0.2, 0.012, 0.76
 #: Nor may the mean over 5 s exceed so many bounds in more than one case of twenty: it is within so much of the noise.
 BEYOND, WINDOW, LEAST_OF_WINDOWS = 1.5, 0.35, 0.5
 #: Plans that do not hold, though nobody made up for what it had before, may cost robots so much of their bounds while
@@ -46,7 +46,7 @@ _LATER, _EARLIER = 0.3, 0.01
 #: Share of a frame in what is known of how far from that belief they are.
 _APART = 0.05
 #: Share of a plan in what is known of how much less plans cost than they say, and the most that is believed of it.
-_LESS, _MOST_LESS = 0.05, 0.2
+_LESS, _MOST_LESS = 0.05, 0.1
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class _Robot:
         wish = self.client.wish
         left = planned * wish.bound
         if most_spare:
-            left = max(LEAST * wish.bound, left - SESSION * wish.noise)
+            left = max(LEAST * wish.bound, left - min(SPREAD, SESSION * wish.noise))
             left = max(LEAST_OF_WINDOWS * wish.bound, min(left, BEYOND * wish.bound - WINDOW * wish.noise))
         wish = replace(wish, bound=left)
         if self.mean is None:
