@@ -1,7 +1,7 @@
 """``bench pool --faults``: what becomes of requests that are under way when a part of an emulated pool fails, on Ray.
 
 GPUs are emulated, so that many batches are under way; processes are killed and stopped from outside. The driver says
-how each batch stood that could not go on where it was. One *could* be in time elsewhere if its deadline leaves time for
+how each batch stood that was under way then and could not go on where it was. One *could* be in time elsewhere if its deadline leaves time for
 what is left of it at another worker of its stage, or for another route from its inputs, from when the failure could be
 known: when the call is overdue (by half of its time, 50 ms at least), or at the driver's notice where that was earlier.
 Its last tensors may be in the failed machine's store (a killed actor leaves that): then from its inputs alone. Each
@@ -99,15 +99,16 @@ def _fault(pool: Pool, victim: Process, robots: Process, at_s: List[float], slo_
     load = threading.Thread(target=lambda: answers.append(robots.ask({"at": at_s}, at_s[-1] + 2 * LOST_S)))
     load.start()
     time.sleep(BEFORE * slo_s)
+    lost = _node(pool, victim) if loses else ""
     began_s = time.monotonic()
     harm(pool, victim)
     time.sleep(AFTER * slo_s)
     mend(pool, victim)
     load.join()
     time.sleep(2.0)  # the driver tells once a second
-    stranded = [each for each in pool.status()["stranded"] if each["noticed"] >= began_s]
+    stranded = [each for each in pool.status()["stranded"] if each["began"] <= began_s <= each["noticed"]]
     took_s = answers[0]["took_s"]
-    could = [each for each in stranded if able(each, began_s, loses)]
+    could = [each for each in stranded if able(each, began_s, lost)]
     for each in could:
         if not in_time(each):
             ends_s = {name: round(each[name] - began_s, 2) for name in ("noticed", "due", "deadline")}
@@ -129,11 +130,17 @@ def in_time(stood: Mapping[str, Any]) -> bool:
     return stood["answered"] is not None and stood["answered"] <= stood["deadline"]
 
 
-def able(stood: Mapping[str, Any], began_s: float, loses: bool) -> bool:
-    """Whether a batch could be in time elsewhere: see the module. None stands for infinite."""
+def able(stood: Mapping[str, Any], began_s: float, lost: str) -> bool:
+    """Whether a batch could be in time elsewhere: see the module. None stands for infinite.
+
+    Args:
+        stood: as the driver tells.
+        began_s: when the machine failed.
+        lost: its node, if what its store holds is lost.
+    """
     overdue_s = max(stood["due"], began_s) + max(GRACE_S, stood["takes"] / 2)
     known_s = min(overdue_s, stood["noticed"])
-    gone = loses and stood["doubtful"]
+    gone = lost and stood["at"] == lost
     free_s, anew_s = (math.inf if stood[name] is None else stood[name] for name in ("free", "anew_s"))
     free_s = math.inf if gone else free_s
     return bool(min(max(free_s, known_s) + stood["left_s"], known_s + anew_s) <= stood["deadline"])
@@ -146,6 +153,13 @@ def _sums(faults: Sequence[Mapping[str, int]]) -> Dict[str, int]:
 def held(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether enough were in time, and every request was answered or refused once."""
     return all(row["did"] >= WANTED * row["could"] and not row["lost"] and not row["failed"] for row in rows)
+
+
+def _node(pool: Pool, victim: Process) -> str:
+    """What Ray calls a machine."""
+    (raylet,) = pool.tree(victim, "raylet/raylet")[:1]
+    words: List[str] = raylet.cmdline()
+    return next(word.partition("=")[2] for word in words if word.startswith("--node_id="))
 
 
 def _kill(pool: Pool, victim: Process, word: str) -> None:

@@ -90,11 +90,10 @@ def test_emulated_clusters_without_ray_or_profile_are_refused_in_a_line(tmp_path
 )
 def test_what_could_be_in_time_elsewhere_is_counted_from_when_it_could_be_known(changed, can):
     stood: Dict[str, Any] = {"noticed": 6.6, "due": 6.0, "takes": 1.0, "left_s": 1.0, "free": 2.0}
-    stood = {**stood, "anew_s": None, "doubtful": False, "deadline": 10.0, "requests": 2}
-    assert pool_faults.able({**stood, **changed}, 5.0, True) is can
-    stood["doubtful"] = True
-    assert pool_faults.able({**stood, **changed}, 5.0, False) is can
-    assert pool_faults.able({**stood, **changed}, 5.0, True) is (changed.get("anew_s") == 3.0), "its tensors are gone"
+    stood = {**stood, "anew_s": None, "at": "n1", "deadline": 10.0}
+    assert pool_faults.able({**stood, **changed}, 5.0, "") is can
+    assert pool_faults.able({**stood, **changed}, 5.0, "n2") is can
+    assert pool_faults.able({**stood, **changed}, 5.0, "n1") is (changed.get("anew_s") == 3.0), "its tensors are gone"
 
 
 def test_faults_are_held_if_nearly_all_that_could_were_in_time_and_nothing_was_lost():

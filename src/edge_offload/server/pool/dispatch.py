@@ -36,25 +36,27 @@ class Stranded:
     """A batch whose call has failed or is overdue, as it stood when that was noticed.
 
     Attributes:
+        began: when it was let in.
         noticed: when.
         due: when the call was to end.
         takes: seconds of the call.
         left_s: seconds that it and the stages after it take elsewhere.
         free: when another worker of the stage begins it; infinite: there is none.
         anew_s: seconds that it takes by another route, from its inputs; infinite: there is none.
-        doubtful: whether its last tensors are on a node that may be gone.
+        at: the node whose store has its last tensors; empty: the driver has them.
         deadline: of the batch.
         requests: how many.
         answered: when it was, after all; infinite: it was not.
     """
 
+    began: float
     noticed: float
     due: float
     takes: float
     left_s: float
     free: float
     anew_s: float
-    doubtful: bool
+    at: str
     deadline: float
     requests: int
     answered: float = math.inf
@@ -67,6 +69,7 @@ class Job:
     requests: Tuple[int, ...]
     deadline: float
     inputs: List[Any]
+    began: float = 0.0
     running: int = 0
     done: bool = False
     tracks: List[Track] = field(default_factory=list)
@@ -174,7 +177,7 @@ class Dispatcher:
         #: Nodes that are out of the plan, since when.
         self.out: Dict[str, float] = {}
         self._absent: Set[Tuple[int, int, int]] = set()
-        #: Nodes of which a worker has gone, and that have not answered since: they may be gone, too.
+        #: Nodes of which a worker has gone, or whose tensors were waited for in vain, and that have not answered since.
         self._doubted: Set[str] = set()
 
     @property
@@ -239,7 +242,9 @@ class Dispatcher:
             let_in, dropped, again = self._batcher.decide(now)
             for dispatch in let_in:
                 given = [self._inputs.pop(request) for request in dispatch.requests]
-                job = Job(dispatch.requests, min(deadline for _, deadline in given), [inputs for inputs, _ in given])
+                job = Job(
+                    dispatch.requests, min(deadline for _, deadline in given), [inputs for inputs, _ in given], now
+                )
                 job.promised = dispatch.way.end
                 self._next(_track(job, dispatch.route, dispatch.way.uses), now)
             for request in dropped:
@@ -306,7 +311,7 @@ class Dispatcher:
                     self._free(key, now)
 
     def node_lost(self, node: str, now: float) -> None:
-        """Somebody else says that a node is gone."""
+        """A node is gone, or does not answer: what is under way there, or needs what it has, goes elsewhere."""
         if node not in self.out:
             self._take_out(node, now)
         for call in list(self._calls.values()):
@@ -446,8 +451,9 @@ class Dispatcher:
         )
         others = [route for route in self._routes if (track.stage or route is not track.route) and route.batch >= batch]
         anew_s = min((route.probe(now, batch).end - now for route in others), default=math.inf)
-        doubtful = self._doubtful(track)
-        job.stranded = Stranded(now, call.due, call.takes, left_s, free, anew_s, doubtful, job.deadline, batch)
+        job.stranded = Stranded(
+            job.began, now, call.due, call.takes, left_s, free, anew_s, track.at, job.deadline, batch
+        )
         self.stranded.append(job.stranded)
 
     def _limit(self, call: Call) -> float:
@@ -481,10 +487,14 @@ class Dispatcher:
             self._slack_s = min(self._most_slack_s, late_s)
 
     def _strike(self, call: Call, now: float) -> None:
-        node = call.track.at if call.track.at in self._doubted else self._node(call)
+        """A call is overdue: by its worker, or the node that has its tensors if that is doubted already."""
+        at = call.track.at
+        node = at if at in self._doubted or at in self._strikes else self._node(call)
+        if at:
+            self._doubted.add(at)
         self._strikes[node] = self._strikes.get(node, 0) + 1
         if self._strikes[node] >= STRIKES and node not in self.out:
-            self._take_out(node, now)
+            self.node_lost(node, now)
 
     def _take_out(self, node: str, now: float) -> None:
         self.out[node] = now

@@ -335,7 +335,7 @@ class Gateway:
             "why": self._why,
             "late_s": {"mean": sum(late_s) / len(late_s), "p50": late_s[len(late_s) // 2], "max": late_s[-1]},
             "stranded": [
-                {name: value if math.isfinite(value) else None for name, value in vars(each).items()}
+                {name: None if value == math.inf else value for name, value in vars(each).items()}
                 for each in list(self._dispatcher.stranded)[-TOLD:]
             ],
             **self._counts,
