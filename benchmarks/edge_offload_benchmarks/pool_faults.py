@@ -1,11 +1,11 @@
 """``bench pool --faults``: what becomes of requests that are under way when a part of an emulated pool fails, on Ray.
 
 GPUs are emulated, so that many batches are under way; processes are killed and stopped from outside. The driver says
-how each batch stood that was under way then and could not go on where it was. One *could* be in time elsewhere if its deadline leaves time for
-what is left of it at another worker of its stage, or for another route from its inputs, from when the failure could be
-known: when the call is overdue (by half of its time, 50 ms at least), or at the driver's notice where that was earlier.
-Its last tensors may be in the failed machine's store (a killed actor leaves that): then from its inputs alone. Each
-batch is judged as if it were the only one.
+how each batch stood that was under way then and could not go on where it was. One *could* be in time elsewhere if its
+deadline leaves time for what is left of it at another worker of its stage, or for another route from its inputs, from
+when the failure could be known: when the call is overdue (by half of its time, 50 ms at least), or at the driver's
+notice where that was earlier. Its last tensors may be in the failed machine's store (a killed actor leaves that): then
+from its inputs alone. Each batch is judged as if it were the only one.
 """
 
 from __future__ import annotations
