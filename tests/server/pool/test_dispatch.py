@@ -274,6 +274,14 @@ def test_what_has_its_tensors_on_a_node_that_is_gone_begins_anew_from_its_inputs
     assert (world.answered, world.refused) == ([1], [])
 
 
+def test_where_the_node_may_be_gone_the_tensors_and_the_inputs_are_both_tried() -> None:
+    world = TwoStages()
+    world.passes_a_stage()
+    world.dispatcher._doubted.add("A")  # as another call's failure there tells
+    world.dispatcher.step(2.6)  # it is overdue on C, which waits for A
+    assert sorted(world.began()) == [(0, 1, ["inputs"]), (1, 1, "kept on A")]
+
+
 def test_tensors_that_the_driver_has_are_not_computed_twice() -> None:
     world = TwoStages()
     second = world.passes_a_stage()
