@@ -315,7 +315,7 @@ class Dispatcher:
         if node not in self.out:
             self._take_out(node, now)
         for call in list(self._calls.values()):
-            if not call.overdue and node in (self._node(call), call.track.at):
+            if call.sent and not call.overdue and node in (self._node(call), call.track.at):
                 call.overdue = True
                 self._elsewhere(call, now)
 
@@ -347,7 +347,8 @@ class Dispatcher:
                 if call.number not in self._calls:
                     continue
                 wanted = not call.track.job.done and call.track.stage == call.stage
-                if wanted and math.isfinite(float(call.table.free[call.worker])):
+                there = math.isfinite(float(call.table.free[call.worker])) and call.track.at not in self.out
+                if wanted and there:
                     tables[id(call.table), call.worker] = call.table
                     self._held.append(call)
                     continue
