@@ -342,7 +342,7 @@ class Dispatcher:
         again = math.inf
         while self._held:
             held, self._held = self._held, []
-            tables = {}
+            tables, elsewhere = {}, False
             for call in held:
                 if call.number not in self._calls:
                     continue
@@ -356,12 +356,13 @@ class Dispatcher:
                 call.track.job.running -= 1
                 call.table.done(call.use)
                 if wanted:
+                    elsewhere = True
                     self._elsewhere(call, now)
                     self._refuse_stranded(call.track.job, "full: no other member of the pool is there")
             again = min([math.inf, *(self._turns(table, worker, now) for (_, worker), table in tables.items())])
             before = len(self._held)
             self._held = [call for call in self._held if not call.sent]
-            if before == len(self._held):
+            if before == len(self._held) and not elsewhere:
                 break
         return again
 
