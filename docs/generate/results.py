@@ -487,6 +487,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "split_pairs": _split,
     "split_exactness": _exactness,
     "adaptive": _adaptive,
+    "adaptive_replay": _adaptive,
     "adaptive_launch": _adaptive_launch,
     "modes": _modes,
     "busy": _busy,
