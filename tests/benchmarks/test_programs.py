@@ -7,7 +7,8 @@ import pathlib
 import re
 import subprocess
 import sys
-from typing import Any, Dict, List
+from importlib.util import find_spec
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
@@ -122,32 +123,25 @@ def test_an_environment_of_its_own_gets_this_package_by_what_it_needs_but_torch_
     assert not {"torch", "numpy", "ray", "pytest", "edge_offload"} & needed
 
 
+QUICK = tuple(name for name, item in catalogue().items() if item.quick)
+BY_THREE = [QUICK[start : start + 3] for start in range(0, len(QUICK), 3)]
+
+
+def test_a_dozen_are_small_enough_for_every_run_of_the_tests():
+    assert len(QUICK) >= 12
+    assert {name.split("/")[0] for name in QUICK} == {"plain", "torchdiffeq", "torchscript", "torchvision"}
+
+
 @pytest.mark.process
 @pytest.mark.slow
-def test_programs_without_packages_have_the_bits_of_the_cpu(tmp_path: pathlib.Path):
+@pytest.mark.skipif(not (find_spec("torchvision") and find_spec("torchdiffeq")), reason="needs scripts/setup --test")
+@pytest.mark.parametrize("names", BY_THREE, ids=["-".join(name.split("/")[1] for name in names) for names in BY_THREE])
+def test_the_dozen_has_the_bits_of_the_cpu(tmp_path: pathlib.Path, names: Tuple[str, ...]):
     record = tmp_path / "programs.json"
-    command = [
-        sys.executable,
-        "-m",
-        "edge_offload.cli",
-        "bench",
-        "programs",
-        "--modes",
-        "replay",
-        "--json",
-        str(record),
-    ]
-    command += [
-        "--inferences",
-        "16",
-        "--only",
-        "plain/cascade",
-        "plain/lstm_policy",
-        "plain/until",
-        "torchscript/frozen",
-    ]
+    words = ["bench", "programs", "--modes", "replay", "--inferences", "16", "--json", str(record), "--only", *names]
+    command = [sys.executable, "-m", "edge_offload.cli", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {item["program"]: item["modes"]["replay"] for item in json.loads(record.read_text())["programs"]}
-    assert {row["verdict"] for row in rows.values()} == {"passed"}
-    assert rows["plain/lstm_policy"]["steady_trips"] == 1
+    assert {name: row["verdict"] for name, row in rows.items()} == dict.fromkeys(names, "passed")
+    assert all(row["steady_trips"] <= 3 for row in rows.values()), rows  # learnt well before the last inference

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--link", default="wifi_93mbps", metavar="NAME", help="of --against (%(default)s)")
     parser.add_argument("--pairs", type=int, default=40, metavar="N", help="steady inferences of --against (40)")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="for one program in one mode (300)")
-    parser.add_argument("--quick", action="store_true", help="the small ones that tests run")
+    parser.add_argument("--quick", action="store_true", help="the dozen that tests run")
     parser.add_argument("--list", action="store_true", help="name the programs and end")
     parser.add_argument(
         "--resume", action="store_true", help="go on with what --json holds: programs and modes that it lacks"

@@ -61,7 +61,7 @@ class Program:
         name: ``package/what``.
         make: builds it on a device, with seeded weights.
         varies: whether lengths, sizes or branches change from inference to inference.
-        quick: whether it is one of the small ones that tests run.
+        quick: whether it is one of the dozen that tests run, which need torch, torchvision and torchdiffeq at most.
         environment: the one of :data:`ENVIRONMENTS` that has its packages.
     """
 

@@ -10,8 +10,8 @@ from edge_offload_benchmarks.programs.catalogue import Infer, program
 from edge_offload_benchmarks.programs.inputs import length_of, noise, ready
 
 
-def _graph(kind: str, varies: bool, quick: bool = False) -> None:
-    @program(f"torch_geometric/{kind.lower()}{'_sizes' if varies else ''}", varies=varies, quick=quick)
+def _graph(kind: str, varies: bool) -> None:
+    @program(f"torch_geometric/{kind.lower()}{'_sizes' if varies else ''}", varies=varies)
     def make(device: str) -> Infer:
         import torch_geometric.nn as gnn
 
@@ -28,7 +28,7 @@ def _graph(kind: str, varies: bool, quick: bool = False) -> None:
         return infer
 
 
-_graph("GCN", False, quick=True)
+_graph("GCN", False)
 _graph("GCN", True)
 _graph("GAT", True)
 _graph("GraphSAGE", True)

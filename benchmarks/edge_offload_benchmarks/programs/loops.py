@@ -12,7 +12,7 @@ from edge_offload_benchmarks.programs.inputs import noise, ready
 
 
 def _solver(method: str) -> None:
-    @program(f"torchdiffeq/{method}", varies=True)
+    @program(f"torchdiffeq/{method}", varies=True, quick=True)
     def make(device: str) -> Infer:
         from torchdiffeq import odeint
 
@@ -54,7 +54,7 @@ def _cascade(device: str) -> Infer:
     return infer
 
 
-@program("plain/until_converged", varies=True)
+@program("plain/until_converged", varies=True, quick=True)
 def _converged(device: str) -> Infer:
     """A loop that ends when a value read on the host says so."""
     torch.manual_seed(0)
@@ -73,7 +73,7 @@ def _converged(device: str) -> Infer:
     return infer
 
 
-@program("torchscript/frozen")
+@program("torchscript/frozen", quick=True)
 def _frozen(device: str) -> Infer:
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(6)]
@@ -98,7 +98,7 @@ class _Counting(nn.Module):
         return value
 
 
-@program("torchscript/scripted_loop", varies=True)
+@program("torchscript/scripted_loop", varies=True, quick=True)
 def _scripted(device: str) -> Infer:
     torch.manual_seed(0)
     network = torch.jit.script(ready(_Counting(), device))
@@ -110,7 +110,7 @@ def _scripted(device: str) -> Infer:
     return infer
 
 
-@program("plain/top_k_tracks", varies=True)
+@program("plain/top_k_tracks", varies=True, quick=True)
 def _tracks(device: str) -> Infer:
     """A table of tracks on the device that matches what it sees to what it has."""
     table = {"rows": noise(0, 6, 4).to(device)}

@@ -11,8 +11,8 @@ from edge_offload_benchmarks.programs.catalogue import Infer, program
 from edge_offload_benchmarks.programs.inputs import noise, ready
 
 
-def _policy(algorithm: str, pictures: bool, quick: bool = False) -> None:
-    @program(f"stable_baselines3/{algorithm.lower()}{'_cnn' if pictures else ''}", quick=quick)
+def _policy(algorithm: str, pictures: bool) -> None:
+    @program(f"stable_baselines3/{algorithm.lower()}{'_cnn' if pictures else ''}")
     def make(device: str) -> Infer:
         import gymnasium
         import numpy as np
@@ -47,14 +47,14 @@ def _policy(algorithm: str, pictures: bool, quick: bool = False) -> None:
         return infer
 
 
-_policy("PPO", False, quick=True)
+_policy("PPO", False)
 _policy("PPO", True)
 _policy("SAC", False)
 _policy("TD3", False)
 _policy("A2C", False)
 
 
-@program("plain/lstm_policy")
+@program("plain/lstm_policy", quick=True)
 def _recurrent(device: str) -> Infer:
     """State stays on the device from step to step."""
     torch.manual_seed(0)
@@ -70,7 +70,7 @@ def _recurrent(device: str) -> Infer:
     return infer
 
 
-@program("plain/sampled_policy")
+@program("plain/sampled_policy", quick=True)
 def _sampled(device: str) -> Infer:
     """An action that is drawn, and its probability."""
     torch.manual_seed(0)

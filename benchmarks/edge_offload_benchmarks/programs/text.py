@@ -18,8 +18,8 @@ _SMALL = {
 }
 
 
-def _encoder(name: str, build: Callable[[Any], Any], varies: bool, quick: bool = False) -> None:
-    @program(f"transformers/{name}{'_lengths' if varies else ''}", varies=varies, quick=quick)
+def _encoder(name: str, build: Callable[[Any], Any], varies: bool) -> None:
+    @program(f"transformers/{name}{'_lengths' if varies else ''}", varies=varies)
     def make(device: str) -> Infer:
         import transformers
 
@@ -35,7 +35,7 @@ def _encoder(name: str, build: Callable[[Any], Any], varies: bool, quick: bool =
 
 
 for _varies in (False, True):
-    _encoder("bert", lambda t: t.BertModel(t.BertConfig(**_SMALL)), _varies, quick=not _varies)
+    _encoder("bert", lambda t: t.BertModel(t.BertConfig(**_SMALL)), _varies)
 _encoder("roberta", lambda t: t.RobertaModel(t.RobertaConfig(**_SMALL)), True)
 _encoder("electra", lambda t: t.ElectraModel(t.ElectraConfig(embedding_size=32, **_SMALL)), False)
 _encoder("albert", lambda t: t.AlbertModel(t.AlbertConfig(embedding_size=32, **_SMALL)), False)
@@ -74,8 +74,8 @@ def _causal(transformers: Any, name: str) -> Any:
     return transformers.MambaForCausalLM(transformers.MambaConfig(hidden_size=64, num_hidden_layers=2, **small))
 
 
-def _generation(name: str, count: int, lengths: Tuple[int, ...], quick: bool = False) -> None:
-    @program(f"transformers/{name}_generate_{count}{'_lengths' if len(lengths) > 1 else ''}", varies=True, quick=quick)
+def _generation(name: str, count: int, lengths: Tuple[int, ...]) -> None:
+    @program(f"transformers/{name}_generate_{count}{'_lengths' if len(lengths) > 1 else ''}", varies=True)
     def make(device: str) -> Infer:
         import transformers
 
@@ -93,7 +93,7 @@ def _generation(name: str, count: int, lengths: Tuple[int, ...], quick: bool = F
         return infer
 
 
-_generation("gpt2", 16, (8,), quick=True)
+_generation("gpt2", 16, (8,))
 _generation("gpt2", 8, (6, 9, 12))
 _generation("llama", 8, (8,))
 _generation("qwen2", 8, (8,))

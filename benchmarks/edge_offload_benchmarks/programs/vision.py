@@ -20,8 +20,8 @@ def _images(module: Any, device: str, *shape: int, pick: Callable[[Any], Any] = 
     return infer
 
 
-def _timm(name: str, size: int, quick: bool = False, **options: Any) -> None:
-    @program(f"timm/{name}", quick=quick)
+def _timm(name: str, size: int, **options: Any) -> None:
+    @program(f"timm/{name}")
     def make(device: str) -> Infer:
         import timm
 
@@ -29,7 +29,7 @@ def _timm(name: str, size: int, quick: bool = False, **options: Any) -> None:
         return _images(timm.create_model(name, pretrained=False, **options), device, 1, 3, size, size)
 
 
-_timm("resnet18", 96, quick=True)
+_timm("resnet18", 96)
 _timm("efficientnet_b0", 96)
 _timm("vit_tiny_patch16_224", 96, img_size=96)
 _timm("convnext_atto", 96)
@@ -43,7 +43,7 @@ _timm("edgenext_xx_small", 96)
 _timm("mobilenetv4_conv_small", 96)
 
 
-@program("torchvision/lraspp_mobilenet_v3_large")
+@program("torchvision/lraspp_mobilenet_v3_large", quick=True)
 def _lraspp(device: str) -> Infer:
     from edge_offload.ir.torchvision_package import torchvision_package
 
@@ -52,7 +52,7 @@ def _lraspp(device: str) -> Infer:
     return _images(model, device, 1, 3, 96, 96, pick=lambda out: out["out"])
 
 
-@program("torchvision/raft_small")
+@program("torchvision/raft_small", quick=True)
 def _raft(device: str) -> Infer:
     from edge_offload.ir.torchvision_package import torchvision_package
 
@@ -67,7 +67,7 @@ def _raft(device: str) -> Infer:
     return infer
 
 
-@program("torchvision/r3d_18")
+@program("torchvision/r3d_18", quick=True)
 def _video(device: str) -> Infer:
     from edge_offload.ir.torchvision_package import torchvision_package
 
