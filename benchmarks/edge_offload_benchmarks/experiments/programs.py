@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("--setup", type=pathlib.Path, metavar="DIR", help="make the environment there and end")
     parser.add_argument("--python", type=pathlib.Path, metavar="FILE", help="the Python of that environment")
-    parser.add_argument("--environment", choices=ENVIRONMENTS, default=MAIN, help="whose programs (%(default)s)")
+    parser.add_argument("--environment", choices=tuple(ENVIRONMENTS), default=MAIN, help="whose programs (%(default)s)")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="programs whose names begin so")
     parser.add_argument("--modes", default="local,lazy,replay", help=f"some of {','.join(MODES)} (%(default)s)")
     parser.add_argument("--inferences", type=int, default=20, metavar="N", help="of each program (20)")
