@@ -6,16 +6,20 @@ from typing import Any, List, Sequence
 
 from generate.tables import Column, mb, ms, s, table, yes
 
+_FRAMES: List[Column] = [
+    ("scenario", "scenario", str),
+    ("passed", "passed", yes),
+    ("frames", "figures.frames", str),
+    ("remote", "figures.remote", str),
+]
+
 
 def chaos(record: Any) -> List[str]:
     """The page of ``chaos``."""
     return table(
         record,
         [
-            ("scenario", "scenario", str),
-            ("passed", "passed", yes),
-            ("frames", "figures.frames", str),
-            ("remote", "figures.remote", str),
+            *_FRAMES,
             ("local p99, ms", "figures.local_p99_s", ms),
             ("p99 in the fault, ms", "figures.during_p99_s", ms),
             ("most, ms", "figures.during_max_s", ms),
@@ -32,10 +36,7 @@ def chaos_pool(record: Any) -> List[str]:
     return table(
         record,
         [
-            ("scenario", "scenario", str),
-            ("passed", "passed", yes),
-            ("frames", "figures.frames", str),
-            ("remote", "figures.remote", str),
+            *_FRAMES,
             ("longest time without the server, s", "figures.gap_s", s),
             ("local p99, ms", "figures.local_p99_s", ms),
             ("p99 in the fault, ms", "figures.during_p99_s", ms),

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     say("loading torch")
     import pathlib
 
-    from edge_offload.collector import Collector
+    from edge_offload.execute.collector import Collector
     from edge_offload.execute.engines import table
     from edge_offload.execute.heap import keep_freed
     from edge_offload.execute.threads import parse_cores

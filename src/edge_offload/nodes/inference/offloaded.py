@@ -14,8 +14,8 @@ import rospy
 from std_msgs.msg import Header
 
 from edge_offload.arrays import Array
-from edge_offload.collector import Collector
 from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.execute.collector import Collector
 from edge_offload.manager.in_flight import MOST
 from edge_offload.manager.policy import POLICIES, chooses
 from edge_offload.manager.promise import HABITS, UNKNOWN, PromisePolicy

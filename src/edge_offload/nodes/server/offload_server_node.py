@@ -23,8 +23,8 @@ import rospy
 from nav_msgs.msg import OccupancyGrid, Path
 from std_msgs.msg import Header
 
-from edge_offload.collector import Collector
 from edge_offload.errors import BadInput, EdgeOffloadError
+from edge_offload.execute.collector import Collector
 from edge_offload.execute.devices import AUTO
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.models.registry import entries

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from edge_offload import background
-from edge_offload.collector import Collector
+from edge_offload.execute.collector import Collector
 
 
 class Cycle:
