@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 from typing import Any
 
 import torch
@@ -17,8 +16,6 @@ from edge_offload.errors import Unsupported
 from edge_offload.ir.trace.keys import DTYPES
 
 NAMESPACES = ("aten", "torchvision")
-#: The one operator that is not torch's: it runs those above on tensors of parts.
-OWN = "edge_offload::composed"
 #: Numbers of :data:`~edge_offload.ir.schemas.ENUMERATIONS` that are used here.
 #: Tensors are dense; :mod:`.composed` knows others.
 KNOWN_NUMBERS = {"ScalarType": frozenset(DTYPES), "Layout": frozenset((0,)), "MemoryFormat": frozenset(range(4))}
@@ -87,9 +84,6 @@ def resolve(name: str, composed: bool = False) -> Any:
     Raises:
         Unsupported: it is not on the list, or this torch does not have it; the message names it.
     """
-    if name == OWN:
-        importlib.import_module("edge_offload.ir.trace.composed")  # defines it
-        return torch.ops.edge_offload.composed.default
     namespace, separator, rest = name.partition("::")
     operator, _, overload = rest.partition(".")
     if not separator or namespace not in NAMESPACES or not operator.isidentifier():

@@ -11,6 +11,7 @@ import torch
 from edge_offload.errors import BadInput, ProtocolError, Unsupported
 from edge_offload.ir.operators import Arg, HostNumber, HostTensor, Layout, StorageRef, Symbol, View
 from edge_offload.ir.schemas import enumerated
+from edge_offload.ir.trace import composed
 from edge_offload.ir.trace.allowlist import KNOWN_NUMBERS, resolve
 from edge_offload.ir.trace.checksums import checksum
 from edge_offload.ir.trace.keys import DTYPE_NUMBERS, DTYPES, decode, integers_of
@@ -183,7 +184,7 @@ class BoundOperator:
             self._check_special()
             return
         try:
-            self.overload = resolve(name)
+            self.overload = composed.OVERLOAD if name == composed.NAME else resolve(name)
             self.kernel = getattr(self.overload, "_op", self.overload)  # what an overload calls in turn
             if schema and schema != checksum(name):
                 raise Unsupported(

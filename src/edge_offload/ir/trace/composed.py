@@ -84,6 +84,9 @@ def composed(parts: Sequence[torch.Tensor], integers: Sequence[int], call: str) 
 
 
 _library.impl("composed", composed, "CompositeExplicitAutograd")
+#: The one operator that is not torch's: it runs those of :mod:`.allowlist` on tensors of parts.
+NAME = "edge_offload::composed"
+OVERLOAD = torch.ops.edge_offload.composed.default
 
 
 def _values_at(tensor: torch.Tensor) -> int:
