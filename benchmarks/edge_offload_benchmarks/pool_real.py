@@ -22,8 +22,9 @@ import numpy as np
 from edge_offload.errors import BadInput
 from edge_offload.server.pool import profile, simulate
 from edge_offload.server.pool.columns import Cluster, Demand
-from edge_offload.server.pool.gateway import Settings, dilated
 from edge_offload.server.pool.plan import Plan, most
+from edge_offload.server.pool.profile import dilated
+from edge_offload.server.pool.settings import Settings
 from edge_offload_benchmarks.chaos.robot import MODEL
 from edge_offload_benchmarks.processes import Process, Server, introduced
 

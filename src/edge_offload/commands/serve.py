@@ -167,9 +167,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def pool_settings(args: argparse.Namespace) -> Any:
-    """What the arguments say of a pool. Raises as :func:`~edge_offload.server.pool.gateway.settings_of`."""
+    """What the arguments say of a pool. Raises as :func:`~edge_offload.server.pool.settings.settings_of`."""
     from edge_offload.errors import BadInput
-    from edge_offload.server.pool.gateway import settings_of
+    from edge_offload.server.pool.settings import settings_of
 
     if args.promises:
         raise BadInput("--pool and --promises are two ways to share a GPU", remedy="choose one")

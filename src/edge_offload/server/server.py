@@ -33,7 +33,7 @@ from edge_offload.server.status import ServerStatus, StatusBook
 from edge_offload.server.worker import FairQueue, Worker
 
 if TYPE_CHECKING:
-    from edge_offload.server.pool.gateway import Settings
+    from edge_offload.server.pool.settings import Settings
     from edge_offload.server.services.replica.pooled import Pooled
 
 Handler = Callable[[Request], None]

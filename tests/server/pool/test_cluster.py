@@ -28,9 +28,9 @@ from edge_offload.link.transport.client import Client
 from edge_offload.mode import Mode
 from edge_offload.modes.remote import TimeoutLimits
 from edge_offload.runtime.module import OffloadedModule
-from edge_offload.server.pool import certificates, cluster, gateway, member, profile
-from edge_offload.server.pool.gateway import Settings
+from edge_offload.server.pool import certificates, cluster, gateway, member, profile, settings
 from edge_offload.server.pool.seats import DRIVER_S, Others, shared
+from edge_offload.server.pool.settings import Settings
 from edge_offload.server.server import OffloadServer
 from tests.server.pool.pool_nets import a_network
 from tests.server.pool.stage_nets import chain
@@ -92,7 +92,7 @@ def test_another_machine_is_not_spoken_to_without_tls(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "check_available", lambda: None)
     for speaks in (
         cluster.connect,
-        lambda address, folder: gateway.settings_of(address, "m", 1.0, ".", str(folder), 1),
+        lambda address, folder: settings.settings_of(address, "m", 1.0, ".", str(folder), 1),
     ):
         with pytest.raises(BadInput, match="in the clear"):
             speaks("203.0.113.9:5790", tmp_path)
@@ -153,9 +153,9 @@ def test_drivers_of_one_pool_have_different_gpus_and_take_those_of_one_that_is_g
 def test_a_deadline_below_one_inference_is_refused():
     network = a_network(random.Random(0), "net", ("H", "L"), 4, 2, 1)
     least_s = float(network.latency_s["H"][1][:, 0].sum())
-    gateway.check_slo(network, 2 * least_s)
+    settings.check_slo(network, 2 * least_s)
     with pytest.raises(BadInput, match="less than one inference of net"):
-        gateway.check_slo(network, 1e-6)
+        settings.check_slo(network, 1e-6)
 
 
 @pytest.mark.unit

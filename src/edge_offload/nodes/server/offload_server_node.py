@@ -73,7 +73,7 @@ class OffloadServerNode(Node):
         self._interpreter = Interpreter(params["allow"], params["options"])
         pool = None
         if params["pool"]:
-            from edge_offload.server.pool.gateway import settings_of  # a server without a pool needs none of it
+            from edge_offload.server.pool.settings import settings_of  # a server without a pool needs none of it
 
             if params["promises"]:
                 raise BadInput("pool and promises are two ways to share a GPU", remedy="choose one")

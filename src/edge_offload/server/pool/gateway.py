@@ -8,7 +8,6 @@ Run as ``python -m edge_offload.server.pool.gateway SETTINGS`` with the settings
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -17,13 +16,13 @@ import socket
 import sys
 import time
 from collections import Counter, deque
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import zmq
 
-from edge_offload.errors import BadInput, EdgeOffloadError, Refused
+from edge_offload.errors import EdgeOffloadError, Refused
 from edge_offload.link.sockets.descriptors import Wakeup
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import Message
@@ -34,6 +33,7 @@ from edge_offload.server.pool.member import Part
 from edge_offload.server.pool.plan import Plan, most
 from edge_offload.server.pool.reserve import Route, routes_of
 from edge_offload.server.pool.seats import GONE, Seat, Seats, shared
+from edge_offload.server.pool.settings import Settings, network_of
 
 #: Seconds between looks at who is there; from a member's end to the plan without it, while others serve and while
 #: nobody does; from a new member to a plan with it, while others begin.
@@ -55,106 +55,8 @@ ORPHAN_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What the front tells its driver.
-
-    Attributes:
-        address: of the pool.
-        endpoint: ipc socket of the front.
-        model: name in the profiles.
-        slo_s: seconds from a request to its answer.
-        profiles: folder with latencies, bytes and cuts.
-        folder: with the token.
-        margin, partitions, bandwidth, link_share: as ``pool plan`` takes them; the bandwidth in Gbit/s.
-        threads: of each member.
-    """
-
-    address: str
-    endpoint: str
-    model: str
-    slo_s: float
-    profiles: str
-    folder: str
-    margin: float = 0.4
-    partitions: int = 3
-    bandwidth: float = 10.0
-    link_share: float = 0.8
-    threads: int = 1
-
-    def to_json(self) -> str:
-        """What :meth:`parse` reads."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def parse(cls, text: str) -> Settings:
-        """The settings in what :meth:`to_json` wrote."""
-        return cls(**json.loads(text))
-
-
-def settings_of(address: str, model: str, slo_s: float, profiles: str, keys: str, threads: int) -> Settings:
-    """The settings of a server; without an endpoint yet.
-
-    Raises:
-        BadInput: a part is missing, the profile lacks the model, the deadline cannot be met, no token or certificates.
-        Unsupported: no Ray, or too old a Python.
-    """
-    cluster.check_available()
-    if not model or not profiles:
-        raise BadInput("a pool needs --model and --profiles", remedy="measure with 'edge-offload pool profile'")
-    folder = pathlib.Path(keys) if keys else cluster.default_folder()
-    cluster.check_keys(address, folder)
-    found = Settings(
-        address, "", model, slo_s, str(pathlib.Path(profiles).resolve()), str(folder.resolve()), threads=threads
-    )
-    check_slo(network_of(found)[0], slo_s)
-    return found
-
-
-def network_of(settings: Settings) -> Tuple[profile.Network, Dict[str, Any]]:
-    """The profile of the model, and what members build.
-
-    Raises:
-        BadInput: the folder has no such network, or says not where it is cut.
-    """
-    folder = pathlib.Path(settings.profiles)
-    known = profile.load(folder)
-    if settings.model not in known:
-        raise BadInput(f"{folder} has no network {settings.model}", remedy=f"it has {', '.join(sorted(known))}")
-    try:
-        raw = json.loads((folder / "blocks.json").read_text(encoding="utf-8"))[settings.model]
-        return known[settings.model], {"name": settings.model, **raw}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(
-            f"{folder} does not say where {settings.model} is cut", remedy="measure with 'edge-offload pool profile'"
-        ) from error
-
-
-def check_slo(network: profile.Network, slo_s: float) -> None:
-    """Refuse a deadline that one frame misses even alone on the fastest class.
-
-    Raises:
-        BadInput: so it is.
-    """
-    least_s = min(float(table[:, 0].sum()) for of in network.latency_s.values() for table in of.values())
-    if slo_s < least_s:
-        raise BadInput(
-            f"--slo {slo_s:g} s is less than one inference of {network.name} takes, {least_s:.3f} s at best",
-            remedy="allow more time",
-        )
-
-
 def _unknown(gpu: str, known: Mapping[str, Any]) -> str:
     return f"the profile has no class {gpu}, but {', '.join(sorted(known))}: see 'edge-offload pool profile'"
-
-
-def dilated(network: profile.Network, times: float) -> profile.Network:
-    """The network on members that take so many times as long."""
-    return profile.Network(
-        network.name,
-        {gpu: {parts: table * times for parts, table in of.items()} for gpu, of in network.latency_s.items()},
-        network.cut_bytes,
-    )
 
 
 @dataclass
@@ -420,7 +322,7 @@ class Gateway:
             return
         (dilation,) = times
         self._emulated = self._dispatcher.links = dilation > 0
-        network = dilated(self._network, dilation or 1.0)
+        network = profile.dilated(self._network, dilation or 1.0)
         own: Dict[str, List[Seat]] = {}
         for seat in wanted:
             own.setdefault(seat[1], []).append(seat)

@@ -151,3 +151,12 @@ def _whole(text: str, what: str) -> int:
     if value != int(value):
         raise BadInput(f"{what} is {text!r}", remedy="it is a whole number")
     return int(value)
+
+
+def dilated(network: Network, times: float) -> Network:
+    """The network on members that take so many times as long."""
+    return Network(
+        network.name,
+        {gpu: {parts: table * times for parts, table in of.items()} for gpu, of in network.latency_s.items()},
+        network.cut_bytes,
+    )

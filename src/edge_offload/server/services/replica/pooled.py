@@ -37,7 +37,7 @@ from edge_offload.server.services.replica.replicas import Replica
 from edge_offload.server.services.replica.service import Inference, Scheduler
 
 if TYPE_CHECKING:
-    from edge_offload.server.pool.gateway import Settings
+    from edge_offload.server.pool.settings import Settings
 
 #: Seconds between two drivers, and from a driver's last word to its end.
 AGAIN_S, MOST_AGAIN_S, SILENT_S = 0.2, 3.0, 15.0
