@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Dict
+from typing import Dict, Tuple
 
 from edge_offload.mode import Mode
 
 STAGES = ("queue", "encode", "uplink", "compute_robot", "compute_server", "downlink", "decode")
+SHARES = ("overlap_ratio", "idle_robot", "idle_server")
+"""Shares of a frame's time, as ``Latency`` and records name them."""
 
 
 @dataclass
@@ -31,6 +34,7 @@ class InferenceReport:
         behind_s: for how long it waited behind the robot's own frames before it; part of ``total_s``.
         part_s: what took longest of its way, for which the next frame has to wait: upload, server, download, or all of
             it where one inference follows the other.
+        overlap_s: in which robot and server both computed; NaN: not in mode ``split``, or not known.
     """
 
     mode: Mode
@@ -48,12 +52,19 @@ class InferenceReport:
     engine: str = "eager"
     behind_s: float = 0.0
     part_s: float = 0.0
+    overlap_s: float = math.nan
 
     def __post_init__(self) -> None:
         unknown = set(self.stages_s) - set(STAGES)
         if unknown:
             raise ValueError(f"unknown stages {sorted(unknown)}; the stages are {STAGES}")
         self.stages_s = {name: float(self.stages_s.get(name, 0.0)) for name in STAGES}
+
+    def idle(self) -> Tuple[float, float]:
+        """Shares of the time in which the robot neither coded nor computed, and in which the server did not compute."""
+        stages_s, whole_s = self.stages_s, max(self.total_s, 1e-9)
+        robot_s = stages_s["encode"] + stages_s["compute_robot"] + stages_s["decode"]
+        return 1.0 - min(robot_s / whole_s, 1.0), 1.0 - min(stages_s["compute_server"] / whole_s, 1.0)
 
 
 @dataclass(frozen=True)

@@ -223,5 +223,16 @@ def test_the_report_says_when_both_sides_compute_and_when_each_is_idle() -> None
     stages = {stage: np.zeros(2) for stage in STAGES}
     stages["compute_robot"], stages["compute_server"] = np.array([0.06, 0.2]), np.array([0.06, 0.0])
     stages["encode"] = np.array([0.01, 0.0])
-    found = _both(stages, np.array([0.1, 0.2]))
+    unknown = np.full(2, np.nan)
+    found = _both(stages, np.array([0.1, 0.2]), unknown)
     assert found == pytest.approx({"overlap_ratio": 0.15, "idle_robot": 0.15, "idle_server": 0.7})
+    told = _both(stages, np.array([0.1, 0.2]), np.array([0.5, np.nan]))
+    assert told["overlap_ratio"] == pytest.approx(0.25), "a frame that told it is believed"
+
+
+def test_a_run_of_split_frames_that_told_their_overlap_is_reported_by_it() -> None:
+    shares = {"overlap_ratio": 0.25, "idle_robot": 0.1, "idle_server": 0.2}
+    told = [made_up.latency(float(n), mode="split", **shares) for n in range(4)]
+    old = [made_up.latency(4.0 + n, mode="split") for n in range(4)]
+    figures = summarise(Columns().add_all([*told, *old]))["by_mode"]["split"]
+    assert figures["overlap_ratio"] == pytest.approx(0.125)

@@ -61,3 +61,10 @@ def test_nothing_yet_says_what_is_waited_for_and_lines_are_cut_to_the_terminal()
     ]
     view.put({"kind": "mode", "t_s": 1.0, "mode": "local", "policy": "fixed", "reason": "x" * 500})
     assert max(map(len, view.lines(80))) == 80
+
+
+def test_split_frames_say_in_what_of_their_time_both_sides_computed(view: TerminalView) -> None:
+    assert not any(line.startswith("split") for line in view.lines(200))
+    for number in range(2):
+        view.put(frame(99.0, mode="split", overlap_ratio=0.1 + 0.2 * number, idle_robot=0.5, idle_server=0.25))
+    assert "split     both sides compute 20 % of the time; robot idle 50 %, server idle 25 %" in view.lines(200)

@@ -18,6 +18,8 @@ BEFORE_ENGINES = BEFORE.with_name("before_engines.bag")
 BEFORE_TURNS = BEFORE.with_name("before_turns.bag")
 #: Written with the messages as they were before results said whether they are carried along.
 BEFORE_ORIGIN = BEFORE.with_name("before_origin.bag")
+#: Written with the messages as they were before they said in what share of a split frame both sides computed.
+BEFORE_OVERLAP = BEFORE.with_name("before_overlap.bag")
 
 
 @pytest.fixture
@@ -84,3 +86,21 @@ def test_a_bag_of_before_results_said_their_origin_is_migrated(migrated):
         assert (message.result.origin, message.result.seen, message.result.expected_drop) == ("fresh", stamp, 0.0)
     assert (people.people[0].id, people.people[0].keypoints[16].score, people.frame_seq) == (4, 0.5, 3)
     assert (bytes(scene.data), scene.labels, scene.size_z) == (b"\0\1", ["empty", "car"], 2)
+
+
+@pytest.mark.ros
+def test_a_bag_of_before_split_frames_told_their_overlap_is_migrated(migrated):
+    from edge_offload_msgs.msg import Latency
+
+    (latency,) = migrated(BEFORE_OVERLAP)
+    assert latency._md5sum == Latency._md5sum
+    shares = (latency.overlap_ratio, latency.idle_robot, latency.idle_server)
+    assert all(math.isnan(share) for share in shares), "what was not recorded is unknown"
+    assert (latency.mode, latency.engine, latency.compute_robot.to_nsec()) == ("split", "eager", 40_000_000)
+    assert (latency.bytes_up, latency.connected, latency.emulated_slowdown, latency.energy) == (246_000, True, 2.0, 1.5)
+
+
+@pytest.mark.ros
+def test_a_bag_of_before_engines_knows_no_overlap_either(migrated):
+    latency, _ = migrated(BEFORE_ENGINES)
+    assert math.isnan(latency.overlap_ratio)

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from edge_offload.dashboard.stream import Record
 from edge_offload.mode import TABLE
-from edge_offload.timing import STAGES
+from edge_offload.timing import SHARES, STAGES
 
 MAX_TEXT = 500
 """Characters of a free text that are kept."""
@@ -32,6 +32,11 @@ def _seconds(value: Any) -> float:
     return _number(value.to_sec())
 
 
+def _share(value: float) -> Optional[float]:
+    """A share, or None where it is not known."""
+    return min(_number(value), 1.0) if math.isfinite(value) else None
+
+
 def _text(value: str) -> str:
     return value if len(value) <= MAX_TEXT else value[: MAX_TEXT - 1] + "…"
 
@@ -54,6 +59,7 @@ def latency(message: Any, t_s: float) -> Optional[Record]:
         "bytes_up": message.bytes_up,
         "bytes_down": message.bytes_down,
         "round_trips": message.round_trips,
+        **{name: _share(getattr(message, name, math.nan)) for name in SHARES},
         "connected": bool(message.connected),
         "round_trip_s": _seconds(message.link_round_trip),
         "deadline_s": _seconds(message.deadline),

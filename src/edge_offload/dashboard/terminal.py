@@ -11,7 +11,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
 
 from edge_offload.dashboard.digest import Digest, Event
 from edge_offload.dashboard.stream import Record
-from edge_offload.timing import STAGES
+from edge_offload.timing import SHARES, STAGES
 
 EVENTS = 5
 BAR = 24
@@ -80,6 +80,7 @@ class TerminalView:
         lines = [
             f"frames    {rate}; {shares}; {fell_back} fell back, {late} late{seen}",
             *([f"engine    {', '.join(engines)}"] if engines else []),
+            *self._both(frames),
             f"latency   mean {_ms(statistics.fmean(total))}, median {_ms(statistics.median(total))}, "
             f"p99 {_ms(_p99(total))}, most {_ms(max(total))}",
         ]
@@ -92,6 +93,15 @@ class TerminalView:
             if mean > 0.0
         ]
         return lines
+
+    @staticmethod
+    def _both(frames: Sequence[Record]) -> List[str]:
+        told = [frame for frame in frames if frame.get("overlap_ratio") is not None]
+        if not told:
+            return []
+        both, robot, server = (statistics.fmean(frame[name] for frame in told) for name in SHARES)
+        idle = f"robot idle {100 * robot:.0f} %, server idle {100 * server:.0f} %"
+        return [f"split     both sides compute {100 * both:.0f} % of the time; {idle}"]
 
     def _link(self, frames: Sequence[Record]) -> List[str]:
         lines = []

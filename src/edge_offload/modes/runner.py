@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Dict, Mapping, Optional, Protocol, Sequence, Tuple
 
@@ -19,6 +20,7 @@ class Attempt:
     Attributes:
         behind_s: seconds of each stage that were spent behind the robot's own earlier requests.
         part_s: what took longest of the way, for which the next request has to wait; 0 where that is all of it.
+        overlap_s: seconds in which robot and server both computed; NaN: not in mode ``split``, or not known.
         note: why another device of the robot computed than was asked for; empty: none did.
     """
 
@@ -31,6 +33,7 @@ class Attempt:
     engine: str = EAGER
     behind_s: Mapping[str, float] = field(default_factory=dict)
     part_s: float = 0.0
+    overlap_s: float = math.nan
     note: str = ""
 
 

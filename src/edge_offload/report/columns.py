@@ -29,7 +29,8 @@ class Columns:
     Attributes:
         frames: columns of the frames that have a result, float64, as long as each other: ``t_s``, ``total_s``, the
             stages, ``bytes_up``, ``bytes_down``, ``round_trips``, ``energy_j`` (NaN: not known), ``deadline_s``,
-            ``late``, ``fallback`` (0 or 1) and ``mode`` (index into :data:`MODES`).
+            ``late``, ``fallback`` (0 or 1), ``mode`` (index into :data:`MODES`) and ``overlap`` (share of the time in
+            which both sides computed; NaN: not told).
         bandwidth, power, server: columns of those records, ``t_s`` first.
         results: by what was found (:data:`FOUND`), columns of the results given: ``t_s`` and ``origin`` (index into
             :data:`ORIGINS`).
@@ -40,7 +41,7 @@ class Columns:
 
     def __init__(self) -> None:
         names = ("t_s", "total_s", *STAGES, "bytes_up", "bytes_down", "round_trips", "energy_j", "deadline_s", "late",
-                 "fallback", "mode")  # fmt: skip
+                 "fallback", "mode", "overlap")  # fmt: skip
         self.frames: Dict[str, array[Any]] = {name: array("d") for name in names}
         self.bandwidth: Dict[str, array[Any]] = {name: array("d") for name in ("t_s", "up", "down", "connected")}
         self.power: Dict[str, array[Any]] = {name: array("d") for name in ("t_s", "watts", "joules")}
@@ -107,6 +108,8 @@ class Columns:
         for key in ("bytes_up", "bytes_down", "round_trips", "deadline_s"):
             frames[key].append(record.get(key, 0))
         frames["energy_j"].append(np.nan if energy is None else energy)
+        overlap = record.get("overlap_ratio")
+        frames["overlap"].append(np.nan if overlap is None else overlap)
         frames["late"].append(float(record.get("deadline_s", 0) > 0 and not record.get("deadline_met", True)))
         frames["fallback"].append(float(bool(reason)))
         frames["mode"].append(MODES.index(record["mode"]))

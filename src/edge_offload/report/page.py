@@ -178,7 +178,7 @@ def _stage_rows(record: Dict[str, Any]) -> List[List[str]]:
     shares = [
         [words, *(f"{one[name]:.0%}" for one in modes.values())]
         for words, name in (("robot idle", "idle_robot"), ("server idle", "idle_server"),
-                            ("both compute, at least", "overlap_ratio"))
+                            ("both compute", "overlap_ratio"))
     ]  # fmt: skip
     return [head, *lines, total, *shares]
 

@@ -80,7 +80,7 @@ def _figures(frames: Dict[str, Array], chosen: Array) -> Dict[str, Any]:
             "max": float(total.max()),
         },
         "stages_s": {stage: float(frames[stage][chosen].mean()) for stage in STAGES},
-        **_both({stage: frames[stage][chosen] for stage in STAGES}, total),
+        **_both({stage: frames[stage][chosen] for stage in STAGES}, total, frames["overlap"][chosen]),
         "bytes_up": float(frames["bytes_up"][chosen].mean()),
         "bytes_down": float(frames["bytes_down"][chosen].mean()),
         "round_trips": float(frames["round_trips"][chosen].mean()),
@@ -88,16 +88,17 @@ def _figures(frames: Dict[str, Array], chosen: Array) -> Dict[str, Any]:
     }
 
 
-def _both(stages: Dict[str, Array], total: Array) -> Dict[str, float]:
-    """Shares of the frames' time in which a side was idle, and in which both computed at least.
+def _both(stages: Dict[str, Array], total: Array, told: Array) -> Dict[str, float]:
+    """Shares of the frames' time in which a side was idle, and in which both computed.
 
-    The stages of a frame are sums: two that take longer than the frame together overlap by the rest.
+    Frames of mode split have ``told`` how long both did. The stages of the others are sums (NaN there): two that take
+    longer than the frame together overlap by the rest, at least.
     """
     whole = np.maximum(total, 1e-9)
     robot = np.minimum((stages["encode"] + stages["compute_robot"] + stages["decode"]) / whole, 1.0)
     server = np.minimum(stages["compute_server"] / whole, 1.0)
     return {
-        "overlap_ratio": float(np.maximum(robot + server - 1.0, 0.0).mean()),
+        "overlap_ratio": float(np.where(np.isnan(told), np.maximum(robot + server - 1.0, 0.0), told).mean()),
         "idle_robot": float(1.0 - robot.mean()),
         "idle_server": float(1.0 - server.mean()),
     }

@@ -100,6 +100,7 @@ class Outcome:
             engine=attempt.engine,
             behind_s=self.waited_s + sum(attempt.behind_s.values()),
             part_s=attempt.part_s or total_s - self.waited_s,
+            overlap_s=attempt.overlap_s if self.remote else math.nan,
         )
         stages_s = {**report.stages_s, "queue": report.stages_s["queue"] - self.waited_s}
         learnt = replace(report, total_s=total_s - self.waited_s, stages_s=stages_s)

@@ -40,6 +40,7 @@ def tell_result(
         "round_trips": report.round_trips,
         "emulated_slowdown": report.emulated_slowdown,
         "fallback_reason": report.fallback_reason,
+        "overlap_s": report.overlap_s,
     }
     try:
         descriptors, buffers = pack(outputs)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import math
 import random
 import signal
 from types import SimpleNamespace
@@ -156,6 +157,29 @@ def test_while_plans_are_made_frames_are_local_and_say_how_far_it_is(server, rob
 
     until(split, 400.0)
     assert len(set(steps)) > 1, "traced; timed or planned"
+
+
+def test_a_split_frame_tells_in_what_of_its_time_both_sides_computed(bot):
+    picture = image(3)
+    located = bot.open(picture).network.located
+    identity = sequence_hash(located.sequence)
+    chooser = random.Random(11)
+    divided = next(plan for plan in (random_plan(located, chooser, identity) for _ in range(200))
+                   if plan.splits_an_operator)  # fmt: skip
+    local = complete(located, *backward(located, lambda index, robot, server: (union(robot, server), EMPTY)),
+                     identity=identity)  # fmt: skip
+    install(bot, picture, [divided, server_only(located), local])
+    told = []
+    for place in range(3):
+        bot.runner.bandwidth = 1e6 * place
+        _, report = bot.offloaded.run([picture], Mode.SPLIT)
+        assert report.mode is Mode.SPLIT, report.fallback_reason
+        told.append(report.overlap_s)
+        assert all(0 <= share <= 1 for share in report.idle())
+    assert told[0] >= 0.0, "known"
+    assert told[1:] == [0.0, 0.0], "one side computes nothing"
+    _, report = bot.offloaded.run([picture], Mode.LOCAL)
+    assert math.isnan(report.overlap_s)
 
 
 def test_a_value_of_unknown_length_is_bounded_and_of_its_kind(bot):

@@ -63,7 +63,13 @@ def latency_message(report: InferenceReport, header: Any) -> Latency:
         round_trips=report.round_trips,
         emulated_slowdown=report.emulated_slowdown,
         deadline_met=True,
+        overlap_ratio=math.nan,
+        idle_robot=math.nan,
+        idle_server=math.nan,
     )
+    if math.isfinite(report.overlap_s):
+        message.overlap_ratio = min(report.overlap_s / max(report.total_s, 1e-9), 1.0)
+        message.idle_robot, message.idle_server = report.idle()
     for stage in STAGES:
         setattr(message, stage, duration(report.stages_s[stage]))
     return message
@@ -88,6 +94,7 @@ def report_of(message: Any) -> InferenceReport:
         emulated_slowdown=message.emulated_slowdown,
         fallback_reason=message.fallback_reason,
         engine=message.engine,
+        overlap_s=message.overlap_ratio * message.total.to_sec(),
     )
 
 

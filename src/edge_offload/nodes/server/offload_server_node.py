@@ -16,6 +16,7 @@ master.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict
 
 import psutil
@@ -220,6 +221,7 @@ def _reported(result: FrameResult) -> InferenceReport:
             round_trips=_count(cost, "round_trips"),
             emulated_slowdown=float(cost.get("emulated_slowdown", 1.0)),
             fallback_reason=str(cost.get("fallback_reason", ""))[:1000],
+            overlap_s=float(cost.get("overlap_s", math.nan)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"a report's cost cannot be read ({error})") from error

@@ -15,6 +15,7 @@ from edge_offload.split.model.check import add, covers
 from edge_offload.split.model.locality import LocalityMap
 from edge_offload.split.model.plan import Side, Transfer
 from edge_offload.split.runtime.places import Place
+from edge_offload.split.runtime.spans import Spans
 from edge_offload.split.runtime.tables import ReadyPlan
 
 
@@ -28,6 +29,9 @@ class Progress:
         shared: what both sides have (see :func:`edge_offload.split.model.reference.shared_values`).
         slowdown: emulate a machine that is so many times slower.
         place: where this half is computed, with ``shared`` there.
+
+    Attributes:
+        spans: when blocks were run: on a GPU, when a thread was busy with them.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Progress:
         self.mine = ready.sides[side]
         self.half = (place or Place()).half(ready, side, located, shared)
         self._own_s = 0.0
+        self.spans = Spans()
         self._given: Dict[int, torch.Tensor] = {}
         self.rows_computed = 0
         self._slowdown = slowdown
@@ -106,7 +111,7 @@ class Progress:
     @torch.no_grad()
     def compute(self) -> None:
         """Run the next block, which must be computable."""
-        began, busy = time.perf_counter(), busy_clock()
+        began, busy = time.monotonic(), busy_clock()
         block = self.mine.blocks[self._done]
         places = slice(block.first, block.last + 1)
         steps = self.ready.plan.steps(self.side)[places]
@@ -118,7 +123,8 @@ class Progress:
             busy_s = busy_clock() - busy if device_s is None else device_s - self._slowed_s
             time.sleep((self._slowdown - 1.0) * busy_s)
             self._slowed_s = device_s or 0.0
-        self._own_s += time.perf_counter() - began
+        self._own_s += time.monotonic() - began
+        self.spans.add(began)
         with self._changed:
             self._done += 1
 

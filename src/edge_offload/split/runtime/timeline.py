@@ -24,6 +24,7 @@ from edge_offload.split.model.simulate import LANES, Span
 from edge_offload.split.runtime.pieces import cut, decode_piece, encode_piece
 from edge_offload.split.runtime.places import Place
 from edge_offload.split.runtime.progress import Progress
+from edge_offload.split.runtime.spans import both_s
 from edge_offload.split.runtime.tables import ReadyPlan
 
 #: Longest wait for one inference, seconds.
@@ -47,10 +48,8 @@ class Timeline:
     @property
     def overlap_ratio(self) -> float:
         """See the class."""
-        robot, server = (self._of(side) for side in Side)
-        both = sum(max(0.0, min(one.end_s, other.end_s) - max(one.start_s, other.start_s))
-                   for one in robot for other in server)  # fmt: skip
-        return both / self.makespan_s
+        robot, server = ([(span.start_s, span.end_s) for span in self._of(side)] for side in Side)
+        return both_s(robot, server) / self.makespan_s
 
     def idle(self, side: Side) -> float:
         """See the class."""

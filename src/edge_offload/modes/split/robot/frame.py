@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import queue
 import threading
 import time
@@ -28,6 +29,7 @@ from edge_offload.split.planners.table import PlanTable
 from edge_offload.split.runtime.pieces import cut, decode_piece, encode_piece
 from edge_offload.split.runtime.places import Place
 from edge_offload.split.runtime.progress import Progress
+from edge_offload.split.runtime.spans import both_s, spans_told
 from edge_offload.split.runtime.tables import ReadyPlan
 from edge_offload.timing import Expected
 
@@ -129,6 +131,7 @@ class Frame:
         self._stages: Dict[str, float] = dict.fromkeys(names, 0.0)
         self._credit = threading.Semaphore(MOST_UNANSWERED)
         self._clock_error_s = 0.0
+        self._server_spans: Sequence[float] = ()
 
     def run(self, until_s: float) -> Attempt:
         """Carry the plan out.
@@ -152,7 +155,10 @@ class Frame:
                 raise progress.failure
         outputs = progress.results()
         stages = {**self._stages, "compute_robot": progress.compute_s}
-        return Attempt(outputs, stages, self.bytes_up, self.bytes_down, self._round_trips, self._clock_error_s)
+        spans = spans_told(self._server_spans, self._client.clock.offset_s)
+        overlap_s = both_s(progress.spans.pairs, spans) if spans else math.nan
+        sizes = self.bytes_up, self.bytes_down, self._round_trips
+        return Attempt(outputs, stages, *sizes, self._clock_error_s, overlap_s=overlap_s)
 
     def counted(self) -> Counted:
         """What it did."""
@@ -213,7 +219,9 @@ class Frame:
             self.bytes_down += reply.transfer.bytes_down
             self._stages["downlink"] += reply.transfer.downlink_s
             self._clock_error_s = max(self._clock_error_s, reply.transfer.clock_error_s)
-            self._stages["compute_server"] = max(self._stages["compute_server"], _number(reply.body, "compute_s"))
+            compute_s = _number(reply.body, "compute_s")
+            if compute_s >= self._stages["compute_server"]:  # the latest of its transfers tells all
+                self._stages["compute_server"], self._server_spans = compute_s, reply.body.get("spans", ())
             self._rows_server = max(self._rows_server, int(_number(reply.body, "rows_computed")))
             self._stages["decode"] += time.monotonic() - began
             self.progress.arrive(index, low, tensor)

@@ -189,6 +189,7 @@ class SplitRuns:
                 "high": transfer.high,
                 "tensors": descriptors,
                 "compute_s": progress.compute_s,
+                "spans": progress.spans.told(),
                 "rows_computed": progress.rows_computed,
                 "encode_s": time.monotonic() - began,
             }
