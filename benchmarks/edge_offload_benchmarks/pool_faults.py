@@ -112,7 +112,7 @@ def _fault(pool: Pool, victim: Process, robots: Process, at_s: List[float], slo_
     for each in could:
         if not in_time(each):
             ends_s = {name: round(each[name] - began_s, 2) for name in ("noticed", "due", "deadline")}
-            print(f"{kind}, not in time: { ({**each, **ends_s}) }", flush=True)
+            print(f"{kind} at {began_s:.3f}, not in time: { ({**each, **ends_s}) }", flush=True)
     return {
         "requests": len(at_s),
         "in_time": sum(took is not None and took <= slo_s for took in took_s),

@@ -40,6 +40,8 @@ SHARE = 0.02
 #: Requests, a quarter as often as the plan serves, from which the cost is taken.
 ALONE = 40
 START_S = 180.0
+#: Frames a second from which a frame's cost is taken, and at which it is told beside.
+SELDOM, OFTEN = 20, 100
 #: Of a request that is not answered.
 LOST_S = 60.0
 
@@ -95,7 +97,8 @@ def costs(seconds: float) -> Dict[str, Any]:
     """What head and two members take while nothing happens, and what a frame through two stages takes.
 
     Emulated members that sleep for a millisecond and pass 250 kB; processor time is of all processes but the robots'.
-    Frames come 20 times a second; what the same processes take in the same time without frames is told beside.
+    Frames come 20 times a second; what the same processes take in the same time without frames is told beside, and what
+    a frame takes where there are 100 a second.
     """
     from edge_offload_benchmarks.pool_rig import Pool
 
@@ -119,14 +122,17 @@ def costs(seconds: float) -> Dict[str, Any]:
                 raise BadInput(f"the plan has {len(told['stages'])} stages instead of two")
             command = [sys.executable, "-m", "edge_offload_benchmarks.pool_real", server.address, str(root)]
             with Process(command) as robots:
-                at_s = [number / 20 for number in range(round(20 * seconds))]
+                at_s, often_s = ([number / rate for number in range(round(rate * seconds))] for rate in (SELDOM, OFTEN))
                 robots.ask({"at": at_s[:40]}, LOST_S)
                 first = pool.cpu_by(server)
                 time.sleep(seconds)
                 still = pool.cpu_by(server)
                 answer = robots.ask({"at": at_s}, seconds + LOST_S)
                 last = pool.cpu_by(server)
+                often = robots.ask({"at": often_s}, seconds + LOST_S)
+                end = pool.cpu_by(server)
                 robots.end()
+    often_took_s = [took for took in often["took_s"] if took is not None]
     took_s = [took for took in answer["took_s"] if took is not None]
     without_s = sum(still.values()) - sum(first.values())
     all_s = sum(last.values()) - sum(still.values())
@@ -141,6 +147,15 @@ def costs(seconds: float) -> Dict[str, Any]:
         "frames": len(at_s),
         "answered": len(took_s),
         "p50_s": statistics.median(took_s),
+        "often": {
+            "per_s": OFTEN,
+            "frames": len(often_s),
+            "answered": len(often_took_s),
+            "frame_cpu_by_s": {
+                name: (end[name] - last[name] - still[name] + first[name]) / max(len(often_took_s), 1) for name in end
+            },
+            "p50_s": statistics.median(often_took_s),
+        },
     }
 
 

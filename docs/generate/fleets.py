@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, List
+from typing import Any, List, Tuple
 
 from generate.tables import Column, cell, exponent, ms, percent, ratio, table, tenths
 
@@ -100,10 +100,25 @@ def _pool_costs(found: Any) -> List[str]:
         ),
         ("both, a frame of 20 a second", f"{1e3 * found['frame_cpu_all_s']:.1f} ms"),
         ("the same, from robot to robot, p50", f"{1e3 * found['p50_s']:.1f} ms"),
+        *_pool_often(found.get("often")),
     ]
     lines = ["", "## What it costs", "", "`edge-offload bench pool --costs`; memory is shared out among who shares it, "
              "the robot's processor time does not count.", "", "| figure | |", "| --- | --- |"]  # fmt: skip
     return [*lines, *(f"| {cell(name)} | {cell(value)} |" for name, value in rows)]
+
+
+def _pool_often(found: Any) -> List[Tuple[str, str]]:
+    if not found:
+        return []
+    by_s, per_s = found["frame_cpu_by_s"], found["per_s"]
+    return [
+        (f"where there are {per_s} a second, a frame adds", f"{1e3 * sum(by_s.values()):.1f} ms"),
+        *((f"of this, {name}", f"{1e3 * cpu_s:.1f} ms") for name, cpu_s in by_s.items()),
+        (
+            f"{per_s} a second: frames, answered, p50",
+            f"{found['frames']}, {found['answered']}, {1e3 * found['p50_s']:.1f} ms",
+        ),
+    ]
 
 
 def fleet(record: Any) -> List[str]:

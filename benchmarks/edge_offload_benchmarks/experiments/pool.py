@@ -155,7 +155,9 @@ def _costs(args: argparse.Namespace) -> int:
     print(
         f"head and two members: {found['idle_bytes'] / 1e9:.2f} GB, {100 * found['idle_cores']:.1f} % of a core; "
         f"{1e3 * found['frame_cpu_s']:.1f} ms of processor a frame ({1e3 * found['frame_cpu_all_s']:.1f} with what is "
-        f"there without frames, {100 * found['without_frames_cores']:.1f} %), p50 {1e3 * found['p50_s']:.0f} ms"
+        f"there without frames, {100 * found['without_frames_cores']:.1f} %), p50 {1e3 * found['p50_s']:.0f} ms; "
+        f"at {found['often']['per_s']} a second {1e3 * sum(found['often']['frame_cpu_by_s'].values()):.1f} ms, the "
+        f"driver {1e3 * found['often']['frame_cpu_by_s']['driver']:.1f} ms"
     )
     _keep(args, "costs", found)
     return 0

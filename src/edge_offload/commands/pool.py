@@ -170,18 +170,30 @@ def _status(args: argparse.Namespace) -> int:
         kind = f"emulated, {node.times:g} times as long" if node.times else "computes"
         print(f"{node.name[:8]}  {node.gpus} {node.gpu}  {node.problem or kind}")
     for front in fronts:
-        in_time = front["in_time"] / max(front["answered"] + front["refused"], 1)
-        print(f"{front['model']} within {front['slo_s']:g} s: plan for {front['rate']:.1f} /s; {front['why']}")
-        print(f"  {front['requests']} requests, {100 * in_time:.2f} % answered in time, {front['refused']} refused")
-        for stage in front["stages"]:
-            share = f" / {round(1 / stage['share'])}" if stage["share"] < 1 else ""
-            print(
-                f"  blocks {stage['blocks'][0]}-{stage['blocks'][1] - 1} on {stage['gpus']} {stage['class']}{share}, "
-                f"batches of {stage['batch']}: {stage['workers_there']} of {stage['workers']} there, "
-                f"busy {100 * stage['busy']:.0f} %"
-            )
+        print("\n".join(_front(front)))
     print(f"{len(nodes)} members, {len(fronts)} servers")
     return 0
+
+
+def _front(told: Mapping[str, Any]) -> List[str]:
+    """What a server's driver says, in lines."""
+    in_time = told["in_time"] / max(told["answered"] + told["refused"], 1)
+    lines = [
+        f"{told['model']} within {told['slo_s']:g} s: plan for {told['rate']:.1f} /s; {told['why']}",
+        f"  {told['requests']} requests, {100 * in_time:.2f} % answered in time, {told['refused']} refused",
+    ]
+    if told["moved"]:
+        lines.append(
+            f"  {told['moved']} could not go on where they were; {told['moved_in_time']} of them were in time elsewhere"
+        )
+    for stage in told["stages"]:
+        share = f" / {round(1 / stage['share'])}" if stage["share"] < 1 else ""
+        lines.append(
+            f"  blocks {stage['blocks'][0]}-{stage['blocks'][1] - 1} on {stage['gpus']} {stage['class']}{share}, "
+            f"batches of {stage['batch']}: {stage['workers_there']} of {stage['workers']} there, "
+            f"busy {100 * stage['busy']:.0f} %"
+        )
+    return lines
 
 
 def _keys(args: argparse.Namespace) -> pathlib.Path:

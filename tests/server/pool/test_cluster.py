@@ -360,6 +360,47 @@ def test_a_pool_serves_robots_and_outlives_a_member(pool, tmp_path, monkeypatch)
         bot.client.close()
 
 
+#: Two members; the second is to take what the first has not made yet, and is asked whether it is there.
+WAITS = """
+import pathlib, queue, sys, time
+from edge_offload.server.pool import cluster
+from edge_offload.server.pool.seats import Seats
+ray = cluster.connect(sys.argv[1], pathlib.Path(sys.argv[2]))
+happened = queue.Queue()
+model = {"name": "net", "options": {}, "state_hash": "", "cuts": {}}
+seats = Seats(ray, model, 1, 1, lambda *told: happened.put(told), "test")
+(node,) = [each.name for each in cluster.nodes(ray) if each.gpu == "H"]
+for number in range(2):
+    seats.want((node, "H", number, 0), time.monotonic())
+actors = []
+while len(actors) < 2:
+    what, about = happened.get(timeout=60)
+    assert what == "seated", (what, about)
+    actors.append(about[1])
+ray.get([actor.ready.remote() for actor in actors])
+slow = actors[0].run.options(num_returns=2).remote((1, 0, 4), 1, [])
+waits = actors[1].run.options(num_returns=1).remote((1, 0, 4), 1, slow[1])
+ray.get(actors[1].ready.remote(), timeout=60)
+print("answers before" if not ray.wait([slow[0], waits], timeout=0)[0] else "answers after", flush=True)
+for actor in actors:
+    ray.kill(actor)
+"""
+
+
+@needs_ray
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_member_that_waits_for_tensors_goes_on_with_what_is_behind(pool, tmp_path):
+    profile.save(tmp_path, {"net": a_network(random.Random(0), "net", ("H", "L"), 4, 2, 1)})
+    times = 20 / float(profile.load(tmp_path)["net"].stage_s("H", 1, 0, 4)[0])
+    member = pool.join("H", "--gpus", "2", "--emulated", str(tmp_path), "--times", repr(times))
+    command = [sys.executable, "-c", WAITS, pool.address, str(pool.keys)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    member.terminate()
+    assert "answers before" in done.stdout.splitlines(), done.stdout + done.stderr[-2000:]
+
+
 @needs_ray
 @pytest.mark.process
 @pytest.mark.slow
@@ -459,3 +500,17 @@ def test_nothing_of_a_head_that_is_killed_stays(tmp_path):
     for each in alive:
         each.kill()
     assert not alive
+
+
+@needs_ray
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_another_cluster_on_the_machine_is_not_disturbed(pool, tmp_path):
+    head = psutil.Process(pool.head.pid)
+    of_the_first = {each.pid for each in [head, *head.children(recursive=True)]}
+    second = Cluster(tmp_path)
+    of_the_second = psutil.Process(second.head.pid).children(recursive=True)
+    second.close()
+    assert not any(each.is_running() for each in of_the_second)
+    assert of_the_first <= {each.pid for each in [head, *head.children(recursive=True)]}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import pathlib
 import random
+from types import SimpleNamespace
 from typing import Sequence
 
 import pytest
 
 from edge_offload.cli import main
-from edge_offload.server.pool import profile
+from edge_offload.server.pool import cluster, profile
 from tests.server.pool.pool_nets import a_network
 
 Capture = pytest.CaptureFixture
@@ -83,3 +84,24 @@ def test_what_makes_no_sense_is_one_line(more: Sequence[str], said: str, profile
     error = capsys.readouterr().err
     assert said in error
     assert len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("moved", "said"), [(0, ""), (5, "5 could not go on where they were; 4 of them were in time")])
+def test_status_says_what_faults_did_to_requests(
+    moved: int, said: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {
+        "model": "net", "slo_s": 0.2, "rate": 10.0, "why": "plan 2 for 1 L4", "requests": 20, "answered": 19,
+        "in_time": 18, "refused": 1, "moved": moved, "moved_in_time": 4,
+        "stages": [{"class": "L4", "blocks": [0, 4], "share": 0.5, "batch": 2, "gpus": 1, "workers_there": 2,
+                    "workers": 2, "busy": 0.25}],
+    }  # fmt: skip
+    monkeypatch.setattr(cluster, "connect", lambda *_: SimpleNamespace(shutdown=lambda: None))
+    monkeypatch.setattr(cluster, "nodes", lambda _: [cluster.Node("0123456789", "L4", 1, 0.0)])
+    monkeypatch.setattr(cluster, "told", lambda *_: [told])
+    assert main(["pool", "status", "127.0.0.1:5790"]) == 0
+    lines = capsys.readouterr().out
+    assert "20 requests, 90.00 % answered in time, 1 refused" in lines
+    assert "blocks 0-3 on 1 L4 / 2, batches of 2: 2 of 2 there, busy 25 %" in lines
+    assert ("could not go on" in lines) == bool(moved)
+    assert said in lines

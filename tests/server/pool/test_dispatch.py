@@ -28,8 +28,9 @@ class World:
     """Workers that serve in turn; a test freezes, ends or brings back nodes of them."""
 
     def __init__(
-        self, seed: int, gpus: int = 3, load: float = 0.5, beyond: float = 0.0, slo: float = 0.0, stays: bool = False
-    ) -> None:
+        self, seed: int, gpus: int = 3, load: float = 0.5, beyond: float = 0.0, slo: float = 0.0, stays: bool = False,
+        together: int = 1,
+    ) -> None:  # fmt: skip
         self.source = random.Random(seed)
         self.stays = stays
         self.beyond = beyond
@@ -41,7 +42,7 @@ class World:
         self.rate = plan.objective * load
         self.routes = routes_of(plan, {"net": network}, cluster)["net"]
         self.nodes = {
-            (r, s, w): f"{stage.gpu}{w}"
+            (r, s, w): f"{stage.gpu}{w // together}"
             for r, route in enumerate(self.routes)
             for s, stage in enumerate(route.pipeline.stages)
             for w in range(stage.gpus)
@@ -188,13 +189,14 @@ def test_nobody_there_refuses_at_once() -> None:
     assert set(found.values()) == {"refused"}
 
 
+@pytest.mark.parametrize("together", [1, 3])
 @pytest.mark.parametrize("stays", [False, True])
 @pytest.mark.parametrize("fault", ["freeze", "die"])
-def test_what_is_under_way_makes_its_deadline_elsewhere_if_it_can(fault: str, stays: bool) -> None:
+def test_what_is_under_way_makes_its_deadline_elsewhere_if_it_can(fault: str, stays: bool, together: int) -> None:
     made, could = 0, 0
     for seed in range(14):
-        world = World(seed, 6, load=0.4, stays=stays)
-        victim = next((world.nodes[at] for at in world.nodes if at[2] == 0 and (*at[:2], 1) in world.nodes), "")
+        world = World(seed, 6 * together, load=0.4, stays=stays, together=together)
+        victim = next((world.nodes[at] for at in world.nodes if at[2] == 0 and (*at[:2], together) in world.nodes), "")
         able: List[int] = []
 
         def harm(world: World = world, victim: str = victim, able: List[int] = able) -> None:
@@ -204,7 +206,10 @@ def test_what_is_under_way_makes_its_deadline_elsewhere_if_it_can(fault: str, st
                     continue
                 first = 0 if call.track.at == victim else call.stage  # its tensors are gone, too: from the inputs
                 stages, batch = call.track.route.stages[first:], len(call.track.job.requests)
-                others = [float(free) for worker, free in enumerate(stages[0].free) if worker != call.worker]
+                place = world.where(call)[0], first
+                others = [
+                    float(free) for worker, free in enumerate(stages[0].free) if world.nodes[(*place, worker)] != victim
+                ]
                 # a dead one is told of when its call would end, a frozen one is overdue later
                 known = max(call.due, world.now) + (0.017 if fault == "die" else max(0.05, call.takes / 2))
                 left_s = sum(float(stage.compute_s[batch - 1]) + stage.transfer_s * batch for stage in stages)
@@ -216,7 +221,8 @@ def test_what_is_under_way_makes_its_deadline_elsewhere_if_it_can(fault: str, st
         could += len(able)
         made += sum(found[number] == "answered" for number in able)
         told = list(world.dispatcher.stranded)
-        assert sum(each.requests for each in told) >= len(able), "who counts is told of each of them"
+        assert world.dispatcher.moved == sum(each.requests for each in told) >= len(able), "who counts is told of each"
+        assert world.dispatcher.moved_in_time == sum(each.requests for each in told if each.answered <= each.deadline)
         assert all(each.noticed >= 1.0 and each.answered > each.noticed for each in told)
     assert could >= 10
     assert made >= 0.95 * could
@@ -289,3 +295,17 @@ def test_tensors_that_the_driver_has_are_not_computed_twice() -> None:
     world.dispatcher.node_lost("A", 1.1)
     world.dispatcher.step(1.1)
     assert world.began() == []
+
+
+@pytest.mark.parametrize(("free_s", "goes_to"), [(0.5, 2), (3.5, 1)])
+def test_what_is_late_goes_to_another_node_than_the_one_that_is_late(free_s: float, goes_to: int) -> None:
+    stages = [StageTable(np.array([0, 0, 1]), np.array([0.0, 0.0, free_s]), np.array([1.0]), 0.0)]
+    calls: List[Call] = []
+    dispatcher = Dispatcher(calls.append, lambda *_: None, lambda *_: None)
+    route = Route(Pipeline("net", 3.0, 1.0, (Stage(0, 1, "H", 1, 1, 3),)), stages, Links(2))
+    dispatcher.use([route], {(0, 0, 0): "A", (0, 0, 1): "A", (0, 0, 2): "B"}, [])
+    dispatcher.arrive(1, ["inputs"], 4.0)
+    dispatcher.step(0.0)
+    dispatcher.step(1.6)
+    dispatcher.step(max(1.6, free_s))
+    assert [call.worker for call in calls] == [0, goes_to], "A's other worker only where B is not in time"

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from edge_offload.server.pool.reserve import Batcher, Route, StageTable, Use
+from edge_offload.server.pool.reserve import Batcher, Route, StageTable, Use, Way
 
 #: A call is overdue so long behind its reserved end, or half of its time if that is longer (seconds).
 GRACE_S = 0.05
@@ -41,8 +41,8 @@ class Stranded:
         due: when the call was to end.
         takes: seconds of the call.
         left_s: seconds that it and the stages after it take elsewhere.
-        free: when another worker of the stage begins it; infinite: there is none.
-        anew_s: seconds that it takes by another route, from its inputs; infinite: there is none.
+        free: when a worker of the stage on another node begins it; infinite: there is none.
+        anew_s: seconds that it takes by another route and other nodes, from its inputs; infinite: there is none.
         at: the node whose store has its last tensors; empty: the driver has them.
         deadline: of the batch.
         requests: how many.
@@ -160,8 +160,9 @@ class Dispatcher:
         self.links = links
         #: Seconds from the reserved ends of the latest calls to their ends.
         self.late_s: Deque[float] = deque(maxlen=LATEST)
-        #: The latest batches that could not go on where they were.
+        #: The latest batches that could not go on where they were; how many requests did not, and of these in time.
         self.stranded: Deque[Stranded] = deque(maxlen=LATEST)
+        self.moved = self.moved_in_time = 0
         self._behind_s: Deque[float] = deque(maxlen=LATEST)
         self._ended = 0
         self._start, self._answer, self._refuse = start, answer, refuse
@@ -280,6 +281,7 @@ class Dispatcher:
         self._learn(now - job.promised)
         if job.stranded is not None:
             job.stranded.answered = now
+            self.moved_in_time += len(job.requests) if now <= job.deadline else 0
         self._finish(job)
         self._answer(job.requests, payload)
 
@@ -402,41 +404,60 @@ class Dispatcher:
     def _elsewhere(self, call: Call, now: float) -> None:
         """From the last tensors at hand at another worker of the stage; else from the inputs by another route.
 
-        Both where the tensors are on a node that may be gone, from the inputs alone where it is.
+        Both where the tensors are on a node that may be gone, from the inputs alone where it is. By nodes that nothing
+        speaks against, if these are in time.
         """
         track, job = call.track, call.track.job
         if job.done or track.stage != call.stage:
             return
         track.tried.add(call.worker)
-        table = track.route.stages[call.stage]
-        left = [worker for worker in range(len(table.free)) if worker not in track.tried]
-        self._note(call, min((float(table.free[worker]) for worker in left), default=math.inf), now)
+        table, batch = call.table, len(job.requests)
+        own = self._node(call)
+        suspects = {node for node in (own, *self._strikes, *self._doubted) if node}
+        nodes = [self._nodes.get((id(track.route), call.stage, worker), "") for worker in range(len(table.free))]
+        left = [worker for worker in range(len(nodes)) if worker not in track.tried]
+        others = [float(table.free[worker]) for worker in left if nodes[worker] != own or not own]
+        self._note(call, min(others, default=math.inf), now)
         doubtful = self._doubtful(track)
+        moved = now + table.transfer_s * batch
+        dues = {worker: max(float(table.free[worker]), moved) + call.takes for worker in left}
+        left = [worker for worker in left if dues[worker] <= job.deadline]
         if left and track.at not in self.out:
-            worker = min(left, key=lambda each: float(table.free[each]))
-            moved = now + table.transfer_s * len(job.requests)
-            due = max(float(table.free[worker]), moved) + call.takes
-            if due <= job.deadline:
-                use = Use(worker, now, moved, due, call.takes, call.use.next)
-                if use.next is not None:
-                    after, of = use.next
-                    of.moved += max(0.0, due - call.use.end)
-                    after.settle(of.worker)
-                call.use.next = None
-                table.turns[worker].append(use)
-                table.settle(worker)
-                self._call(Call(next(self._numbers), track, call.stage, use, now))
-                if not doubtful or job.anew:
-                    return
-        routes = [route for route in self._routes if route.batch >= len(job.requests)]
-        ways = [
-            (route, route.probe(now, len(job.requests))) for route in routes if doubtful or route is not track.route
-        ]
-        route, way = min(ways, key=lambda each: each[1].end, default=(None, None))
-        if route is not None and way is not None and way.end <= job.deadline:
-            job.anew = job.anew or doubtful
-            route.reserve(way)
-            self._next(_track(job, route, way.uses), now)
+            worker = min(left, key=lambda each: (nodes[each] in suspects, dues[each]))
+            due = dues[worker]
+            use = Use(worker, now, moved, due, call.takes, call.use.next)
+            if use.next is not None:
+                after, of = use.next
+                of.moved += max(0.0, due - call.use.end)
+                after.settle(of.worker)
+            call.use.next = None
+            table.turns[worker].append(use)
+            table.settle(worker)
+            self._call(Call(next(self._numbers), track, call.stage, use, now))
+            if not doubtful or job.anew:
+                return
+        routes = [route for route in self._routes if route.batch >= batch and (doubtful or route is not track.route)]
+        for avoid in (suspects, set()):
+            route, way = min(self._ways(routes, batch, now, avoid), key=lambda each: each[1].end, default=(None, None))
+            if route is not None and way is not None and way.end <= job.deadline:
+                job.anew = job.anew or doubtful
+                route.reserve(way)
+                self._next(_track(job, route, way.uses), now)
+                return
+
+    def _ways(self, routes: Sequence[Route], batch: int, now: float, avoid: Set[str]) -> List[Tuple[Route, Way]]:
+        """The earliest way through each route; by none of these nodes."""
+        known = {id(route): route for route in routes}
+        left_out = []
+        for (route, stage, worker), node in self._nodes.items():
+            if node in avoid and route in known:
+                free = known[route].stages[stage].free
+                left_out.append((free, worker, float(free[worker])))
+                free[worker] = math.inf
+        ways = [(route, route.probe(now, batch)) for route in routes]
+        for free, worker, when in left_out:
+            free[worker] = when
+        return ways
 
     def _doubtful(self, track: Track) -> bool:
         """Whether what it goes on from is on a node that may be gone."""
@@ -452,11 +473,13 @@ class Dispatcher:
             float(stage.compute_s[batch - 1]) + stage.transfer_s * batch for stage in track.route.stages[call.stage :]
         )
         others = [route for route in self._routes if (track.stage or route is not track.route) and route.batch >= batch]
-        anew_s = min((route.probe(now, batch).end - now for route in others), default=math.inf)
+        own = {self._node(call)} - {""}
+        anew_s = min((way.end - now for _, way in self._ways(others, batch, now, own)), default=math.inf)
         job.stranded = Stranded(
             job.began, now, call.due, call.takes, left_s, free, anew_s, track.at, job.deadline, batch
         )
         self.stranded.append(job.stranded)
+        self.moved += batch
 
     def _limit(self, call: Call) -> float:
         return call.due + max(GRACE_S, call.takes / 2)

@@ -240,7 +240,7 @@ class Gateway:
                 {name: None if value == math.inf else value for name, value in vars(each).items()}
                 for each in list(self._dispatcher.stranded)[-TOLD:]
             ],
-            **self._counts,
+            "moved": self._dispatcher.moved, "moved_in_time": self._dispatcher.moved_in_time, **self._counts,
         }  # fmt: skip
 
     # ------------------------------------------------------------------ members
@@ -301,7 +301,8 @@ class Gateway:
             if serves and seat in self._planned and now - away_s < REPLAN_S:
                 here.append(seat)  # it may come back
                 again_s = min(again_s, away_s + REPLAN_S)
-        wanted = tuple(sorted(here, key=lambda seat: (seat[1], seat[0], seat[2])))
+        # GPUs of one machine do not follow each other, so that no stage is on a single machine if it need not be
+        wanted = tuple(sorted(here, key=lambda seat: (seat[1], seat[2], seat[0])))
         if not wanted or wanted == self._planned:
             return again_s
         if self._course is not None and not serves and now - self._served_s < NOBODY_S:
@@ -339,7 +340,9 @@ class Gateway:
         self._counts["plans"] += 1
         self._why = f"plan {self._counts['plans']} for {', '.join(f'{count} {gpu}' for gpu, count in gpus.items())}"
         _log.info("%s", self._why)
-        routes = routes_of(plan, {network.name: network}, pool).get(network.name, [])
+        names = sorted({seat[0] for seat in wanted})
+        machines = {gpu: [names.index(seat[0]) for seat in of] for gpu, of in own.items()}
+        routes = routes_of(plan, {network.name: network}, pool, machines).get(network.name, [])
         if self._next is not None:
             self._old.append((now, self._next))
         self._next = self._prepared(plan, routes, own, now)

@@ -324,24 +324,36 @@ class Batcher:
         return route, None
 
 
-def routes_of(plan: Plan, networks: Mapping[str, Network], cluster: Cluster) -> Dict[str, List[Route]]:
-    """Reservation tables for a plan, by network: its GPUs are dealt out machine by machine, class by class."""
-    first: Dict[str, int] = {}
-    machines = 0
-    for gpu, count in cluster.gpus.items():
-        first[gpu] = machines
-        machines += math.ceil(count / cluster.per_machine.get(gpu, 1))
-    links = Links(machines)
+def routes_of(
+    plan: Plan,
+    networks: Mapping[str, Network],
+    cluster: Cluster,
+    machines: Optional[Mapping[str, Sequence[int]]] = None,
+) -> Dict[str, List[Route]]:
+    """Reservation tables for a plan, by network; its GPUs are dealt out in turn, class by class.
+
+    Args:
+        plan: what runs where.
+        networks: profiles of its networks.
+        cluster: what it runs on.
+        machines: of each GPU of each class, numbers from 0; None: GPUs that share a machine follow each other.
+    """
+    if machines is None:
+        machines, first = {}, 0
+        for gpu, count in cluster.gpus.items():
+            together = cluster.per_machine.get(gpu, 1)
+            machines[gpu] = [first + number // together for number in range(count)]
+            first += math.ceil(count / together)
+    links = Links(1 + max(max(of) for of in machines.values()))
     taken = dict.fromkeys(cluster.gpus, 0)
     routes: Dict[str, List[Route]] = {}
     for pipeline in plan.pipelines:
         network = networks[pipeline.network]
         stages = []
         for stage in pipeline.stages:
-            gpus = np.arange(taken[stage.gpu], taken[stage.gpu] + stage.gpus)
+            of = machines[stage.gpu][taken[stage.gpu] : taken[stage.gpu] + stage.gpus]
             taken[stage.gpu] += stage.gpus
-            of = first[stage.gpu] + gpus // cluster.per_machine.get(stage.gpu, 1)
-            workers = np.repeat(of, stage.parts)
+            workers = np.repeat(np.array(of), stage.parts)
             transfer_s = float(network.cut_bytes[stage.first - 1]) / cluster.bytes_per_s if stage.first else 0.0
             compute_s = network.stage_s(stage.gpu, stage.parts, stage.first, stage.end)
             stages.append(StageTable(workers, np.zeros(len(workers)), compute_s, transfer_s))

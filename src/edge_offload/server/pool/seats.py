@@ -224,6 +224,8 @@ class Seats:
             "resources": {f"{cluster.RESOURCE}{gpu}": math.floor(1e4 / 16) / 1e4},
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
             "max_restarts": 0,
+            # a call that waits for tensors of a machine that is gone must not hold up those behind it
+            "allow_out_of_order_execution": True,
             "lifetime": "detached",
             "name": f"{self._name}-{node}-{number}-{part}",
             "get_if_exists": True,
