@@ -344,7 +344,7 @@ def routes_of(
             together = cluster.per_machine.get(gpu, 1)
             machines[gpu] = [first + number // together for number in range(count)]
             first += math.ceil(count / together)
-    links = Links(1 + max(max(of) for of in machines.values()))
+    links = Links(1 + max((number for of in machines.values() for number in of), default=-1))
     taken = dict.fromkeys(cluster.gpus, 0)
     routes: Dict[str, List[Route]] = {}
     for pipeline in plan.pipelines:
